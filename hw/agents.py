@@ -179,6 +179,11 @@ class AgentHandle(ABC):
         assert self._estimate.best is not None, "no ping was answered yet"
         return self._estimate.best
 
+    @property
+    def clock_jumps(self) -> int:
+        """How often its clock was seen to jump."""
+        return self._estimate.jumps
+
     def ping(self, number: int) -> Ping:
         """A ping, to be sent at once."""
         self._pinged_ns[number] = time.monotonic_ns()

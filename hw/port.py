@@ -103,11 +103,18 @@ class ClockOffset:
         return router_ns + self.offset_ns
 
 
+_ROUNDING_NS: Final = 2
+
+
 class OffsetEstimate:
     """The offset from pings, as NTP finds it: the quickest exchange says most.
 
     A clock's drift makes an old exchange worse by so much a second, so that later ones take its place in time. An
-    offset is meant for the moment at which it is told, so an exchange's own drift counts, too.
+    offset is meant for the moment at which it is told, so an exchange's own drift counts, too. An exchange that can't
+    be true beside what is known tells of a clock that has jumped (a machine that slept), and what was known is nothing.
+
+    Attributes:
+        jumps: how often that was so.
     """
 
     DRIFT = 100e-6  # of a computer's clock beside another: what is usual at worst
@@ -115,6 +122,7 @@ class OffsetEstimate:
     def __init__(self) -> None:
         self._best: ClockOffset | None = None
         self._at_ns = 0
+        self.jumps = 0
 
     @property
     def best(self) -> ClockOffset | None:
@@ -128,7 +136,9 @@ class OffsetEstimate:
         found = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)
         if self._best is not None:
             grown_ns = self._best.error_ns + ceil(self.DRIFT * (heard_ns - self._at_ns))
-            if found.error_ns > grown_ns:
+            has_jumped = abs(found.offset_ns - self._best.offset_ns) > found.error_ns + grown_ns + _ROUNDING_NS
+            self.jumps += has_jumped
+            if found.error_ns > grown_ns and not has_jumped:
                 return ClockOffset(self._best.offset_ns, grown_ns)
         self._best, self._at_ns = found, heard_ns
         return found

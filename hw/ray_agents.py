@@ -15,6 +15,7 @@ import threading
 import time  # noqa: TID251 - waits for real hosts
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from policies.errors import in_a_line
 _LOOK_S: Final = 0.2  # how often an absent host is looked for
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0
+_AT_ONCE: Final = 8  # calls of an actor: an agent's whole life is one, and one that hangs may have a successor
 
 
 class RayAgent(AgentHandle):
@@ -44,7 +46,7 @@ class RayAgent(AgentHandle):
         carrier: that has started it.
 
     Attributes:
-        actor: that keeps it; None before it is placed.
+        actor: that keeps it; None before it is asked to.
         ended: once its actor is gone, or could not be made.
     """
 
@@ -81,7 +83,7 @@ class RayAgent(AgentHandle):
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""
-        self._carrier.later(lambda actor: actor.signal.remote(int(number)), self.actor)
+        self._carrier.later(lambda actor: actor.signal.remote(self.life, int(number)), self.actor)
 
     def kill(self) -> None:
         """See `AgentHandle`."""
@@ -101,7 +103,7 @@ class RayAgent(AgentHandle):
     def give_up(self) -> None:
         """It is to end, wherever it is, without waiting for that."""
         self._is_given_up = True
-        self._carrier.later(self._carrier.kill_actor, self.actor)
+        self._carrier.later(lambda actor: actor.end.remote(self.life), self.actor)
 
     @property
     def is_given_up(self) -> bool:
@@ -116,6 +118,14 @@ class RayAgent(AgentHandle):
     def _how_it_died(self) -> str:
         self.ended.wait(_KILLING_S)
         return self.joining.ended or "its connection ended"
+
+
+@dataclass(frozen=True, slots=True)
+class _Keeper:
+    """An actor, and where it is."""
+
+    node: Node
+    actor: Any
 
 
 class RayHosts:
@@ -138,7 +148,8 @@ class RayHosts:
         self._gate = Gate(cluster.here.address, self._secret, self._admit)
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
-        self._keeper = cluster.ray.remote(num_cpus=0, max_concurrency=4, max_restarts=0)(Keeper)
+        self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Keeper)
+        self._keepers: dict[int, _Keeper] = {}  # by server
 
     # ------------------------------------------------------------------------------------------------- see `Carrier`
 
@@ -166,6 +177,9 @@ class RayHosts:
         """See `Carrier`."""
         self._gate.close()
         self._hands.shutdown()
+        for keeper in self._keepers.values():
+            with contextlib.suppress(Exception):  # Ray may be gone
+                self._cluster.ray.kill(keeper.actor)
         for arena in self._arenas:
             arena.close()
 
@@ -176,9 +190,8 @@ class RayHosts:
         reason = "it was given up before it began"
         try:
             while not handle.is_given_up:
-                node = self._cluster.node_of(self._hosts[agent])
-                if node is not None and self._is_placed(handle, node):
-                    reason = self._live(agent, handle, node)
+                if (keeper := self._keeper_for(agent, handle)) is not None:
+                    reason = self._live(agent, handle, keeper)
                     break
                 time.sleep(_LOOK_S)
         except Exception as error:  # Ray's own errors have no common kind
@@ -186,27 +199,33 @@ class RayHosts:
         self._agents.pop(handle.life, None)
         handle.over(reason)
 
-    def _is_placed(self, handle: RayAgent, node: Node) -> bool:
-        """Whether its actor is there; False where that node turns out to be a dead one's, and another has its name.
+    def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
+        """The actor that is to keep it: the one of the agent before, where that lives. None where there is none now:
+        its host is not there, or turns out to be a dead one whose name another has.
 
         Raises:
             WorkError: the host has another version, or other code.
         """
-        ray = self._cluster.ray
-        handle.actor = self._keeper.options(scheduling_strategy=self._cluster.on(node)).remote()
-        told = handle.actor.code.remote()
-        while not handle.is_given_up and not ray.wait([told], timeout=_LOOK_S)[0]:
-            if self._cluster.node_of(node.host) != node:
-                self.kill_actor(handle.actor)
-                return False
-        if handle.is_given_up:
-            self.kill_actor(handle.actor)
-            return False
-        require_same_code(node.host, *ray.get(told))
-        return True
+        ray, node = self._cluster.ray, self._cluster.node_of(self._hosts[agent])
+        if node is None:
+            return None
+        keeper = self._keepers.get(agent)
+        if keeper is None or keeper.node != node:
+            keeper = _Keeper(node, self._class.options(scheduling_strategy=self._cluster.on(node)).remote())
+            self._keepers[agent] = keeper
+        told = keeper.actor.code.remote()
+        while not ray.wait([told], timeout=_LOOK_S)[0]:
+            if handle.is_given_up or self._cluster.node_of(node.host) != node:
+                return None
+        try:
+            require_same_code(node.host, *ray.get(told))
+        except ray.exceptions.RayError:  # it has died
+            del self._keepers[agent]
+            return None
+        return keeper
 
-    def _live(self, agent: int, handle: RayAgent, node: Node) -> str:
-        """Its whole life on that node; returns how it ended."""
+    def _live(self, agent: int, handle: RayAgent, keeper: _Keeper) -> str:
+        """Its whole life; returns how it ended."""
         start = FarStart(
             spec=handle.spec,
             own=agent,
@@ -214,12 +233,13 @@ class RayHosts:
             arena_bytes=self._arenas[agent].size_bytes,
             life=handle.life,
             router=self._gate.address,
-            host=node.address,
+            host=keeper.node.address,
             secret=self._secret,
         )
-        life = handle.actor.run.remote(start, self._model)
+        life = keeper.actor.run.remote(start, self._model)
+        handle.actor = keeper.actor
         if handle.is_given_up:  # while that was asked
-            self.kill_actor(handle.actor)
+            handle.give_up()
         return str(self._cluster.ray.get(life))
 
     def _admit(self, hello: Hello, end: socket.socket) -> None:
@@ -242,8 +262,3 @@ class RayHosts:
         with contextlib.suppress(RuntimeError):  # all is over
             return self._hands.submit(ask, actor)
         return None
-
-    def kill_actor(self, actor: Any) -> None:
-        """By force, with its agent."""
-        with contextlib.suppress(Exception):
-            self._cluster.ray.kill(actor, no_restart=True)

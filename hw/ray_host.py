@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import signal
+import threading
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.context import SpawnProcess
@@ -28,17 +29,19 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Keeper:
-    """A Ray actor that keeps one agent from its start to its end; the agent ends with it."""
+    """A Ray actor that keeps a server's agents from start to end, one after another; they end with it."""
 
     def __init__(self) -> None:
-        self._process: SpawnProcess | None = None
+        self._lock = threading.Lock()
+        self._processes: dict[int, SpawnProcess] = {}  # by life
+        self._unwanted: set[int] = set()
 
     def code(self) -> tuple[str, str]:
         """The version and the code that run here."""
         return own_version(), code_here()
 
     def run(self, start: FarStart, model: bytes | None) -> str:
-        """The agent's whole life; returns how it ended.
+        """An agent's whole life; returns how it ended.
 
         Args:
             model: the file of what is served, where the agent needs one.
@@ -48,14 +51,26 @@ class Keeper:
         """
         path = None if model is None else kept(model)
         spec = replace(start.spec, outfit=start.spec.outfit.elsewhere((), path))
-        self._process = begin(replace(start, spec=spec))
-        self._process.join()
-        return how_it_ended(self._process)
+        with self._lock:
+            if start.life in self._unwanted:
+                return "it was given up before it began"
+            process = self._processes[start.life] = begin(replace(start, spec=spec))
+        process.join()
+        with self._lock:
+            del self._processes[start.life]
+        return how_it_ended(process)
 
-    def signal(self, number: int) -> None:
-        """What happens to the agent by a planned fault."""
-        if self._process is not None and self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, signal.Signals(number))
+    def signal(self, life: int, number: int) -> None:
+        """What happens to an agent by a planned fault."""
+        with self._lock:
+            process = self._processes.get(life)
+            if process is not None and process.pid is not None and process.is_alive():
+                os.kill(process.pid, number)
+
+    def end(self, life: int) -> None:
+        """Nobody wants that agent any more, even if it has not begun."""
+        self._unwanted.add(life)
+        self.signal(life, signal.SIGKILL)
 
 
 def kept(model: bytes) -> Path:

@@ -579,4 +579,5 @@ class RouterLoop:
             router_costs=tuple(self._meter.costs) if self._meter is not None else (),
             handovers=tuple(self._meter.handovers) if self._meter is not None else (),
             chores=tuple(cost for server in self._servers for cost in server.chores),
+            clocks=tuple(clock for server in self._servers if (clock := server.clock) is not None),
         )

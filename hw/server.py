@@ -51,7 +51,7 @@ from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs
-from policies.records import AgentLog, ChoreCost, Downtime, ServerTotals
+from policies.records import AgentLog, ChoreCost, Downtime, ServerClock, ServerTotals
 from policies.server_book import ServerCounts
 from policies.vocabulary import (
     NS_PER_S,
@@ -548,6 +548,14 @@ class RemoteServer:
         self.agent_cpu_ns += message.cpu_ns
         self.chores += message.chores
         self._is_finished = True
+
+    @property
+    def clock(self) -> ServerClock | None:
+        """Of its agent; None where that is the router's own, and where nobody is there."""
+        agent = self.slot.agent
+        if agent.shares_clock or not self.is_up:
+            return None
+        return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
 
     def end_life(self) -> None:
         """The run is over: the log of who lived to see it."""

@@ -286,6 +286,15 @@ class CpuUse:
         return max(self.router, self.agent, self.cores)
 
 
+class ServerClock(msgspec.Struct, frozen=True):
+    """How far a server's clock was ahead of the router's, how wrong that may be, and how often it has jumped."""
+
+    server: int
+    offset_ns: int
+    error_ns: int
+    jumps: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """Everything a run leaves behind.
@@ -304,6 +313,7 @@ class RunRecord:
         cpu: what the router and agents took of the host; None in simulation.
         agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
         router_costs, handovers, chores: samples from hardware of what simulation takes from profiles.
+        clocks: at the end, of every server whose clock is not the router's.
     """
 
     ended_ns: int
@@ -327,6 +337,7 @@ class RunRecord:
     router_costs: tuple[RouterCost, ...] = ()
     handovers: tuple[Handover, ...] = ()
     chores: tuple[ChoreCost, ...] = ()
+    clocks: tuple[ServerClock, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

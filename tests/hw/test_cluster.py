@@ -13,8 +13,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
 from hw.clock import RunClock
 from hw.cluster import HardwareCluster
@@ -52,7 +50,7 @@ from policies.vocabulary import (
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.worlds import TINY, Wanderer, device, knobs, router
+from tests.hw.worlds import TINY, Wanderer, device, knobs, router, true_run
 
 pytestmark = pytest.mark.workers
 
@@ -70,17 +68,8 @@ def cluster(path: Path) -> Iterator[HardwareCluster]:
         yield running
 
 
-def _images() -> NDArray[np.float32]:
-    return torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2)).numpy()
-
-
 def _run(model: SlimResNet, seconds: float = 1.0, rate: float = 150.0) -> HardwareRun:
-    """Labels are what the model itself says at `WIDTHS`: with true executors every image is correct."""
-    images = _images()
-    labels = model(torch.from_numpy(images), WIDTHS).argmax(1).numpy().astype(np.int64)
-    assert len(set(labels.tolist())) > 5
-    arrivals_ns = np.cumsum(np.random.default_rng(0).exponential(NS_PER_S / rate, int(rate * seconds)))
-    return HardwareRun(arrivals_ns.astype(np.int64), images, labels, round(seconds * NS_PER_S), keep_log=True)
+    return true_run(model, WIDTHS, seconds, rate)
 
 
 def _carry_out(cluster: HardwareCluster, run: HardwareRun) -> RunRecord:

@@ -479,6 +479,7 @@ def test_an_offset_is_as_right_as_it_says(offset_ns: int, drift: float, exchange
         now_ns = sent_ns + there_ns + back_ns
         told = estimate.heard(sent_ns, agent_ns(sent_ns + there_ns), now_ns)
         assert abs(told.offset_ns - (agent_ns(now_ns) - now_ns)) <= told.error_ns + 2
+    assert not estimate.jumps
 
 
 def test_the_quickest_exchange_says_most_until_it_is_too_old() -> None:
@@ -487,13 +488,32 @@ def test_the_quickest_exchange_says_most_until_it_is_too_old() -> None:
     assert estimate.best is None
     quick = estimate.heard(0, 1_000_010, 20)
     assert (quick.offset_ns, quick.error_ns <= 11) == (1_000_000, True)
-    slow = estimate.heard(100, 1_005_100, 2_100)
+    slow = estimate.heard(100, 1_001_900, 2_100)
     assert slow.offset_ns == 1_000_000
     assert estimate.best == quick
-    later = estimate.heard(60 * S, 61 * S, 60 * S + 2_000)
-    assert later.offset_ns == S - 1000
+    later = estimate.heard(60 * S, 60 * S + 1_001_500, 60 * S + 2_000)
+    assert later.offset_ns == 1_000_500
     assert estimate.best == later
-    assert later.at_agent(5) == S - 995
+    assert later.at_agent(5) == 1_000_505
+    assert not estimate.jumps
+
+
+@given(
+    jump_ns=st.integers(3_000, 10**15), ahead=st.booleans(), there_ns=st.integers(0, 1000), back_ns=st.integers(0, 1000)
+)
+def test_a_clock_that_jumps_is_believed_from_its_next_exchange_on(
+    jump_ns: int, ahead: bool, there_ns: int, back_ns: int
+) -> None:
+    """However slow that is: what was known of it before can't be true any more."""
+    estimate, offset_ns = OffsetEstimate(), 5_000
+    estimate.heard(0, offset_ns + 10, 20)
+    offset_ns += jump_ns if ahead else -jump_ns
+    now_ns = S + there_ns + back_ns
+    told = estimate.heard(S, S + there_ns + offset_ns, now_ns)
+    if abs(jump_ns) > 10 + there_ns + back_ns + 200_000:  # more than drift and both errors explain
+        assert estimate.jumps == 1
+    if estimate.jumps:
+        assert abs(told.offset_ns - offset_ns) <= told.error_ns + 2
 
 
 def test_messages_of_both_directions_are_told_apart() -> None:

@@ -11,7 +11,22 @@ from hw.arena import Arena, Inbox
 from hw.clock import RunClock
 from hw.device import DeviceSpec
 from hw.late_ledger import LateLedger
-from hw.messages import ComeUp, Done, Ping, Pong, Prepare, Prepared, Ready, Report, Sample, Start, ToAgent, Warm
+from hw.messages import (
+    ComeUp,
+    Done,
+    Fence,
+    Fenced,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Ready,
+    Report,
+    Sample,
+    Start,
+    ToAgent,
+    Warm,
+)
 from hw.port import ClockOffset
 from hw.server import HardwareServer, RemoteServer, RunContext
 from policies.errors import WorkError
@@ -176,3 +191,29 @@ def test_a_life_brings_its_own_mailbox(world: World) -> None:
         world.server.come_up()
         assert (slab := inbox.reserve((2,), 64, in_mailbox=True)) is not None
         assert (slab.mailbox, slab.offset) == (life, 0)
+
+
+def test_what_a_lost_agent_may_still_write_to_is_kept_until_it_is_fenced_off(world: World) -> None:
+    """Its host may be out of reach, and not know that it is dead for us: nobody gets its place before the answer."""
+    slab = world.server.inbox.reserve((1, 2), 128)
+    assert slab is not None
+    free_bytes = world.server.inbox.free_bytes
+    world.server.give_back([slab], life=7)
+    (fence,) = [message for message in world.agent.sent if isinstance(message, Fence)]
+    assert fence.life == 7
+    assert world.server.inbox.free_bytes == free_bytes
+    world.server.hear(Fenced(fence.number))
+    assert world.server.inbox.free_bytes == free_bytes + 128
+
+
+def test_what_is_surely_gone_is_given_back_at_once(world: World) -> None:
+    """A process of this host that was killed; and a fence that dies with the agent whose arena it was."""
+    free_bytes = world.server.inbox.free_bytes
+    first, second = (world.server.inbox.reserve((number,), 128) for number in (1, 2))
+    assert first is not None
+    assert second is not None
+    world.server.give_back([first], life=0)
+    assert world.server.inbox.free_bytes == free_bytes - 128
+    world.server.give_back([second], life=7)
+    world.server.go_down(WORKER_DIED)
+    assert world.server.inbox.free_bytes == free_bytes

@@ -7,12 +7,13 @@ import torch
 
 from hw.device import DeviceSpec
 from hw.networks import Network
+from hw.run_spec import HardwareRun
 from hw.slimmable import Shape, Weights, slice_weights
 from hw.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import NS_PER_S, Choice, ClusterView
 
 TINY = SlimResNetConfig(1, 8, 10, 8, 1, 4, widths=(0.5, 1.0), strides=(1, 2, 1))
 TINY_SPEC = TINY.spec
@@ -78,6 +79,18 @@ def router(servers: int) -> RouterConfig:
     """Every server holds everything."""
     held = tuple(tuple(tuple(True for _ in TINY.widths) for _ in range(TINY.segments)) for _ in range(servers))
     return RouterConfig(TINY.segments, TINY.widths, held, groups=(1, 2, 4, 8))
+
+
+def true_run(
+    model: SlimResNet, widths: tuple[float, ...], seconds: float = 1.0, rate_per_s: float = 150.0
+) -> HardwareRun:
+    """Labels are what the model itself says at these widths: with true executors every image is correct."""
+    images = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(2)).numpy()
+    labels = model(torch.from_numpy(images), widths).argmax(1).numpy().astype(np.int64)
+    assert len(set(labels.tolist())) > 5
+    between_ns = np.random.default_rng(0).exponential(NS_PER_S / rate_per_s, int(rate_per_s * seconds))
+    arrivals_ns = np.cumsum(between_ns).astype(np.int64)
+    return HardwareRun(arrivals_ns, images, labels, round(seconds * NS_PER_S), keep_log=True)
 
 
 class Wanderer:

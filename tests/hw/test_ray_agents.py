@@ -1,0 +1,161 @@
+"""Agents that Ray starts on three nodes of one machine: the same runs, deaths of agents and nodes, and who may join."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time  # noqa: TID251 - real runs are on a real clock
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hw.agents import AgentSpec
+from hw.cluster import HardwareCluster
+from hw.device import DeviceSpec
+from hw.networks import ModelFile
+from hw.ray_agents import RayHosts
+from hw.ray_cluster import RayCluster, joined
+from hw.router_loop import Progress, Routing
+from hw.run_spec import HardwareRun
+from hw.server import HardwareServer
+from hw.slimresnet import SlimResNet
+from hw.torch_outfit import TorchOutfit
+from policies.faults import WORKER_DIED, WORKER_HUNG, Crash, Hang, Supervision
+from policies.records import RunRecord
+from policies.replay import replay_run
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.vocabulary import NS_PER_S
+from tests.hw.worlds import Wanderer, knobs, router, true_run
+from tests.ray_nodes import RayNodes, ray_nodes
+
+pytestmark = [pytest.mark.workers, pytest.mark.ray]
+
+HOSTS = ("alpha", "beta", "gamma")
+WIDTHS = (1.0, 0.5, 1.0)
+PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
+RULES = Supervision(hang_ns=2 * NS_PER_S, backoff_ns=NS_PER_S // 10, backoff_limit_ns=NS_PER_S)
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[RayNodes]:
+    with ray_nodes(HOSTS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def cluster(nodes: RayNodes) -> Iterator[RayCluster]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("RAY_AUTH_MODE", "disabled")
+    with joined(nodes.address, "cluster", "address") as found:
+        yield found
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def served(cluster: RayCluster, path: Path) -> Iterator[HardwareCluster]:
+    servers = [HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0) for host in HOSTS]
+    carrier = RayHosts(cluster, HOSTS, path)
+    with HardwareCluster(
+        ModelFile(path), servers, sensor_period_s=0.05, warm_batches=(1, 4), supervision=RULES, carrier=carrier
+    ) as opened:
+        yield opened
+
+
+def carry_out(served: HardwareCluster, run: HardwareRun, during: threading.Thread | None = None) -> RunRecord:
+    routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
+
+    def begin(_: Progress) -> None:
+        if during is not None and during.ident is None:
+            during.start()
+
+    try:
+        return served.run(run, router(3), routing, begin)
+    finally:
+        if during is not None and during.ident is not None:
+            during.join()
+
+
+def require_all_right(record: RunRecord) -> None:
+    """None is lost, none comes twice, every label is the model's own, and the logs replay."""
+    assert len({request.request for request in record.requests}) == len(record.requests)
+    assert {request.status for request in record.requests} == {"completed"}
+    assert all(request.correct and request.widths == WIDTHS for request in record.requests)
+    assert replay_run(record.log, record.agent_logs, router(3), [knobs()] * 3) == []
+
+
+def test_a_run_comes_to_the_same_and_clocks_are_told(served: HardwareCluster, model: SlimResNet) -> None:
+    """Activations move between hosts. All is one machine, so an offset that is right is 0 to within its error."""
+    record = carry_out(served, true_run(model, WIDTHS, 2.0))
+    require_all_right(record)
+    assert sum(request.moved for request in record.requests) > len(record.requests) / 2
+    assert [clock.server for clock in record.clocks] == [0, 1, 2]
+    for clock in record.clocks:
+        assert 0 < clock.error_ns < NS_PER_S // 20
+        assert abs(clock.offset_ns) <= clock.error_ns
+        assert not clock.jumps
+
+
+def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:
+    """On their hosts, under another address; what they had is served elsewhere."""
+    before = [slot.agent.address for slot in served.slots]
+    faults = (Crash(0, NS_PER_S), Hang(1, 2 * NS_PER_S))
+    run = dataclasses.replace(true_run(model, WIDTHS, 12.0, 60.0), faults=faults)
+    record = carry_out(served, run)
+    require_all_right(record)
+    assert sorted((down.server, down.reason) for down in record.downtimes) == [(0, WORKER_DIED), (1, WORKER_HUNG)]
+    assert all(down.up_ns is not None for down in record.downtimes)
+    after = [slot.agent.address for slot in served.slots]
+    assert (after[0] != before[0], after[1] != before[1], after[2] != before[2]) == (True, True, False)
+    lost = next(log for log in record.agent_logs if log.server == 0 and log.epoch == 1)
+    assert len(lost.steps) >= lost.heard > 0  # it has come here before the agent was killed
+
+
+def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_joins(
+    nodes: RayNodes, served: HardwareCluster, model: SlimResNet
+) -> None:
+    """All its processes at once. Ray takes it for alive for longer than its successor needs to join; we do not wait for
+    that."""
+    joined_s: list[float] = []
+
+    def lose_and_join() -> None:
+        time.sleep(1.0)
+        nodes.kill("gamma")
+        nodes.add("gamma")
+        joined_s.append(time.monotonic())
+
+    began_s = time.monotonic()
+    record = carry_out(served, true_run(model, WIDTHS, 45.0, 40.0), threading.Thread(target=lose_and_join))
+    require_all_right(record)
+    assert [(down.server, down.reason) for down in record.downtimes] == [(2, WORKER_DIED)]
+    up_ns = record.downtimes[0].up_ns
+    assert up_ns is not None, "it serves again"
+    origin_s = joined_s[0] - began_s  # a little more than in the run's own time
+    assert up_ns / NS_PER_S - origin_s < 20.0
+    assert any(batch.server == 2 and batch.started_ns > up_ns for batch in record.batches)
+
+
+def test_no_agent_is_left_when_the_cluster_is_closed(cluster: RayCluster, path: Path) -> None:
+    """On no host."""
+    server = HardwareServer("beta", DeviceSpec(channels_last=False), knobs(), 1.0, 2.0)
+    with HardwareCluster(ModelFile(path), [server], carrier=RayHosts(cluster, ["beta"], path)) as opened:
+        pid = opened.slots[0].agent.pid
+        assert Path(f"/proc/{pid}").exists()
+    until_s = time.monotonic() + 10.0
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until_s, "it lives on"
+        time.sleep(0.05)
+
+
+def test_an_agent_whose_host_is_not_there_keeps_nobody(cluster: RayCluster, path: Path) -> None:
+    """It waits for the host, and can be given up at once."""
+    carrier = RayHosts(cluster, ["nowhere"], path)
+    carrier.arenas(1, 4096)
+    absent = carrier.start(0, AgentSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0)))
+    assert absent.alive
+    began_s = time.monotonic()
+    absent.close()
+    carrier.close()
+    assert time.monotonic() - began_s < 5.0
+    assert not absent.alive
