@@ -62,6 +62,11 @@ def _scenario(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
+def _scenario_alone(parser: argparse.ArgumentParser) -> None:
+    _own_code(parser)
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
+
+
 def _engine(parser: argparse.ArgumentParser) -> None:
     text = "simpy, the reference, by default; compiled gives the same, bit for bit, many times as fast"
     parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="simpy", help=text)
@@ -266,6 +271,11 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "does slimming pay on a device? times every segment and width",
         (_named_network, _model_bench),
     ),
+    "cluster check": Command(
+        "cluster",
+        "what every host of a scenario's cluster has, before a run, and what does not fit",
+        (_scenario_alone,),
+    ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
     "tune": Command("job", "tune a rule to be quick at an accuracy, by direct search", (_tune,)),
     "simulate": Command("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
@@ -285,6 +295,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
+    "cluster": "look after the hosts that a scenario's servers are on",
 }
 
 

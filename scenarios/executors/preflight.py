@@ -46,7 +46,7 @@ def require_devices(scenario: Scenario) -> None:
         InputError: one is not; it says what is there.
         WorkError: a host has another version of this project.
     """
-    _where_they_are(scenario, _require_each)
+    _where_they_are(scenario, require_devices_here)
 
 
 def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments: Any) -> None:
@@ -69,7 +69,8 @@ def require_there(scenario: Scenario, host: str, router: str, require: Callable[
         raise InputError(error.source, error.key, f"on host {host}: {error.problem}") from None
 
 
-def _require_each(scenario: Scenario, is_here: Here) -> None:
+def require_devices_here(scenario: Scenario, is_here: Here) -> None:
+    """Those of a scenario's devices that are on this machine; raises `InputError`."""
     for index, server in enumerate(scenario.cluster.named_servers):
         if server.emulated is None and scenario.cluster.greedy_of(server).util_metric != "nvml":
             problem = "executors read NVML's utilization, so 'sm' is for simulation alone; use nvml, or leave it out"
