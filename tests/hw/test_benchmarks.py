@@ -79,4 +79,4 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     monkeypatch.setattr("hw.benchmarks._probe", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
-    assert instances.used_bytes == 0
+    assert instances.budget.used_bytes == 0
