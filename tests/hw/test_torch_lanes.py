@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time  # noqa: TID251 - lanes run on a real clock
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -402,6 +403,24 @@ def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Desk) -> None:
     moody.submit(1, requests, 1, IMAGE, 1.0)
     assert moody.wait(BatchEnded).failed == ()
     assert _seen(moody) == [7, 4, 2, 2, 3]
+
+
+def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error's traceback holds it: within its handler nothing would be free yet."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    gone: list[bool] = []
+
+    def lacking(*given: Any) -> torch.Tensor:
+        half_done = torch.zeros(8)
+        made.append(weakref.ref(half_done))
+        raise torch.OutOfMemoryError("a pass of many tensors")
+
+    monkeypatch.setattr("hw.torch_lanes.serve", lacking)
+    monkeypatch.setattr(Activations, "compact", lambda store: gone.append(made[-1]() is None))
+    moody.give((1, 2), _images(2))
+    moody.submit(1, (1, 2), 1, IMAGE, 1.0)
+    assert moody.wait(BatchBroken).reason == "out_of_memory"
+    assert gone == [True] * 3
 
 
 def test_so_it_does_where_there_is_said_to_be_little(moody: Desk) -> None:
