@@ -56,7 +56,7 @@ CHECKS: Final = (
     ),
     Check(
         "B4",
-        "sixteen lanes, moves and releases at once, in three ways",
+        "sixteen lanes, moves and releases at once, in four ways",
         "no label differs from the CPU's",
         75,
         correctness.races,
