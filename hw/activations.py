@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -13,7 +14,8 @@ from torch import Tensor
 from hw.arena import Arena
 from hw.copies import Copies
 from hw.device import DeviceSpec
-from hw.gpu import finish
+from hw.gpu import finish, lacks_memory
+from hw.kept_blocks import KeptBlocks
 from hw.mailbox import Mailbox
 from hw.messages import Input, Move, Moved
 from hw.rows import Row, gather, has_channels_last, rows_of
@@ -70,6 +72,7 @@ class Activations:
         pools: keep copies in their slots; None keeps each block as it came.
         mailbox: where the other agents of the GPU write to; None where all goes through arenas.
         copies: that block nobody; None where each holds its thread until it is done.
+        kept: counts what blocks hold of a GPU; None on a CPU, where what arrives lies in arenas anyway.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Activations:
         pools: SlotPools | None = None,
         mailbox: Mailbox | None = None,
         copies: Copies | None = None,
+        kept: KeptBlocks | None = None,
     ) -> None:
         self._arenas = tuple(arenas)
         self._own = own
@@ -89,6 +93,9 @@ class Activations:
         self._pools = pools
         self._mailbox = mailbox
         self._copies = copies
+        self._kept = kept
+        self._is_booked = any(each is not None for each in (pools, copies, kept))  # else what is replaced just goes
+        self._lock = threading.Lock()  # of whoever changes what is booked; who only reads needs none
         self._coming: dict[int, Any] = {}  # by request: the event after which its input is there
         self._rows: dict[int, Row | Exception] = {}
 
@@ -102,25 +109,28 @@ class Activations:
         """Whether a move waits for its own copy or for a network, and so wants a thread of its own."""
         return self._copies is not None or any(arena.waits for arena in self._arenas)
 
+    @property
+    def held_bytes(self) -> int:
+        """What a GPU's memory holds of activations that wait, beside slots and mailbox; 0 on a CPU."""
+        return 0 if self._kept is None else self._kept.held_bytes
+
     def __len__(self) -> int:
         return len(self._rows)
 
     def take(self, given: Input) -> None:
         """Keep what stands in this agent's arena or mailbox; what can't be kept says why to whoever asks for it."""
         try:
-            rows = self._bring(given)
+            rows, event = self._bring(given)
+            self._replace(dict(zip(given.requests, rows, strict=True)), event)
         except Exception as error:
-            self._rows.update(dict.fromkeys(given.requests, error))
-            return
-        self._rows.update(zip(given.requests, rows, strict=True))
+            self._replace(dict.fromkeys(given.requests, error))
 
-    def _bring(self, given: Input) -> list[Row]:
+    def _bring(self, given: Input) -> tuple[list[Row], Any]:
+        """Its rows, and the event after which they are there; None where they are already."""
         block, dtype = self._found(given), self._device.torch_dtype
         if self._copies is None or given.in_mailbox:
-            return self._rows_for(block.to(self._place, dtype))
-        rows, event = self._copies.bring(block, dtype, self._keep)
-        self._coming.update(dict.fromkeys(given.requests, event))
-        return rows
+            return self._rows_for(block.to(self._place, dtype)), None
+        return self._copies.bring(block, dtype, self._keep)
 
     def _found(self, given: Input) -> Tensor:
         shape, dtype = (len(given.requests), *given.shape), getattr(torch, given.dtype)
@@ -129,14 +139,30 @@ class Activations:
         return tensor_of(self._own_mailbox.region, given.offset, shape, dtype, given.channels_last)
 
     def put_rows(self, rows: Mapping[int, Row]) -> None:
-        """Keep these, in place of what was there; nobody reads that any more."""
+        """Keep these, in place of what was there; nobody reads that any more.
+
+        Raises:
+            MemoryError: the device's budget has no room for them; what was there is kept.
+        """
         if not rows:
             return
         if self._pools is not None:
             rows = dict(zip(rows, self._rows_for(gather(list(rows.values()))), strict=True))
-        before = [self._pop(request) for request in rows]
-        self._rows.update(rows)
-        self._give_back(before)
+        self._replace(rows)
+
+    def _replace(self, rows: Mapping[int, Row | Exception], event: Any = None) -> None:
+        """From here on these are what is read; after `event`, where there is one."""
+        if not self._is_booked:
+            self._rows.update(rows)
+            return
+        with self._lock:
+            if self._kept is not None:
+                self._count(self._kept, {request: row for request, row in rows.items() if isinstance(row, tuple)})
+            before = [(request, self._pop(request)) for request in rows]
+            if event is not None:
+                self._coming.update(dict.fromkeys(rows, event))
+            self._rows.update(rows)
+            self._give_back(before)
 
     def row(self, request: int) -> Row:
         """For this thread's stream to read.
@@ -158,19 +184,22 @@ class Activations:
         Raises:
             KeyError: one is missing.
         """
+        read: list[Row] = []  # held until the copy is done: `compact` may let go of their blocks meanwhile
+
+        def gathered() -> Tensor:
+            read.extend(self.row(request) for request in message.requests)
+            return gather(read)
+
         if message.mailbox or self._copies is None:
-            block = self._gathered(message)
+            block = gathered()
             self._target(message, block).copy_(block)
             finish(self._place)
         else:
-            block = self._copies.fetch(partial(self._gathered, message), partial(self._target, message))
+            block = self._copies.fetch(gathered, partial(self._target, message))
         if not message.mailbox:
             self._arenas[message.destination].commit(message.offset, block.nbytes, message.address)
         dtype = str(block.dtype).removeprefix("torch.")
         return Moved(message.transfer, tuple(block.shape[1:]), dtype, has_channels_last(block))
-
-    def _gathered(self, message: Move) -> Tensor:
-        return gather([self.row(request) for request in message.requests])
 
     def _target(self, message: Move, block: Tensor) -> Tensor:
         """Where it is to stand."""
@@ -188,7 +217,12 @@ class Activations:
 
     def forget(self, requests: Iterable[int]) -> None:
         """These will not be asked for again, and nobody reads them."""
-        self._give_back([self._pop(request) for request in requests])
+        if not self._is_booked:
+            for request in requests:
+                self._rows.pop(request, None)
+            return
+        with self._lock:
+            self._give_back([(request, self._pop(request)) for request in requests])
 
     def clear(self) -> int:
         """Forget all; returns how many there were."""
@@ -211,6 +245,50 @@ class Activations:
             event.synchronize()
         return self._rows.pop(request, None)
 
-    def _give_back(self, rows: Iterable[Row | Exception | None]) -> None:
+    def _give_back(self, rows: Sequence[tuple[int, Row | Exception | None]]) -> None:
         if self._pools is not None:
-            self._pools.give_back(row for row in rows if isinstance(row, tuple))
+            self._pools.give_back(row for _, row in rows if isinstance(row, tuple))
+        if self._kept is not None:
+            self._kept.remove(rows)
+            if self._kept.is_wasteful:
+                self._compact(self._kept)
+
+    # -------------------------------------------------------------------------------------------- a GPU's memory
+
+    def compact(self) -> None:
+        """Copy what is wanted of blocks of which less than half is, so that these go; nothing on a CPU."""
+        if self._kept is not None:
+            with self._lock:
+                self._compact(self._kept)
+
+    def _compact(self, kept: KeptBlocks) -> None:
+        for rows in kept.thin():
+            try:
+                copy = _copy_of([self.row(request) for request in rows])
+            except Exception as error:
+                if lacks_memory(error):  # for the copy, too: it was worth a try
+                    return
+                raise
+            finish(self._place)  # `rows` hold what is read until here
+            copies = dict(zip(rows, rows_of(copy), strict=True))
+            self._rows.update(copies)
+            kept.replace(rows, copies)
+
+    def _count(self, kept: KeptBlocks, rows: Mapping[int, Row]) -> None:
+        """In the device's budget, but for what has its place there already."""
+        try:
+            kept.add(rows, self._has_place)
+        except MemoryError:
+            self._compact(kept)
+            kept.add(rows, self._has_place)
+
+    def _has_place(self, block: Tensor) -> bool:
+        return (self._pools is not None and self._pools.has(block)) or (
+            self._mailbox is not None and shares_memory(block, self._mailbox.region)
+        )
+
+
+def _copy_of(rows: Sequence[Row]) -> Tensor:
+    """A block of these alone, in their order of memory."""
+    found = gather(rows)
+    return found.clone(memory_format=torch.preserve_format) if shares_memory(found, rows[0][0]) else found

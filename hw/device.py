@@ -32,7 +32,8 @@ class DeviceSpec:
         index: of the GPU, in PCI bus order.
         dtype, channels_last: of weights and activations.
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
-        vram_bytes: memory for instances; a load beyond it fails as `out_of_memory`.
+        vram_bytes: memory for instances, and on a GPU for its context and what waits there between segments, too; a
+            load or a batch beyond it fails as `out_of_memory`.
         slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.slots`).
         apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.copies`).
         mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.mailbox`).

@@ -23,6 +23,7 @@ from hw.activations import in_format, shares_memory
 from hw.device import MATHS, DeviceSpec
 from hw.gpu import finish
 from hw.graphs import Capture, CudaCapture, GraphedInstance
+from hw.memory_budget import MemoryBudget
 from hw.rows import Row, gather, rows_of
 from hw.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
@@ -164,6 +165,7 @@ class Instances:
         device: how to run.
         place: where tensors live, by `open_device`.
         new_capture: of the passes of one instance, where the device has its passes captured.
+        budget: that others of the process use, too; None for all of the device's.
     """
 
     def __init__(
@@ -173,22 +175,19 @@ class Instances:
         device: DeviceSpec,
         place: torch.device,
         new_capture: Callable[[torch.device], Capture] = CudaCapture,
+        budget: MemoryBudget | None = None,
     ) -> None:
         self.model = model
         self._path = path
         self.device = device
         self.place = place
         self._new_capture = new_capture
-        self._lock = threading.Lock()
-        self.used_bytes = 0
+        self.budget = budget or MemoryBudget(device.vram_bytes)
 
     def make(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
         """An instance on the device; raises `MemoryError` beyond the budget."""
         needed = self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
-        with self._lock:
-            if self.used_bytes + needed > self.device.vram_bytes:
-                raise MemoryError(f"{needed} bytes more than {self.used_bytes} exceed {self.device.vram_bytes}")
-            self.used_bytes += needed
+        self.budget.take(needed)
         try:
             source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
             packs = self.device.packed_weights
@@ -196,12 +195,10 @@ class Instances:
             if self.device.graphs:
                 instance = GraphedInstance(instance, self._new_capture(self.place))
             finish(self.place)
+            self.budget.take(instance.weight_bytes - needed)  # packed slices come on top
         except BaseException:
-            with self._lock:
-                self.used_bytes -= needed
+            self.budget.give_back(needed)
             raise
-        with self._lock:
-            self.used_bytes += instance.weight_bytes - needed  # packed slices come on top
         return instance
 
     def load(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
@@ -230,8 +227,7 @@ class Instances:
 
     def free(self, instance: SegmentInstance) -> None:
         """Give the budget back; the tensors go with their last reference."""
-        with self._lock:
-            self.used_bytes -= instance.weight_bytes
+        self.budget.give_back(instance.weight_bytes)
 
     def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
         """Activations like those of a real batch: as a segment leaves them (none below zero), in one block."""

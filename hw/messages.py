@@ -316,7 +316,9 @@ class Report(Message, frozen=True):
 
     Attributes:
         is_read: whether the sample was read here, and not by another server's agent.
+        vram_used_bytes: of context and instances.
         counts: of all that was done in the run so far.
+        activation_bytes: what waits on a GPU between two segments holds of its memory, beside slots and mailbox.
     """
 
     epoch: int
@@ -326,6 +328,7 @@ class Report(Message, frozen=True):
     vram_used_bytes: int
     counts: ServerCounts
     steps: int
+    activation_bytes: int = 0
 
 
 class Moved(Message, frozen=True):

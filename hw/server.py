@@ -516,7 +516,7 @@ class RemoteServer:
         self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_used_bytes)
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)  # its clock is known to within an error
-        vram_bytes, queue_length = message.vram_used_bytes, message.queue_length
+        vram_bytes, queue_length = message.vram_used_bytes + message.activation_bytes, message.queue_length
         read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
         self._run.ledger.note_reading(self.index, read)
         if message.is_read:

@@ -264,11 +264,13 @@ class Serving:
     def _report(self, sample: Sample, is_read: bool) -> None:
         """To the scheduler, then to the router. What is absent reads as 0 there."""
         used_bytes = self._fitting.context_bytes + sum(self._instance_bytes.values())
+        waiting_bytes = self._fitting.activation_bytes()
         waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
         sampled_ns = min(sample.sampled_ns, now_ns)
-        self.deliver(TelemetrySampled(self._epoch, sampled_ns, now_ns, utilization, power_w, used_bytes, waiting))
-        self._post(Report(self._epoch, sample, is_read, waiting, used_bytes, self._book.counts, self._steps))
+        vram_bytes, counts = used_bytes + waiting_bytes, self._book.counts
+        self.deliver(TelemetrySampled(self._epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
+        self._post(Report(self._epoch, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes))
 
     def _look(self, clock_ns: int) -> None:
         """Whether some work takes too long; not when this process was away itself."""

@@ -91,6 +91,10 @@ class SlotPools:
         found = None if pool is None else pool.put(activations)
         return rows_of(activations) if found is None else found
 
+    def has(self, block: Tensor) -> bool:
+        """Whether its rows are slots."""
+        return id(block) in self._by_block
+
     def give_back(self, rows: Iterable[Row]) -> None:
         """Those of these rows that are slots are free again."""
         for block, slot in rows:

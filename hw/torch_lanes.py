@@ -160,7 +160,7 @@ class TorchLanes:
         try:
             instance = self._instances[command.instance]
             self._attempt(instance, command, command.requests, outcome)
-            labels = self._keep(command, outcome)
+            labels = self._labelled(command, outcome)
         except Exception as error:  # it concerns the whole batch
             self._tell(BatchBroken(command.batch, *explain(error)))
             self._leave_if_broken(error)
@@ -196,8 +196,10 @@ class TorchLanes:
         else:
             outcome.rows.update(zip(requests, rows_of(y), strict=True))
             return
-        if reason == "out_of_memory" and self._maker.place.type == "cuda":
-            empty_cache()  # out here: the error held what the pass had made
+        if reason == "out_of_memory":  # out here: the error held what the pass had made
+            self._store.compact()
+            if self._maker.place.type == "cuda":
+                empty_cache()
         if len(requests) == 1:
             outcome.failed[requests[0]] = (reason, detail)
             return
@@ -221,14 +223,14 @@ class TorchLanes:
                 raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
         padded = command.padded if len(requests) == len(command.requests) else len(requests)
         memory_format = self._device.memory_format
-        return serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+        y = serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+        if command.segment < self._maker.model.spec.segments:  # outputs replace inputs, where there is room for them
+            self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
+        return y
 
-    def _keep(self, command: RunBatch, outcome: _Outcome) -> tuple[int, ...]:
-        """Outputs replace inputs; after the last segment there are labels (of logits that are numbers) instead."""
-        if command.segment < self._maker.model.spec.segments:
-            self._store.put_rows(outcome.rows)
-            return ()
-        if not outcome.rows:
+    def _labelled(self, command: RunBatch, outcome: _Outcome) -> tuple[int, ...]:
+        """After the last segment, of logits that are numbers."""
+        if command.segment < self._maker.model.spec.segments or not outcome.rows:
             return ()
         requests = list(outcome.rows)
         logits = gather(list(outcome.rows.values()))

@@ -18,8 +18,10 @@ from hw.copies import Copies
 from hw.device import DeviceSpec
 from hw.gpu import CudaSharing
 from hw.instances import Instances, open_measured
+from hw.kept_blocks import KeptBlocks
 from hw.lanes import Tell
 from hw.mailbox import Mailbox, region_of
+from hw.memory_budget import MemoryBudget
 from hw.networks import ModelFile
 from hw.outfit import Fitting
 from hw.slots import SlotPools
@@ -55,8 +57,9 @@ class TorchOutfit:
         device = self.device
         place, context_bytes = open_measured(device)
         model, _ = self.model.load()
-        maker = Instances(model, self.model.path, device, place)
-        store, mailbox, held_bytes = self._store(place)
+        budget = MemoryBudget(device.vram_bytes - context_bytes)
+        store, mailbox, held_bytes = self._store(place, budget)
+        maker = Instances(model, self.model.path, device, place, budget=budget)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns),
             sensor=partial(sensor_of, device),
@@ -66,12 +69,13 @@ class TorchOutfit:
             execution={**device.execution(), **store.problems},
             computes_here=device.kind == "cpu",
             mailbox="" if mailbox is None else mailbox.handle,
+            activation_bytes=lambda: store.held_bytes,
         )
 
-    def _store(self, place: torch.device) -> tuple[Activations, Mailbox | None, int]:
+    def _store(self, place: torch.device, budget: MemoryBudget) -> tuple[Activations, Mailbox | None, int]:
         """The agent's activations, its mailbox, and the device memory that it takes for both from the start."""
         device, held_bytes = self.device, 0
-        pools = copies = mailbox = None
+        pools = copies = mailbox = kept = None
         if device.kind == "cuda":
             size_bytes = self.arenas[self.own].size_bytes
             if device.slot_pools:
@@ -80,7 +84,9 @@ class TorchOutfit:
                 mailbox, held_bytes = Mailbox(region_of(size_bytes, place), CudaSharing()), held_bytes + size_bytes
             if device.apart_copies:
                 copies = Copies(self.arenas, place)
-        return Activations(self.arenas, self.own, device, place, pools, mailbox, copies), mailbox, held_bytes
+            kept = KeptBlocks(budget)
+        budget.total_bytes -= held_bytes
+        return Activations(self.arenas, self.own, device, place, pools, mailbox, copies, kept), mailbox, held_bytes
 
 
 def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:

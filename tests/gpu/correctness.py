@@ -18,6 +18,7 @@ from hw.arena import Arena
 from hw.copies import Copies
 from hw.device import DeviceSpec
 from hw.instances import Instances, serve
+from hw.kept_blocks import KeptBlocks
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadEnded
 from hw.local_agents import AgentProcess, start_agents
 from hw.messages import Input, Keep, Move, Moved
@@ -147,9 +148,10 @@ def _moved(agent: AgentProcess, move: Move) -> Moved:
 
 
 def races(stand: Stand) -> tuple[str, Mapping[str, Any]]:
-    """Chains of batches through many lanes at once, with moves of what is stored beside them."""
+    """Chains of batches through many lanes at once, with moves of what is stored beside them; where it is `compacted`,
+    little is kept in the block that it came in, while others run."""
     numbers: dict[str, Any] = {}
-    for way in ("shipped", "slot_pools", *(("slot_pools_and_copies",) if stand.is_gpu else ())):
+    for way in ("shipped", "compacted", "slot_pools", *(("slot_pools_and_copies",) if stand.is_gpu else ())):
         compared, differ = _Race(stand, way).run()
         numbers[way] = f"{differ} of {compared} labels differ"
     return ", ".join(f"{way}: {text}" for way, text in numbers.items() if not text.startswith("0 of")), numbers
@@ -164,9 +166,12 @@ class _Race:
         instances, place = stand.instances(), stand.place
         pools = SlotPools(POOLS_BYTES) if "slot_pools" in way else None
         copies = Copies(self._arenas, place) if "copies" in way else None
-        store = Activations(self._arenas, 0, stand.device, place, pools, copies=copies)
+        self._store = Activations(
+            self._arenas, 0, stand.device, place, pools, copies=copies, kept=KeptBlocks(instances.budget)
+        )
+        self._compacts = way == "compacted"
         self._told: SimpleQueue[LaneEvent] = SimpleQueue()
-        self._lanes = TorchLanes(instances, store, self._told.put, lambda: 0, leave=lambda code: None)
+        self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)
         self._chance = stream(SEED, "races")
         self._numbers = itertools.count(1)
 
@@ -200,6 +205,8 @@ class _Race:
                 ended = self._told.get(timeout=WAIT_S)
                 assert isinstance(ended, BatchEnded), ended
                 labels.update(zip(batches[ended.batch], ended.labels, strict=False))
+                if self._compacts:
+                    self._store.compact()
             if segment < segments:
                 with contextlib.suppress(KeyError):
                     self._lanes.move(Move(0, 1, 0, parts[0]))

@@ -54,7 +54,10 @@ from hw.messages import (
     Ready,
     Rejected,
     Release,
+    Report,
     Returned,
+    Sample,
+    Sampled,
     Start,
     ToAgent,
 )
@@ -653,11 +656,15 @@ class ToldLanes(HollowLanes):
         self.told.append(("forget", tuple(requests)))
 
 
+ACTIVATION_BYTES = 9
+
+
 class OnCores:
     """An outfit whose lanes take the agent's own cores."""
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        return replace(HollowOutfit(()).fit(tell), lanes=ToldLanes(tell), computes_here=True)
+        fitting = HollowOutfit(()).fit(tell)
+        return replace(fitting, lanes=ToldLanes(tell), computes_here=True, activation_bytes=lambda: ACTIVATION_BYTES)
 
 
 class NarrowWire(Wire):
@@ -679,6 +686,15 @@ def on_cores() -> Iterator[tuple[Agent, MemoryPort, NarrowWire]]:
     agent._obey(ComeUp(1))
     yield agent, MemoryPort(there, back, FromAgent), back
     port.close()
+
+
+def test_what_activations_hold_is_told_with_each_sample(on_cores: tuple[Agent, MemoryPort, NarrowWire]) -> None:
+    """Beside what context and instances take."""
+    agent, router, _ = on_cores
+    agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
+    agent._send()
+    (report,) = (message for message in router.receive() if isinstance(message, Report))
+    assert (report.vram_used_bytes, report.activation_bytes) == (agent._fitting.context_bytes, ACTIVATION_BYTES)
 
 
 def _ring_in_a_lane(agent: Agent) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from hw.activations import Activations
-from hw.benchmarks import Bench, alone
+from hw.benchmarks import Bench, _reserved_bytes, alone
 from hw.device import DeviceSpec
 from hw.instances import Instances
 from hw.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
-from hw.slimresnet import SlimResNet
+from hw.slimresnet import PRESETS, SlimResNet
 
 SPUN_S = 0.03
 REPEATS = 5
@@ -30,7 +30,9 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hw.instances.finish", spin)
 
 
-def _timed(model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> BenchmarkResult:
+def _timed(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pause_s: float = 0.0
+) -> BenchmarkResult:
     instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
     if kind == "cuda":  # as far as the loop knows; tensors stay where they are
         monkeypatch.setattr(instances, "place", SimpleNamespace(type="cuda"))
@@ -39,7 +41,7 @@ def _timed(model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind:
         rows = [(torch.randn(1, 1, 8, 8), 0)]
         monkeypatch.setattr(instances, "inputs", lambda *_: rows)
     point = BenchmarkPoint(1, 1.0, 0.0, 1)
-    return alone(instances, Benchmark(point, 2, REPEATS, 0.0))
+    return alone(instances, Benchmark(point, 2, REPEATS, 0.0, pause_s=pause_s))
 
 
 class InThread:
@@ -65,6 +67,43 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     assert min(on_gpu.samples_s) >= SPUN_S
 
 
+@pytest.mark.parametrize(("kind", "pauses"), [("cuda", 0), ("cpu", REPEATS)])
+def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
+    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pauses: int
+) -> None:
+    """There passes are so short that a pause's wait alone would count as disturbed; a CPU's loop is one piece."""
+    waited, of_a_pass_ns, of_a_pause_ns = [0], 10, 1_000_000
+
+    def wait(duration_ns: int) -> None:
+        waited[0] += duration_ns
+
+    monkeypatch.setattr("hw.instances.finish", lambda place: wait(of_a_pass_ns))
+    monkeypatch.setattr("hw.benchmarks.time.sleep", lambda seconds: wait(of_a_pause_ns))
+    monkeypatch.setattr("hw.benchmarks.waited_ns", lambda: waited[0])
+    found = _timed(model, path, monkeypatch, kind, pause_s=0.001)
+    assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
+
+
+@pytest.mark.parametrize(("graphs", "drops"), [(False, True), (False, False), (True, True)])
+def test_memory_of_a_load_is_what_was_taken_for_it(graphs: bool, drops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library's workspace of another stream would count or not by luck: it is dropped before, but not where captured
+    passes point to it; then what nothing needs is given back. A CPU's is its heap."""
+    asked: list[str] = []
+
+    def reserved(place: torch.device) -> int:
+        asked.append("reserved")
+        return 7
+
+    monkeypatch.setattr("hw.benchmarks.gpu.drop_workspaces", lambda: asked.append("workspaces"))
+    monkeypatch.setattr("hw.benchmarks.gpu.empty_cache", lambda: asked.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
+    for kind, expected in (("cuda", 7), ("cpu", 0)):
+        place, device = torch.device(kind), DeviceSpec(kind="cuda", graphs=graphs)
+        instances = Instances(SlimResNet(PRESETS["digits"]), Path(), device, place)
+        assert _reserved_bytes(instances, drops=drops) == expected
+    assert asked == [*(["workspaces"] if drops and not graphs else []), "cache", "reserved"]
+
+
 def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,4 +118,4 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     monkeypatch.setattr("hw.benchmarks._probe", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
-    assert instances.used_bytes == 0
+    assert instances.budget.used_bytes == 0

@@ -169,6 +169,15 @@ def test_no_sample_is_from_the_future(world: World) -> None:
     assert [point.sampled_ns for point in world.ledger.ledger.telemetry] == [4_999_000_000]
 
 
+def test_what_waits_on_a_gpu_is_told_but_is_no_instance(world: World) -> None:
+    """Reports say what is used of the device; a server's peak is of context and instances, as in simulation."""
+    world.server.hear(Report(1, Sample(1, 10.0, 0.5, None), True, 3, 100, ServerCounts(), 1, activation_bytes=7))
+    (event,) = world.events[1:]
+    assert isinstance(event, ServerReport)
+    assert event.vram_used_bytes == 107
+    assert world.server.totals(device=0, busy_s=0.0).vram_peak_bytes == 100
+
+
 def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
     """What a dead agent told of last counts on."""
     sample = Sample(1, 10.0, 0.5, None)

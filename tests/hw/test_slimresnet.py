@@ -127,6 +127,6 @@ def test_packed_weights_lie_in_order_and_compute_the_same(order: torch.memory_fo
     device = DeviceSpec(channels_last=order == torch.channels_last, packed_weights=True)
     maker = Instances(model, Path("none"), device, place)
     instance = maker.make(2, 1.0)
-    assert maker.used_bytes == instance.weight_bytes == packed.weight_bytes
+    assert maker.budget.used_bytes == instance.weight_bytes == packed.weight_bytes
     maker.free(instance)
-    assert maker.used_bytes == 0
+    assert maker.budget.used_bytes == 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 import time  # noqa: TID251 - lanes run on a real clock
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -20,12 +22,16 @@ from hw.copies import Copies
 from hw.device import DeviceSpec
 from hw.gpu import BROKEN_EXIT
 from hw.instances import Instances, serve
+from hw.kept_blocks import KeptBlocks
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
+from hw.memory_budget import MemoryBudget
 from hw.messages import Input, Move, MoveBroken, Moved
+from hw.networks import ModelFile
 from hw.rows import rows_of
 from hw.slimresnet import SlimResNet
 from hw.slots import SlotPools
 from hw.torch_lanes import TorchLanes, explain
+from hw.torch_outfit import TorchOutfit
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 from tests.hw.fake_cuda import FakeCuda
@@ -39,7 +45,8 @@ Event = TypeVar("Event", BatchEnded, BatchBroken, LoadEnded, LoadBroken, UnloadE
 
 
 class Desk:
-    """Lanes, two arenas (the first is theirs), and what was told. Their clock is `AHEAD_NS` ahead, unless given."""
+    """Lanes, two arenas (the first is theirs), and what was told. Their clock is `AHEAD_NS` ahead, unless given.
+    With `counts` what is kept counts in the device's budget, as on a GPU."""
 
     def __init__(
         self,
@@ -50,6 +57,7 @@ class Desk:
         pools: SlotPools | None = None,
         cuda: FakeCuda | None = None,
         leave: Callable[[int], object] = os._exit,
+        counts: bool = False,
     ) -> None:
         self.device = device or DeviceSpec(channels_last=False)
         self.model = model
@@ -57,8 +65,11 @@ class Desk:
         self.told: SimpleQueue[LaneEvent] = SimpleQueue()
         place = torch.device("cpu")
         copies = None if cuda is None else Copies(self.arenas, place, cuda)
-        store = Activations(self.arenas, 0, self.device, place, pools, copies=copies)
-        self.lanes = TorchLanes(Instances(model, path, self.device, place), store, self.told.put, clock_ns, leave)
+        self.budget = MemoryBudget(self.device.vram_bytes)
+        kept = KeptBlocks(self.budget) if counts else None
+        store = Activations(self.arenas, 0, self.device, place, pools, copies=copies, kept=kept)
+        maker = Instances(model, path, self.device, place, budget=self.budget)
+        self.lanes = TorchLanes(maker, store, self.told.put, clock_ns, leave)
         self._batches = 0
 
     def wait(self, kind: type[Event]) -> Event:
@@ -241,6 +252,74 @@ def test_memory_is_counted_in_real_bytes(model: SlimResNet, path: Path) -> None:
     desk.lanes.reset()
 
 
+def test_what_waits_counts_in_the_devices_memory(model: SlimResNet, path: Path) -> None:
+    """As on a GPU. A batch whose outputs have no room runs in halves: who still fits goes on, the rest is told to lack
+    memory, as all are where none fits. A load has no room, either, until what waits is gone."""
+    weights, images = model.instance_bytes(1, 1.0), _images(6)
+    image_bytes = images[0].nbytes
+    output_bytes = 4 * math.prod(model.activation_shape(1, 1.0))
+    room = 6 * image_bytes + 3 * output_bytes
+    desk = Desk(model, path, DeviceSpec(channels_last=False, vram_bytes=weights + room), counts=True)
+    desk.load(1, 1, 1.0)
+    desk.give(tuple(range(6)), images)
+    desk.submit(1, tuple(range(6)), 1, IMAGE, 1.0)
+    ended = desk.wait(BatchEnded)
+    assert (ended.failed, ended.reason) == ((3, 4, 5), "out_of_memory")
+    assert desk.budget.used_bytes == weights + room
+    desk.submit(1, (3, 4), 1, IMAGE, 1.0)  # its inputs are still there
+    assert desk.wait(BatchBroken).reason == "out_of_memory"
+    desk.lanes.load(2, 1, 1.0, False)
+    assert desk.wait(LoadBroken).reason == "out_of_memory"
+    desk.lanes.forget((0, 1, 2))
+    desk.submit(1, (3, 4, 5), 1, IMAGE, 1.0)
+    assert desk.wait(BatchEnded).failed == ()
+    desk.lanes.reset()
+    assert desk.budget.used_bytes == 0
+
+
+def test_a_lack_of_memory_lets_go_of_what_little_is_wanted_of(path: Path) -> None:
+    """The device's own word, which comes before the budget is used up where others share the device."""
+    desk = Desk(SeenNet(), path, counts=True)
+    desk.load(1, 1, 1.0)
+    before_bytes = desk.budget.used_bytes
+    desk.give(tuple(range(10, 18)), _images(8), 4096)
+    desk.lanes.forget(range(11, 18))
+    assert desk.budget.used_bytes - before_bytes == 8 * 256
+    desk.give(tuple(range(4)), _images(4))
+    desk.submit(1, tuple(range(4)), 1, IMAGE, 1.0)  # of which three fit
+    assert desk.wait(BatchEnded).failed == ()
+    desk.lanes.forget(range(4))
+    assert desk.budget.used_bytes - before_bytes == 256
+    desk.lanes.reset()
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_an_agent_of_a_gpu_has_one_budget_for_all(
+    kind: Any, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Less its context; what waits is told beside instances. On a CPU what waits lies in arenas."""
+    monkeypatch.setattr("hw.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
+    weights, images = model.instance_bytes(1, 1.0), _images(4)
+    device = DeviceSpec(kind=kind, channels_last=False, vram_bytes=1000 + weights + images.nbytes)
+    arena, told = Arena(1 << 20), SimpleQueue[LaneEvent]()
+    fitting = TorchOutfit(device, ModelFile(path), (arena,), 0).fit(told.put, time.monotonic_ns)
+    tensor_in(arena, 0, tuple(images.shape), images.dtype).copy_(images)
+    fitting.lanes.take([Input((1, 2, 3, 4), 0, tuple(images.shape[1:]), "float32", False)])
+    assert fitting.activation_bytes() == (images.nbytes if kind == "cuda" else 0)
+    for number, expected in ((1, LoadEnded), (2, LoadBroken)):
+        fitting.lanes.load(number, 1, 1.0, False)
+        assert type(told.get(timeout=WAIT_S)) is expected
+    fitting.lanes.take([Input((5,), 0, tuple(images.shape[1:]), "float32", False)])
+    fitting.lanes.run(RunBatch(1, 1, 1, (5,), 1, IMAGE, 1.0, 1))
+    ended = told.get(timeout=WAIT_S)
+    if kind == "cpu":
+        assert isinstance(ended, BatchEnded)
+    else:
+        assert isinstance(ended, BatchBroken)
+        assert ended.detail.endswith(f"exceed {weights + images.nbytes}")
+    fitting.lanes.reset()
+
+
 def test_instances_from_disk_and_from_memory_are_the_same(desk: Desk, model: SlimResNet) -> None:
     """A batch gives the same labels whichever way its instance was loaded."""
     requests, images = (0, 1, 2, 3), _images(4)
@@ -324,6 +403,24 @@ def test_a_batch_that_memory_cannot_hold_runs_in_parts(moody: Desk) -> None:
     moody.submit(1, requests, 1, IMAGE, 1.0)
     assert moody.wait(BatchEnded).failed == ()
     assert _seen(moody) == [7, 4, 2, 2, 3]
+
+
+def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error's traceback holds it: within its handler nothing would be free yet."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    gone: list[bool] = []
+
+    def lacking(*given: Any) -> torch.Tensor:
+        half_done = torch.zeros(8)
+        made.append(weakref.ref(half_done))
+        raise torch.OutOfMemoryError("a pass of many tensors")
+
+    monkeypatch.setattr("hw.torch_lanes.serve", lacking)
+    monkeypatch.setattr(Activations, "compact", lambda store: gone.append(made[-1]() is None))
+    moody.give((1, 2), _images(2))
+    moody.submit(1, (1, 2), 1, IMAGE, 1.0)
+    assert moody.wait(BatchBroken).reason == "out_of_memory"
+    assert gone == [True] * 3
 
 
 def test_so_it_does_where_there_is_said_to_be_little(moody: Desk) -> None:
@@ -485,8 +582,8 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
     monkeypatch.setattr("hw.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
     instance = maker.load(1, 1.0)
-    assert maker.used_bytes == instance.weight_bytes
+    assert maker.budget.used_bytes == instance.weight_bytes
     problem[0] = "no kernel image is available"
     with pytest.raises(RuntimeError, match="no kernel image"):
         maker.load(1, 1.0)
-    assert maker.used_bytes == instance.weight_bytes
+    assert maker.budget.used_bytes == instance.weight_bytes
