@@ -273,7 +273,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "cluster check": Command(
         "cluster",
-        "what every host of a scenario's cluster has, before a run, and what does not fit",
+        "what every host of a scenario has before a run, and what does not fit",
         (_scenario_alone,),
     ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
