@@ -173,6 +173,10 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the order and the held-out points")
     parser.add_argument("--out", type=new_folder, default="profiles", metavar="DIR", help="for the profiles (profiles)")
     parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
+    text = "every host of a Ray cluster (docs/cluster.md) and their links; by its head, or the one that runs here"
+    parser.add_argument("--cluster", nargs="?", const="auto", metavar="HOST:PORT", help=text)
+    text = "with --cluster: hosts that others can reach may be used; needs Ray's token"
+    parser.add_argument("--beyond-loopback", action="store_true", help=text)
 
 
 def _profile_check(parser: argparse.ArgumentParser) -> None:
