@@ -75,7 +75,8 @@ def columns(
     """
     chosen = [name for name in names if name in set(wanted)]
     for block in blocks:
-        tally.rows += block.data.count(b"\n")
+        tally.rows += block.rows
+        block = _utf8(block, tally)
         if quoted and b'"' in block.data:
             block, unclosed = _without_quotes(block, delimiter)
             tally.leave_out("quotes that don't close", unclosed)
@@ -97,7 +98,7 @@ def first_line(path: Path, blocks: Iterator[Block]) -> tuple[str, Iterator[Block
 
     def rest() -> Iterator[Block]:
         if len(block.data) > end + 1:
-            yield Block(block.first_line + 1, block.data[end + 1 :])
+            yield Block(block.first_line + 1, block.data[end + 1 :], block.rows - 1)
         yield from blocks
 
     return text, rest()
@@ -117,37 +118,36 @@ def _parsed(block: Block, names: Sequence[str], chosen: list[str], tally: Tally,
             delimiter=delimiter, quote_char=False, ignore_empty_lines=False, invalid_row_handler=is_wrong
         ),
         arrow_csv.ConvertOptions(
-            column_types={name: pyarrow.binary() for name in names},
+            column_types={name: pyarrow.string() for name in names},
             include_columns=chosen,
             strings_can_be_null=False,
-            check_utf8=False,
         ),
     )
-    is_row = np.ones(block.data.count(b"\n"), bool)
+    is_row = np.ones(block.rows, bool)
     for how, numbers in zip(("fewer", "more"), wrong, strict=True):
         is_row[np.array(numbers, np.int64) - 1] = False
         tally.leave_out(f"{how} than {len(names)} fields", np.array(numbers, np.int64) + block.first_line - 1)
     lines = np.flatnonzero(is_row) + block.first_line
-    return Columns(lines, {name: _text(table[name].combine_chunks(), lines, tally) for name in chosen})
+    return Columns(lines, {name: table[name].combine_chunks() for name in chosen})
 
 
-def _text(column: Any, lines: NDArray[np.int64], tally: Tally) -> Any:
-    """Bytes as text; those that are no UTF-8 are written out, so that no two names become one."""
-    try:
-        return column.cast(pyarrow.string())
-    except pyarrow.ArrowInvalid:
-        texts = [each.decode("utf-8", "backslashreplace") for each in column.to_pylist()]
-        is_odd = np.array([_is_odd(each) for each in column.to_pylist()])
-        tally.note("bytes that are no UTF-8, written out as \\x..", lines[is_odd])
-        return pyarrow.array(texts, pyarrow.string())
+def _utf8(block: Block, tally: Tally) -> Block:
+    """Bytes that are no UTF-8 are written out, so that no two names become one."""
+    if _is_utf8(block.data):
+        return block
+    odd = [number for number, line in enumerate(block.data.split(b"\n"), block.first_line) if not _is_utf8(line)]
+    tally.note("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
+    return Block(block.first_line, block.data.decode("utf-8", "backslashreplace").encode(), block.rows)
 
 
-def _is_odd(text: bytes) -> bool:
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
         return True
-    return False
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _without_empty(found: Columns, unclosed: NDArray[np.int64], tally: Tally) -> Columns:
@@ -164,7 +164,7 @@ def _without_empty(found: Columns, unclosed: NDArray[np.int64], tally: Tally) ->
 def _without_quotes(block: Block, delimiter: str) -> tuple[Block, NDArray[np.int64]]:
     """Its lines with another delimiter and no quotes, and those whose quotes don't close: they are empty."""
     written, unclosed = [], []
-    for number, line in enumerate(block.data.decode("utf-8", "surrogateescape").split("\n")[:-1], block.first_line):
+    for number, line in enumerate(block.data.decode("utf-8").split("\n")[:-1], block.first_line):
         fields = line.split(delimiter)
         if '"' in line:
             try:
@@ -173,5 +173,5 @@ def _without_quotes(block: Block, delimiter: str) -> tuple[Block, NDArray[np.int
                 unclosed.append(number)
                 fields = []
         written.append(_UNIT.join(fields))
-    data = ("\n".join(written) + "\n").encode("utf-8", "surrogateescape")
-    return Block(block.first_line, data), np.array(unclosed, np.int64)
+    data = ("\n".join(written) + "\n").encode()
+    return Block(block.first_line, data, block.rows), np.array(unclosed, np.int64)

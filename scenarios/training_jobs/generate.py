@@ -30,6 +30,7 @@ SIZES: Final[Mapping[int, float]] = {1: 0.70, 2: 0.10, 4: 0.10, 8: 0.08, 16: 0.0
 QUANTUM_S: Final = 900.0  # requested times are multiples of it
 MOST_OVER: Final = 10.0  # times the run time that is asked for, at most
 SHORTEST_S: Final = 1.0
+LONGEST_YEARS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,11 @@ def sizes(text: str, flag: str) -> dict[int, float]:
 
 
 def draw(drawing: Drawing) -> JobTrace:
-    """The trace."""
+    """The trace; raises `InputError` where it would last for centuries."""
     count = drawing.jobs
+    if (years := count / drawing.rate_job_s / 31_557_600) > LONGEST_YEARS:
+        problem = f"{drawing.load:g} of {drawing.gpus:,} GPUs: {count:,} such jobs take {years:,.0f} years"
+        raise InputError("--load", "", f"{problem}; allowed are {LONGEST_YEARS}: ask for fewer jobs, or for more load")
     submit_s = _arrivals(drawing)
     gpus = _drawn(list(drawing.sizes), np.array(list(drawing.sizes.values())), count, drawing.seed, "sizes")
     user = _drawn(range(drawing.users), 1 / np.arange(1, drawing.users + 1), count, drawing.seed, "users")

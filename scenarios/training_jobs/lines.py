@@ -31,10 +31,12 @@ class Block:
 
     Attributes:
         first_line: the number of its first line, from 1.
+        rows: how many lines there are.
     """
 
     first_line: int
     data: bytes
+    rows: int
 
 
 def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
@@ -45,16 +47,22 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
     Raises:
         InputError: no such file, an empty one, one that is no text or is cut off, or a line longer than 1 MiB.
     """
-    line, is_first = 1, True
-    for data in _whole_lines(path, size):
-        if is_first:
-            data, is_first = _checked_head(path, data), False
-        if b"\r" in data:
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b" ")
-        yield Block(line, data)
-        line += data.count(b"\n")
+    line, rest, is_first = 1, b"", True
+    for chunk in _chunks(path, size):
+        data = rest + (_checked_head(path, chunk) if is_first else chunk)
+        is_first = False
+        cut = data.rfind(b"\n") + 1
+        rest = data[cut:]
+        if cut:
+            block = _block(path, line, data[:cut])
+            yield block
+            line += block.rows
+        if len(rest) > LONGEST_LINE_BYTES:
+            raise _too_long(path, line)
     if is_first:
         raise InputError(str(path), "", "is empty; a log has at least one job")
+    if rest:
+        yield _block(path, line, rest + b"\n")
 
 
 def head(path: Path) -> list[str]:
@@ -63,29 +71,20 @@ def head(path: Path) -> list[str]:
     return first.decode("utf-8", "backslashreplace").splitlines()[:50]
 
 
-def _whole_lines(path: Path, size: int) -> Iterator[bytes]:
-    rest, lines = b"", 0
-    for chunk in _chunks(path, size):
-        data = rest + chunk
-        cut = data.rfind(b"\n") + 1
-        rest = data[cut:]
-        if cut:
-            lines += data.count(b"\n")
-            _require_short(path, data[:cut], lines)
-            yield data[:cut]
-        if len(rest) > LONGEST_LINE_BYTES:
-            raise _too_long(path, lines + 1)
-    if rest:
-        yield rest + b"\n"
+def _block(path: Path, line: int, data: bytes) -> Block:
+    _require_short(path, line, data)
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b" ")
+    return Block(line, data, data.count(b"\n"))
 
 
-def _require_short(path: Path, data: bytes, lines: int) -> None:
-    """A long line within a block is found only where the block is longer than it."""
+def _require_short(path: Path, line: int, data: bytes) -> None:
+    """Only where a block is longer than a line may be can one of its lines be too long."""
     start = 0
     while len(data) - start > LONGEST_LINE_BYTES:
         end = data.rfind(b"\n", start, start + LONGEST_LINE_BYTES + 1)
         if end < 0:
-            raise _too_long(path, lines - data.count(b"\n", start) + 1)
+            raise _too_long(path, line + data.count(b"\n", 0, start))
         start = end + 1
 
 

@@ -54,7 +54,7 @@ def _table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Columns]:
     if (width := line.count(",") + 1) != len(names):
         problem = f"{width} fields; allowed are the {len(names)} of the table: {', '.join(names)}"
         raise InputError(str(path), "line 1", problem)
-    first = [] if line.startswith(f"{names[0]},") else [Block(1, f"{line}\n".encode())]
+    first = [] if line.startswith(f"{names[0]},") else [Block(1, f"{line}\n".encode(), 1)]
     yield from columns(chain(first, rest), names, names, tally, ",", quoted=False)
 
 

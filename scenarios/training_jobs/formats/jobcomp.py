@@ -30,6 +30,7 @@ _KNOWN: Final = (
 _REQUIRED: Final = ("JobId", "JobState", "StartTime", "EndTime", "SubmitTime")
 _WANTED: Final = (*_REQUIRED, "UserId", "Partition", "Account", "QOS", "TimeLimit", "NodeCnt", "Tres", "Gres")
 _UNIT: Final = "\x1f"
+_UNIT_BYTE: Final = 0x1F
 _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
 _GRES: Final = re.compile(r"gpu(?::([A-Za-z][^:,()]*))?:(\d+)")
 
@@ -44,8 +45,8 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     keys: list[str] = []
     for block in blocks(path):
         keys = keys or _keys(block, str(path))
-        for found in columns([_separated(block, keys)], keys, keys, tally, _UNIT, quoted=False):
-            if len((right := _checked(found, keys, tally)).lines):
+        for found in columns([_separated(block, keys)], keys, _WANTED, tally, _UNIT, quoted=False):
+            if len((right := _checked(found, tally)).lines):
                 yield _rows(right, options)
 
 
@@ -61,20 +62,26 @@ def _keys(block: Block, source: str) -> list[str]:
 
 def _separated(block: Block, keys: Sequence[str]) -> Block:
     """With a separator instead of the blank before each key."""
-    data = block.data.replace(b" \n", b"\n")
+    text = np.frombuffer(block.data + bytes(32), np.uint8).copy()
+    blanks = np.flatnonzero(text == 32)
+    first_two = text[blanks + 1].astype(np.uint16) * 256 + text[blanks + 2]
     for key in keys[1:]:
-        data = data.replace(f" {key}=".encode(), f"{_UNIT}{key}=".encode())
-    return Block(block.first_line, data)
+        word = f"{key}=".encode()
+        places = blanks[first_two == word[0] * 256 + word[1]]
+        for index in range(2, len(word)):
+            places = places[text[places + 1 + index] == word[index]]
+        text[places] = _UNIT_BYTE
+    return Block(block.first_line, text[:-32].tobytes(), block.rows)
 
 
-def _checked(found: Columns, keys: Sequence[str], tally: Tally) -> Columns:
+def _checked(found: Columns, tally: Tally) -> Columns:
     """Rows whose keys stand in the order of the first line, without the keys."""
     is_right = np.ones(len(found.lines), bool)
-    for key in keys:
-        is_right &= _bools(compute.starts_with(found.texts[key], f"{key}="))
+    for key, text in found.texts.items():
+        is_right &= _bools(compute.starts_with(text, f"{key}="))
     tally.leave_out("keys in another order than on the first line", found.lines[~is_right])
-    right = found.chosen(is_right)
-    cut = {key: compute.utf8_slice_codeunits(right.texts[key], len(key) + 1) for key in keys if key in _WANTED}
+    right = found if is_right.all() else found.chosen(is_right)
+    cut = {key: compute.utf8_slice_codeunits(text, len(key) + 1) for key, text in right.texts.items()}
     return Columns(right.lines, cut)
 
 

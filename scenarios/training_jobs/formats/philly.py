@@ -25,17 +25,17 @@ LONGEST_JOB_BYTES: Final = 16 << 20
 _QUOTE, _BACKSLASH, _OPEN, _CLOSE, _FEED = (ord(each) for each in '"\\{}\n')
 
 
-class _Detail(msgspec.Struct):
+class _Detail(msgspec.Struct, gc=False):
     gpus: list[str] = []
 
 
-class _Attempt(msgspec.Struct):
+class _Attempt(msgspec.Struct, gc=False):
     start_time: str | None = None
     end_time: str | None = None
     detail: list[_Detail] = []
 
 
-class _Job(msgspec.Struct):
+class _Job(msgspec.Struct, gc=False):
     jobid: str
     submitted_time: str | None = None
     status: str = ""
@@ -106,9 +106,11 @@ def _spans(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def _escaped(text: NDArray[np.uint8], quotes: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Whether an odd number of backslashes stands before each quote."""
-    last_other = np.maximum.accumulate(np.where(text == _BACKSLASH, -1, np.arange(len(text))))
-    before = np.maximum(quotes - 1, 0)
-    found: NDArray[np.bool_] = ((before - last_other[before]) % 2 == 1) & (quotes > 0)
+    found = np.zeros(len(quotes), bool)
+    which, before = np.arange(len(quotes)), quotes - 1
+    while len(which := which[(before >= 0) & (text[before] == _BACKSLASH)]):
+        found[which] ^= True
+        before = before[(before >= 0) & (text[before] == _BACKSLASH)] - 1
     return found
 
 

@@ -43,7 +43,7 @@ def read(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
     if width not in (19, 20):
         raise InputError(str(path), "line 1", f"{width} fields; allowed are 19 (README) or 20 (with think time)")
     names = [*_FIELDS[:17], *(["think"] if width == 20 else []), *_FIELDS[17:]]
-    first = [] if "submit" in line else [Block(1, f"{line}\n".encode())]
+    first = [] if "submit" in line else [Block(1, f"{line}\n".encode(), 1)]
     for block in columns(chain(first, rest), names, _WANTED, tally, ",", quoted=False):
         yield _rows(block)
 

@@ -60,7 +60,7 @@ def _single_blanks(block: Block) -> Block:
     after_edge = np.concatenate([[True], is_edge[:-1]])
     before_end = np.concatenate([text[1:] == 10, [True]])
     kept = np.where(is_blank, 32, text)[~(is_blank & (after_edge | before_end))]
-    return Block(block.first_line, re.sub(rb" +\n", b"\n", kept.astype(np.uint8).tobytes()))
+    return Block(block.first_line, re.sub(rb" +\n", b"\n", kept.astype(np.uint8).tobytes()), block.rows)
 
 
 def _rows(block: Columns, start_s: int) -> Rows:
