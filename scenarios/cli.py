@@ -265,7 +265,8 @@ def _jobs_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs_generate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=path, required=True, metavar="FILE", help="the trace")
+    text = "the trace; drawn.jobtrace.parquet, here, by default"
+    parser.add_argument("--out", type=path, default="drawn.jobtrace.parquet", metavar="FILE", help=text)
     parser.add_argument("--jobs", type=up_to(20_000_000), default=2000, metavar="N", help="how many (2000)")
     parser.add_argument("--gpus", type=up_to(1_000_000), default=64, metavar="N", help="of the cluster (64)")
     text = "the share of these GPUs that the jobs keep busy on average (0.7); the rate of arrivals follows from it"

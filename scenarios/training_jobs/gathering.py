@@ -1,6 +1,6 @@
 """From a log's rows to a trace: rows that make no job are left out, lives of a job joined, the rest sorted and written.
 
-Columns are held until the end of the log, for a trace is sorted by submit time: some 130 bytes a job.
+Columns are held until the end of the log, for a trace is sorted by submit time: at the peak some 280 bytes a job.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ LATEST_S: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 LONG_GAP_S: Final = 180 * 86400
 _WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class")
 _TIMES: Final = ("submit_s", "start_s", "run_s", "requested_s")
+_NUMBERS: Final = (*_TIMES, "gpus", "attempts", "line")
 BACKWARDS: Final = "started before they were submitted: wait and start are not known"
 NO_GPU: Final = "ask for no GPU"
 
@@ -66,41 +67,36 @@ class Gathered:
             kept &= ~where
         return kept
 
-    def finish(self) -> Finished:
-        """All jobs, sorted by submit time, those of one id joined."""
-        table = pyarrow.concat_tables(self.tables).unify_dictionaries() if self.tables else None
+    def finish(self) -> Finished | None:
+        """All jobs, sorted by submit time, those of one id joined; None where there are none."""
+        if not sum(table.num_rows for table in self.tables):
+            return None
+        table = pyarrow.concat_tables(self.tables)
         self.tables.clear()
-        if table is None or not table.num_rows:
-            return Finished(None, np.empty(0, np.int64), 0.0)
-        numbers = {name: table[name].to_numpy() for name in (*_TIMES, "gpus", "attempts", "line")}
-        order = self._joined(table, numbers)
-        submit_s = numbers["submit_s"]
-        order = order[np.argsort(submit_s[order], kind="stable")]
-        start_s = float(submit_s[order[0]])
-        self._tell_times(submit_s[order], numbers["line"][order])
-        for name, values in numbers.items():
-            table = table.set_column(table.schema.get_field_index(name), name, pyarrow.array(values))
-        return Finished(table, order, start_s)
+        numbers = {name: table[name].to_numpy() for name in _NUMBERS}
+        words = table.drop_columns(list(_NUMBERS)).unify_dictionaries().combine_chunks()
+        del table
+        order = self._joined(words["job_id"], numbers)
+        order = order[np.argsort(numbers["submit_s"][order], kind="stable")]
+        self._tell_times(numbers["submit_s"][order], numbers["line"][order])
+        return Finished(words, numbers, order)
 
-    def _joined(self, table: Any, numbers: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
+    def _joined(self, job_id: Any, numbers: dict[str, NDArray[Any]]) -> NDArray[np.int64]:
         """The row that stands for each job; its numbers become the whole job's."""
-        ids = table["job_id"].cast(pyarrow.large_string()).combine_chunks().dictionary_encode()
-        codes = ids.indices.to_numpy()
-        jobs = len(ids.dictionary)
-        del ids
-        if jobs == len(codes):
-            return np.arange(jobs)
-        order = np.lexsort((numbers["line"], numbers["start_s"], codes))
+        codes = _codes(job_id.combine_chunks())
+        if codes is None:
+            return np.arange(len(job_id))
         if not self.joins:
-            return _first_of_each(order, codes, numbers["line"], self.tally)
+            return _first_of_each(codes, numbers["line"], self.tally)
+        order = np.lexsort((numbers["line"], numbers["start_s"], codes))
         order = _without_twins(order, codes, numbers, self.tally)
         return self._lives(order, codes, numbers)
 
     def _lives(
-        self, order: NDArray[np.int64], codes: NDArray[np.int32], numbers: dict[str, NDArray[Any]]
+        self, order: NDArray[np.int64], codes: NDArray[np.int64], numbers: dict[str, NDArray[Any]]
     ) -> NDArray[np.int64]:
         """Lives in the order of their starts, by job: the last of each stands for it."""
-        begins = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        begins = np.flatnonzero(_is_next(codes[order]))
         last = order[np.append(begins[1:], len(order)) - 1]
         lives = np.diff(np.append(begins, len(order)))
         again = order[np.setdiff1d(np.arange(len(order)), begins)]
@@ -113,8 +109,8 @@ class Gathered:
             earlier_s = float(((ran_s - numbers["run_s"][last]) * numbers["gpus"][last]).sum())
             how = "counted in (--lives last leaves them out)" if self.sums else "left out (--lives sum counts them in)"
             self.tally.tell(f"{earlier_s / 3600:,.0f} GPU-hours of lives before the last are {how}")
-        for name in numbers:
-            numbers[name] = numbers[name].copy()
+        for name in ("submit_s", "start_s", "attempts", "run_s"):
+            numbers[name] = numbers[name].copy()  # Arrow's own can't be written
         numbers["submit_s"][last], numbers["start_s"][last] = submit_s, start_s
         numbers["attempts"][last] = attempts
         if self.sums:
@@ -140,25 +136,45 @@ class Finished:
     """All jobs of a log.
 
     Attributes:
-        table: their columns in the order of the log; None where there are none.
+        words, numbers: their columns in the order of the log.
         order: the rows that are jobs, by submit time.
-        start_s: the first submit time, as the log has it.
     """
 
-    table: Any
+    words: Any
+    numbers: dict[str, NDArray[Any]]
     order: NDArray[np.int64]
-    start_s: float
+
+    @property
+    def start_s(self) -> float:
+        """The first submit time, as the log has it."""
+        return float(self.numbers["submit_s"][self.order[0]])
 
     @property
     def days(self) -> float:
         """From the first submit to the last."""
-        submit_s = self.table["submit_s"].to_numpy()
-        return float(submit_s[self.order[-1]] - self.start_s) / 86400
+        return (float(self.numbers["submit_s"][self.order[-1]]) - self.start_s) / 86400
 
     def slices(self) -> Iterator[Any]:
         """The normal form, a part at a time."""
         for begin in range(0, len(self.order), SLICE_ROWS):
-            yield _normal(self.table.take(pyarrow.array(self.order[begin : begin + SLICE_ROWS])), self.start_s)
+            yield self._normal(self.order[begin : begin + SLICE_ROWS])
+
+    def _normal(self, rows: NDArray[np.int64]) -> Any:
+        """The columns of the normal form, from the trace's start."""
+        submit_s, start_s, run_s, requested_s = (self.numbers[name][rows] for name in _TIMES)
+        begun_s = np.where(start_s >= submit_s, start_s, np.nan)
+        words = self.words.take(pyarrow.array(rows))
+        found = {
+            "submit_s": submit_s - self.start_s,
+            "run_s": run_s,
+            "gpus": self.numbers["gpus"][rows],
+            "requested_s": np.where(requested_s > 0, requested_s, np.nan),
+            "recorded_wait_s": begun_s - submit_s,
+            "recorded_start_s": begun_s - self.start_s,
+            "attempts": self.numbers["attempts"][rows],
+            **{name: words[name].cast(pyarrow.string()) for name in ("job_id", *_WORDS)},
+        }
+        return pyarrow.table({name: found[name] for name in COLUMNS})
 
 
 def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
@@ -191,7 +207,7 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
     return pyarrow.table(
         {
             "line": rows.lines[kept],
-            "job_id": rows.texts["job_id"].filter(mask),
+            "job_id": rows.texts["job_id"].filter(mask).cast(pyarrow.large_string()),
             **{name: values[kept] for name, values in times.items()},
             "gpus": np.ceil(rows.gpus[kept]).astype(np.int32),
             "attempts": attempts[kept].astype(np.int32),
@@ -200,37 +216,39 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
     )
 
 
-def _normal(table: Any, start_s: float) -> Any:
-    """The columns of the normal form, from the trace's start."""
-    numbers = {name: table[name].to_numpy() for name in _TIMES}
-    begun_s = np.where(numbers["start_s"] >= numbers["submit_s"], numbers["start_s"], np.nan)
-    requested_s = numbers["requested_s"]
-    found = {
-        "submit_s": numbers["submit_s"] - start_s,
-        "run_s": numbers["run_s"],
-        "requested_s": np.where(requested_s > 0, requested_s, np.nan),
-        "recorded_wait_s": begun_s - numbers["submit_s"],
-        "recorded_start_s": begun_s - start_s,
-    }
-    words = {name: table[name].cast(pyarrow.string()) for name in _WORDS}
-    rest = {name: table[name] for name in ("job_id", "gpus", "attempts")}
-    return pyarrow.table({name: {**found, **words, **rest}[name] for name in COLUMNS})
+def _codes(job_id: Any) -> NDArray[np.int64] | None:
+    """A number for each id that differs; None where all do. Ids that are plain integers are their own numbers.
+
+    A table of all texts would take some 140 bytes a job for a moment.
+    """
+    try:
+        found = job_id.cast(pyarrow.int64())
+    except pyarrow.ArrowInvalid:
+        found = None
+    if found is None or not found.cast(pyarrow.large_string()).equals(job_id):  # 007 is not 7
+        found = job_id.dictionary_encode().indices
+    codes: NDArray[np.int64] = found.to_numpy().astype(np.int64)
+    in_order = np.sort(codes)
+    return codes if (in_order[1:] == in_order[:-1]).any() else None
 
 
-def _first_of_each(
-    order: NDArray[np.int64], codes: NDArray[np.int32], line: NDArray[np.int64], tally: Tally
-) -> NDArray[np.int64]:
+def _is_next(codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each is another than the one before it."""
+    return np.concatenate([[True], codes[1:] != codes[:-1]])
+
+
+def _first_of_each(codes: NDArray[np.int64], line: NDArray[np.int64], tally: Tally) -> NDArray[np.int64]:
     order = np.lexsort((line, codes))
-    is_first = np.diff(codes[order], prepend=-1) != 0
+    is_first = _is_next(codes[order])
     tally.leave_out("an id that an earlier row has", line[order[~is_first]])
     return order[is_first]
 
 
 def _without_twins(
-    order: NDArray[np.int64], codes: NDArray[np.int32], numbers: dict[str, NDArray[Any]], tally: Tally
+    order: NDArray[np.int64], codes: NDArray[np.int64], numbers: dict[str, NDArray[Any]], tally: Tally
 ) -> NDArray[np.int64]:
     """Rows of one id that began at one time are one life, written twice."""
-    same_job = np.diff(codes[order], prepend=-1) == 0
+    same_job = ~_is_next(codes[order])
     start_s = numbers["start_s"][order]
     is_twin = same_job & (np.diff(start_s, prepend=np.nan) == 0)
     tally.leave_out("a life that an earlier row has", numbers["line"][order[is_twin]])

@@ -77,7 +77,7 @@ def import_log(
         problem = f"mixes dates and seconds, from line {gathered.mixed} on; write all submit times in one form"
         raise InputError(str(log), "", problem)
     finished = gathered.finish()
-    if finished.table is None:
+    if finished is None:
         raise InputError(str(log), "", _nothing(tally))
     start = _start(finished, bool(gathered.is_date), tally)
     result = Imported(found, is_told, len(finished.order), finished.days, start, tally)

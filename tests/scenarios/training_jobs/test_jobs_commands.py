@@ -59,7 +59,6 @@ def test_a_table_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["import", "a.log", "--out", "a.log"], "the command reads this file"),
         (["import", "a.log", "--gpus-per-node", "0"], "at least 1"),
         (["inspect", "a.log"], "not a trace of jobs"),
-        (["generate"], "--out"),
         (["generate", "--out", "t", "--load", "0"], "--load"),
         (["generate", "--out", "t", "--sizes", "1"], "--sizes"),
         (["generate", "--out", "no/t/", "--durations", "normal"], "--durations: unknown 'normal'"),
