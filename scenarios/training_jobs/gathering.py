@@ -115,7 +115,7 @@ class Gathered:
         numbers["attempts"][last] = attempts
         if self.sums:
             numbers["run_s"][last] = ran_s
-        return last
+        return np.asarray(last, np.int64)
 
     def _tell_times(self, submit_s: Numbers, line: NDArray[np.int64]) -> None:
         """Rows that are not in the order of their times, and long holes between them."""
@@ -252,4 +252,4 @@ def _without_twins(
     start_s = numbers["start_s"][order]
     is_twin = same_job & (np.diff(start_s, prepend=np.nan) == 0)
     tally.leave_out("a life that an earlier row has", numbers["line"][order[is_twin]])
-    return order[~is_twin]
+    return np.asarray(order[~is_twin], np.int64)

@@ -177,7 +177,8 @@ def _hyperexponential(mean_s: float, cv2: float, count: int, rng: np.random.Gene
     """Two phases with balanced means: each has half of the work (Allen 1990, 5.2)."""
     first = (1 + sqrt((cv2 - 1) / (cv2 + 1))) / 2
     shares = np.where(rng.random(count) < first, first, 1 - first)
-    return rng.exponential(1.0, count) * mean_s / (2 * shares)
+    found: Numbers = rng.exponential(1.0, count) * mean_s / (2 * shares)
+    return found
 
 
 def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], drawing: Drawing) -> Numbers:

@@ -10,8 +10,8 @@ import pytest
 from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
 from scenarios.training_jobs.trace import read_trace
-from tests.scenarios.training_jobs.logs import drawn, write_log
-from tests.scenarios.training_jobs.test_bad_logs import SACCT, row
+from tests.scenarios.training_jobs.logs import SACCT, drawn, write_log
+from tests.scenarios.training_jobs.test_bad_logs import row
 
 SHIPPED_TRACE = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
 
