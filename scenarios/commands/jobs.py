@@ -11,6 +11,7 @@ from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
 
 ENDING = ".jobtrace.parquet"
+MOST_AT_ONCE = 200_000  # jobs that are looked at in a moment
 
 
 def jobs_import(arguments: Namespace) -> int:
@@ -42,7 +43,10 @@ def jobs_inspect(arguments: Namespace) -> int:
     from scenarios.training_jobs.trace import read_trace
 
     output = Output(arguments)
-    found = summarize(read_trace(arguments.trace), arguments.gpus)
+    trace = read_trace(arguments.trace)
+    is_quiet = output.quiet or len(trace) < MOST_AT_ONCE
+    with Progress("looking at jobs", len(trace), unit="job", quiet=is_quiet) as progress:
+        found = summarize(trace, arguments.gpus, progress.set)
     return output.result(summary_text(found, arguments.trace.name), found)
 
 

@@ -29,9 +29,9 @@ def numbers(texts: Any) -> Numbers:
     try:
         found = texts.cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:
-        is_number = compute.match_substring_regex(texts, _NUMBER)
+        looks_so = compute.match_substring_regex(texts, _NUMBER)
         trimmed = compute.utf8_trim_whitespace(texts)
-        found = compute.if_else(is_number, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
+        found = compute.if_else(looks_so, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
     values = _floats(found)
     return np.where(np.isfinite(values), values, np.nan)
 
@@ -62,14 +62,14 @@ def times(texts: Any, timezone: str | None = None) -> tuple[Numbers, NDArray[np.
     A date may have a zone of its own here (`2024-01-31T12:00:00+01:00`), and may lack its time.
     """
     found = numbers(texts)
-    is_number = np.isfinite(found)
-    if is_number.all():
-        return found, ~is_number
+    is_given = np.isfinite(found)
+    if is_given.all():
+        return found, ~is_given
     stamps = dates(texts, timezone)
-    rest = ~is_number & np.isnan(stamps)
+    rest = ~is_given & np.isnan(stamps)
     if rest.any():
         stamps[rest] = mapped(texts.filter(pyarrow.array(rest)), _iso_s)
-    return np.where(is_number, found, stamps), np.isfinite(stamps)
+    return np.where(is_given, found, stamps), np.isfinite(stamps)
 
 
 def _possible(texts: Any) -> Any:
@@ -105,6 +105,26 @@ def named(texts: Any, of: Callable[[str], str]) -> Any:
     coded = texts.dictionary_encode()
     words = [of(text) for text in coded.dictionary.to_pylist()]
     return pyarrow.array(words, pyarrow.string()).take(coded.indices)
+
+
+def truths(found: Any) -> NDArray[np.bool_]:
+    """What Arrow found of each text."""
+    values: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(bool)
+    return values
+
+
+def name_of(number: str) -> str:
+    """A name that is a number; -1 says that nothing is known."""
+    return "" if number.startswith("-") else number
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def status_of(word: str) -> str:

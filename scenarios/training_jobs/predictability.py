@@ -6,7 +6,7 @@ The error is a factor, `exp|log estimate - log truth|`; its median says how far 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from statistics import median
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scenarios.training_jobs.trace import JobTrace
 
 WINDOW: Final = 5  # the best of 1, 3, 5, 10, 20 for ThetaGPU and Theta together (docs/jobs.md)
+
+TELL_EVERY: Final = 50_000  # jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,15 @@ class Accuracy:
     within_two: float | None
 
 
-def accuracies(trace: JobTrace) -> list[Accuracy]:
-    """Of requested times and of the history; of jobs as long as one another history is no better than chance."""
+def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[Accuracy]:
+    """Of requested times and of the history; `told` is called with the number of jobs that are predicted so far."""
     requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
-    return [_accuracy("requested", requested, trace), _accuracy("history", predictions(trace), trace)]
+    return [_accuracy("requested", requested, trace), _accuracy("history", predictions(trace, told=told), trace)]
 
 
-def predictions(trace: JobTrace, history: History | None = None) -> NDArray[np.float64]:
+def predictions(
+    trace: JobTrace, history: History | None = None, told: Callable[[int], None] = lambda jobs: None
+) -> NDArray[np.float64]:
     """What history said of each job when it was submitted; not-a-number where it knew nothing.
 
     A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
@@ -107,6 +111,8 @@ def predictions(trace: JobTrace, history: History | None = None) -> NDArray[np.f
             next_end = next(ended, None)
         if (predicted_s := history.predict(jobs[job])) is not None:
             found[job] = predicted_s
+        if job % TELL_EVERY == TELL_EVERY - 1:
+            told(job + 1)
     return found
 
 

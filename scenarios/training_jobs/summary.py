@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -17,11 +18,14 @@ QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 SCHEMA: Final = "slimsched.jobsummary/1"
 
 
-def summarize(trace: JobTrace, gpus: int | None = None) -> dict[str, Any]:
+def summarize(
+    trace: JobTrace, gpus: int | None = None, told: Callable[[int], None] = lambda jobs: None
+) -> dict[str, Any]:
     """A trace in numbers.
 
     Args:
         gpus: of the cluster that its load is told for.
+        told: is called with the number of jobs that were looked at so far.
     """
     return {
         "schema": SCHEMA,
@@ -38,7 +42,7 @@ def summarize(trace: JobTrace, gpus: int | None = None) -> dict[str, Any]:
         "statuses": _groups(trace, "status"),
         "more_than_one_attempt_share": float((trace.attempts > 1).mean()),
         "recorded_waits": _waits(trace),
-        "prediction": [asdict(each) for each in accuracies(trace)],
+        "prediction": [asdict(each) for each in accuracies(trace, told)],
     }
 
 

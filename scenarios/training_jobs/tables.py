@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from scenarios.show.numbers import NONE, number, plural
+from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
 from scenarios.training_jobs.importing import Imported
@@ -21,10 +21,7 @@ def imported_text(found: Imported, log: Path, out: Path) -> str:
     tally = found.tally
     kind = f"{found.format}{' (told by its first lines)' if found.is_told else ''}"
     since = "" if found.start is None else f" from {found.start}"
-    head = (
-        f"{log.name}: {kind}\n{tally.rows:,} rows, {plural(found.jobs, 'job')} in {found.days:.1f} days{since}\n"
-        f"trace: {out}"
-    )
+    head = f"{log.name}: {kind}\n{tally.rows:,} rows, {_jobs(found.jobs)} in {found.days:.1f} days{since}\ntrace: {out}"
     parts: list[Table | str] = [head]
     if tally.left_out:
         parts.append(_counts("left out", tally.left_out))
@@ -59,7 +56,7 @@ def _head(found: Mapping[str, Any], name: str) -> str:
     load, start = found["load"], found["provenance"].get("start")
     since = "" if start is None else f" from {start}"
     lines = [
-        f"{name}: {plural(found['jobs'], 'job')} in {found['days']:.1f} days{since}",
+        f"{name}: {_jobs(found['jobs'])} in {found['days']:.1f} days{since}",
         f"work: {found['gpu_hours']:,.0f} GPU-hours",
         f"busy GPUs on average: {number(load['busy_gpus'], 1, grouped=True)}",
     ]
@@ -149,6 +146,10 @@ def _prediction(found: Sequence[Mapping[str, Any]]) -> Table:
     )
     heads = [Column("predicted by"), *columns("jobs with one", "median factor", "p90 factor", "within a factor of 2")]
     return Table(heads, rows, notes=[note])
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'' if count == 1 else 's'}"
 
 
 def _share(value: float | None) -> str:

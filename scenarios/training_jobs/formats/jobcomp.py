@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 from pyarrow import compute
 
 from policies.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns
-from scenarios.training_jobs.fields import dates, mapped, named, status_of
+from scenarios.training_jobs.fields import dates, mapped, named, status_of, truths
 from scenarios.training_jobs.formats.sacct import gpus_of
 from scenarios.training_jobs.lines import Block, blocks
 from scenarios.training_jobs.rows import Options, Rows
@@ -28,11 +27,10 @@ _KNOWN: Final = (
     "Cluster", "SubmitTime", "EligibleTime", "DerivedExitCode", "ExitCode",
 )  # fmt: skip
 _REQUIRED: Final = ("JobId", "JobState", "StartTime", "EndTime", "SubmitTime")
-_WANTED: Final = (*_REQUIRED, "UserId", "Partition", "Account", "QOS", "TimeLimit", "NodeCnt", "Tres", "Gres")
+_WANTED: Final = (*_REQUIRED, "UserId", "Partition", "Account", "QOS", "TimeLimit", "NodeCnt", "Tres")
 _UNIT: Final = "\x1f"
 _UNIT_BYTE: Final = 0x1F
 _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
-_GRES: Final = re.compile(r"gpu(?::([A-Za-z][^:,()]*))?:(\d+)")
 
 
 def looks_like(lines: Sequence[str]) -> bool:
@@ -78,7 +76,7 @@ def _checked(found: Columns, tally: Tally) -> Columns:
     """Rows whose keys stand in the order of the first line, without the keys."""
     is_right = np.ones(len(found.lines), bool)
     for key, text in found.texts.items():
-        is_right &= _bools(compute.starts_with(text, f"{key}="))
+        is_right &= truths(compute.starts_with(text, f"{key}="))
     tally.leave_out("keys in another order than on the first line", found.lines[~is_right])
     right = found if is_right.all() else found.chosen(is_right)
     cut = {key: compute.utf8_slice_codeunits(text, len(key) + 1) for key, text in right.texts.items()}
@@ -90,8 +88,6 @@ def _rows(block: Columns, options: Options) -> Rows:
         dates(block.of(name), options.timezone) for name in ("SubmitTime", "StartTime", "EndTime")
     )
     tres = block.of("Tres")
-    gres = named(block.of("Gres"), _tres_of)
-    tres = compute.if_else(compute.match_substring(tres, "gres/gpu"), tres, gres)
     gpus, types = gpus_of(tres, tres, block.of("NodeCnt"), options)
     group = {"partition": "Partition", "account": "Account", "qos": "QOS"}[options.vc]
     return Rows(
@@ -122,13 +118,3 @@ def _minutes(limit: str) -> float:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return days * 1440 + hours * 60 + minutes + seconds / 60
     return float(limit) if limit.isascii() and limit.isdigit() and int(limit) else np.nan
-
-
-def _tres_of(gres: str) -> str:
-    """`gpu:a100:4` as TRES has it; empty where there is no GPU."""
-    return ",".join(f"gres/gpu{f':{kind}' if kind else ''}={count}" for kind, count in _GRES.findall(gres))
-
-
-def _bools(found: Any) -> NDArray[np.bool_]:
-    values: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(bool)
-    return values

@@ -15,7 +15,7 @@ import numpy as np
 
 from policies.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns, first_line
-from scenarios.training_jobs.fields import known, named, numbers
+from scenarios.training_jobs.fields import is_number, known, name_of, named, numbers
 from scenarios.training_jobs.lines import Block, blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -33,7 +33,7 @@ def looks_like(lines: Sequence[str]) -> bool:
     found = [line.split(",") for line in lines if not line.startswith(";")]
     if not found or len(found[0]) not in (19, 20):
         return False
-    return "proceeding_job_number" in found[0] or all(map(_is_number, found[0][1:]))
+    return "proceeding_job_number" in found[0] or all(map(is_number, found[0][1:]))
 
 
 def read(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
@@ -59,17 +59,9 @@ def _rows(block: Columns) -> Rows:
         requested_s=known(numbers(block.of("requested_time"))),
         texts={
             "job_id": block.of("job"),
-            "user": named(block.of("user"), _name),
-            "vc": named(block.of("vc"), _name),
+            "user": named(block.of("user"), name_of),
+            "vc": named(block.of("vc"), name_of),
             "gpu_types": named(block.of("gpu_type"), lambda number: _TYPES.get(number, "")),
         },
         is_date=np.zeros(len(block.lines), bool),
     )
-
-
-def _name(number: str) -> str:
-    return "" if number.startswith("-") else number
-
-
-def _is_number(text: str) -> bool:
-    return text.strip().lstrip("-").replace(".", "", 1).isdigit()

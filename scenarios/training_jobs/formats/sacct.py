@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
 from policies.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
-from scenarios.training_jobs.fields import Numbers, dates, mapped, named, numbers, status_of
+from scenarios.training_jobs.fields import Numbers, dates, mapped, named, numbers, status_of, truths
 from scenarios.training_jobs.lines import blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -76,9 +77,9 @@ def _rows(block: Columns, id_name: str, options: Options) -> Rows:
             "status": named(state, status_of),
         },
         refused={
-            "a header again": _is(compute.equal(ids, id_name)),
-            "steps of jobs (`sacct -X` leaves them out)": _is(compute.match_substring(ids, ".")),
-            "not yet ended": _is(compute.is_in(state, value_set=_set(_NOT_ENDED))) | np.isnan(end_s),
+            "a header again": truths(compute.equal(ids, id_name)),
+            "steps of jobs (`sacct -X` leaves them out)": truths(compute.match_substring(ids, ".")),
+            "not yet ended": truths(compute.is_in(state, value_set=pyarrow.array(_NOT_ENDED))) | np.isnan(end_s),
             "never started": np.isnan(start_s),
             "ended before it started": elapsed_s < 0,
         },
@@ -133,14 +134,3 @@ def _minutes(limit: str) -> float:
 
 def _number(text: str) -> float:
     return float(text) if text.isascii() and text.isdigit() else np.nan
-
-
-def _is(found: Any) -> NDArray[np.bool_]:
-    values: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(bool)
-    return values
-
-
-def _set(words: Sequence[str]) -> Any:
-    import pyarrow
-
-    return pyarrow.array(words)

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from scenarios.training_jobs.delimited import Columns, columns
-from scenarios.training_jobs.fields import Numbers, known, mapped, named, numbers
+from scenarios.training_jobs.fields import Numbers, is_number, known, mapped, name_of, named, numbers
 from scenarios.training_jobs.lines import Block, blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -31,7 +31,7 @@ _UNIX_START: Final = re.compile(rb"^;\s*UnixStartTime:\s*(\d{9,11})", re.MULTILI
 def looks_like(lines: Sequence[str]) -> bool:
     """Whether these are the first lines of such a log."""
     jobs = [line.split() for line in lines if not line.startswith(";")]
-    return bool(jobs) and len(jobs[0]) == len(_FIELDS) and all(map(_is_number, jobs[0]))
+    return bool(jobs) and len(jobs[0]) == len(_FIELDS) and all(map(is_number, jobs[0]))
 
 
 def read(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
@@ -76,8 +76,8 @@ def _rows(block: Columns, start_s: int) -> Rows:
         requested_s=known(numbers(block.of("requested_time"))),
         texts={
             "job_id": block.of("job"),
-            "user": named(block.of("user"), _name),
-            "vc": named(block.of("queue"), _name),
+            "user": named(block.of("user"), name_of),
+            "vc": named(block.of("queue"), name_of),
             "status": named(status, lambda word: _STATUSES.get(word, "unknown")),
         },
         is_date=np.full(len(block.lines), start_s > 0),
@@ -91,15 +91,3 @@ def _rows(block: Columns, start_s: int) -> Rows:
 
 def _first_known(first: Numbers, second: Numbers) -> Numbers:
     return np.where(first > 0, first, second)
-
-
-def _name(number: str) -> str:
-    return "" if number.startswith("-") else number
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

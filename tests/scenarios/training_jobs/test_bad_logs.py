@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scenarios.training_jobs.formats.sacct import CLOCK_CHANGED
 from scenarios.training_jobs.importing import Imported, import_log
 from scenarios.training_jobs.rows import Options
 from scenarios.training_jobs.trace import JobTrace, read_trace
-from tests.scenarios.training_jobs.logs import SACCT, drawn, write_log
+from tests.scenarios.training_jobs.logs import SACCT, WRITERS, drawn, write_log
 
 GOOD = {
     "JobIDRaw": "7",
@@ -338,11 +339,73 @@ def test_any_damage_is_a_trace_or_one_message(
     assert lives + sum(count.rows for count in found.tally.left_out.values()) == found.tally.rows
 
 
-def test_memory_does_not_grow_with_a_line_that_never_ends(tmp_path: Path) -> None:
-    """A gigabyte of zeros, which gzip packs a thousandfold, is refused after a few blocks."""
+def test_a_line_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """The file is cut off at its end, which nobody comes to: memory does not grow with the line."""
     path = tmp_path / "log.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        for _ in range(64):
-            file.write(b"x" * lines.BLOCK_BYTES)
+    path.write_bytes(gzip.compress(b"x" * 16 * lines.BLOCK_BYTES, 1)[:-100])
     with pytest.raises(InputError, match="line 1: is longer than 1 MiB"):
         import_log(path, tmp_path / "t.parquet", "sacct")
+
+
+def test_lines_are_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines.blocks, "__defaults__", (300,))
+    found, _ = imported(tmp_path, *(row(JobIDRaw=str(i)) for i in range(30)), "", "short", row(JobIDRaw="31"), "")
+    assert counts(found) == {"empty lines": (2, 32), "fewer than 15 fields": (1, 33)}
+
+
+def test_ids_are_texts(tmp_path: Path) -> None:
+    """007 is not 7, though both are whole numbers; both are there twice."""
+    rows = [row(JobIDRaw=name, Start=f"2024-03-01T10:0{i}:00") for i, name in enumerate(("7", "007", "7", "007"))]
+    _, trace = imported(tmp_path, *rows)
+    assert dict(zip(trace.job_id, trace.attempts.tolist(), strict=True)) == {"7": 2, "007": 2}
+
+
+def test_what_was_asked_for_counts_where_nothing_is_said_of_what_was_given(tmp_path: Path) -> None:
+    _, trace = imported(tmp_path, row(ReqTRES="gres/gpu=3", AllocTRES=""))
+    assert trace.gpus.tolist() == [3]
+
+
+def test_jobcomp_names_hold_what_they_like_and_keys_keep_their_order(tmp_path: Path) -> None:
+    whole = next(iter(WRITERS["jobcomp"](drawn(1))))
+    texts = [
+        whole,
+        whole.replace("JobId=0", "JobId=1").replace("Name=", "Name=Partition of UserIdX=3 "),
+        whole.replace("JobId=0", "JobId=2").replace("Name=", "Name=x Partition=y "),  # none can tell
+        whole.replace("JobId=0", "JobId=3")
+        .replace("QOS=", "Q=")
+        .replace("Account=", "QOS=")
+        .replace("Q=", "Account=", 1),
+    ]
+    path = tmp_path / "jobcomp.log"
+    path.write_text("\n".join(texts))
+    found = import_log(path, tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet").job_id.tolist() == ["0", "1"]
+    assert counts(found) == {
+        "more than 23 fields": (1, 3),
+        "keys in another order than on the first line": (1, 4),
+    }
+
+
+def test_jobcomp_of_older_versions(tmp_path: Path) -> None:
+    """No GPUs in Tres, and a limit in days and hours."""
+    (text,) = WRITERS["jobcomp"](drawn(1))
+    text = re.sub(r",gres/gpu=\d", " Gres=gpu:2", re.sub(r"TimeLimit=\d+", "TimeLimit=1-02:03:04", text))
+    path = tmp_path / "jobcomp.log"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"1 ask for no GPU.*--gpus-per-node"):
+        import_log(path, tmp_path / "t.parquet")
+    import_log(path, tmp_path / "t.parquet", "auto", Options(gpus_per_node=4))
+    trace = read_trace(tmp_path / "t.parquet")
+    assert (trace.gpus[0], trace.requested_s[0]) == (4, 86400 + 2 * 3600 + 3 * 60 + 4)
+
+
+def test_a_philly_job_has_the_most_that_an_attempt_had(tmp_path: Path) -> None:
+    times = [(f"2017-10-01 00:0{i}:00", f"2017-10-01 00:0{i + 1}:00") for i in range(2)]
+    attempts = [
+        {"start_time": start, "end_time": end, "detail": [{"ip": "m", "gpus": ["g"] * (2 - i)}] * 2}
+        for i, (start, end) in enumerate(times)
+    ]
+    path = tmp_path / "log"
+    path.write_text(json.dumps([{"jobid": "j", "submitted_time": times[0][0], "status": "Pass", "attempts": attempts}]))
+    import_log(path, tmp_path / "t.parquet")
+    assert read_trace(tmp_path / "t.parquet").gpus.tolist() == [4]

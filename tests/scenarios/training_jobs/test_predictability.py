@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scenarios.training_jobs import predictability
 from scenarios.training_jobs.predictability import WINDOW, History, Known, accuracies, predictions
 from scenarios.training_jobs.trace import JobTrace
 from tests.scenarios.training_jobs.test_trace import small
@@ -97,6 +98,13 @@ def test_no_prediction_depends_on_what_ends_later(runs: list[float], gaps: list[
     changed = np.where(is_later, submit[job] - submit + np.array(runs) * 7 + 1, runs).tolist()
     before, after = (predictions(_trace(submit.tolist(), each))[: job + 1] for each in (runs, changed))
     assert np.array_equal(before, after, equal_nan=True)
+
+
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictability, "TELL_EVERY", 2)
+    seen: list[int] = []
+    predictions(_trace([0, 1, 2, 3, 4], [1] * 5), told=seen.append)
+    assert seen == [2, 4]
 
 
 def test_factors_by_hand() -> None:
