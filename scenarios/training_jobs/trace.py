@@ -132,14 +132,13 @@ def read_trace(path: Path) -> JobTrace:
         with parquet.ParquetFile(path) as file:
             provenance = _provenance(file.schema_arrow, str(path))
             table = file.read(list(COLUMNS))
-    except (ArrowException, OSError) as error:
+        for name in COLUMNS:
+            if (nulls := table[name].null_count) > 0:
+                raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
+        columns = {name: table[name].to_numpy() for name in COLUMNS}
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
         problem = f"not a trace of jobs, or damaged ({in_a_line(str(error), 100)}); {_REMEDY}"
         raise InputError(str(path), "", problem) from None
-    columns = {}
-    for name in COLUMNS:
-        if (nulls := table[name].null_count) > 0:
-            raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
-        columns[name] = table[name].to_numpy()
     trace = JobTrace(**columns, provenance=provenance)
     _check(trace, str(path))
     return trace
@@ -149,7 +148,7 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     """Of a file with the right columns."""
     try:
         found = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     name = found.pop("schema", None) if isinstance(found, dict) else None
     if name != SCHEMA:
