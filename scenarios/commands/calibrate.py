@@ -100,15 +100,13 @@ def _of_cluster(arguments: Namespace, output: Output) -> tuple[list[Path], list[
             return [(host, *hosts.ask(host, "", calibrated_there, _plain(arguments), model)) for host in on_it]
 
         with ThreadPoolExecutor(len(machines)) as beside:
-            for found in beside.map(of_machine, machines.values()):
-                for host, profiles, said in found:
-                    warnings += [f"{host}: {text}" for text in said]
-                    for name, text in profiles.items():
-                        profile = Profile.from_yaml(text, f"host {host}").model_copy(
-                            update={"link": measured.into(host)}
-                        )
-                        paths.append(arguments.out / f"{host}-{name}.yaml")
-                        write_text(paths[-1], profile.to_yaml())
+            found = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
+    for host, profiles, said in found:
+        warnings += [f"{host}: {text}" for text in said]
+        for name, text in profiles.items():
+            profile = Profile.from_yaml(text, f"host {host}").model_copy(update={"link": measured.into(host)})
+            paths.append(arguments.out / f"{host}-{name}.yaml")
+            write_text(paths[-1], profile.to_yaml())
     return paths, warnings
 
 
