@@ -110,6 +110,9 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
         InputError: Ray is not here, nobody is at that address, or its hosts listen to others without being told to.
     """
     ray = ray_here(source, key)
+    if ray.is_initialized():  # by whoever is about a larger piece of work in this process
+        yield RayCluster(ray, address)
+        return
     _knock(address, source, key)
     try:
         ray.init(
