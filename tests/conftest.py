@@ -57,6 +57,7 @@ def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
 BESIDE = "PYTEST_XDIST_WORKER" in os.environ
 NICENESS = 10
 WORKERS = "workers"
+RAY = "ray"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -76,9 +77,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the order in which they are given to processes."""
-    if BESIDE:
-        items.sort(key=_measures_nothing)
+    """In the order in which they are given to processes; what starts nodes of Ray goes last of its group, or of all."""
+    items.sort(key=lambda item: (BESIDE and _measures_nothing(item), item.get_closest_marker(RAY) is not None))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
