@@ -140,7 +140,8 @@ class _Run:
 
     def result(self, world: World, **options: Unpack[RunOptions]) -> Result:
         router, name = self.router.make(world.context), display_name(self.router.name)
-        return simulate_metrics(world, router, name, self.seed, engine="compiled", detail=self.detail, **options)
+        given: RunOptions = {**options, "engine": "compiled", "detail": self.detail}
+        return simulate_metrics(world, router, name, self.seed, **given)
 
 
 def _compile(run: _Run, worlds: Mapping[str, World]) -> None:
