@@ -18,6 +18,7 @@ from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
     above_zero,
+    add_ray,
     duration_or_none_s,
     duration_s,
     file_here,
@@ -106,6 +107,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
     text = "also show the bound that no router can beat; takes some seconds"
     parser.add_argument("--bound", action="store_true", help=text)
+    add_ray(parser)
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +134,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
     parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)
     parser.add_argument("--p99", type=duration_s, metavar="TIME", help="the limit for energy, such as 200ms")
+    add_ray(parser)
 
 
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
