@@ -71,6 +71,10 @@ def _scenario_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
 
 
+def _logs_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=new_folder, default="host-logs", metavar="DIR", help="where to (host-logs)")
+
+
 def _engine(parser: argparse.ArgumentParser) -> None:
     text = "simpy, the reference, by default; compiled gives the same, bit for bit, many times as fast"
     parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="simpy", help=text)
@@ -335,6 +339,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "cluster",
         "what every host of a scenario has before a run, and what does not fit",
         (_scenario_alone,),
+    ),
+    "cluster logs": Command(
+        "cluster", "gather what agents have printed on every host of a scenario", (_scenario_alone, _logs_folder)
     ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
     "tune": Command("job", "tune a rule to be quick at an accuracy, by direct search", (_tune,)),

@@ -74,6 +74,7 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
     assert all(abs(clock["offset_s"]) <= clock["error_s"] < 0.05 for clock in clocks.values())  # it is one machine
     assert "Clocks of other hosts beside the router's" in capsys.readouterr().out
     assert main(["replay", str(folder)]) == 0
+    assert main(["cluster", "logs", str(scenario), "--out", "logs"]) == 0
     assert main(["run", str(scenario)]) == 0
     assert "validate: done before" in capsys.readouterr().err
 
