@@ -87,7 +87,12 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 def ray_nodes(hosts: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[RayNodes]:
     """Nodes under these names; nothing is left of them."""
     temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long names as it is
-    given = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})}
+    given = {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_worker_niceness": "0",
+        **(environment or {}),
+    }
     nodes = RayNodes(temporary, given)
     try:
         for host in hosts:
