@@ -103,21 +103,27 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def ray_nodes(hosts: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[RayNodes]:
+def ray_nodes(
+    hosts: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    places: Mapping[str, tuple[Sequence[str], str]] | None = None,
+) -> Iterator[RayNodes]:
     """Nodes under these names; nothing is left of them.
 
+    `places` says for each what goes before its command, and its address: for nodes in network namespaces.
     Whoever has not the token is not let in: Ray listens on every address of this machine. Meanwhile this process shows
     it, and so do those that it starts.
     """
     temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long names as it is
     given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})}
-    nodes = RayNodes(temporary, given)
+    places = places or dict.fromkeys(hosts, ((), LOOPBACK))
+    nodes = RayNodes(temporary, given, places[hosts[0]][1])
     patch = pytest.MonkeyPatch()
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         patch.setenv(name, given[name])
     try:
         for host in hosts:
-            nodes.add(host)
+            nodes.add(host, *places[host])
         yield nodes
     finally:
         patch.undo()
