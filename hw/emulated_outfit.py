@@ -30,7 +30,7 @@ class EmulatedOutfit:
     own: int
 
     def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> EmulatedOutfit:
-        """See `Outfit`."""
+        """See `FarOutfit`."""
         return replace(self, arenas=arenas)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:

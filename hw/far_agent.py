@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import Final
 
 from hw.agents import AgentSpec
@@ -17,6 +18,7 @@ from hw.landing import FarArena, Landing, Routes
 from hw.local_agents import die_with_parent, live
 from hw.messages import ToAgent
 from hw.network_port import NetworkPort, SentLog
+from hw.outfit import FarOutfit
 
 CONNECT_S: Final = 10.0
 
@@ -54,6 +56,12 @@ def begin(start: FarStart) -> SpawnProcess:
     return process
 
 
+def equipped(spec: AgentSpec, arenas: tuple[Arena, ...], model: Path | None) -> AgentSpec:
+    """The same agent on this host; see `hw.outfit.FarOutfit`."""
+    assert isinstance(spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
+    return replace(spec, outfit=spec.outfit.elsewhere(arenas, model))
+
+
 def how_it_ended(process: SpawnProcess) -> str:
     """In a few words, once it has."""
     code = process.exitcode
@@ -71,5 +79,5 @@ def _main(start: FarStart) -> None:
     port = NetworkPort(end, ToAgent, arena)
     far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
-    spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, None))
+    spec = equipped(start.spec, arenas, None)
     live(spec, port, SentLog(port), landing.fence)

@@ -13,7 +13,6 @@ import threading
 import time  # noqa: TID251 - a clock of a test is made from the real one
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from hw.agent import Agent
@@ -187,10 +186,6 @@ class _Held:
         """See `Outfit`."""
         self.fitting = self._outfit.fit(tell, clock_ns)
         return self.fitting
-
-    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> _Held:
-        """See `Outfit`."""
-        return _Held(self._outfit.elsewhere(arenas, model))
 
 
 class MemoryAgent(AgentHandle):

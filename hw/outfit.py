@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hw.arena import Arena
 from hw.lanes import Lanes, Tell
@@ -49,7 +49,12 @@ class Outfit(Protocol):
         """Lanes that tell of every end, in times of this clock; raises what went wrong."""
         ...
 
-    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> Outfit:
+
+@runtime_checkable
+class FarOutfit(Outfit, Protocol):
+    """One that can be taken to another host."""
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> FarOutfit:
         """The same on another host: with its arenas of all agents, and the model's file as it lies there (None: as
         before)."""
         ...

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from hw.far_agent import FarStart, begin, how_it_ended
+from hw.far_agent import FarStart, begin, equipped, how_it_ended
 from hw.ray_cluster import HostFacts
 from hw.telemetry import DeviceDescription, available_devices
 from hw.version import code_here, own_version
@@ -50,7 +50,7 @@ class Keeper:
             WorkError: the file can't be kept here.
         """
         path = None if model is None else kept(model)
-        spec = replace(start.spec, outfit=start.spec.outfit.elsewhere((), path))
+        spec = equipped(start.spec, (), path)
         with self._lock:
             if start.life in self._unwanted:
                 return "it was given up before it began"

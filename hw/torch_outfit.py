@@ -49,7 +49,7 @@ class TorchOutfit:
     own: int
 
     def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> TorchOutfit:
-        """See `Outfit`."""
+        """See `FarOutfit`."""
         return replace(self, arenas=arenas, model=self.model if model is None else replace(self.model, path=model))
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:

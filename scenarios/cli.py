@@ -17,6 +17,7 @@ from scenarios.commands.outputs import require_apart
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
+    above_zero,
     duration_or_none_s,
     duration_s,
     file_here,
@@ -26,6 +27,7 @@ from scenarios.terminal.flags import (
     new_folder_here,
     one_of,
     options,
+    pairs,
     path,
     picture,
     positive,
@@ -38,6 +40,7 @@ from scenarios.terminal.flags import (
 from scenarios.terminal.output import Output
 
 ENGINES = ("simpy", "compiled")
+LOG_FORMATS = ("sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
 
 
@@ -173,6 +176,10 @@ def _calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the order and the held-out points")
     parser.add_argument("--out", type=new_folder, default="profiles", metavar="DIR", help="for the profiles (profiles)")
     parser.add_argument("--allow-busy", action="store_true", help="measure although other programs use the device")
+    text = "every host of a Ray cluster (docs/cluster.md) and their links; by its head, or the one that runs here"
+    parser.add_argument("--cluster", nargs="?", const="auto", metavar="HOST:PORT", help=text)
+    text = "with --cluster: hosts that others can reach may be used; needs Ray's token"
+    parser.add_argument("--beyond-loopback", action="store_true", help=text)
 
 
 def _profile_check(parser: argparse.ArgumentParser) -> None:
@@ -239,6 +246,56 @@ def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="PATH", help="where to write; standard output by default")
 
 
+def _jobs_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", type=path, metavar="LOG", help="a cluster's log, plain or compressed with gzip")
+    text = f"{', '.join(LOG_FORMATS)}; by default the file tells it"
+    parser.add_argument("--format", type=one_of("auto", *LOG_FORMATS), metavar="NAME", default="auto", help=text)
+    text = "the trace; LOG's name with .jobtrace.parquet, here, by default"
+    parser.add_argument("--out", type=path, metavar="FILE", help=text)
+    text = "of a CSV file of your own: its column for each of a trace, such as submit_s=submitted,run_s=seconds,gpus=n"
+    parser.add_argument("--columns", type=pairs, metavar="PAIRS", default={}, help=text)
+    text = "GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes"
+    parser.add_argument("--gpus-per-node", type=up_to(1024), metavar="N", help=text)
+    text = "what a Slurm log's virtual cluster is: partition (by default), account or qos"
+    parser.add_argument(
+        "--vc", type=one_of("partition", "account", "qos"), metavar="WORD", default="partition", help=text
+    )
+    text = "of dates without one, such as Europe/Berlin; UTC by default"
+    parser.add_argument("--timezone", metavar="ZONE", help=text)
+    text = "a requeued job's run time: that of all its lives together (sum, by default), or of the last one"
+    parser.add_argument("--lives", type=one_of("sum", "last"), metavar="WORD", default="sum", help=text)
+    text = "alibaba-pai: pai_task_table.csv, which says what jobs ask for"
+    parser.add_argument("--tasks", type=path, metavar="TABLE", help=text)
+
+
+def _jobs_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=path, metavar="TRACE", help="a trace that `jobs import` or `generate` made")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="also tell the load on a cluster of so many GPUs")
+
+
+def _jobs_generate(parser: argparse.ArgumentParser) -> None:
+    text = "the trace; drawn.jobtrace.parquet, here, by default"
+    parser.add_argument("--out", type=path, default="drawn.jobtrace.parquet", metavar="FILE", help=text)
+    parser.add_argument("--jobs", type=up_to(20_000_000), default=2000, metavar="N", help="how many (2000)")
+    parser.add_argument("--gpus", type=up_to(1_000_000), default=64, metavar="N", help="of the cluster (64)")
+    text = "the share of these GPUs that the jobs keep busy on average (0.7); the rate of arrivals follows from it"
+    parser.add_argument("--load", type=above_zero, default=0.7, metavar="SHARE", help=text)
+    text = "poisson, or mmpp:burst_factor=4,burst_share=0.1,burst_s=7200 (poisson)"
+    parser.add_argument("--arrivals", default="poisson", metavar="LAW", help=text)
+    text = "exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5, lognormal:mean_s=3600,cv2=10 (by default) or "
+    text += "hyperexponential:mean_s=3600,cv2=10; cv2 is the variance over the squared mean"
+    parser.add_argument("--durations", default="lognormal", metavar="LAW", help=text)
+    text = "weights of jobs by their GPUs (1:0.7,2:0.1,4:0.1,8:0.08,16:0.02)"
+    parser.add_argument("--sizes", default="1:0.7,2:0.1,4:0.1,8:0.08,16:0.02", metavar="WEIGHTS", help=text)
+    parser.add_argument(
+        "--users", type=up_to(100_000), default=20, metavar="N", help="the k-th has a share like 1/k (20)"
+    )
+    parser.add_argument("--vcs", type=up_to(10_000), default=4, metavar="N", help="virtual clusters, the same way (4)")
+    text = "of the jobs that run as long as their user's last one of that size (0.5)"
+    parser.add_argument("--alike", type=share, default=0.5, metavar="SHARE", help=text)
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="the same seed, the same trace (0)")
+
+
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
@@ -273,7 +330,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "cluster check": Command(
         "cluster",
-        "what every host of a scenario's cluster has, before a run, and what does not fit",
+        "what every host of a scenario has before a run, and what does not fit",
         (_scenario_alone,),
     ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
@@ -289,6 +346,13 @@ COMMANDS: Final[Mapping[str, Command]] = {
         (_scenario, _capacity, _engine),
     ),
     "bound": Command("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
+    "jobs import": Command(
+        "jobs", "a cluster's log of training jobs as a trace; what is left out and why", (_jobs_import,)
+    ),
+    "jobs inspect": Command(
+        "jobs", "what a trace holds: load, sizes, durations, users, waits, predictability", (_jobs_inspect,)
+    ),
+    "jobs generate": Command("jobs", "draw a trace of a given load, sizes and tails", (_jobs_generate,)),
     "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),
     "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),
 }
@@ -296,6 +360,7 @@ _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
     "cluster": "look after the hosts that a scenario's servers are on",
+    "jobs": "training jobs of a cluster: read its log, look at a trace, draw one",
 }
 
 

@@ -63,7 +63,7 @@ class Hosts:
         return sum(int(line.split()[1]) for line in lines)
 
 
-_SWITCH: Final = "switch"
+_SWITCH, _BRIDGE = "switch", "bridge0"
 
 
 @contextlib.contextmanager
@@ -76,12 +76,12 @@ def linked_hosts(rates_mbit_s: Mapping[str, float]) -> Iterator[Hosts]:
     hosts = Hosts(list(rates_mbit_s))
     with contextlib.ExitStack() as stack:
         switch = stack.enter_context(_namespace(_SWITCH))
-        _ip("-n", switch, "link", "add", "name", "br", "type", "bridge")
-        _ip("-n", switch, "link", "set", "br", "up")
+        _ip("-n", switch, "link", "add", "name", _BRIDGE, "type", "bridge")
+        _ip("-n", switch, "link", "set", _BRIDGE, "up")
         for host, rate_mbit_s in rates_mbit_s.items():
             inside = stack.enter_context(_namespace(host))
             _ip("-n", switch, "link", "add", "name", host, "type", "veth", "peer", "name", "eth", "netns", inside)
-            _ip("-n", switch, "link", "set", host, "master", "br", "up")
+            _ip("-n", switch, "link", "set", host, "master", _BRIDGE, "up")
             _ip("-n", inside, "addr", "add", f"{hosts.address[host]}/24", "dev", "eth")
             _ip("-n", inside, "link", "set", "eth", "up")
             _shape(switch, host, rate_mbit_s)

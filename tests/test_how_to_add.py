@@ -110,7 +110,7 @@ def test_every_file_and_command_of_the_page_is_there() -> None:
     text = PAGE.read_text(encoding="utf-8")
     paths = set(re.findall(r"`?\b((?:tests|scenarios|policies|sim|hw|calibrate)/[\w/.-]+\.(?:py|yaml))", text))
     assert [path for path in sorted(paths) if not (ROOT / path).is_file()] == []
-    given = re.findall(r"slimsched ((?:profile |model )?\w+)", text)
+    given = re.findall(r"slimsched ((?:profile |model |jobs )?\w+)", text)
     assert given
     assert set(given) <= set(COMMANDS)
 

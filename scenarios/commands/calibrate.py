@@ -1,17 +1,21 @@
-"""`slimsched calibrate`: devices of this machine, or one that is emulated, each measured into a profile."""
+"""`slimsched calibrate`: devices of this machine, of the hosts of a cluster, or emulated; each gets a profile."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from argparse import Namespace
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from calibrate import Calibration, model_costs
 from hw.device import DeviceSpec
 from hw.networks import ModelFile, Network
+from hw.ray_cluster import joined
+from hw.ray_host import cache, kept
 from policies.errors import InputError
 from policies.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
@@ -26,7 +30,9 @@ from scenarios.executors.devices import (
     require_served,
 )
 from scenarios.executors.emulation import played
-from scenarios.files.documents import write_text
+from scenarios.executors.hosts import Hosts
+from scenarios.executors.links import measure_links
+from scenarios.files.documents import inputs_hash, write_json, write_text
 from scenarios.files.reading import as_made
 from scenarios.files.spec import DeviceSection
 from scenarios.show.profile import spoilt
@@ -37,8 +43,20 @@ from sim.profile import Profile
 
 
 def calibrate(arguments: Namespace) -> int:
-    """Measure local devices, or one that is emulated; each gets a profile."""
+    """Measure devices: local ones, one that is emulated, or those of every host of a cluster; each gets a profile."""
     output = Output(arguments)
+    if arguments.cluster is not None:
+        paths, warnings = _of_cluster(arguments, output)
+    else:
+        paths, warnings = _measured(arguments, output)
+    for warning in warnings:
+        output.remark(f"warning: {warning}")
+    lines = "\n".join(f"profile: {path}" for path in paths)
+    return output.result(lines, {"profiles": [str(path) for path in paths], "warnings": warnings})
+
+
+def _measured(arguments: Namespace, output: Output) -> tuple[list[Path], list[str]]:
+    """The profiles of devices of this machine, and what is wrong with them."""
     named = arguments.network
     network = Network(named, arguments.options, "--network", "") if named is not None else None
     measuring_s = max(arguments.budget - SERVING_S, 0.75 * arguments.budget)
@@ -56,10 +74,60 @@ def calibrate(arguments: Namespace) -> int:
         write_text(path, served.to_yaml())
         if problem := spoilt(profile):
             warnings.append(f"{name}: {problem}")
-    for warning in warnings:
-        output.remark(f"warning: {warning}")
-    lines = "\n".join(f"profile: {subject.path}" for subject in chosen)
-    return output.result(lines, {"profiles": [str(subject.path) for subject in chosen], "warnings": warnings})
+    return [subject.path for subject in chosen], warnings
+
+
+def _of_cluster(arguments: Namespace, output: Output) -> tuple[list[Path], list[str]]:
+    """The same on every host of a Ray cluster, hosts of different machines beside each other; and links and clocks.
+
+    What brings activations to a host is measured between hosts, and takes the place of its own link.
+    """
+    if arguments.model is None or _is_emulated(arguments):
+        raise InputError(
+            "--cluster", "", "measures the devices of hosts for a network: give --model, and no emulated one"
+        )
+    model, paths, warnings = arguments.model.read_bytes(), list[Path](), list[str]()
+    with joined(arguments.cluster, "--cluster", "", beyond_loopback=arguments.beyond_loopback) as cluster:
+        hosts = Hosts(cluster, "--cluster")
+        machines: dict[str, list[str]] = {}
+        for host in hosts.names():
+            machines.setdefault(hosts.facts_of(host, "").machine, []).append(host)
+        measured = measure_links(hosts, hosts.names(), output.remark)
+        write_json(arguments.out / LINKS_FILE, measured.document())
+        output.remark(f"calibrate: {', '.join(hosts.names())}; each device about {arguments.budget:.0f} s")
+
+        def of_machine(on_it: list[str]) -> list[tuple[str, dict[str, str], list[str]]]:
+            return [(host, *hosts.ask(host, "", calibrated_there, _plain(arguments), model)) for host in on_it]
+
+        with ThreadPoolExecutor(len(machines)) as beside:
+            found = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
+    for host, profiles, said in found:
+        warnings += [f"{host}: {text}" for text in said]
+        for name, text in profiles.items():
+            profile = Profile.from_yaml(text, f"host {host}").model_copy(update={"link": measured.into(host)})
+            paths.append(arguments.out / f"{host}-{name}.yaml")
+            write_text(paths[-1], profile.to_yaml())
+    return paths, warnings
+
+
+LINKS_FILE: Final = "links.json"
+_TAKEN_ALONG: Final = ("network", "options", "device", "budget", "batch_limit", "seed", "allow_busy")
+
+
+def _plain(arguments: Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in _TAKEN_ALONG}
+
+
+def calibrated_there(flags: dict[str, Any], model: bytes) -> tuple[dict[str, str], list[str]]:
+    """On a host: its devices' profiles by name, and what is wrong with them. Logs are kept there until it is done."""
+    path = kept(model)
+    out = cache() / "calibrations" / inputs_hash(path.name, repr(sorted(flags.items())))[:16]
+    out.mkdir(parents=True, exist_ok=True)
+    arguments = Namespace(**flags, model=path, out=out, quiet=True, json=None)
+    paths, warnings = _measured(arguments, Output(arguments))
+    profiles = {path.stem: path.read_text(encoding="utf-8") for path in paths}
+    shutil.rmtree(out)
+    return profiles, warnings
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from pathlib import Path
 
 from hw.networks import ModelFile
 from scenarios.commands.shared import read_scenario
@@ -22,6 +23,6 @@ def cluster_check(arguments: Namespace) -> int:
         raise none_here(scenario.cluster, scenario.name)
     given = scenario.model.checkpoint
     with joined_hosts(scenario.cluster, scenario.name) as hosts:
-        found = check_cluster(scenario, None if given is None else ModelFile(given), hosts, output.remark)
+        found = check_cluster(scenario, None if given is None else ModelFile(Path(given)), hosts, output.remark)
     output.result(format_cluster(found), found.document())
     return 0 if found.fits else DOES_NOT_FIT

@@ -12,9 +12,9 @@ from policies.errors import InputError
 from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import read_manifest
 
-_READ: Final = ("scenario", "router", "model", "profile")
+_READ: Final = ("scenario", "router", "model", "profile", "log", "trace", "tasks")
 _WRITTEN: Final = ("json", "picture", "plot")
-_OUT_IS_A_FILE: Final = ("tune", "profile synth")
+_OUT_IS_A_FILE: Final = ("tune", "profile synth", "jobs import", "jobs generate")
 
 
 def require_apart(arguments: Namespace, named: Iterable[Path] = ()) -> None:

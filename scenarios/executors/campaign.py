@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
 from policies.errors import InputError, WorkError
-from policies.records import ForeignLoad, RunRecord
+from policies.records import ForeignLoad, RunRecord, ServerClock
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     DRAWN,
     GROWTH_OF_SATURATION,
+    Clock,
     Foreign,
     Kind,
     ValidationRun,
@@ -320,6 +321,7 @@ class Campaign:
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             foreign_load=_shares_of(record.foreign_load),
             drawn_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
+            clocks=[_told(record, clock) for clock in record.clocks],
         )
         self._keep(run)
         return Finished(run, planned, record, twin_record if planned.repeat == 0 else None)
@@ -343,6 +345,11 @@ class Campaign:
             (planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s)
         )
         return None if latency_s is None else curve.scale_at(latency_s)
+
+
+def _told(record: RunRecord, clock: ServerClock) -> Clock:
+    name = record.servers[clock.server].name
+    return Clock(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
 
 
 def _shares_of(load: ForeignLoad | None) -> Foreign | None:

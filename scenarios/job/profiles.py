@@ -13,14 +13,14 @@ from hw.device import DeviceSpec
 from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import joined_hosts
-from scenarios.executors.links import SCHEMA as LINKS_SCHEMA
-from scenarios.executors.links import measure_links, measured_of
+from scenarios.executors.links import measure_links
 from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection
 from scenarios.job.job import OF_SERVING, Job, blamed_on
+from scenarios.metrics.cluster import LINKS_SCHEMA, measured_of
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
 from sim.profile import Profile

@@ -49,6 +49,15 @@ class Foreign(TypedDict):
     stolen: float
 
 
+class Clock(TypedDict):
+    """How far a server's clock was ahead of the router's at a run's end, how wrong that may be, and its jumps."""
+
+    server: str
+    offset_s: float
+    error_s: float
+    jumps: int
+
+
 class ValidationRun(TypedDict):
     """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
 
@@ -58,7 +67,7 @@ class ValidationRun(TypedDict):
     mean over those that were read; null where none was, and missing in older ones. `foreign_load` is null where
     nothing told it, and likewise missing in older ones.
     `drawn_s` is of pairs whose twin replays slowdowns: latencies of a simulation that draws them, as the profile says;
-    null of others, and missing in older ones.
+    null of others, and missing in older ones. `clocks` are those of servers on other hosts; missing in older ones.
     """
 
     kind: Kind
@@ -74,6 +83,7 @@ class ValidationRun(TypedDict):
     slowdown: NotRequired[float | None]
     foreign_load: NotRequired[Foreign | None]
     drawn_s: NotRequired[dict[str, float | None] | None]
+    clocks: NotRequired[list[Clock]]
 
 
 class Pair(TypedDict):
@@ -237,6 +247,7 @@ class Validation(TypedDict):
     ranking: list[Ranking]
     far_apart: NotRequired[FarApart | None]
     busy: NotRequired[bool]
+    clocks: NotRequired[list[Clock]]
 
 
 def foreign_share(load: Foreign) -> float:
@@ -285,7 +296,21 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
         busy=any(is_busy(run.get("foreign_load")) for run in runs),
+        clocks=_worst_clocks(runs),
     )
+
+
+def _worst_clocks(runs: Iterable[ValidationRun]) -> list[Clock]:
+    """Of each server on another host, from the run in which it was known worst; jumps of all."""
+    found: dict[str, Clock] = {}
+    for clock in (clock for run in runs for clock in run.get("clocks", [])):
+        before = found.get(clock["server"])
+        jumps = clock["jumps"] + (0 if before is None else before["jumps"])
+        worse = clock if before is None or clock["error_s"] > before["error_s"] else before
+        found[clock["server"]] = Clock(
+            server=clock["server"], offset_s=worse["offset_s"], error_s=worse["error_s"], jumps=jumps
+        )
+    return list(found.values())
 
 
 def results_in(validation: Validation) -> list[Result]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from scenarios.executors.cluster_check import CheckedCluster, CheckedHost
-from scenarios.executors.links import Measured
 from scenarios.files.spec import GB
+from scenarios.metrics.cluster import CheckedCluster, CheckedHost, HostLink, Measured
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
 from scenarios.terminal.screen import screen_width
@@ -40,16 +39,13 @@ def _clocks(found: Measured) -> Table:
 
 def _links(found: Measured) -> Table:
     head = [Column("from", is_text=True), Column("to", is_text=True), Column("latency", "ms"), Column("MB/s")]
-    rows = [
-        [
-            each.source,
-            each.destination,
-            number(1e3 * each.link.latency_s, 3),
-            number(each.link.bandwidth_bytes_s / 1e6, 0),
-        ]
-        for each in found.links
-    ]
+    rows = [_link(each) for each in found.links]
     return Table(head, rows, "Links (measured; a move's command and answer are part of its latency)")
+
+
+def _link(each: HostLink) -> list[str]:
+    latency_s, bandwidth_bytes_s = each.link.latency_s, each.link.bandwidth_bytes_s
+    return [each.source, each.destination, number(1e3 * latency_s, 3), number(bandwidth_bytes_s / 1e6, 0)]
 
 
 def _conclusion(found: CheckedCluster) -> list[str]:

@@ -11,6 +11,7 @@ from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.fidelity import (
     REPEATS_OF_NOISE,
+    Clock,
     Foreign,
     LoadAxisRow,
     Ranking,
@@ -342,10 +343,21 @@ def validation_notes(validation: Validation) -> list[str]:
         notes.append(f"Ends late: {_LATE}")
     if any(row.get("cpu") for row in rows):
         notes.append(f"CPU: {CPU_MEANING}")
+    if clocks := validation.get("clocks"):
+        notes.append(_clocks_text(clocks))
     notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))
     if validation.get("saturated"):
         notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
     return [*notes, *map(_ranking_text, validation.get("ranking", [])), *_energy_reasons(validation)]
+
+
+def _clocks_text(clocks: Sequence[Clock]) -> str:
+    told = [
+        f"{clock['server']} {number(1e3 * clock['offset_s'], 3, signed=True)} +-{number(1e3 * clock['error_s'], 3)}"
+        + (f" (jumped {clock['jumps']} times)" if clock["jumps"] else "")
+        for clock in clocks
+    ]
+    return f"Clocks of other hosts beside the router's, ms: {', '.join(told)}; stages between hosts are as wrong."
 
 
 def disturbance_warnings(validation: Validation) -> list[str]:

@@ -88,6 +88,22 @@ def share(text: str) -> float:
     return _between(text, 0.0, 1.0)
 
 
+def above_zero(text: str) -> float:
+    """More than 0; at most 1000."""
+    return _between(text, 1e-6, 1000.0)
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`a=b,c=d`: words by other words."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if not (key and equals and value) or key in found:
+            raise argparse.ArgumentTypeError(f"{part!r:.80}: must be pairs such as a=b,c=d, each word once")
+        found[key] = value
+    return found
+
+
 def precision(text: str) -> float:
     """Of a search, as a share."""
     return _between(text, 0.001, 0.5)

@@ -157,6 +157,19 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "run": ("full", "folder", "out", "no", "pipe", "null", "fast.yaml", "loop", "away", ""),
     "network": ("digits", "a:b", "os:system", "no", ""),
     "gpu": ("t4", "a100", "no", ""),
+    "log": (
+        "fast.yaml",
+        "accuracy.json",
+        "tiny.yaml",
+        "pipe",
+        "null",
+        "folder",
+        "loop",
+        "no.yaml",
+        "ppo.safetensors",
+        "",
+    ),
+    "trace": ("fast.yaml", "pipe", "null", "folder", "loop", "no.yaml", "ppo.safetensors", ""),
 }
 PATHS: Final = ("--json", "--out", "--picture", "--plot", "--figures")
 
@@ -174,7 +187,11 @@ def _actions() -> dict[str, list[argparse.Action]]:
 
 
 ACTIONS: Final = _actions()
-SHORT: Final = {"capacity": ("--precision", "0.5", "--duration", "0.5")}  # of what is sane
+SHORT: Final = {  # of what is sane
+    "capacity": ("--precision", "0.5", "--duration", "0.5"),
+    "jobs generate": ("--jobs", "50"),
+}
+NAMED: Final = {"jobs import": "--out", "jobs generate": "--out"}  # what they write lies where they are called, else
 
 
 @st.composite
@@ -186,7 +203,11 @@ def flags(draw: st.DrawFn) -> Case:
     for action in ACTIONS[command]:
         if not action.option_strings:
             words.append(draw(st.sampled_from(POSITIONAL[action.dest])))
-        elif (action.required and draw(st.integers(0, 9))) or draw(st.integers(0, 5)) == 5:
+        elif (
+            action.option_strings[0] == NAMED.get(command)
+            or (action.required and draw(st.integers(0, 9)))
+            or draw(st.integers(0, 5)) == 5
+        ):
             text = draw(_text_of(action))
             words += [action.option_strings[0], *([] if action.nargs == 0 else [text])]
             outputs += [text] if action.option_strings[0] in PATHS else []

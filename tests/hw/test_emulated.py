@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time  # noqa: TID251 - a thread tells in real time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hw.arena import Arena
+from hw.arena import Arena, LinkLostError
 from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
 from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.messages import Input, Move
+from hw.messages import Input, Move, MoveBroken, Moved
 from policies.errors import InputError
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import (
@@ -304,6 +306,7 @@ def test_activations_are_sizes_and_a_move_writes_as_many_bytes() -> None:
     agent.lanes.run(command(1, (1, 2)))
     agent.until(agent.clock.now_ns + 100 * MS)
     moved = agent.lanes.move(Move(5, 1, 4096, (1, 2)))
+    assert moved is not None
     assert (moved.transfer, moved.shape, moved.dtype) == (5, (65536,), "uint8")  # of segment 1 at full width
     with arenas[1].view(0, 1 << 20) as place:
         written = [index for index, byte in enumerate(place) if byte != 0xFF]
@@ -316,6 +319,45 @@ def test_activations_are_sizes_and_a_move_writes_as_many_bytes() -> None:
     agent.give((3,), 100)
     with pytest.raises(ValueError, match="in one move"):
         agent.lanes.move(Move(8, 1, 0, (1, 3)))
+
+
+class SlowArena(Arena):
+    """Another host's: what is committed is there when the test lets it, or never."""
+
+    waits = True
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.asked: list[tuple[int, int, str]] = []
+        self.goes_on = threading.Event()
+        self.is_lost = False
+
+    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
+        self.asked.append((offset, size_bytes, address))
+        assert self.goes_on.wait(10.0)
+        if self.is_lost:
+            raise LinkLostError("nobody takes it")
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
+    """The agent's thread goes on at once; the answer comes when the bytes are there, or can't be."""
+    far = SlowArena(1 << 20)
+    agent, far.is_lost = Agent(worlds.profile(), arenas=(Arena(1 << 20), far)), is_lost
+    agent.give((1,), 100)
+    assert agent.lanes.move(Move(5, 1, 64, (1,), "", "there:1")) is None
+    assert not [event for _, event in agent.told if isinstance(event, MoveEnded)]
+    far.goes_on.set()
+    until_s = time.monotonic() + 10.0
+    while not (told := [event for _, event in agent.told if isinstance(event, MoveEnded)]):
+        assert time.monotonic() < until_s
+    assert far.asked == [(64, 100, "there:1")]
+    (ended,) = told
+    if is_lost:
+        assert isinstance(ended.answer, MoveBroken)
+        assert (ended.answer.transfer, ended.answer.reason) == (5, "link_lost")
+    else:
+        assert ended.answer == Moved(5, (100,), "uint8", False)
 
 
 def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
@@ -332,6 +374,7 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     first.until(first.clock.now_ns + 100 * MS)
     assert first.ended[0].failed == ()
     moved = first.lanes.move(Move(1, 1, 64, (5, 6, 7)))
+    assert moved is not None
     second.load(1, 4, 1.0)
     second.lanes.take([Input((5, 6, 7), 64, moved.shape, moved.dtype, moved.channels_last)])
     second.lanes.run(command(1, (5, 6), segment=4, previous=1.0))

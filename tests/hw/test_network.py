@@ -70,12 +70,13 @@ def test_an_agent_tells_a_stranger_that_listens_nothing() -> None:
         end.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(32) + b"\xff\xff", bytes(100)])
+@pytest.mark.parametrize("said", [b"", b"GET /", bytes(32) + b"\xff\xff", bytes(100)], ids=len)
 def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
     with gate() as (opened, admitted, refused):
         end = connected(opened.address, WAIT_S)
         end.sendall(said)
-        end.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it has closed first
+            end.shutdown(socket.SHUT_WR)
         assert refused.get(timeout=WAIT_S)
         assert admitted.empty()
         end.close()

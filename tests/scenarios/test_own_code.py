@@ -130,6 +130,7 @@ WORDS = {
     "devices": [],
     "profile schema": [],
     "profile synth": [],
+    "jobs generate": [],
     "calibrate": ["--model", "x"],
     "profile check": ["x", "--model", "x"],
     "tune": ["x", "--router", "tide"],

@@ -15,7 +15,7 @@ from tests.scenarios.files import write_scenario
 READ = ("--model",)  # files that are there already
 GIVEN = {"calibrate": ["--model", "x"], "tune": ["--router", "tide"], "model check": ["x"], "model bench": ["x"]}
 NAMES = {"tune": "x.rule.yaml", "--picture": "x.png"}  # that end as they must
-WITHOUT = ("devices", "profile schema", "profile synth", "calibrate", "model check", "model bench")
+WITHOUT = ("devices", "profile schema", "profile synth", "calibrate", "model check", "model bench", "jobs generate")
 
 
 def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:

@@ -1,0 +1,51 @@
+"""SenseTime's Helios: `cluster_log.csv`, a header line, dates of local time.
+
+Columns and their meaning: github.com/S-Lab-System-Group/HeliosData (Hu et al., SC 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
+from scenarios.training_jobs.fields import dates, named, numbers, status_of
+from scenarios.training_jobs.lines import blocks
+from scenarios.training_jobs.rows import Options, Rows
+from scenarios.training_jobs.tally import Tally
+
+_REQUIRED: Final = ("job_id", "user", "vc", "gpu_num", "state", "submit_time", "start_time", "duration")
+
+
+def looks_like(lines: Sequence[str]) -> bool:
+    """Whether these are the first lines of such a log."""
+    return set(_REQUIRED) <= set(lines[0].split(","))
+
+
+def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+    """Its rows."""
+    line, rest = first_line(path, blocks(path))
+    names = split_header(line, ",", str(path), _REQUIRED, "is it a Helios cluster_log.csv?")
+    for block in columns(rest, names, _REQUIRED, tally, ",", quoted=True):
+        yield _rows(block, options)
+
+
+def _rows(block: Columns, options: Options) -> Rows:
+    start_s = dates(block.of("start_time"), options.timezone)
+    return Rows(
+        lines=block.lines,
+        submit_s=dates(block.of("submit_time"), options.timezone),
+        start_s=start_s,
+        run_s=numbers(block.of("duration")),
+        gpus=numbers(block.of("gpu_num")),
+        texts={
+            "job_id": block.of("job_id"),
+            "user": block.of("user"),
+            "vc": block.of("vc"),
+            "status": named(block.of("state"), status_of),
+        },
+        refused={"never started": np.isnan(start_s)},
+    )

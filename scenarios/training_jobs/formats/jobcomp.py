@@ -1,0 +1,120 @@
+"""Slurm's `jobcomp/filetxt`: a line a job, `Key=value` with blanks between them, of which some values hold blanks.
+
+The keys and their order: slurm, src/plugins/jobcomp/filetxt. A value ends where the next key of the file begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from pyarrow import compute
+
+from policies.errors import InputError
+from scenarios.training_jobs.delimited import Columns, columns
+from scenarios.training_jobs.fields import dates, mapped, named, status_of, truths
+from scenarios.training_jobs.formats.sacct import gpus_of
+from scenarios.training_jobs.lines import Block, blocks
+from scenarios.training_jobs.rows import Options, Rows
+from scenarios.training_jobs.tally import Tally
+
+_KNOWN: Final = (
+    "JobId", "UserId", "GroupId", "Name", "JobState", "Partition", "TimeLimit", "StartTime", "EndTime",
+    "NodeList", "NodeCnt", "ProcCnt", "WorkDir", "ReservationName", "Gres", "Tres", "Account", "QOS", "WcKey",
+    "Cluster", "SubmitTime", "EligibleTime", "DerivedExitCode", "ExitCode",
+)  # fmt: skip
+_REQUIRED: Final = ("JobId", "JobState", "StartTime", "EndTime", "SubmitTime")
+_WANTED: Final = (*_REQUIRED, "UserId", "Partition", "Account", "QOS", "TimeLimit", "NodeCnt", "Tres")
+_UNIT: Final = "\x1f"
+_UNIT_BYTE: Final = 0x1F
+_KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
+
+
+def looks_like(lines: Sequence[str]) -> bool:
+    """Whether these are the first lines of such a log."""
+    return lines[0].startswith("JobId=") and "JobState=" in lines[0]
+
+
+def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
+    """Its rows; each is one life of a job."""
+    keys: list[str] = []
+    for block in blocks(path):
+        keys = keys or _keys(block, str(path))
+        for found in columns([_separated(block, keys)], keys, _WANTED, tally, _UNIT, quoted=False):
+            if len((right := _checked(found, tally)).lines):
+                yield _rows(right, options)
+
+
+def _keys(block: Block, source: str) -> list[str]:
+    """The keys of the first line, in their order."""
+    first = block.data[: block.data.index(b"\n")].decode("utf-8", "replace")
+    keys = [key for key in dict.fromkeys(_KEY.findall(first)) if key in _KNOWN]
+    for key in _REQUIRED:
+        if key not in keys:
+            raise InputError(source, f"line {block.first_line}", f"no {key}=; needed are {'=, '.join(_REQUIRED)}=")
+    return keys
+
+
+def _separated(block: Block, keys: Sequence[str]) -> Block:
+    """With a separator instead of the blank before each key."""
+    text = np.frombuffer(block.data + bytes(32), np.uint8).copy()
+    blanks = np.flatnonzero(text == 32)
+    first_two = text[blanks + 1].astype(np.uint16) * 256 + text[blanks + 2]
+    for key in keys[1:]:
+        word = f"{key}=".encode()
+        places = blanks[first_two == word[0] * 256 + word[1]]
+        for index in range(2, len(word)):
+            places = places[text[places + 1 + index] == word[index]]
+        text[places] = _UNIT_BYTE
+    return Block(block.first_line, text[:-32].tobytes(), block.rows)
+
+
+def _checked(found: Columns, tally: Tally) -> Columns:
+    """Rows whose keys stand in the order of the first line, without the keys."""
+    is_right = np.ones(len(found.lines), bool)
+    for key, text in found.texts.items():
+        is_right &= truths(compute.starts_with(text, f"{key}="))
+    tally.leave_out("keys in another order than on the first line", found.lines[~is_right])
+    right = found if is_right.all() else found.chosen(is_right)
+    cut = {key: compute.utf8_slice_codeunits(text, len(key) + 1) for key, text in right.texts.items()}
+    return Columns(right.lines, cut)
+
+
+def _rows(block: Columns, options: Options) -> Rows:
+    submit_s, start_s, end_s = (
+        dates(block.of(name), options.timezone) for name in ("SubmitTime", "StartTime", "EndTime")
+    )
+    tres = block.of("Tres")
+    gpus, types = gpus_of(tres, tres, block.of("NodeCnt"), options)
+    group = {"partition": "Partition", "account": "Account", "qos": "QOS"}[options.vc]
+    return Rows(
+        lines=block.lines,
+        submit_s=submit_s,
+        start_s=start_s,
+        run_s=end_s - start_s,
+        gpus=gpus,
+        requested_s=60 * mapped(block.of("TimeLimit"), _minutes),
+        texts={
+            "job_id": block.of("JobId"),
+            "user": named(block.of("UserId"), lambda text: text.partition("(")[0]),
+            "vc": block.of(group),
+            "gpu_types": types,
+            "status": named(block.of("JobState"), status_of),
+        },
+        refused={
+            "never started": np.isnan(start_s),
+            "ended before it started": end_s < start_s,
+        },
+    )
+
+
+def _minutes(limit: str) -> float:
+    """`60`, or `1-02:03:04` of older versions; not-a-number for UNLIMITED and Partition_Limit."""
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
+    if found is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+        return days * 1440 + hours * 60 + minutes + seconds / 60
+    return float(limit) if limit.isascii() and limit.isdigit() and int(limit) else np.nan

@@ -1,0 +1,109 @@
+"""A log as a trace: which format it is, its rows, the jobs they make, the file; and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from policies.errors import InputError
+from scenarios.training_jobs.formats.known import FORMATS, format_of
+from scenarios.training_jobs.gathering import EARLIEST_S, LATEST_S, NO_GPU, Finished, Gathered
+from scenarios.training_jobs.rows import Options
+from scenarios.training_jobs.tally import Tally
+from scenarios.training_jobs.trace import write_slices
+
+_MOST_REASONS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of a log.
+
+    Attributes:
+        format: which it was; `is_told` where the file itself told it.
+        start: the calendar's time of the first submit, where it is known.
+    """
+
+    format: str
+    is_told: bool
+    jobs: int
+    days: float
+    start: str | None
+    tally: Tally
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "schema": "slimsched.jobimport/1",
+            "format": self.format,
+            "jobs": self.jobs,
+            "days": self.days,
+            "start": self.start,
+            **self.tally.document(),
+        }
+
+
+def import_log(
+    log: Path,
+    out: Path,
+    name: str = "auto",
+    options: Options | None = None,
+    *,
+    sums: bool = True,
+    told: Callable[[int], None] = lambda rows: None,
+) -> Imported:
+    """Reads a log of any size and writes its trace.
+
+    Args:
+        name: of the format; `auto` tells it from the first lines.
+        sums: a requeued job ran as long as all its lives together; else as long as the last one.
+        told: is called with the number of rows read so far.
+
+    Raises:
+        InputError: the file can't be read as such a log, or no row of it makes a job.
+    """
+    options = options or Options()
+    is_told = name == "auto" and not options.columns
+    found = format_of(log, options) if name == "auto" else name
+    known, tally = FORMATS[found], Tally()
+    gathered = Gathered(tally, known.joins, sums)
+    for rows in known.read(log, options, tally):
+        gathered.add(rows)
+        told(tally.rows)
+    if gathered.mixed is not None:
+        problem = f"mixes dates and seconds, from line {gathered.mixed} on; write all submit times in one form"
+        raise InputError(str(log), "", problem)
+    finished = gathered.finish()
+    if finished is None:
+        raise InputError(str(log), "", _nothing(tally))
+    start = _start(finished, bool(gathered.is_date), tally)
+    result = Imported(found, is_told, len(finished.order), finished.days, start, tally)
+    provenance = {"format": found, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
+    write_slices(out, finished.slices(), {**provenance, "left_out": tally.document()["left_out"]})
+    return result
+
+
+def _start(finished: Finished, is_date: bool, tally: Tally) -> str | None:
+    """The calendar's time of the first submit; seconds that can be Unix times are taken for such."""
+    if not is_date and not EARLIEST_S <= finished.start_s <= LATEST_S:
+        return None
+    if not is_date:
+        tally.tell("times are taken for Unix times: seconds since 1970")
+    return datetime.fromtimestamp(finished.start_s, UTC).isoformat(timespec="seconds")
+
+
+def _nothing(tally: Tally) -> str:
+    """Why no row makes a job, and what helps."""
+    if not tally.left_out:
+        return "has no rows, only a header; a log has at least one job"
+    reasons = sorted(tally.left_out.items(), key=lambda item: -item[1].rows)[:_MOST_REASONS]
+    told = "; ".join(f"{count.rows:,} {reason} (first: line {count.first_line})" for reason, count in reasons)
+    remedy = (
+        " Where a Slurm log does not name GPUs (AccountingStorageTRES lacks gres/gpu), --gpus-per-node N supplies them"
+        if reasons[0][0] == NO_GPU
+        else ""
+    )
+    return f"none of its {tally.rows:,} rows makes a job: {told}.{remedy}"
