@@ -50,11 +50,11 @@ class Hosts:
 
     def cut(self, host: str) -> None:
         """Nothing passes to or from it; no connection is closed."""
-        _ip("-n", _name(_SWITCH), "link", "set", host, "down")
+        _ip("-n", _name(_SWITCH), "link", "set", "dev", host, "down")
 
     def mend(self, host: str) -> None:
         """All passes again."""
-        _ip("-n", _name(_SWITCH), "link", "set", host, "up")
+        _ip("-n", _name(_SWITCH), "link", "set", "dev", host, "up")
 
     def unsent_bytes(self, source: str, destination: str) -> int:
         """What programs of one host have handed to connections to another that it does not have yet."""
@@ -77,13 +77,13 @@ def linked_hosts(rates_mbit_s: Mapping[str, float]) -> Iterator[Hosts]:
     with contextlib.ExitStack() as stack:
         switch = stack.enter_context(_namespace(_SWITCH))
         _ip("-n", switch, "link", "add", "name", _BRIDGE, "type", "bridge")
-        _ip("-n", switch, "link", "set", _BRIDGE, "up")
+        _ip("-n", switch, "link", "set", "dev", _BRIDGE, "up")
         for host, rate_mbit_s in rates_mbit_s.items():
             inside = stack.enter_context(_namespace(host))
             _ip("-n", switch, "link", "add", "name", host, "type", "veth", "peer", "name", "eth", "netns", inside)
-            _ip("-n", switch, "link", "set", host, "master", _BRIDGE, "up")
+            _ip("-n", switch, "link", "set", "dev", host, "master", _BRIDGE, "up")
             _ip("-n", inside, "addr", "add", f"{hosts.address[host]}/24", "dev", "eth")
-            _ip("-n", inside, "link", "set", "eth", "up")
+            _ip("-n", inside, "link", "set", "dev", "eth", "up")
             _shape(switch, host, rate_mbit_s)
             _shape(inside, "eth", rate_mbit_s)
         yield hosts
@@ -94,7 +94,7 @@ def _namespace(host: str) -> Iterator[str]:
     name = _name(host)
     _ip("netns", "add", name)
     try:
-        _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", name, "link", "set", "dev", "lo", "up")
         yield name
     finally:
         _ip("netns", "del", name)
