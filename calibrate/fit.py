@@ -290,7 +290,7 @@ def link_of(medians: Mapping[int, float]) -> Link:
     """From the median seconds by size in bytes, of two sizes or more: the least sum of relative errors.
 
     Not of their squares: one size that is off the line (its few packets go at once, where a shaper lets them) would
-    bend all of it. The best line goes through two of the points, or through one and the origin, or through one and level.
+    bend all of it. The best line goes through two of the points, or through one and the origin, or level through one.
     """
     sizes, times = np.asarray(list(medians), dtype=np.float64), np.asarray(list(medians.values()))
     slopes = [(t - u) / (s - r) for (s, t), (r, u) in combinations(zip(sizes, times, strict=True), 2)]
