@@ -118,7 +118,7 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
         problem = f"no Ray cluster answers at {address!r} ({in_a_line(str(error))})"
         raise InputError(source, key, f"{problem}; {START}") from None
     try:
-        cluster = RayCluster(ray, address)
+        cluster = RayCluster(ray, found)
         _require_told(cluster, source, beyond_loopback=beyond_loopback)
         yield cluster
     finally:
