@@ -32,6 +32,7 @@ class FarStart:
         own, agents: its index among all of the cluster.
         arena_bytes: of each arena.
         life: see `hw.agents.AgentHandle`.
+        log: the file on its host that takes what it prints; None: that of whoever keeps it.
         router: the address of the router's gate.
         host: the address that others reach this host by.
         secret: the cluster's.
@@ -45,6 +46,7 @@ class FarStart:
     router: str
     host: str
     secret: bytes
+    log: Path | None = None
 
 
 def begin(start: FarStart) -> SpawnProcess:
@@ -70,6 +72,10 @@ def how_it_ended(process: SpawnProcess) -> str:
 
 def _main(start: FarStart) -> None:
     die_with_parent()
+    if start.log is not None:
+        with start.log.open("ab") as log:
+            for standard in (1, 2):
+                os.dup2(log.fileno(), standard)
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
     arena, routes = Arena(start.arena_bytes), Routes(start.life, start.secret)

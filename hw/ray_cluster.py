@@ -110,6 +110,9 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
             reach its hosts without being told so, or without a token.
     """
     ray = ray_here(source, key)
+    if ray.is_initialized():  # by whoever is about a larger piece of work in this process
+        yield RayCluster(ray, address)
+        return
     found = require_entry(ray, address, source, key)
     require_closed(found, source, key)
     try:

@@ -12,9 +12,11 @@ import platform
 import signal
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -54,7 +56,7 @@ class Keeper:
         with self._lock:
             if start.life in self._unwanted:
                 return "it was given up before it began"
-            process = self._processes[start.life] = begin(replace(start, spec=spec))
+            process = self._processes[start.life] = begin(replace(start, spec=spec, log=fresh_log(start.spec.name)))
         process.join()
         with self._lock:
             del self._processes[start.life]
@@ -71,6 +73,27 @@ class Keeper:
         """Nobody wants that agent any more, even if it has not begun."""
         self._unwanted.add(life)
         self.signal(life, signal.SIGKILL)
+
+
+LOGS: Final = "logs"
+MOST_LOGS: Final = 50  # of agents; older ones go
+
+
+def fresh_log(name: str) -> Path:
+    """A file for what an agent prints; the oldest give way."""
+    folder = cache() / LOGS
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    for old in files[: max(0, len(files) + 1 - MOST_LOGS)]:
+        old.unlink(missing_ok=True)
+    began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+    return folder / f"{name}-{began}-{os.getpid()}-{len(files)}.log"
+
+
+def kept_logs() -> dict[str, bytes]:
+    """What agents of this host have printed, and measurements that are under way here, by name."""
+    files = [*(cache() / LOGS).glob("*.log"), *(cache() / "calibrations").rglob("*.jsonl")]
+    return {path.name: path.read_bytes() for path in files if path.stat().st_size}
 
 
 def kept(model: bytes) -> Path:

@@ -18,6 +18,7 @@ from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
     above_zero,
+    add_ray,
     duration_or_none_s,
     duration_s,
     file_here,
@@ -70,6 +71,10 @@ def _scenario_alone(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
 
 
+def _logs_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=new_folder, default="host-logs", metavar="DIR", help="where to (host-logs)")
+
+
 def _engine(parser: argparse.ArgumentParser) -> None:
     text = "simpy, the reference, by default; compiled gives the same, bit for bit, many times as fast"
     parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="simpy", help=text)
@@ -106,6 +111,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
     text = "also show the bound that no router can beat; takes some seconds"
     parser.add_argument("--bound", action="store_true", help=text)
+    add_ray(parser)
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
@@ -132,6 +138,7 @@ def _tune(parser: argparse.ArgumentParser) -> None:
     text_of = "make this small: latency, or energy an image at a p99 latency of at most --p99"
     parser.add_argument("--objective", choices=("latency", "energy"), help=text_of)
     parser.add_argument("--p99", type=duration_s, metavar="TIME", help="the limit for energy, such as 200ms")
+    add_ray(parser)
 
 
 def _network(parser: argparse.ArgumentParser, default: str | None) -> None:
@@ -332,6 +339,9 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "cluster",
         "what every host of a scenario has before a run, and what does not fit",
         (_scenario_alone,),
+    ),
+    "cluster logs": Command(
+        "cluster", "gather what agents have printed on every host of a scenario", (_scenario_alone, _logs_folder)
     ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
     "tune": Command("job", "tune a rule to be quick at an accuracy, by direct search", (_tune,)),

@@ -74,6 +74,6 @@ def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def kind_of(path: Path) -> str:
-    """What a router's file says it is: `ppo` where it says nothing; raises `InputError` as `read` does."""
-    return read(path)[1].get("kind", "ppo")
+def kind_in(metadata: Mapping[str, str]) -> str:
+    """What a router's header says it is: `ppo` where it says nothing."""
+    return metadata.get("kind", "ppo")

@@ -124,16 +124,27 @@ class PPORouter:
             deterministic: overrides the mode that is stored.
             devices: the names of that cluster's devices, where they are known.
         """
-        tensors, metadata = checkpoint.read(Path(path))
+        router = cls.of(*checkpoint.read(Path(path)), str(path), deterministic=deterministic)
+        if config is not None:
+            router.spec.require(config, str(path), devices)
+        return router
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Mapping[str, npt.NDArray[Any]],
+        metadata: Mapping[str, str],
+        source: str,
+        *,
+        deterministic: bool | None = None,
+    ) -> PPORouter:
+        """From what a file holds; raises `InputError`, which names it, where that is no router."""
         try:
             spec = PolicySpec.from_json(metadata["spec"])
             mode = metadata["deterministic"] == "true" if deterministic is None else deterministic
-            router = cls(spec, policy_weights(tensors), deterministic=mode)
+            return cls(spec, policy_weights(tensors), deterministic=mode)
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InputError(str(path), "", f"not a router of this version, or damaged ({error!r:.300})") from error
-        if config is not None:
-            spec.require(config, str(path), devices)
-        return router
+            raise InputError(source, "", f"not a router of this version, or damaged ({error!r:.300})") from error
 
     def _require_chain(self) -> None:
         wrong = [name for name, value in self._weights.items() if value.dtype.kind != "f"]

@@ -14,6 +14,7 @@ from scenarios.commands.shared import (
     read_scenario,
     require_made,
     scenario_and_folder,
+    spread,
     tell_effort,
     tell_overload,
     with_routers,
@@ -110,6 +111,7 @@ def _with_decisions(scenario: Scenario, decisions: int, kinds: Sequence[str]) ->
 
 def tune(arguments: Namespace) -> int:
     """Tune a rule, and write its file."""
+    from scenarios.learn.course import MOST_THREADS
     from scenarios.learn.tuning import Tuning, tune_router, tuned_text
 
     output = Output(arguments)
@@ -128,8 +130,8 @@ def tune(arguments: Namespace) -> int:
     path = wanted.path
     scenario = read_scenario(arguments)  # refuses results in the place of its files
     tell_overload(output, load_world_of(scenario, default_folder(scenario)))
-    with announcing_compilation(output, (), "compiled"):
-        found, document = tune_router(wanted, quiet=output.quiet, say=output.remark)
+    with announcing_compilation(output, (), "compiled"), spread(arguments, lambda: MOST_THREADS) as jobs:
+        found, document = tune_router(wanted, quiet=output.quiet, say=output.remark, jobs=jobs)
     limit_s = document["p99_limit_s"] if document["objective"] == "energy" else None
     return output.result(f"{tuned_text(found, limit_s)}\nrouter: {path}", document)
 

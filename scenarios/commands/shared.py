@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from scenarios.terminal.places import writable_folder
 if TYPE_CHECKING:
     from scenarios.job.job import Job
     from scenarios.metrics.result import Simulator
+    from scenarios.runs.parallel import Jobs
     from scenarios.world.world import World
 
 
@@ -124,6 +125,24 @@ def announcing_compilation(
     from scenarios.terminal.compiling import telling
 
     return telling(output.remark)
+
+
+@contextlib.contextmanager
+def spread(arguments: Namespace, jobs: Callable[[], Jobs]) -> Iterator[Jobs]:
+    """Where a command's runs are made: on the cluster that `--ray` names, or on this machine.
+
+    Raises:
+        InputError: there is no such cluster, or `--jobs` is given, too.
+    """
+    if arguments.ray is None:
+        yield jobs()
+        return
+    if getattr(arguments, "jobs", None) is not None:
+        raise InputError("--jobs", "", "says how many processes run here, and --ray that they run elsewhere; give one")
+    from scenarios.runs.ray_pool import ray_pool
+
+    with ray_pool(arguments.ray) as pool:
+        yield pool
 
 
 def with_routers(scenario: Scenario, section: str, arguments: Namespace) -> Scenario:

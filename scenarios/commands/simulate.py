@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from scenarios.commands.shared import (
@@ -14,6 +15,7 @@ from scenarios.commands.shared import (
     require_made,
     require_unique,
     scenario_and_folder,
+    spread,
     tell_effort,
     tell_foreign,
     tell_overload,
@@ -87,15 +89,16 @@ def compare(arguments: Namespace) -> int:
     with job.folder.opened(arguments.scenario), announcing_compilation(output, given.routers, arguments.engine):
         world = with_decision_times(job, begin_job(job), given.routers)
         tell_overload(output, world)
-        jobs = arguments.jobs or default_jobs(world, runs, given.seeds[0], arguments.engine)
-        comparison = stage.compare(
-            job,
-            world,
-            arguments.engine,
-            jobs=jobs,
-            against=None if arguments.against is None else display_name(arguments.against),
-            bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
-        )
+        own_jobs = partial(default_jobs, world, runs, given.seeds[0], arguments.engine)
+        with spread(arguments, lambda: arguments.jobs or own_jobs()) as jobs:
+            comparison = stage.compare(
+                job,
+                world,
+                arguments.engine,
+                jobs=jobs,
+                against=None if arguments.against is None else display_name(arguments.against),
+                bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
+            )
     output.result(format_all(comparison), comparison)
     if arguments.picture is not None and any(comparison["pareto"]["fronts"].values()):
         from scenarios.show import charts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from hw.networks import ModelFile
 from hw.ray_cluster import HostFacts
@@ -20,7 +21,9 @@ def check_cluster(scenario: Scenario, model: ModelFile | None, hosts: Hosts, say
     section = scenario.cluster
     names = host_names(section, hosts)
     model_bytes = 0 if model is None or not model.path.is_file() else model.path.stat().st_size
-    checked = [_checked(scenario, hosts, host, model_bytes) for host in dict.fromkeys(names)]
+    named = list(dict.fromkeys(names))
+    with ThreadPoolExecutor(len(named)) as beside:
+        checked = list(beside.map(lambda host: _checked(scenario, hosts, host, model_bytes), named))
     answering = [each.host for each in checked if each.facts is not None]
     measured = measure_links(hosts, answering, say) if len(answering) == len(checked) else None
     return CheckedCluster(tuple(checked), tuple(sorted(set(hosts.names()) - set(names))), measured)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -85,10 +86,26 @@ class Hosts:
             raise
         return answer
 
+    def ask_each(
+        self,
+        hosts: Sequence[str],
+        key: str,
+        function: Callable[..., Asked],
+        arguments: Callable[[str], tuple[Any, ...]],
+    ) -> list[Asked]:
+        """The same of several hosts at once, of each with its arguments; raises what the first of them raises."""
+
+        def ask(host: str) -> Asked:
+            self.facts_of(host, key)
+            return self.ask(host, key, function, *arguments(host))
+
+        with ThreadPoolExecutor(max(1, len(hosts))) as beside:
+            return list(beside.map(ask, hosts))
+
 
 @contextmanager
 def joined_hosts(section: ClusterSection, source: str) -> Iterator[Hosts]:
-    """The cluster that a scenario names; raises what `joined` does."""
+    """The cluster that a scenario names, joined unless it is already; raises what `joined` does."""
     with joined(section.address, source, "cluster.address", beyond_loopback=section.beyond_loopback) as cluster:
         yield Hosts(cluster, source)
 

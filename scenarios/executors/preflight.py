@@ -55,9 +55,12 @@ def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments
         require(scenario, lambda _: True, *arguments)
         return
     with joined_hosts(scenario.cluster, scenario.name) as hosts:
-        for host in dict.fromkeys(host_names(scenario.cluster, hosts)):
-            hosts.facts_of(host)
-            hosts.ask(host, "cluster.servers", require_there, scenario, host, hosts.here, require, *arguments)
+        names = list(dict.fromkeys(host_names(scenario.cluster, hosts)))
+
+        def asked(host: str) -> tuple[Any, ...]:
+            return (scenario, host, hosts.here, require, *arguments)
+
+        hosts.ask_each(names, "cluster.servers", require_there, asked)
 
 
 def require_there(scenario: Scenario, host: str, router: str, require: Callable[..., None], *arguments: Any) -> None:

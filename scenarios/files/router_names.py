@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy.typing as npt
+
 from policies import strict
 from policies.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
@@ -101,14 +103,18 @@ def check_router(name: str, source: str, key: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpec:
-    """What PPO has learned, in a file.
+    """What PPO has learned, as a file holds it; the file is read no more.
 
     Attributes:
+        path: the file's, for messages.
+        tensors, metadata: its content.
         deterministic: overrides the mode that is stored.
         devices: the names of the cluster's devices, where they are known, for messages.
     """
 
     path: Path
+    tensors: Mapping[str, npt.NDArray[Any]]
+    metadata: Mapping[str, str]
     deterministic: bool | None = None
     devices: Sequence[str] = ()
 
@@ -123,7 +129,9 @@ class TrainedSpec:
     def _load(self, config: RouterConfig) -> PPORouter:
         from policies.ppo.router import PPORouter  # rules must not wait for what reads files of weights
 
-        return PPORouter.load(self.path, config, deterministic=self.deterministic, devices=self.devices)
+        router = PPORouter.of(self.tensors, self.metadata, str(self.path), deterministic=self.deterministic)
+        router.spec.require(config, str(self.path), self.devices)
+        return router
 
 
 def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
@@ -136,13 +144,15 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
         return read_rule(path)
     from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
 
-    kind = checkpoint.kind_of(path)
+    tensors, metadata = checkpoint.read(path)
+    kind = checkpoint.kind_in(metadata)
     if kind in RULES:
         remedy = f"`slimsched tune SCENARIO --router {kind}` writes {kind}{RULE_SUFFIX}: name that instead"
         raise InputError(str(path), "kind", f"found {kind!r}, as former versions stored it; {remedy}")
     if kind != PPO:
         raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
-    return TrainedSpec(path, deterministic, devices)
+    weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}
+    return TrainedSpec(path, weights, metadata, deterministic, devices)
 
 
 def write_rule(path: Path, rule: RuleSpec) -> None:

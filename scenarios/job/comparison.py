@@ -12,6 +12,7 @@ from scenarios.job.job import Job
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.service import Promise
+from scenarios.runs.parallel import Jobs
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.terminal.progress import Progress
@@ -28,14 +29,14 @@ def compare(
     world: World,
     engine: Simulator = "simpy",
     *,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     against: str | None = None,
     bounds: Callable[[Comparison], Bounds] | None = None,
 ) -> Comparison:
     """Every router with every seed, in simulation.
 
     Args:
-        jobs: processes beside each other.
+        jobs: where runs are made.
         against: the router of the paired differences; see `compare_results`.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
 
@@ -53,7 +54,7 @@ def compare(
     return document
 
 
-def _compared(job: Job, world: World, engine: Simulator, jobs: int) -> list[Result]:
+def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)

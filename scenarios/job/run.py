@@ -17,9 +17,11 @@ stage                          by                           makes
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
@@ -50,7 +52,9 @@ class Outcome:
 
 def carry_out(job: Job) -> Outcome:
     """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
-    with job.folder.opened():
+    with job.folder.opened(), ExitStack() as joined:
+        if job.can_validate and job.scenario.cluster.backend == "ray":
+            joined.enter_context(joined_hosts(job.scenario.cluster, job.scenario.name))  # once, for all its stages
         return _carry_out(job)
 
 

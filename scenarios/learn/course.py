@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from copy import copy
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from math import log
 
 import numpy as np
 
 from policies.chance import derived_seed, stream
-from policies.interfaces import RoutingPolicy, limit_ns_of
+from policies.interfaces import limit_ns_of
 from policies.plan_of import plan_of
-from policies.rules.specs import POINT
+from policies.rules.specs import POINT, RouterSpec
 from policies.vocabulary import OwnLimit
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
+from scenarios.runs.parallel import Elsewhere, Jobs, each
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec
@@ -28,6 +32,7 @@ from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
 
 MOST_THREADS = 2
+KEPT_RUNS = 8  # of those that a process has measured on: drawing one takes as long as a short run
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
 UNSERVED_PRICE = 100.0  # in the logarithm of the latency: nothing is so quick that it could pay this
@@ -61,11 +66,91 @@ class Decisions:
 OnMeasured = Callable[[Decisions], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run by what it is drawn from: the same wherever that is done; see `World.run_spec`."""
+
+    seed: int
+    scale: float = 1.0
+    duration_s: float | None = None
+    excerpt: Excerpt | None = None
+
+    def spec(self, world: World) -> RunSpec:
+        """With everything that happens in it."""
+        return world.run_spec(
+            self.seed,
+            duration_s=self.duration_s,
+            scale=self.scale,
+            detail=False,
+            end="cut",
+            excerpt=self.excerpt,
+        )
+
+
+Try = tuple[RouterSpec, Run]
+Workers = ThreadPoolExecutor | Elsewhere
+
+
+@contextmanager
+def workers_of(jobs: Jobs = MOST_THREADS) -> Iterator[Workers]:
+    """Threads, at most so many and no more than cores; or elsewhere. What is measured does not depend on it."""
+    if not isinstance(jobs, int):
+        yield jobs
+        return
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, jobs)) as threads:
+        yield threads
+
+
+class Scorer:
+    """Scores routers on runs of one world; the last runs are kept, for many routers are tried on each.
+
+    It travels as its world, and is the same there.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world.with_series()
+        self._program, self._context = program_of(world.cluster), world.context
+        self._priors = tuple_priors(self._program)
+        self._specs: dict[Run, RunSpec] = {}
+
+    def __reduce__(self) -> tuple[type[Scorer], tuple[World]]:
+        return Scorer, (self.world,)
+
+    def keep(self, runs: Iterable[Run]) -> None:
+        """Draw these, and forget the others."""
+        self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
+
+    def score(self, rule: RouterSpec, run: Run) -> RunScore:
+        """A router on a run; one that is kept, if threads do that beside each other."""
+        if run not in self._specs:
+            self.keep([*self._specs, run][-KEPT_RUNS:])
+        spec, router = self._specs[run], rule.make(self._context)
+        planned = plan_of(router, self._context.config)
+        assert planned is not None, "every kind that is tuned has a compiled form"
+        row = RunRow(self._program, spec)
+        if planned.hold is not None:
+            row.set_hold_rule(planned.hold)
+        row.set_limit(OwnLimit(limit_ns_of(router)))
+        run_to_end(row, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
+        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
+        return score_run(row, self._priors, round(warmup_s * 1e9))
+
+
+def _score(scorer: Scorer, tried: Try) -> RunScore:
+    """In whatever process, of whatever machine."""
+    return scorer.score(*tried)
+
+
+def _compile(tried: Try, scorer: Scorer) -> None:
+    """Once on a machine: a first run does it."""
+    scorer.score(*tried)
+
+
 class Course:
     """The runs of one world that candidates are measured on.
 
     Args:
-        workers: what they run on; compiled code holds no lock.
+        workers: what they run on: threads, as compiled code holds no lock, or elsewhere.
         kept: what an interrupted tuning of the same has measured.
         on_measured: gets what was simulated so far, after every group of runs.
 
@@ -78,13 +163,12 @@ class Course:
         self,
         world: World,
         knobs: TuningKnobs,
-        workers: ThreadPoolExecutor,
+        workers: Workers,
         kept: KeptScores | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
         self.world, self.knobs, self.decisions = world, knobs, 0
-        self._program, self._workers, self._kept = program_of(world.cluster), workers, kept
-        self._priors = tuple_priors(self._program)
+        self._scorer, self._workers, self._kept = Scorer(world), workers, kept
         self.context = world.context
         self.part = "settings"
         self._spent, self._on_measured = Counter[str](), on_measured
@@ -101,37 +185,29 @@ class Course:
         """Of all seeds."""
         return Decisions(**self._spent)
 
-    def excerpt(self, name: str, part: int) -> RunSpec:
+    def excerpt(self, name: str, part: int) -> Run:
         """A run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
         scale = float(stream(seed, "load").uniform(*self.knobs.rates))
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return self.world.run_spec(
-            seed,
-            duration_s=length_s,
-            scale=scale,
-            detail=False,
-            end="cut",
-            excerpt=Excerpt(part, self.knobs.episodes),
-        )
+        return Run(seed, scale, length_s, Excerpt(part, self.knobs.episodes))
 
-    def full(self, number: int) -> RunSpec:
+    def full(self, number: int) -> Run:
         """A run of full length, for levelling."""
         return self._whole(f"tune:level:{number}")
 
-    def fresh(self, number: int) -> RunSpec:
+    def fresh(self, number: int) -> Run:
         """A run of full length that no search and no levelling saw, for the race."""
         return self._whole(f"tune:race:{number}")
 
-    def _whole(self, name: str) -> RunSpec:
-        seed = derived_seed(self.knobs.seed, name)
-        return self.world.run_spec(seed, detail=False, end="cut", excerpt=Excerpt())
+    def _whole(self, name: str) -> Run:
+        return Run(derived_seed(self.knobs.seed, name), excerpt=Excerpt())
 
-    def measure(self, tries: Sequence[tuple[RoutingPolicy, RunSpec]]) -> list[RunScore]:
-        """Each router on its run; a router serves one run."""
+    def measure(self, tries: Sequence[Try]) -> list[RunScore]:
+        """Each router on its run."""
         scores = None if self._kept is None else self._kept.take(len(tries))
         if scores is None:
-            scores = list(self._workers.map(self._one, *zip(*tries, strict=True)))
+            scores = self._scores(tries)
             if self._kept is not None:
                 self._kept.put(scores)
         made = sum(score.decisions for score in scores)
@@ -141,16 +217,13 @@ class Course:
             self._on_measured(self.spent)
         return scores
 
-    def _one(self, router: RoutingPolicy, spec: RunSpec) -> RunScore:
-        planned = plan_of(router, self.context.config)
-        assert planned is not None, "every kind that is tuned has a compiled form"
-        run = RunRow(self._program, spec)
-        if planned.hold is not None:
-            run.set_hold_rule(planned.hold)
-        run.set_limit(OwnLimit(limit_ns_of(router)))
-        run_to_end(run, planned.row, stream(spec.seed, "router:tuned"), planned.replan)
-        warmup_s = min(self.world.scenario.warmup_s, 0.2 * spec.horizon_ns / 1e9)
-        return score_run(run, self._priors, round(warmup_s * 1e9))
+    def _scores(self, tries: Sequence[Try]) -> list[RunScore]:
+        if isinstance(self._workers, ThreadPoolExecutor):
+            self._scorer.keep(run for _, run in tries)
+            return list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
+        with closing(each(_score, self._scorer, tries, self._workers, partial(_compile, tries[0]))) as made:
+            found = dict(made)
+        return [found[place] for place in range(len(tries))]
 
 
 def unserved(scores: Sequence[RunScore]) -> float:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final
 
 from policies.rules.specs import FixedRule, RuleSpec
-from scenarios.learn.course import MOST_THREADS, Course, Decisions, OnMeasured
+from scenarios.learn.course import Course, Decisions, OnMeasured, workers_of
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import able_tuples, require_possible, space_of
@@ -31,12 +29,12 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
     """
     require_possible(world, kind, knobs)
     space = space_of(world, kind, knobs)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
+    with workers_of() as workers:
         course = Course(world, knobs, workers)
         tuples = able_tuples(course)
         spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
         runs = [course.excerpt(f"expected:{part}", part) for part in range(knobs.episodes)]
-        course.measure([(spec.make(course.context), run) for run in runs])
+        course.measure([(spec, run) for run in runs])
     excerpts = course.decisions
     full = knobs.levels * excerpts / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
     options = excerpts * sum(len(each) for _, each in options_of(spec, course))

@@ -97,8 +97,8 @@ class Raced:
 def run_race(racers: Sequence[Racer], course: Course) -> tuple[Racer, tuple[Raced, ...]]:
     """The winner, and all: at the floor, or as near to it as the most accurate came, whoever costs least."""
     course.part = "race"
-    specs = [course.fresh(number) for number in range(course.knobs.levels)]
-    scores = [course.measure([(racer.spec.make(course.context), spec) for spec in specs]) for racer in racers]
+    runs = [course.fresh(number) for number in range(course.knobs.levels)]
+    scores = [course.measure([(racer.spec, run) for run in runs]) for racer in racers]
     raced = tuple(Raced(racer, figures_of(each)) for racer, each in zip(racers, scores, strict=True))
     bar = min(course.knobs.floor, max(each.figures.accuracy for each in raced)) - CLOSE * POINT
     costs = [

@@ -46,14 +46,14 @@ def best_settings(spec: RuleSpec, course: Course, name: str, settings: Settings)
 
     Finding it comes on top of the budget of the search.
     """
-    knobs, context = course.knobs, course.context
+    knobs = course.knobs
     runs = [course.excerpt(f"{name}:{part}", part) for part in range(knobs.episodes)]
     found = dict(settings)
     for key, options in options_of(spec, course):
         costs = []
         for option in options:
             tried = with_settings(spec, {**found, key: option})
-            scores = course.measure([(tried.make(context), run) for run in runs])
+            scores = course.measure([(tried, run) for run in runs])
             costs.append(latency_cost(scores, knobs) + PRICE * max(0.0, shortfall(scores, knobs.floor)))
         found[key] = options[int(np.argmin(costs))]
     return found

@@ -8,9 +8,7 @@ searches a race on other runs picks one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -32,6 +30,7 @@ from scenarios.learn.course import (
     mean_accuracy,
     shortfall,
     unserved,
+    workers_of,
 )
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
@@ -39,6 +38,7 @@ from scenarios.learn.race import CLOSE, OF_SEARCH, Figures, Raced, Racer, figure
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
+from scenarios.runs.parallel import Jobs
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
@@ -98,21 +98,21 @@ def tune_world(
     *,
     on_progress: OnMeasured | None = None,
     kept: KeptScores | None = None,
-    threads: int = MOST_THREADS,
+    jobs: Jobs = MOST_THREADS,
 ) -> Tuned:
     """Tune one kind of router.
 
     Args:
         on_progress: gets the decisions simulated so far, after every group of runs.
         kept: what was measured of the same before it was interrupted.
-        threads: at most so many; what is found does not depend on it.
+        jobs: at most so many threads, or elsewhere; what is found does not depend on it.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
         FloorError: the floor can't be kept on this scenario by this kind.
     """
     require_possible(world, kind, knobs)
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, threads)) as workers:
+    with workers_of(jobs) as workers:
         course = Course(world, knobs, workers, kept, on_progress)
         space = space_of(world, kind, knobs)
         racers = _tuples(course) if space is None else _searches(kind, space, course)
@@ -225,7 +225,7 @@ def _generation(
         for episode in range(knobs.episodes)
     ]
     kinds = [space.spec(candidate) for candidate in candidates]
-    first = course.measure([(kind.make(course.context), runs[0]) for kind in kinds])
+    first = course.measure([(kind, runs[0]) for kind in kinds])
     scores = [[each] for each in first]
 
     def cost(found: Sequence[RunScore]) -> float:
@@ -238,7 +238,7 @@ def _generation(
         kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
     more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
     if more:
-        found = course.measure([(kinds[n].make(course.context), runs[episode]) for n, episode in more])
+        found = course.measure([(kinds[n], runs[episode]) for n, episode in more])
         for (n, _), each in zip(more, found, strict=True):
             scores[n].append(each)
     costs = np.full(len(candidates), inf)
@@ -256,14 +256,14 @@ def _levelled(
 ) -> Racer:
     """Shift the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
     course.part, knobs = "levelling", course.knobs
-    specs = [course.full(number) for number in range(knobs.levels)]
+    runs = [course.full(number) for number in range(knobs.levels)]
 
     most = 0.0
 
     def measure(values: Reals) -> list[RunScore]:
         nonlocal most
         made = space.spec(values)
-        scores = course.measure([(made.make(course.context), spec) for spec in specs])
+        scores = course.measure([(made, run) for run in runs])
         most = max(most, mean_accuracy(scores))
         return scores
 
@@ -334,10 +334,9 @@ def _tuples(course: Course) -> list[Racer]:
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:
     """What the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as workers:
+    with workers_of() as workers:
         course = Course(world, knobs, workers)
-        specs = [course.full(number) for number in range(knobs.levels)]
-        scores = course.measure([(LadderRule().make(world.context), spec) for spec in specs])
+        scores = course.measure([(LadderRule(), course.full(number)) for number in range(knobs.levels)])
     return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)
 
 

@@ -16,6 +16,7 @@ from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
+from scenarios.runs.parallel import Jobs
 from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
 from scenarios.world.materials import load_world
@@ -112,7 +113,7 @@ def knobs_of(
 
 
 def tune_router(
-    wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None, threads: int = MOST_THREADS
+    wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None, jobs: Jobs = MOST_THREADS
 ) -> tuple[Tuned, dict[str, Any]]:
     """Tune, and write the router's file, or beside it why there is none; returns what was found and is reported.
 
@@ -129,7 +130,7 @@ def tune_router(
     began_s = time.monotonic()
     with announced(world, wanted.router, knobs, say=say, quiet=quiet) as tell:
         try:
-            found = tune_world(world, wanted.router, knobs, on_progress=tell, threads=threads)
+            found = tune_world(world, wanted.router, knobs, on_progress=tell, jobs=jobs)
         except FloorError as error:
             note_failure(path, f"{error} ({command})")
             raise

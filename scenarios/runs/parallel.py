@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
@@ -45,22 +45,49 @@ def machine_bytes() -> int:
     return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none
 
 
+class Elsewhere(Protocol):
+    """Who does tasks on other machines (`ray_pool`)."""
+
+    def each(
+        self,
+        work: Callable[[Common, Task], Made],
+        common: Common,
+        tasks: Sequence[Task],
+        prepare: Callable[[Common], object] | None = None,
+    ) -> Generator[tuple[int, Made], None, None]:
+        """As the function `each`."""
+
+
+Jobs = int | Elsewhere
+"""Where tasks are done: in so many processes of this machine, or elsewhere."""
+
+
 def each(
-    work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], processes: int
+    work: Callable[[Common, Task], Made],
+    common: Common,
+    tasks: Sequence[Task],
+    jobs: Jobs,
+    prepare: Callable[[Common], object] | None = None,
 ) -> Generator[tuple[int, Made], None, None]:
     """(place of the task, what the work made of it), as they end; with one process here, in order.
 
     Args:
         work: a module's function, for a process finds it by its name; it is given what all tasks have in common.
+        prepare: what is to be done once on a machine before processes do it beside each other: compiling, say.
 
     Raises:
         WorkError: a process was killed. What the work raises comes through as it is.
     """
-    processes = min(processes, len(tasks))
+    if not isinstance(jobs, int):
+        yield from jobs.each(work, common, tasks, prepare)
+        return
+    processes = min(jobs, len(tasks))
     if processes <= 1:
         for place, task in enumerate(tasks):
             yield place, work(common, task)
         return
+    if prepare is not None:
+        prepare(common)
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     given = _given(context, (work, common), processes)

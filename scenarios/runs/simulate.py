@@ -5,6 +5,7 @@ from __future__ import annotations
 import time  # noqa: TID251 - wall time of a run
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -15,7 +16,8 @@ from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
 from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import against_reference, diagnosed
-from scenarios.runs.parallel import core_count, each
+from scenarios.runs.parallel import Jobs, core_count, each
+from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
 if TYPE_CHECKING:
@@ -119,15 +121,15 @@ def simulate_all(
     finished: Sequence[Result] = (),
     on_result: Callable[[Result], None] | None = None,
     engine: Simulator = "simpy",
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> list[Result]:
     """Every router with every seed, in that order; runs that are among `finished` are not run again.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
         on_result: told of each result, as it comes.
-        jobs: processes beside each other; what comes out is the same, bit for bit but for `wall_s`, whatever their
-            number.
+        jobs: where runs are made (`scenarios.runs.parallel`); what comes out is the same, bit for bit but for `wall_s`,
+            wherever that is.
 
     Raises:
         InputError: two routers have one name, or one is not known or not made yet.
@@ -141,10 +143,10 @@ def simulate_all(
         if result is not None and on_result is not None:
             on_result(result)
     open_places = [place for place, result in enumerate(results) if result is None]
-    if engine == "compiled" and min(jobs, len(open_places)) > 1:
-        world.simulation(world.run_spec(seeds[0]), engine).advance()  # compiled here once, and not in every process
-    tasks = [wanted[place] for place in open_places]
-    with closing(each(_run_of, (world, made_in, engine), tasks, jobs)) as made:
+    makers = {router: world.router_maker(router, made_in) for router in {wanted[place][0] for place in open_places}}
+    tasks = [(makers[router], seed) for router, seed in (wanted[place] for place in open_places)]
+    prepare = partial(_compile, seeds[0]) if engine == "compiled" else None
+    with closing(each(_run_of, (world.with_series(), engine), tasks, jobs, prepare)) as made:
         for place, result in made:
             results[open_places[place]] = result
             if on_result is not None:
@@ -152,10 +154,16 @@ def simulate_all(
     return against_reference([result for result in results if result is not None], world.signature_context)
 
 
-def _run_of(common: tuple[World, Path | None, Simulator], task: tuple[str, int]) -> Result:
-    """One run, in whatever process."""
-    (world, made_in, engine), (router, seed) = common, task
-    return simulate_world(world, router, seed, made_in, engine)
+def _compile(seed: int, common: tuple[World, Simulator]) -> None:
+    """Once on a machine, and not in every process."""
+    world, engine = common
+    world.simulation(world.run_spec(seed), engine).advance()
+
+
+def _run_of(common: tuple[World, Simulator], task: tuple[RouterMaker, int]) -> Result:
+    """One run, in whatever process, of whatever machine."""
+    (world, engine), (maker, seed) = common, task
+    return simulate_metrics(world, maker.make(world.context), display_name(maker.name), seed, engine=engine)
 
 
 def default_jobs(world: World, runs: int, seed: int, engine: Simulator) -> int:

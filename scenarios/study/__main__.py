@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Final
 
 from policies.registry import TUNED
+from scenarios.commands.shared import spread
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
@@ -17,7 +18,7 @@ from scenarios.study import ablation, carried, faster, fronts, live, margins, pa
 from scenarios.study.page import ablation_table
 from scenarios.study.tuned_rows import Asked
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
-from scenarios.terminal.flags import Parser, duration_s, new_file, new_folder, positive
+from scenarios.terminal.flags import Parser, add_ray, duration_s, new_file, new_folder, positive
 
 PROG: Final = "python -m scenarios.study"
 Work = Callable[[argparse.Namespace], int]
@@ -31,19 +32,21 @@ def _results(parser: Parser) -> Work:
     )
     parser.add_argument("--page", type=new_file, metavar="FILE", help="docs/results.md by default")
     _jobs(parser, "runs")
+    add_ray(parser)
     _scenarios(parser)
     parser.add_argument("--quiet", action="store_true", help="no progress")
 
     def work(given: argparse.Namespace) -> int:
-        page, made = results.make_results(
-            folder=given.scenarios,
-            out=given.out,
-            page=given.page,
-            only=given.only,
-            seeds=given.seeds,
-            jobs=given.jobs,
-            quiet=given.quiet,
-        )
+        with spread(given, lambda: given.jobs or core_count()) as jobs:
+            page, made = results.make_results(
+                folder=given.scenarios,
+                out=given.out,
+                page=given.page,
+                only=given.only,
+                seeds=given.seeds,
+                jobs=jobs,
+                quiet=given.quiet,
+            )
         sys.stdout.write(f"{made} runs made; {page}\n")
         return 0
 

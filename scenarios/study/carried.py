@@ -20,7 +20,7 @@ from policies.errors import InputError
 from policies.registry import CONTROLLED
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import RuleSpec
-from scenarios.learn.course import Course, unserved
+from scenarios.learn.course import Course, Run, unserved
 from scenarios.learn.tuned_files import with_control
 from scenarios.learn.tuning import Tuning
 from scenarios.metrics.served import LIMIT
@@ -136,8 +136,7 @@ def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] 
         course = Course(world, knobs, worker)
 
         def keeps(scale: float) -> bool:
-            run = world.run_spec(seed, scale=scale, detail=False, end="cut")
-            (score,) = course.measure([(spec.make(world.context), run)])
+            (score,) = course.measure([(spec, Run(seed, scale))])
             scores[scale] = score
             return is_carried(score, floor, limit_s)
 

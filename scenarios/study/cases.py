@@ -24,6 +24,7 @@ from scenarios.show.paper import is_replica
 from scenarios.study.margin import Margin, margins_in, with_margin
 from scenarios.study.sources import file_digest
 from scenarios.world.materials import default_folder, make_world
+from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
 ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
@@ -62,13 +63,17 @@ class Contender:
         """In its results, and of its random stream: what `slimsched compare` would call it."""
         return display_name(self.router)
 
+    def maker(self, world: World) -> RouterMaker:
+        """What makes such routers on any machine."""
+        if self.group == TOLD and self.file is not None:
+            return RouterMaker(self.router, self.router, spec=with_control(read_rule(self.file)))
+        if self.margin is not None and self.file is not None:
+            return RouterMaker(self.router, self.router, spec=with_margin(read_rule(self.file), self.margin, world))
+        return world.router_maker(self.router)
+
     def make(self, world: World) -> RoutingPolicy:
         """A fresh router."""
-        if self.group == TOLD and self.file is not None:
-            return with_control(read_rule(self.file)).make(world.context)
-        if self.margin is not None and self.file is not None:
-            return with_margin(read_rule(self.file), self.margin, world).make(world.context)
-        return world.router(self.router)
+        return self.maker(world).make(world.context)
 
 
 def for_promise(kind: str, group: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.files.router_names import made_by
-from scenarios.runs.parallel import core_count
+from scenarios.runs.parallel import Jobs, core_count
 from scenarios.show import charts
 from scenarios.study import pictures
 from scenarios.study.cases import WINDOWED, Case, Contender, experiments, read_case, scenario_files
@@ -32,7 +32,7 @@ def make_results(
     page: Path | None = None,
     only: Sequence[str] = (),
     seeds: int | None = None,
-    jobs: int | None = None,
+    jobs: Jobs | None = None,
     quiet: bool = False,
 ) -> tuple[Path, int]:
     """Everything; returns the page and how many runs had to be made.

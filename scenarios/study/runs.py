@@ -12,22 +12,25 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from math import floor, log10
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from policies.errors import WorkError
 from scenarios.files.documents import inputs_hash, read_json, write_json
 from scenarios.files.named_files import named_files
 from scenarios.files.reading import relative_paths
+from scenarios.files.router_names import display_name
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
-from scenarios.runs.parallel import each
-from scenarios.runs.simulate import simulate_metrics
+from scenarios.runs.parallel import Jobs, each
+from scenarios.runs.simulate import RunOptions, simulate_metrics
 from scenarios.study.cases import STATIONARY, WINDOWED, Case, Contender
 from scenarios.study.sources import sources_hash
 from scenarios.terminal.progress import Progress
+from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
 COMPUTING: Final = ("numpy", "numba", "scipy")
@@ -97,7 +100,7 @@ def stored(task: Task) -> Result | None:
     return result
 
 
-def run_missing(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = False) -> int:
+def run_missing(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = False) -> int:
     """Make every run that is not stored; returns how many that were.
 
     Raises:
@@ -107,11 +110,15 @@ def run_missing(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = Fa
     missing = [task for task in wanted if stored(task) is None]
     if not missing:
         return 0
-    worlds = {case.name: case.world for case in cases if any(task.scenario == case.name for task in missing)}
-    _compile(worlds[missing[0].scenario], missing[0])
+    from scenarios.terminal.compiling import telling  # it opens numba
+
+    names = {task.scenario for task in missing}
+    worlds = {case.name: case.world.with_series() for case in cases if case.name in names}
+    runs = [_Run(task.scenario, task.router.maker(worlds[task.scenario]), task.seed, task.detail) for task in missing]
     with (
+        telling(lambda text: print(text, file=sys.stderr)),
         Progress("results", len(wanted), unit="run", quiet=quiet) as progress,
-        closing(each(_run, worlds, missing, jobs)) as made,
+        closing(each(_run, worlds, runs, jobs, partial(_compile, runs[0]))) as made,
     ):
         progress.set(len(wanted) - len(missing))
         for place, result in made:
@@ -122,24 +129,30 @@ def run_missing(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = Fa
     return len(missing)
 
 
-def _compile(world: World, task: Task) -> None:
-    """Here once, and not in every process: a run of a second does it."""
-    from scenarios.terminal.compiling import telling  # it opens numba
+@dataclass(frozen=True)
+class _Run:
+    """What of a task is needed to make the run, on whatever machine."""
 
-    short_s = min(1.0, world.scenario.duration_s)
-    with telling(lambda text: print(text, file=sys.stderr)):
-        router = task.router.make(world)
-        simulate_metrics(
-            world, router, task.router.name, task.seed, engine="compiled", duration_s=short_s, warmup_s=0.0
-        )
+    scenario: str
+    router: RouterMaker
+    seed: int
+    detail: bool
+
+    def result(self, world: World, **options: Unpack[RunOptions]) -> Result:
+        router, name = self.router.make(world.context), display_name(self.router.name)
+        given: RunOptions = {**options, "engine": "compiled", "detail": self.detail}
+        return simulate_metrics(world, router, name, self.seed, **given)
 
 
-def _run(worlds: Mapping[str, World], task: Task) -> Result:
+def _compile(run: _Run, worlds: Mapping[str, World]) -> None:
+    """Once on a machine, and not in every process: a run of a second does it."""
+    world = worlds[run.scenario]
+    run.result(world, duration_s=min(1.0, world.scenario.duration_s), warmup_s=0.0)
+
+
+def _run(worlds: Mapping[str, World], run: _Run) -> Result:
     """One run, in whatever process; what servers did is not kept."""
-    world = worlds[task.scenario]
-    router = task.router.make(world)
-    result = simulate_metrics(world, router, task.router.name, task.seed, engine="compiled", detail=task.detail)
-    return {**result, "servers": []}
+    return {**run.result(worlds[run.scenario]), "servers": []}
 
 
 def collect(case: Case, out: Path) -> dict[str, list[Result]]:
@@ -189,7 +202,7 @@ class _FluidTask:
     seed: int | None
 
 
-def fluid_of(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = False) -> dict[str, Fluid]:
+def fluid_of(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = False) -> dict[str, Fluid]:
     """By scenario; what was computed before is read."""
     tasks, files = [], {case.name: _fluid_file(case, out) for case in cases}
     for case in cases:
@@ -199,7 +212,7 @@ def fluid_of(cases: Sequence[Case], out: Path, jobs: int, *, quiet: bool = False
         points = tuple(sorted(wanted - set(known)))
         if points or (needs_oracle and wanted):
             tasks.append(_FluidTask(case.name, points, case.seeds[0] if needs_oracle else None))
-    worlds = {case.name: case.world for case in cases if case.name in {task.scenario for task in tasks}}
+    worlds = {case.name: case.world.with_series() for case in cases if case.name in {task.scenario for task in tasks}}
     with (
         Progress("bounds", len(tasks), unit="scenario", quiet=quiet or not tasks) as progress,
         closing(each(_solve, worlds, tasks, jobs)) as made,

@@ -82,7 +82,7 @@ def tune(wanted: Tuning, is_alone: bool) -> str:
 
     with telling(say):
         threads = MOST_THREADS if is_alone else 1
-        return tuned_text(tune_router(wanted, say=say, quiet=not is_alone, threads=threads)[0])
+        return tuned_text(tune_router(wanted, say=say, quiet=not is_alone, jobs=threads)[0])
 
 
 def tune_all(wanted: Sequence[Wanted], tune: Tune = tune, *, jobs: int = 1, only_told: bool = False) -> None:

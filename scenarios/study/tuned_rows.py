@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from scenarios.files.named_files import with_paths
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.files.spec import Scenario
-from scenarios.learn.course import MOST_THREADS, Course, unserved
+from scenarios.learn.course import Course, Run, unserved, workers_of
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import Tuned
@@ -154,10 +153,10 @@ class RowsFile:
 
 def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> list[list[RunScore]]:
     """Each router on the scenario's own runs with the seeds of its comparison."""
-    with ThreadPoolExecutor(MOST_THREADS) as workers:
+    with workers_of() as workers:
         course = Course(world, knobs, workers)
-        runs = [world.run_spec(seed, detail=False, end="cut") for seed in world.scenario.compare.seeds]
-        return [course.measure([(spec.make(world.context), run) for run in runs]) for spec in specs]
+        runs = [Run(seed) for seed in world.scenario.compare.seeds]
+        return [course.measure([(spec, run) for run in runs]) for spec in specs]
 
 
 def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:

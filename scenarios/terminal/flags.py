@@ -173,6 +173,20 @@ def router(text: str) -> str:
     return text if now == Path(text) else str(now)
 
 
+def add_ray(parser: argparse.ArgumentParser) -> None:
+    """`--ray`, for commands whose runs can be made elsewhere."""
+    text = "spread over the cores of a running Ray cluster, by the address of its head; without one: what RAY_ADDRESS "
+    text += "says, or the cluster that runs here (docs/cluster.md). What comes out is the same"
+    parser.add_argument("--ray", type=ray_address, nargs="?", const="auto", metavar="ADDRESS", help=text)
+
+
+def ray_address(text: str) -> str:
+    """A Ray cluster's; who leaves it out before the scenario is told."""
+    if text.endswith((".yaml", ".yml")):
+        raise argparse.ArgumentTypeError(f"{text} is no address; write --ray after the scenario, or --ray=auto")
+    return text
+
+
 def new_file(text: str) -> Path:
     """A file that can be written; its folder is made."""
     from scenarios.terminal.places import writable_file

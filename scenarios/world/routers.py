@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +13,12 @@ from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.registry import CONTROLLED, TIDE, TUNED, UNTUNED
 from policies.rules.context import RouterContext
+from policies.rules.specs import RouterSpec
 from policies.rules.tide import TideRule
 from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import with_remedy
 from scenarios.files.made_routers import made_file, made_kind
-from scenarios.files.router_names import made_by, read_router, router_file
+from scenarios.files.router_names import code_of, made_by, read_router, router_file
 from scenarios.files.spec import Scenario
 from sim.cluster import ClusterSpec
 
@@ -108,10 +111,47 @@ def _how_to_make(name: str, scenario: Scenario) -> str:
     return f"{train}, or name the file that `slimsched tune --router {kind}` makes{plain}"
 
 
+@dataclass(frozen=True, slots=True)
+class RouterMaker:
+    """What makes a scenario's router: a value that needs no file, so that it can travel to other machines.
+
+    Attributes:
+        name: as the scenario has it.
+        source, key: where that stands, for messages; of a router that was read from a file, the file.
+        spec: what the file held; None where the name says all.
+        code: of a user's class (`code_of`), which is to be the same wherever routers are made; empty: not looked at.
+    """
+
+    name: str
+    source: str
+    key: str = ""
+    spec: RouterSpec | None = None
+    code: str = ""
+
+    def make(self, context: RouterContext) -> RoutingPolicy:
+        """A fresh router; raises `InputError` where it does not fit, or a user's class is missing or another one."""
+        if self.spec is not None:
+            return self.spec.make(context, self.source)
+        if self.code:
+            _require_code(self.name, self.source, self.code)
+        return make_router(self.name, context, self.source, self.key)
+
+
+@cache  # once in a process, which has imported it then
+def _require_code(name: str, source: str, code: str) -> None:
+    if code_of(name, source) != code:
+        raise InputError(source, "routers", f"{name!r} is other code here than where it was asked for; copy it anew")
+
+
 def make_named(
     name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], made_in: Path | None, key: str
 ) -> RoutingPolicy:
     """A fresh router by its name in a scenario; see `World.router`."""
+    return maker_of(name, scenario, devices, made_in, key).make(context)
+
+
+def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Path | None, key: str) -> RouterMaker:
+    """What makes a router by its name in a scenario, its file read; raises `InputError` where it can't be."""
     if (kind := made_kind(name)) is not None:
         path = None if made_in is None else made_in / made_file(kind)
         if path is None or not path.is_file():
@@ -120,7 +160,7 @@ def make_named(
             )
         with with_remedy("`slimsched train` makes it again"):
             spec = read_router(path, deterministic=scenario.training.deterministic, devices=devices)
-        return spec.make(context, str(path))
+        return RouterMaker(name, str(path), spec=spec)
     if (path := router_file(name)) is not None:  # it has its own mode
-        return read_router(path, devices=devices).make(context, name)
-    return make_router(name, context, scenario.name, key)
+        return RouterMaker(name, name, spec=read_router(path, devices=devices))
+    return RouterMaker(name, scenario.name, key)

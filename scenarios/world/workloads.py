@@ -5,11 +5,13 @@ A kind of workload is a section in `scenarios.files.spec` and one function here,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import singledispatch
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from policies.chance import stream
 from scenarios.files.series import read_rates, read_trace
@@ -40,6 +42,21 @@ class Excerpt:
         return longest_s * (self.number + float(stream(seed, "excerpt").uniform())) / self.parts
 
 
+Series = Mapping[tuple[str, str], NDArray[np.float64]]
+"""What stands in a column of a file: by both."""
+
+
+def series_of(given: WorkloadSection) -> Series:
+    """All that the files of a workload hold; raises `InputError` where one can't be read."""
+    match given:
+        case RatesWorkload():
+            files = filter(None, (given.file, given.tuning_file))
+            return {(file, given.column): read_rates(Path(file), given.column) for file in files}
+        case TraceWorkload():
+            return {(given.file, given.time_column): read_trace(Path(given.file), given.time_column)}
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """What a workload is played at.
@@ -49,6 +66,7 @@ class Play:
         scale: in times of its own rate.
         start_s: where in the scenario the run begins.
         is_tuning: whether it is for training or tuning a router.
+        series: of the workload, where its files were read before.
     """
 
     rate_img_s: float
@@ -57,6 +75,7 @@ class Play:
     start_s: float
     is_tuning: bool
     rng: np.random.Generator
+    series: Series = field(default_factory=dict)
 
 
 @singledispatch
@@ -90,7 +109,7 @@ def _diurnal(given: DiurnalWorkload, play: Play) -> Arrivals:
 @arrivals_ns.register
 def _rates(given: RatesWorkload, play: Play) -> Arrivals:
     file = (given.tuning_file if play.is_tuning else None) or given.file
-    levels = read_rates(Path(file), given.column)
+    levels = (play.series or series_of(given))[file, given.column]
     return workload.rates(levels, play.rate_img_s, given.period_s, play.horizon_s, play.rng, start_s=play.start_s)
 
 
@@ -102,5 +121,5 @@ def _flash(given: FlashWorkload, play: Play) -> Arrivals:
 
 @arrivals_ns.register
 def _trace(given: TraceWorkload, play: Play) -> Arrivals:
-    times_s = read_trace(Path(given.file), given.time_column)
+    times_s = (play.series or series_of(given))[given.file, given.time_column]
     return workload.trace(times_s.tolist(), given.factor * play.scale, play.horizon_s)

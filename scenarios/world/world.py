@@ -20,12 +20,13 @@ from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.rules.costs import held_top1
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
+from scenarios.files.router_names import code_of
 from scenarios.files.spec import Scenario
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.faults import faults_of
-from scenarios.world.routers import make_named
-from scenarios.world.workloads import Excerpt, Play, arrivals_ns
+from scenarios.world.routers import RouterMaker, make_named, maker_of
+from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, series_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
@@ -75,6 +76,7 @@ class World:
         capacity_img_s: the cluster's estimated capacity, in which `load` is given.
         decision_times_s: by router, as tables name it, what its own decisions take beyond what the cluster charges
             for each.
+        series: what the workload's files hold, where they were read (`with_series`); runs read the others.
     """
 
     scenario: Scenario
@@ -84,6 +86,11 @@ class World:
     costs: ProfileCosts
     capacity_img_s: float
     decision_times_s: Mapping[str, float] = field(default_factory=dict)
+    series: Series = field(default_factory=dict)
+
+    def with_series(self) -> World:
+        """The same world with what its workload's files hold: it can be simulated where those are not."""
+        return self if self.series else replace(self, series=series_of(self.scenario.workload))
 
     def with_decision_times(self, times_s: Mapping[str, float]) -> World:
         """The same world; see `decision_times_s`."""
@@ -144,7 +151,7 @@ class World:
     ) -> NDArray[np.int64]:
         """Arrival times of one run, `scale` times the workload's rate; `excerpt`: see `run_spec`."""
         rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, excerpt)
-        play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"))
+        play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"), self.series)
         return arrivals_ns(self.scenario.workload, play)
 
     def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
@@ -271,3 +278,8 @@ class World:
             InputError: unknown, not made yet, or made for another cluster.
         """
         return make_named(name, self.scenario, self.context, self.device_names, made_in, key)
+
+    def router_maker(self, name: str, made_in: Path | None = None) -> RouterMaker:
+        """What makes such routers on any machine; the arguments and errors are those of `router`."""
+        maker = maker_of(name, self.scenario, self.device_names, made_in, "router")
+        return replace(maker, code=code_of(name, self.scenario.name))

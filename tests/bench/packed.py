@@ -36,7 +36,7 @@ def rows(workers: ThreadPoolExecutor) -> Iterator[str]:
                 segments = len(widths)
                 hold = given and HoldSpec(requests=(given[0],) * segments, wait_s=(slower * given[1],) * segments)
                 rule = FixedRule(tuple=widths, placement=placement, hold=hold)
-                runs = [(rule.make(world.context), course.excerpt(f"x{part}", part)) for part in range(2)]
+                runs = [(rule, course.excerpt(f"x{part}", part)) for part in range(2)]
                 scores = course.measure(runs)
                 mean_ms, p99_ms = (1e3 * np.mean([getattr(s, each) for s in scores]) for each in ("mean_s", "p99_s"))
                 image_j = np.mean([score.image_j for score in scores])

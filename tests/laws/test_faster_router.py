@@ -56,7 +56,7 @@ def with_decisions_of(world: World, decision_ns: int) -> World:
 
 def mean_s(course: Course, hold: HoldSpec | None, names: Sequence[str]) -> float:
     rule = FixedRule(placement="sticky-coming", tuple=TUPLE, hold=hold)
-    scores = course.measure([(rule.make(course.context), course.excerpt(name, 0)) for name in names])
+    scores = course.measure([(rule, course.excerpt(name, 0)) for name in names])
     return float(np.mean([score.mean_s for score in scores]))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from math import exp, log
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -117,13 +116,13 @@ def test_the_first_of_several_searches_is_the_single_one_and_a_race_picks(world:
 def test_it_does_not_depend_on_threads(world: World) -> None:
     """Which is what makes searches beside each other find what one after the other does."""
     knobs = replace(KNOBS, floor=0.75, searches=2)
-    one, two = (tune_world(world, "tide", knobs, threads=number) for number in (1, 2))
+    one, two = (tune_world(world, "tide", knobs, jobs=number) for number in (1, 2))
     assert np.array_equal(one.values, two.values)
     assert (one.spec, one.figures, one.spent) == (two.spec, two.figures, two.spent)
 
 
 def racer(name: str) -> Racer:
-    return Racer(name, "", np.zeros(1), cast(Any, SimpleNamespace(make=lambda context: name)))
+    return Racer(name, "", np.zeros(1), cast(Any, name))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +253,7 @@ def candidates_alone(*starts: float) -> Space:
     first = np.array([starts[0] if starts else 0.0])
 
     def spec(values: Any) -> Any:
-        return SimpleNamespace(make=lambda context: values)
+        return values
 
     return Space("", first, first, first, spec, [np.array([value]) for value in starts])
 

@@ -1,0 +1,174 @@
+"""What is asked of the hosts of a cluster before a run, with hosts that only answer as the test wants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from hw.networks import ModelFile
+from hw.ray_cluster import HostFacts, require_same_code
+from hw.version import code_here, own_version
+from policies.errors import InputError, WorkError
+from scenarios.executors import cluster_check
+from scenarios.executors.cluster_check import check_cluster
+from scenarios.executors.hosts import Hosts
+from scenarios.files.reading import load_scenario
+from scenarios.files.spec import Scenario
+from scenarios.metrics.cluster import CheckedCluster, HostClock, HostLink, Measured, measured_of
+from scenarios.show.cluster import format_cluster
+from scenarios.world.materials import load_world
+from sim.profile import Link
+
+SCENARIO = """
+schema: slimsched.scenario/1
+name: two
+model: {accuracy: ACCURACY}
+cluster:
+  backend: ray
+  address: 127.0.0.2:6379
+  servers:
+    - {name: a, host: alpha, device: {emulated: t4}}
+    - {name: b, host: beta, device: {emulated: t4}}
+    - {name: c, device: {emulated: t4}}
+workload: {kind: poisson, rate_img_s: 10}
+"""
+GOOD = HostFacts("", "m", "3.11", own_version(), code_here(), "2", 4, 10**10, 8 * 10**9, 10**10, ("cpu (x, 10 GB)",))
+ACCURACY = Path("scenarios/data/models/slimresnet18-paper.accuracy.json").resolve()
+
+
+def scenario(tmp_path: Path, text: str = SCENARIO) -> Scenario:
+    path = tmp_path / "two.yaml"
+    path.write_text(text.replace("ACCURACY", str(ACCURACY)))
+    return load_scenario(path)
+
+
+class Answers:
+    """Hosts as `scenarios.executors.hosts.Hosts` has them; each answers with facts, or with an error."""
+
+    here = "alpha"
+
+    def __init__(self, **of_host: HostFacts | Exception) -> None:
+        self._of_host = of_host
+        self.asked: list[str] = []
+
+    def names(self) -> list[str]:
+        return sorted(self._of_host)
+
+    def facts_of(self, host: str, key: str = "") -> HostFacts:
+        answer = self._of_host.get(host, InputError("two", key, f"no host {host!r}"))
+        if isinstance(answer, Exception):
+            raise answer
+        return replace(answer, host=host)
+
+    def ask(self, host: str, key: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        self.asked.append(host)
+        return function(*arguments)
+
+
+@pytest.fixture(autouse=True)
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(latency_s=1e-3, bandwidth_bytes_s=1e8)
+    found = Measured((HostClock("beta", 0.5, 1e-4),), (HostLink("alpha", "beta", link),))
+    monkeypatch.setattr(cluster_check, "measure_links", lambda *_: found)
+
+
+def check(tmp_path: Path, hosts: Answers, model: ModelFile | None = None) -> CheckedCluster:
+    return check_cluster(scenario(tmp_path), model, cast(Hosts, hosts), lambda _: None)
+
+
+def test_hosts_that_have_what_they_need_fit(tmp_path: Path) -> None:
+    """Each is asked for its own servers; who names no host is where the router is; others are told."""
+    hosts = Answers(alpha=GOOD, beta=GOOD, gamma=GOOD)
+    found = check(tmp_path, hosts)
+    assert found.fits
+    assert [(each.host, each.servers) for each in found.hosts] == [("alpha", ("a", "c")), ("beta", ("b",))]
+    assert found.others == ("gamma",)
+    assert hosts.asked == ["alpha", "beta"]
+    text = format_cluster(found)
+    assert "all fits" in text
+    assert "500.000" in text  # the clock, in ms
+    assert json.loads(json.dumps(found.document()))["links"]["clocks"][0]["host"] == "beta"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (InputError("two", "cluster.servers.1.host", "no host 'beta' in the cluster"), "no host 'beta'"),
+        (WorkError("host beta has slim-scheduler 0.0, this one 0.1; install the same on both"), "install the same"),
+        (replace(GOOD, disk_free_bytes=10), "of disk are free"),
+    ],
+)
+def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(
+    answer: HostFacts | Exception, words: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model.safetensors"
+    model.write_bytes(bytes(1000))
+    hosts = Answers(alpha=GOOD, beta=answer)
+    found = check(tmp_path, hosts, ModelFile(model))
+    assert not found.fits
+    assert [bool(each.problems) for each in found.hosts] == [False, True]
+    assert words in format_cluster(found)
+    assert "all fits" not in format_cluster(found)
+    assert "alpha" in hosts.asked
+
+
+def test_agents_of_real_devices_need_memory(tmp_path: Path) -> None:
+    """Emulated ones hold no network."""
+    text = SCENARIO.replace("model: {accuracy: ACCURACY}", "model: {network: slimresnet-tiny}")
+    text = text.replace("device: {emulated: t4}", "device: {kind: cpu}")
+    hosts = Answers(alpha=replace(GOOD, free_bytes=10**9 // 2), beta=replace(GOOD, free_bytes=10**9 // 2))
+    found = check_cluster(scenario(tmp_path, text), None, cast(Hosts, hosts), lambda _: None)
+    assert [bool(each.problems) for each in found.hosts] == [True, False]  # two agents there, one here
+    assert "its 2 agents need 0.80" in found.hosts[0].problems[0]
+
+
+def test_other_code_of_one_version_is_told() -> None:
+    require_same_code("beta", own_version(), code_here())
+    with pytest.raises(WorkError, match="host beta has other code of slim-scheduler"):
+        require_same_code("beta", own_version(), "0123456789abcdef")
+    with pytest.raises(WorkError, match=r"host beta has slim-scheduler 0\.0\.0"):
+        require_same_code("beta", "0.0.0", code_here())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("backend: ray\n  address: 127.0.0.2:6379", "backend: local", "a's host, b's host: only under backend: ray"),
+        ("backend: ray\n  ", "", "address, a's host, b's host: only under backend: ray"),
+        ("host: beta,", "host: beta, shares_device_with: a,", "leave out its host"),
+    ],
+)
+def test_a_host_means_something_in_a_cluster_only(before: str, after: str, words: str, tmp_path: Path) -> None:
+    text = SCENARIO.replace(before, after)
+    if "shares" in after:
+        text = text.replace("device: {emulated: t4}}\n    - {name: c", "link: loopback}\n    - {name: c")
+    with pytest.raises(InputError, match=words):
+        scenario(tmp_path, text)
+
+
+def test_who_brings_activations_to_a_host_is_the_slowest_of_those_that_may() -> None:
+    """Of one host alone it is its own."""
+    slow, fast = Link(latency_s=1e-3, bandwidth_bytes_s=1e8), Link(latency_s=2e-3, bandwidth_bytes_s=1e10)
+    found = Measured((), (HostLink("a", "b", slow), HostLink("c", "b", fast), HostLink("b", "a", fast)))
+    assert found.into("b") == slow  # a mebibyte takes 11.5 ms, and 2.1
+    assert found.into("a") == fast
+    assert Measured((), (HostLink("a", "a", slow),)).into("a") == slow
+
+
+def test_links_are_the_same_out_of_their_file() -> None:
+    link = Link(latency_s=1e-3, bandwidth_bytes_s=1e8)
+    found = Measured((HostClock("b", 1.5, 1e-5),), (HostLink("a", "b", link),))
+    assert measured_of(json.loads(json.dumps(found.document()))) == found
+
+
+def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Path) -> None:
+    """A simulation by itself says so; it does not take a link for free."""
+    path = tmp_path / "two.yaml"
+    path.write_text(SCENARIO.replace("ACCURACY", str(ACCURACY)))
+    with pytest.raises(InputError, match="`slimsched run` does before it simulates"):
+        load_world(path)
