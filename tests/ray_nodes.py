@@ -71,7 +71,10 @@ class RayNodes:
 
     def kill(self, host: str) -> None:
         """All processes of a node at once, as where its machine loses power."""
-        root = psutil.Process(self._nodes.pop(host).pid)
+        started = self._nodes.pop(host)
+        if started.poll() is not None:  # it has ended by itself, and taken all with it
+            return
+        root = psutil.Process(started.pid)
         gone = [root, *root.children(recursive=True)]
         for process in gone:
             with contextlib.suppress(psutil.NoSuchProcess):
