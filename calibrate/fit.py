@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
-from scipy.optimize import nnls
 
 from calibrate.bench import HoldResult, Result, SoloResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
@@ -277,7 +277,7 @@ def _dispatch_s(measurements: Iterable[Measurement]) -> float:
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
-    """Latency and bandwidth of the local transport: least squares in the relative error of the medians."""
+    """Latency and bandwidth of the local transport."""
     medians = {
         step.size_bytes: Pooled.of([result.samples]).quantile(0.5)
         for step, result in measurements
@@ -287,10 +287,20 @@ def _link(measurements: Iterable[Measurement]) -> Link | None:
 
 
 def link_of(medians: Mapping[int, float]) -> Link:
-    """From the median seconds by size in bytes, of two sizes or more."""
+    """From the median seconds by size in bytes, of two sizes or more: the least sum of relative errors.
+
+    Not of their squares: one size that is off the line (its few packets go at once, where a shaper lets them) would
+    bend all of it. The best line goes through two of the points, or through one and the origin, or level through one.
+    """
     sizes, times = np.asarray(list(medians), dtype=np.float64), np.asarray(list(medians.values()))
-    (latency_s, s_per_byte), _ = nnls(np.stack([1 / times, sizes / times], axis=1), np.ones(len(times)))
-    bandwidth_bytes_s = 1 / s_per_byte if s_per_byte > 0 else float(sizes.max() / times.min())
+    slopes = [(t - u) / (s - r) for (s, t), (r, u) in combinations(zip(sizes, times, strict=True), 2)]
+    slopes += [0.0, *(times / sizes)]
+    lines = [(t - slope * s, slope) for s, t in zip(sizes, times, strict=True) for slope in slopes]
+    allowed = [(max(0.0, latency_s), slope) for latency_s, slope in lines if slope >= 0]
+    latency_s, s_per_byte = min(
+        allowed, key=lambda line: float((np.abs(line[0] + line[1] * sizes - times) / times).sum())
+    )
+    bandwidth_bytes_s = 1 / s_per_byte if s_per_byte > 0 else sizes.max() / times.min()
     return Link(latency_s=float(latency_s), bandwidth_bytes_s=float(bandwidth_bytes_s))
 
 

@@ -6,14 +6,13 @@ Ray is an optional extra, so it is imported when a cluster is joined, and nowher
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from hw.ray_entry import START, is_loopback, require_closed, require_entry, use_own_token
 from hw.version import code_here, own_version
 from policies.errors import InputError, WorkError, in_a_line
 
@@ -24,14 +23,14 @@ HOST_LABEL: Final = "host"
 """The label of a node that names its host: `ray start --labels=host=NAME`."""
 
 REMEDY: Final = "install it: pip install 'slim-scheduler[ray]'"
-_KNOCK_S: Final = 3.0
-_LOCAL: Final = "auto"
 
 
 def ray_here(source: str, key: str) -> ModuleType:
     """The module; raises `InputError` where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    use_own_token()
     try:
+        import grpc  # noqa: F401 - who is let in is asked by it
         import ray
     except ImportError as error:
         raise InputError(source, key, f"Ray is not installed here ({error}); {REMEDY}") from None
@@ -104,47 +103,29 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
     Args:
         address: `HOST:PORT` of its head, or `auto` for the one that runs on this machine.
         source, key: where the address stands, for messages.
-        beyond_loopback: whether its hosts may be reached from elsewhere; then only with Ray's own authentication.
+        beyond_loopback: whether its hosts may be reached from elsewhere.
 
     Raises:
-        InputError: Ray is not here, nobody is at that address, or its hosts listen to others without being told to.
+        InputError: Ray is not here, nobody is at that address, this process has not the cluster's token, or others can
+            reach its hosts without being told so, or without a token.
     """
     ray = ray_here(source, key)
     if ray.is_initialized():  # by whoever is about a larger piece of work in this process
         yield RayCluster(ray, address)
         return
-    _knock(address, source, key)
+    found = require_entry(ray, address, source, key)
+    require_closed(found, source, key)
     try:
-        ray.init(
-            address=address, namespace="slimsched", log_to_driver=False, logging_level=logging.ERROR, **_own(address)
-        )
+        ray.init(address=found, namespace="slimsched", log_to_driver=False, logging_level=logging.ERROR, **_own(found))
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InputError(
-            source, key, f"no Ray cluster answers at {address!r} ({in_a_line(str(error))}){_START}"
-        ) from None
+        problem = f"no Ray cluster answers at {address!r} ({in_a_line(str(error))})"
+        raise InputError(source, key, f"{problem}; {START}") from None
     try:
-        cluster = RayCluster(ray, address)
+        cluster = RayCluster(ray, found)
         _require_told(cluster, source, beyond_loopback=beyond_loopback)
         yield cluster
     finally:
         ray.shutdown()
-
-
-_START: Final = "; `ray start` starts one, docs/cluster.md says how"
-
-
-def _knock(address: str, source: str, key: str) -> None:
-    """Ray itself tries for minutes."""
-    if address == _LOCAL:
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(source, key, f"{address!r} is no address; give HOST:PORT of the cluster's head, or `auto`")
-    try:
-        socket.create_connection((host, int(port)), timeout=_KNOCK_S).close()
-    except OSError as error:
-        problem = f"nobody answers at {address} ({error.strerror or error})"
-        raise InputError(source, key, f"{problem}{_START}") from None
 
 
 def _own(address: str) -> dict[str, str]:
@@ -153,26 +134,13 @@ def _own(address: str) -> dict[str, str]:
     return {"_node_ip_address": host} if is_loopback(host) else {}
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
-
-
 def _require_told(cluster: RayCluster, source: str, *, beyond_loopback: bool) -> None:
-    """Nothing listens beyond loopback unless it is told to, and then only for those who know Ray's token."""
-    open_ones = [node for node in cluster.nodes() if not is_loopback(node.address)]
-    if not open_ones:
-        return
-    where = f"host {open_ones[0].host} is at {open_ones[0].address}"
-    if not beyond_loopback:
-        problem = f"{where}, where others can reach it; say so with `beyond_loopback: true`"
-        raise InputError(source, "cluster.beyond_loopback", f"{problem}, or start Ray with --node-ip-address=127.0.0.1")
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        problem = f"{where}, and Ray does not ask who comes; start every node with RAY_AUTH_MODE=token"
-        raise InputError(source, "cluster.beyond_loopback", f"{problem} and set it here (docs/cluster.md)")
+    """Nothing of ours listens beyond loopback unless it is told to."""
+    elsewhere = [node for node in cluster.nodes() if not is_loopback(node.address)]
+    if elsewhere and not beyond_loopback:
+        problem = f"host {elsewhere[0].host} is at {elsewhere[0].address}, where others can reach it; say so with "
+        problem += "`beyond_loopback: true`, or start every node on this machine with --node-ip-address=127.0.0.2"
+        raise InputError(source, "cluster.beyond_loopback", problem)
 
 
 @dataclass(frozen=True, slots=True)

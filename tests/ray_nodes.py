@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+import pytest
 
 LOOPBACK: Final = "127.0.0.2"  # 127.0.0.1 is taken for this machine's other address by Ray
+TOKEN: Final = secrets.token_hex(32)
+"""One for all nodes that this process starts: Ray reads it once."""
 _START_S: Final = 60.0
 _STORE_BYTES: Final = 80_000_000
 
@@ -26,10 +30,8 @@ class RayNodes:
     """Some nodes; the first is the head, and must stay."""
 
     def __init__(self, temporary: Path, environment: Mapping[str, str], ip_address: str = LOOPBACK) -> None:
-        with socket.socket() as probe:
-            probe.bind((ip_address, 0))
-            port = probe.getsockname()[1]
-        self.address = f"{ip_address}:{port}"
+        self._port, self._client_port = _free_ports(2)
+        self.address = f"{ip_address}:{self._port}"
         self._ip_address = ip_address
         self._temporary = temporary
         self._environment = {**os.environ, **environment}
@@ -44,8 +46,8 @@ class RayNodes:
         if self._nodes:
             command += [f"--address={self.address}"]
         else:
-            command += ["--head", f"--port={self.address.rpartition(':')[2]}", "--include-dashboard=false"]
-            command += [f"--temp-dir={self._temporary}"]
+            command += ["--head", f"--port={self._port}", f"--ray-client-server-port={self._client_port}"]
+            command += ["--include-dashboard=false", f"--temp-dir={self._temporary}"]
         log = self._temporary / f"start-{host}.log"
         with log.open("wb") as out:
             self._nodes[host] = subprocess.Popen(
@@ -57,9 +59,22 @@ class RayNodes:
             assert time.monotonic() < until_s, log.read_text()
             time.sleep(0.05)
 
+    def listening(self, host: str) -> set[tuple[str, int]]:
+        """The addresses and ports at which processes of a node listen."""
+        root = psutil.Process(self._nodes[host].pid)
+        found = set()
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                every = process.net_connections("tcp")
+                found |= {(each.laddr[0], each.laddr[1]) for each in every if each.status == psutil.CONN_LISTEN}
+        return found
+
     def kill(self, host: str) -> None:
         """All processes of a node at once, as where its machine loses power."""
-        root = psutil.Process(self._nodes.pop(host).pid)
+        started = self._nodes.pop(host)
+        if started.poll() is not None:  # it has ended by itself, and taken all with it
+            return
+        root = psutil.Process(started.pid)
         gone = [root, *root.children(recursive=True)]
         for process in gone:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -76,6 +91,13 @@ class RayNodes:
             self.kill(host)
 
 
+def _free_ports(count: int) -> list[int]:
+    """Of no other Ray: of two that listen on one port each gets some of the connections."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
+
+
 def _children(process: psutil.Process) -> list[psutil.Process]:
     try:
         return process.children(recursive=True)
@@ -84,20 +106,30 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 @contextlib.contextmanager
-def ray_nodes(hosts: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[RayNodes]:
-    """Nodes under these names; nothing is left of them."""
+def ray_nodes(
+    hosts: Sequence[str],
+    environment: Mapping[str, str] | None = None,
+    places: Mapping[str, tuple[Sequence[str], str]] | None = None,
+) -> Iterator[RayNodes]:
+    """Nodes under these names; nothing is left of them.
+
+    `places` says for each what goes before its command, and its address: for nodes in network namespaces.
+    Whoever has not the token is not let in: Ray listens on every address of this machine. Meanwhile this process shows
+    it, and so do those that it starts.
+    """
     temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long names as it is
-    given = {
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_worker_niceness": "0",
-        **(environment or {}),
-    }
-    nodes = RayNodes(temporary, given)
+    given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    given |= {"RAY_worker_niceness": "0", **(environment or {})}
+    places = places or dict.fromkeys(hosts, ((), LOOPBACK))
+    nodes = RayNodes(temporary, given, places[hosts[0]][1])
+    patch = pytest.MonkeyPatch()
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        patch.setenv(name, given[name])
     try:
         for host in hosts:
-            nodes.add(host)
+            nodes.add(host, *places[host])
         yield nodes
     finally:
+        patch.undo()
         nodes.close()
         shutil.rmtree(temporary, ignore_errors=True)

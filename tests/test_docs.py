@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((*ROOT.glob("*.md"), *(page for name in ("docs", "scenarios") for page in (ROOT / name).rglob("*.md"))))
+PAGES = sorted(
+    (*ROOT.glob("*.md"), *(page for name in ("docs", "scenarios", "examples") for page in (ROOT / name).rglob("*.md")))
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 RUN = re.compile(r"python -m ((?:policies|sim|hw|calibrate|scenarios|tests)[\w.]*)")
 

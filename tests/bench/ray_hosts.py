@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -140,7 +139,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="of each run")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     with ray_nodes(HOSTS) as nodes, joined(nodes.address, "bench", "") as found_in:
         found = measure(found_in, asked.rounds, asked.seconds)
     if asked.json:

@@ -18,7 +18,7 @@ from calibrate.errors import (
     REPEATABILITY,
     SOLO_ERROR,
 )
-from calibrate.fit import fit
+from calibrate.fit import fit, link_of
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
 from calibrate.plan import DUTIES, Extras, Point, Solo, Steady, Together, make_plan
@@ -415,3 +415,21 @@ def test_clocks_at_solo_points_are_told(tmp_path: Path, clocks: list[float]) -> 
     stamps = fit(found, model_costs(), facts("cuda"), "fake").device.stamps
     words = "345 to 1980 MHz at solo points; 1 of 4 below 95 % of that"
     assert stamps.get("sm_clocks") == (words if clocks else None)
+
+
+@pytest.mark.parametrize("odd", [256, 4096])
+def test_a_size_that_goes_at_once_does_not_bend_a_link(odd: int) -> None:
+    """As medians through a shaper were, which lets a few packets pass that others have to wait for."""
+    medians = {size: 2e-4 + size / 1e7 for size in (256, 4096, 65536, 1 << 20)}
+    medians[odd] /= 2
+    found = link_of(medians)
+    assert found.bandwidth_bytes_s == pytest.approx(1e7, rel=0.03)
+    assert found.latency_s == pytest.approx(2e-4, rel=0.6)
+
+
+def test_a_link_has_no_negative_latency_and_no_endless_bandwidth() -> None:
+    """Whatever was measured."""
+    assert link_of({256: 1e-5, 1 << 20: 1.0}).latency_s == 0
+    level = link_of({256: 2e-3, 1 << 20: 1e-3})
+    assert level.latency_s in (1e-3, 2e-3)
+    assert level.bandwidth_bytes_s == (1 << 20) / 1e-3

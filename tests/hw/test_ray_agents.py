@@ -46,11 +46,8 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture(scope="module")
 def cluster(nodes: RayNodes) -> Iterator[RayCluster]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("RAY_AUTH_MODE", "disabled")
     with joined(nodes.address, "cluster", "address") as found:
         yield found
-    patch.undo()
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,6 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture
 def scenario(nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.chdir(tmp_path)
     return write(tmp_path, nodes)
 

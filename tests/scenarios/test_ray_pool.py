@@ -55,7 +55,6 @@ ROOT = Path(__file__).parents[2]
 def nodes() -> Iterator[RayNodes]:
     """Two hosts, that every test leaves as they are."""
     with pytest.MonkeyPatch.context() as patch, ray_nodes(["a", "b"], {"PYTHONPATH": str(ROOT)}) as found:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
         patch.delenv("RAY_ADDRESS", raising=False)
         yield found
 
@@ -319,8 +318,7 @@ def test_an_interruption_leaves_no_task_behind_and_keeps_what_is_done(nodes: Ray
 
 def test_a_cluster_that_dies_leaves_what_is_done(tmp_path: Path) -> None:
     """It is told within seconds."""
-    with ray_nodes(["alone"], {"PYTHONPATH": str(ROOT)}) as nodes, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
+    with ray_nodes(["alone"], {"PYTHONPATH": str(ROOT)}) as nodes:
         process, path = begun(tmp_path, nodes.address)
         address = nodes.address
         nodes.kill("alone")

@@ -1,0 +1,112 @@
+"""What stands in `examples/` is what others read: our own reader, systemd, hadolint and Ray's schema."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scenarios.files.reading import load_scenario
+from scenarios.world.materials import load_world
+from tests.test_docs import ROOT
+
+THREE = ROOT / "examples" / "three-hosts"
+UNTRIED = {"scenario.yaml", "slimsched-node.service", "Containerfile", "ray-up.yaml"}
+
+
+@pytest.mark.parametrize("name", sorted(UNTRIED))
+def test_what_was_not_run_says_so_first(name: str) -> None:
+    head = " ".join((THREE / name).read_text(encoding="utf-8").splitlines()[:3])
+    assert re.search(r"not run|not built|Untried", head)
+
+
+@pytest.mark.parametrize("name", ["scenario", "emulated"])
+def test_scenarios_are_read(name: str) -> None:
+    scenario = load_scenario(THREE / f"{name}.yaml")
+    assert scenario.cluster.backend == "ray"
+    assert [server.host for server in scenario.cluster.named_servers] == ["alpha", "beta", "gamma"]
+    assert scenario.cluster.beyond_loopback is (name == "scenario")
+
+
+def test_the_emulated_scenario_has_all_that_it_names(tmp_path: Path) -> None:
+    """A link that is still to be measured is the only thing that it lacks."""
+    text = (THREE / "emulated.yaml").read_text(encoding="utf-8")
+    linked = re.sub(r"slowdown: 20}}", "slowdown: 20}, link: 10gbe}", text)
+    assert linked.count("link: 10gbe") == 3
+    path = tmp_path / "scenario.yaml"
+    path.write_text(linked.replace("../..", str(ROOT)), encoding="utf-8")
+    world = load_world(path, tmp_path)
+    assert [server.name for server in world.cluster.servers] == ["alpha", "beta", "gamma"]
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    """With a command that is there: what it starts is not installed here."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here")
+    unit = tmp_path / "slimsched-node.service"
+    text = (THREE / unit.name).read_text(encoding="utf-8")
+    assert "/opt/slimsched/bin/ray start --block" in text
+    unit.write_text(text.replace("/opt/slimsched/bin/ray", shutil.which("true") or "/bin/true"), encoding="utf-8")
+    assert _verified(unit) == ""
+    unit.write_text(text.replace("Restart=always", "Restart=perhaps"), encoding="utf-8")
+    assert "perhaps" in _verified(unit)
+
+
+def _verified(unit: Path) -> str:
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    return "\n".join(line for line in found.stderr.splitlines() if unit.name in line)
+
+
+def test_the_unit_keeps_the_token_to_itself() -> None:
+    """It is no argument and no variable, which others on the host could read."""
+    text = (THREE / "slimsched-node.service").read_text(encoding="utf-8")
+    assert "RAY_AUTH_MODE=token" in text
+    assert "RAY_AUTH_TOKEN_PATH=%d/token" in text
+    assert "LoadCredential=token:" in text
+    assert "RAY_AUTH_TOKEN=" not in text
+
+
+def test_the_container_is_built_of_what_is_there() -> None:
+    """Whole packages of the project, as a user other than root; by hadolint where it is."""
+    path = THREE / "Containerfile"
+    steps = [
+        line.split(maxsplit=1) for line in path.read_text(encoding="utf-8").splitlines() if re.match("[A-Z]", line)
+    ]
+    words = [word for word, _ in steps]
+    assert set(words) == {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "ENTRYPOINT"}
+    assert words[0] == "FROM"
+    assert words[-1] == "ENTRYPOINT"
+    assert json.loads(steps[-1][1])[:3] == ["ray", "start", "--block"]
+    assert words.index("USER") > max(index for index, word in enumerate(words) if word == "RUN")
+    copied = {name for word, rest in steps if word == "COPY" for name in rest.split()[:-1]}
+    assert all((ROOT / name).exists() for name in copied)
+    wheel = re.search(r"packages = (\[.*\])", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert wheel is not None
+    assert set(json.loads(wheel[1])) <= copied
+    if (hadolint := shutil.which("hadolint")) is not None:
+        found = subprocess.run([hadolint, str(path)], capture_output=True, text=True, timeout=60)
+        assert found.returncode == 0, found.stdout
+
+
+def test_ray_takes_the_cluster_file() -> None:
+    """By the schema that comes with it, which is not imported for that."""
+    ray, jsonschema = find_spec("ray"), find_spec("jsonschema")
+    if ray is None or jsonschema is None or ray.origin is None:
+        pytest.skip("Ray is not installed")
+    from jsonschema import Draft7Validator
+
+    schema = json.loads((Path(ray.origin).parent / "autoscaler" / "ray-schema.json").read_text(encoding="utf-8"))
+    document = yaml.safe_load((THREE / "ray-up.yaml").read_text(encoding="utf-8"))
+    assert [error.message for error in Draft7Validator(schema).iter_errors(document)] == []
+    assert list(Draft7Validator(schema).iter_errors({**document, "min_workers": 2}))
+    starts = [line for key in ("head", "worker") for line in document[f"{key}_start_ray_commands"] if " start " in line]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token" in line and "--labels=host=" in line for line in starts)
