@@ -237,6 +237,11 @@ class RouterCore:
         has_block = self._servers[server].blocks > 0
         return not has_block and all(entry.location != server for entry in self._requests.values())
 
+    def is_needed(self, server: int) -> bool:
+        """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
+        state, masks = self._servers[server], self._masks[server]
+        return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
+
     # ---------------------------------------------------------------------------------------------------- events
 
     def handle(self, event: RouterEvent, now_ns: int) -> list[RouterCommand]:
@@ -373,8 +378,8 @@ class RouterCore:
     def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
         """Form the chosen block from the candidates; those that are left keep their place.
 
-        Between question and answer the server may have died, or the wish to drain it has come: then nothing is sent, and
-        the question is asked anew.
+        Between question and answer the server may have died, or be drained: then nothing is sent and the question is
+        asked anew.
         """
         line, candidates, in_line, _ = self._answered(event.decision)
         choice, head = event.choice, line.head

@@ -157,3 +157,17 @@ def test_a_log_with_draining_replays() -> None:
     take(Decided(decide.decision, Choice(1, 1.0, 1)), 2)
     assert replay(steps, core.config, []) is None
     assert replay([step for step in steps if not isinstance(step.event, ServerDraining)], core.config, []) is not None
+
+
+def test_whether_it_is_needed_is_known_before_anybody_waits() -> None:
+    """By what the others can hold, whoever is busy."""
+    holds = (((True, True), (True, True)), ((True, True), (True, False)), ((False, False), (True, True)))
+    core = router(servers=3, holds=holds)
+    assert core.is_needed(0)
+    for server in (0, 2):
+        handle(core, ServerDraining(server, True), 0)
+    assert [core.is_needed(server) for server in range(3)] == [False, True, False]
+    handle(core, ServerDown(1, 1, "died"), 1)
+    assert [core.is_needed(0), core.is_needed(2)] == [True, True]
+    handle(core, ServerDraining(2, False), 2)
+    assert core.is_needed(0)  # the third can't hold segment 1
