@@ -79,6 +79,7 @@ class HardwareServer:
     Attributes:
         trusts_counter: whether the device's energy counter may be used, where it has one.
         machine: that it is on, where that is not the router's.
+        host: the machine's name, where the cluster has several; by it an operator means all servers there.
     """
 
     name: str
@@ -88,6 +89,7 @@ class HardwareServer:
     context_idle_w: float
     trusts_counter: bool = True
     machine: str = ""
+    host: str = ""
 
     @property
     def physical(self) -> tuple[str, str, tuple[int, ...]]:
