@@ -92,14 +92,6 @@ def test_a_server_is_drained_under_load_and_taken_away(cluster: HardwareCluster,
     assert _tries(record) == {("completed", 0): len(record.requests)}
     ((drained_ns, _),) = _wishes(record)
     assert max(_sent(record, 0)) < drained_ns < max(_sent(record, 1))
-    moved = [
-        source
-        for step in record.log
-        for command in step.commands
-        if isinstance(command, SendBlock) and step.now_ns > drained_ns
-        for source, _ in command.moves
-    ]
-    assert 0 in moved  # what waited there
     assert [(down.server, down.reason, down.is_planned) for down in record.downtimes] == [
         (0, DRAINED, True),
         (0, WORKER_DIED, True),
