@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -72,6 +73,8 @@ def how_it_ended(process: SpawnProcess) -> str:
 
 def _main(start: FarStart) -> None:
     die_with_parent()
+    with contextlib.suppress(OSError, AttributeError):  # Ray gives its workers way to all others; root may take it back
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     if start.log is not None:
         with start.log.open("ab") as log:
             for standard in (1, 2):

@@ -160,6 +160,7 @@ class HostFacts:
 
     Attributes:
         machine: the same for two hosts that are one machine.
+        niceness: that its agents will have: Ray's own workers give way to all others unless it is told not to.
         code: see `hw.version.code_here`.
         clock_ns: its monotonic clock, when it was asked.
     """
@@ -175,6 +176,7 @@ class HostFacts:
     free_bytes: int
     disk_free_bytes: int
     devices: tuple[str, ...]
+    niceness: int = 0
 
 
 def require_same_code(host: str, version: str, code: str) -> None:

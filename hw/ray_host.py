@@ -155,4 +155,5 @@ def facts(host: str) -> HostFacts:
         free_bytes=int(memory.available),
         disk_free_bytes=int(psutil.disk_usage(str(Path.home())).free),
         devices=tuple(_device_text(device) for device in available_devices()),
+        niceness=0 if os.geteuid() == 0 else os.getpriority(os.PRIO_PROCESS, 0),
     )

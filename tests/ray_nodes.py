@@ -118,7 +118,8 @@ def ray_nodes(
     it, and so do those that it starts.
     """
     temporary = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Ray's sockets have long names as it is
-    given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0", **(environment or {})}
+    given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_USAGE_STATS_ENABLED": "0"}
+    given |= {"RAY_worker_niceness": "0", **(environment or {})}
     places = places or dict.fromkeys(hosts, ((), LOOPBACK))
     nodes = RayNodes(temporary, given, places[hosts[0]][1])
     patch = pytest.MonkeyPatch()

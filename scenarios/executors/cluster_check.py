@@ -43,12 +43,12 @@ def _checked(scenario: Scenario, hosts: Hosts, host: str, model_bytes: int) -> C
 
     facts = found(lambda: hosts.facts_of(host, key))
     if facts is not None:
-        problems += _too_full(facts, sum(server.emulated is None for server in there), model_bytes)
+        problems += _too_little(facts, sum(server.emulated is None for server in there), model_bytes)
         found(lambda: hosts.ask(host, key, require_there, scenario, host, hosts.here, require_devices_here))
     return CheckedHost(host, tuple(server.name for server in there), facts, tuple(problems))
 
 
-def _too_full(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
+def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
     needed_bytes = processes * PROCESS_BYTES
     found = []
     if facts.free_bytes < needed_bytes:
@@ -57,6 +57,9 @@ def _too_full(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
     if facts.disk_free_bytes < 2 * model_bytes:
         free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
         found.append(f"{free}; make room there, or set XDG_CACHE_HOME")
+    if facts.niceness > 0:
+        nice = f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
+        found.append(f"{nice}; start its node with RAY_worker_niceness=0")
     return found
 
 

@@ -35,6 +35,7 @@ IN_FLIGHT: Final = 1000  # tasks: enough for any cluster, and quick to look thro
 RETRIES: Final = 3  # of a task whose process or host died: beyond, it is the task that kills them
 SETTINGS: Final = {
     "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds in which whoever has no token, or another one, is refused
     "RAY_task_oom_retries": str(RETRIES),
 }
 

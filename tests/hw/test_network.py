@@ -70,6 +70,25 @@ def test_an_agent_tells_a_stranger_that_listens_nothing() -> None:
         end.close()
 
 
+def test_who_listens_and_lets_anybody_in_is_not_believed() -> None:
+    """It answers as the router would, but for the proof."""
+    listener = socket.create_server((HOST, 0))
+
+    def pretend() -> None:
+        end, _ = listener.accept()
+        end.sendall(bytes(32))
+        end.recv(4096)
+        end.sendall(bytes(32))
+        end.close()
+
+    threading.Thread(target=pretend, daemon=True).start()
+    end = connected(f"{HOST}:{listener.getsockname()[1]}", WAIT_S)
+    with pytest.raises(StrangerError, match="whoever listens there"):
+        introduce(end, SECRET, Hello(7))
+    end.close()
+    listener.close()
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /", bytes(32) + b"\xff\xff", bytes(100)], ids=len)
 def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
     with gate() as (opened, admitted, refused):
@@ -176,6 +195,8 @@ def test_what_does_not_belong_into_the_arena_is_refused(offset: int, length: int
         with pytest.raises(LinkLostError):
             _write(routes, opened.address, offset, bytes([1]) * length)
         assert bytes(arena.view(SIZE - 16, 16)) == bytes(16)
+        _write(routes, opened.address, 0, b"a new connection does")
+        assert bytes(arena.view(0, 5)) == b"a new"
 
 
 def test_a_link_that_dies_in_the_middle_is_told_and_the_next_try_makes_a_new_one() -> None:
@@ -264,6 +285,15 @@ def test_a_log_is_there_before_the_word_that_comes_after_it() -> None:
         assert not kept
 
 
+@pytest.mark.parametrize(("offset", "length"), [(SIZE, 1), (SIZE - 5, 10)])
+def test_activations_that_do_not_belong_into_the_arena_break_the_port(offset: int, length: int) -> None:
+    with ports(bytearray()) as (router, agent, _):
+        router.place(offset, memoryview(bytes(length)))
+        assert select.select([agent], [], [], WAIT_S)[0]
+        with pytest.raises(PortBrokenError, match="not within an arena"):
+            agent.receive()
+
+
 def test_activations_for_who_has_no_arena_break_the_port() -> None:
     """An agent writes nothing at the router."""
     with ports(bytearray()) as (router, agent, _):
@@ -304,6 +334,7 @@ def test_an_agent_that_never_comes_is_told_as_often_as_one_asks() -> None:
     threading.Timer(0.05, waiting.end, ["no such host"]).start()
     assert select.select([waiting], [], [], WAIT_S)[0]
     for _ in range(2):
+        assert select.select([waiting], [], [], WAIT_S)[0]
         with pytest.raises(PortClosedError, match="no such host"):
             waiting.receive()
         with pytest.raises(PortClosedError, match="no such host"):

@@ -101,6 +101,7 @@ def test_hosts_that_have_what_they_need_fit(tmp_path: Path) -> None:
         (InputError("two", "cluster.servers.1.host", "no host 'beta' in the cluster"), "no host 'beta'"),
         (WorkError("host beta has slim-scheduler 0.0, this one 0.1; install the same on both"), "install the same"),
         (replace(GOOD, disk_free_bytes=10), "of disk are free"),
+        (replace(GOOD, niceness=15), "RAY_worker_niceness=0"),
     ],
 )
 def test_what_does_not_fit_is_told_of_its_host_and_the_others_are_asked(

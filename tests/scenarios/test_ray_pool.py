@@ -249,7 +249,9 @@ def idle(nodes: RayNodes) -> bool:
 def _tasks(nodes: RayNodes) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.cmdline()[:1] == ["ray::do"] and nodes.address in " ".join(process.parent().cmdline()):
+            if process.cmdline()[:1] != ["ray::do"] or (parent := process.parent()) is None:
+                continue
+            if nodes.address in " ".join(parent.cmdline()):
                 yield process
 
 

@@ -23,7 +23,7 @@ from policies.rules.specs import FixedRule, Space
 from policies.rules.tide import TideRule
 from scenarios.cli import main
 from scenarios.files.router_names import made_by, read_router, read_rule
-from scenarios.learn.course import Course, Decisions, latency_cost
+from scenarios.learn.course import Course, Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
@@ -425,9 +425,9 @@ def test_an_interrupted_search_goes_on(
     """What was measured is not simulated again, and what is found is the same."""
     knobs, path = replace(KNOBS, floor=0.75), tmp_path / "scores.jsonl"
     whole, runs = tune_world(world, "tide", knobs), list[int]()
-    one = Course._one
+    one = Scorer.score
 
-    def counted(self: Course, *arguments: Any) -> Any:
+    def counted(self: Scorer, *arguments: Any) -> Any:
         runs.append(1)
         return one(self, *arguments)
 
@@ -435,7 +435,7 @@ def test_an_interrupted_search_goes_on(
         if spent.in_all > knobs.decisions / 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Course, "_one", counted)
+    monkeypatch.setattr(Scorer, "score", counted)
     with pytest.raises(KeyboardInterrupt):
         tune_world(world, "tide", knobs, on_progress=interrupt, kept=KeptScores(path))
     before, lost = len(runs), 0
