@@ -177,7 +177,7 @@ class RayHosts:
         """See `Carrier`."""
         self._gate.close()
         self._hands.shutdown()
-        for keeper in self._keepers.values():
+        for keeper in () if self._cluster.gone.is_set() else self._keepers.values():
             with contextlib.suppress(Exception):  # Ray may be gone
                 self._cluster.ray.kill(keeper.actor)
         for arena in self._arenas:

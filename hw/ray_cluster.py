@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from hw.ray_entry import START, is_loopback, require_closed, require_entry, use_own_token
+from hw.ray_head import while_head_lives
 from hw.version import code_here, own_version
 from policies.errors import InputError, WorkError, in_a_line
 
@@ -64,10 +66,12 @@ class RayCluster:
     Attributes:
         address: of its head.
         here: the node that this process is on.
+        gone: set once its head is: nothing more can be asked of it.
     """
 
-    def __init__(self, ray: ModuleType, address: str) -> None:
+    def __init__(self, ray: ModuleType, address: str, gone: threading.Event | None = None) -> None:
         self.ray = ray
+        self.gone = threading.Event() if gone is None else gone
         self.address = address
         self._seen: dict[str, int] = {}  # nodes, and in which order they were seen first
         own = str(ray.get_runtime_context().get_node_id())
@@ -96,6 +100,9 @@ class RayCluster:
         return NodeAffinitySchedulingStrategy(node.number, soft=False)
 
 
+_joined: list[RayCluster] = []  # the one that this process is in
+
+
 @contextlib.contextmanager
 def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False) -> Iterator[RayCluster]:
     """A running cluster; left at the end.
@@ -108,10 +115,11 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
     Raises:
         InputError: Ray is not here, nobody is at that address, this process has not the cluster's token, or others can
             reach its hosts without being told so, or without a token.
+        WorkError: its head is gone, meanwhile.
     """
     ray = ray_here(source, key)
     if ray.is_initialized():  # by whoever is about a larger piece of work in this process
-        yield RayCluster(ray, address)
+        yield _joined[-1] if _joined else RayCluster(ray, address)
         return
     found = require_entry(ray, address, source, key)
     require_closed(found, source, key)
@@ -120,12 +128,15 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         problem = f"no Ray cluster answers at {address!r} ({in_a_line(str(error))})"
         raise InputError(source, key, f"{problem}; {START}") from None
-    try:
-        cluster = RayCluster(ray, found)
-        _require_told(cluster, source, beyond_loopback=beyond_loopback)
-        yield cluster
-    finally:
-        ray.shutdown()
+    with while_head_lives(found) as gone:
+        try:
+            cluster = RayCluster(ray, found, gone)
+            _require_told(cluster, source, beyond_loopback=beyond_loopback)
+            _joined.append(cluster)
+            yield cluster
+        finally:
+            _joined.clear()
+            ray.shutdown()
 
 
 def _own(address: str) -> dict[str, str]:
