@@ -58,6 +58,11 @@ class Pool:
         """All, whether they are free or not, in service or not."""
         return self.size * len(self.nodes)
 
+    @property
+    def whole_nodes(self) -> int:
+        """Nodes that are up and all free."""
+        return self._sets[self.size].bit_count()
+
     def fewest_nodes(self, gpus: int) -> int:
         """On so many nodes such a gang must lie."""
         return -(-gpus // self.size)

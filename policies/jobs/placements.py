@@ -19,11 +19,13 @@ class Placement:
 
     Attributes:
         search: of nodes within a pool.
+        may_spread: whether a job may lie on more nodes than it must.
         is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
             nodes does.
     """
 
     search: Search
+    may_spread: bool = False
     is_speed_aware: bool = False
 
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
@@ -39,6 +41,6 @@ class Placement:
 PLACEMENTS: Final[Mapping[str, Placement]] = {
     "best-fit": Placement(Pool.best_fit),
     "worst-fit": Placement(Pool.worst_fit),
-    "consolidate": Placement(Pool.consolidated),
+    "consolidate": Placement(Pool.consolidated, may_spread=True),
     "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
 }

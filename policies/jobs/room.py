@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jobs.cluster import Pool, Search
+from policies.jobs.cluster import Pool
+from policies.jobs.placements import Placement
 from policies.jobs.vocabulary import Allocation
 
 
@@ -31,35 +32,69 @@ class Ranking:
         order = np.lexsort((jobs, index))
         return Ranking(index[order], jobs[order])
 
-    def behind(self, key: tuple[float, int]) -> NDArray[np.int64]:
+    def behind(self, key: tuple[float, int]) -> list[int]:
         """Who comes after a key, the last first."""
-        first, after = np.searchsorted(self.index, key[0], "left"), np.searchsorted(self.index, key[0], "right")
-        first += np.searchsorted(self.jobs[first:after], key[1], "right")
-        return self.jobs[first:][::-1]
+        index, jobs = self.index, self.jobs
+        if not len(jobs) or key >= (index[-1], jobs[-1]):
+            return []
+        first, after = index.searchsorted(key[0]), index.searchsorted(key[0], "right")
+        if after > first:
+            first += jobs[first:after].searchsorted(key[1], "right")
+        behind: list[int] = jobs[first:].tolist()
+        behind.reverse()
+        return behind
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """GPUs for a gang, if jobs stop.
+
+    Attributes:
+        allocation: where it can go.
+        victims: who stops for it.
+    """
+
+    allocation: Allocation
+    victims: list[int]
 
 
 def make_room(
-    pool: Pool, gpus: int, search: Search, candidates: Iterable[int], held: Mapping[int, Allocation]
-) -> tuple[Allocation, list[int]] | None:
-    """Where a gang of GPUs can go if some of the candidates stop, and which; None if not even all of them make room.
+    pool: Pool, gpus: int, placement: Placement, candidates: Sequence[int], held: Mapping[int, Allocation]
+) -> Room | None:
+    """Where a gang of GPUs can go if some of the candidates stop; None if not even all of them make room.
 
     They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
     before the others.
     """
-    trial, stopped = pool.clone(), list[int]()
-    place = None
-    for job in candidates:
+    free, total, enough = pool.free.copy(), pool.free_gpus, min(pool.size, gpus)
+    missing = 0 if placement.may_spread else max(gpus // pool.size, 1) - pool.whole_nodes * (gpus >= pool.size)
+    for many, job in enumerate(candidates, 1):
+        for node, used in held[job]:
+            free[node] += used
+            total += used
+            if free[node] >= enough:
+                missing -= 1
+        if missing <= 0 and total >= gpus:  # a search costs fifty times a count
+            room = _search(pool, gpus, placement, candidates[:many], held)
+            if room is not None:
+                return room
+    return None
+
+
+def _search(
+    pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]
+) -> Room | None:
+    trial = pool.clone()
+    for job in stopped:
         trial.give(held[job])
-        stopped.append(job)
-        if trial.free_gpus >= gpus and (place := search(trial, gpus)) is not None:
-            break
-    if place is None:
+    allocation = placement.search(trial, gpus)
+    if allocation is None:
         return None
-    trial.take(place)
+    trial.take(allocation)
     victims = []
     for job in reversed(stopped):
         if all(trial.free[node] >= used for node, used in held[job]):
             trial.take(held[job])
         else:
             victims.append(job)
-    return place, victims
+    return Room(allocation, victims)

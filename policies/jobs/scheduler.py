@@ -353,15 +353,14 @@ class JobScheduler:
             if pool in closed:
                 continue
             held = self._of_pool[pool.index]
-            candidates = [job for job in self._ranking(pool).behind(key).tolist() if job in held]
+            candidates = [job for job in self._ranking(pool).behind(key) if job in held]
             if not candidates:
                 continue
-            found = make_room(pool, waiting.gpus, self._placement.search, candidates, held)
-            if found is not None:
-                allocation, victims = found
-                for job in victims:
+            room = make_room(pool, waiting.gpus, self._placement, candidates, held)
+            if room is not None:
+                for job in room.victims:
                     self._stop(job)
-                self.start(waiting, waiting.head, pool, allocation)
+                self.start(waiting, waiting.head, pool, room.allocation)
                 return True
         return False
 
