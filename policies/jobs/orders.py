@@ -85,7 +85,8 @@ def _round_robin(jobs: Features) -> Any:
 
 def _wfp3(jobs: Features) -> Any:
     """-(w / r)^3 n."""
-    return -(((jobs.now_s - jobs.submit_s) / jobs.estimate_s) ** 3) * jobs.gpus
+    slowdown = (jobs.now_s - jobs.submit_s) / jobs.estimate_s
+    return -(slowdown * slowdown * slowdown) * jobs.gpus  # `**` rounds otherwise for one than for many
 
 
 def _unicep(jobs: Features) -> Any:

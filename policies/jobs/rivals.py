@@ -82,7 +82,7 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     """
     kind = next((KINDS[start] for start in _starts(name) if start in KINDS), None)
     if kind is None:
-        raise InputError("policy", "", f"{name!r} is no policy: {nearest(name, KINDS)}")
+        raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = kind.fields(), name.removeprefix(kind.name)
     while rest:
         part, word = _next_word(name, rest)
