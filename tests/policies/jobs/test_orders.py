@@ -121,7 +121,10 @@ def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
         history.add(0, 100 * S)
         tables.learn(0)
     assert tables.version > version
-    assert order.index(Features(book, np.arange(2), 0, is_running=False)).tolist() == [200.0, 800.0]  # 100 s and a restart
+    assert order.index(Features(book, np.arange(2), 0, is_running=False)).tolist() == [
+        200.0,
+        800.0,
+    ]  # 100 s and a restart
     assert order.index(Features(book, np.arange(2), 0, is_running=True)).tolist() == [100.0, 400.0]
     assert POINTS_S[0] == 0.0
 

@@ -90,7 +90,9 @@ def easy(now: int, queue: list[Job], running: list[Job], free: Free, size: int) 
 
 def conservative(now: int, queue: list[Job], running: list[Job], free: Free, size: int) -> list[Job]:
     """The same: every job is promised the earliest time that those before it leave."""
-    horizon = now + 1 + sum(job.estimate for job in queue) + max([job.foretold(now) - now for job in running], default=0)
+    horizon = (
+        now + 1 + sum(job.estimate for job in queue) + max([job.foretold(now) - now for job in running], default=0)
+    )
     plan = {time: free_at(time, now, running, free) for time in range(now, horizon + 1)}
     started = []
     for job in queue:
