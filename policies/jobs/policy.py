@@ -24,8 +24,8 @@ class PreemptionKnobs:
     """When a job that runs makes room for one that comes before it.
 
     Attributes:
-        round_ns: while jobs wait and the indices of running ones grow, they are compared anew so often (and at every
-            arrival and end).
+        round_ns: while jobs wait and the indices of running ones grow, all are compared anew so often, and when one
+            ends; at an arrival, the one that arrives is.
         hysteresis: a job gives way where its index is more than so many times that of the one that waits; at least 1.
         least_run_ns: nor before it has run so long.
         restart_ns: what going on is taken to cost, by orders that ask.

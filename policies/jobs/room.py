@@ -15,10 +15,10 @@ from policies.jobs.vocabulary import Allocation
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Jobs of a pool that may be preempted now, by (index, number) ascending: who comes last gives way first.
+    """Jobs of a pool that may be preempted now: who comes last by (index, number) gives way first.
 
     Attributes:
-        index, jobs: (n,) each.
+        index, jobs: (n,) each, in any order.
     """
 
     index: NDArray[np.float64]
@@ -29,18 +29,16 @@ class Ranking:
         """Running jobs have an advantage: their index counts as `hysteresis` times smaller."""
         if hysteresis != 1.0:
             index = np.where(index > 0, index / hysteresis, index * hysteresis)
-        order = np.lexsort((jobs, index))
-        return Ranking(index[order], jobs[order])
+        return Ranking(index, jobs)
 
     def behind(self, key: tuple[float, int]) -> list[int]:
         """Who comes after a key, the last first."""
         index, jobs = self.index, self.jobs
-        if not len(jobs) or key >= (index[-1], jobs[-1]):
+        places = ((index > key[0]) | ((index == key[0]) & (jobs > key[1]))).nonzero()[0]
+        if not len(places):
             return []
-        first, after = index.searchsorted(key[0]), index.searchsorted(key[0], "right")
-        if after > first:
-            first += jobs[first:after].searchsorted(key[1], "right")
-        behind: list[int] = jobs[first:].tolist()
+        index, jobs = index[places], jobs[places]
+        behind: list[int] = jobs[np.lexsort((jobs, index))].tolist()
         behind.reverse()
         return behind
 

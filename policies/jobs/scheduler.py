@@ -72,6 +72,7 @@ class JobScheduler:
         self.now_ns = 0
         self.waiting = 0  # jobs that wait
         self.running = 0  # jobs that run
+        self._stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), History()
         self._order = order_of(policy.order, self._tables)
@@ -79,6 +80,8 @@ class JobScheduler:
         self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
+        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
+        self._has_rounds = policy.is_preemptive and moves
         self._keeps_ends = policy.queueing in RESERVING
         self._classes: dict[_Demand, WaitingClass] = {}
         self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
@@ -173,20 +176,22 @@ class JobScheduler:
 
     def _wake(self, event: Wake) -> None:
         self._rankings = {}
-        lines = {id(line): line for line in self._lines.values()} if self.policy.is_preemptive else self._touched
-        self._touched = {}
+        if self._has_rounds and self.now_ns % self.policy.knobs.round_ns == 0:
+            for line in self._lines.values():
+                line.is_open = True
+                self._touch(line)
+        lines, self._touched = self._touched, {}
         for line in lines.values():
             self._decide(line)
-        self._touched = {}  # by what was decided itself
-        self.next_wake_ns = self._next_round_ns()
+        self._touched = {number: line for number, line in lines.items() if line.is_open}  # GPUs may be left over
+        self.next_wake_ns = self.now_ns if self._touched else self._next_round_ns()
 
     def _next_round_ns(self) -> int | None:
         """When running jobs may have come to stand behind waiting ones, without an event."""
-        knobs = self.policy.knobs
-        moves = self._order.run_worsens or knobs.least_run_ns > 0
-        if not (self.policy.is_preemptive and moves and self.waiting and self.running):
+        if not (self._has_rounds and self.waiting and self.running):
             return None
-        return (self.now_ns // knobs.round_ns + 1) * knobs.round_ns
+        round_ns = self.policy.knobs.round_ns
+        return (self.now_ns // round_ns + 1) * round_ns
 
     # --------------------------------------------------------------------------------------- classes, lines and waits
 
@@ -254,10 +259,10 @@ class JobScheduler:
         self._touch(line)
 
     def _decide(self, line: Line) -> None:
-        line.is_open |= self.policy.is_preemptive
         line.fresh = list(dict.fromkeys(line.fresh))
+        stopped = self._stopped
         self._queueing(line, self)
-        line.fresh, line.is_open = [], False
+        line.fresh, line.is_open = [], self._stopped > stopped
 
     # ------------------------------------------------------------------------------------- what a queueing asks for
 
@@ -366,6 +371,7 @@ class JobScheduler:
 
     def _stop(self, job: int) -> None:
         self._release(job)
+        self._stopped += 1
         self._book.state[job] = STOPPING
         self._commands.append(PreemptJob(job))
 

@@ -79,6 +79,12 @@ def test_who_may_overtake_a_job_that_blocks(policy: str, starts: list[float]) ->
     assert seconds(run(policy, jobs(*BLOCKED)).start_ns) == starts
 
 
+def test_what_is_free_beside_a_reservation_is_given_once() -> None:
+    """Job 1 (3 of 4 GPUs) is promised 10 s, with one GPU beside it: of two long jobs of one GPU, one may start."""
+    scene = jobs((0, 10, 2), (1, 5, 3), (2, 20, 1), (2, 20, 1))
+    assert seconds(run("fifo-easy-oracle", scene).start_ns) == [0, 10, 2, 15]
+
+
 def test_easy_delays_those_behind_the_first_and_conservative_does_not() -> None:
     """At 4 s job 2 (3 GPUs) is promised 9 s. Job 4 fits beside it, but keeps job 3 (all four) from its 12 s."""
     scene = jobs((1, 3, 4), (1, 5, 2), (2, 3, 3), (2, 6, 4), (3, 9, 1))

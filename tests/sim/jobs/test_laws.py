@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.jobs.cluster import NodeGroup
+from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import PreemptionKnobs
 from policies.jobs.rivals import KINDS, policy_of
 from policies.jobs.speeds import Speeds
-from policies.jobs.vocabulary import JobCommand, JobEvent, PreemptJob, Preempted, StartJob
+from policies.jobs.vocabulary import JobCommand, JobEvent, Preempted, PreemptJob, StartJob, Wake
 from sim.jobs.failures import Outage
 from sim.jobs.jobs import JobList
 from sim.jobs.record import JobsRecord
@@ -78,9 +79,23 @@ class Watched(JobSimulation):
             self.log.append((now_ns, event, commands))
             for command in commands:
                 self._follow(command)
+            if isinstance(event, Wake) and self.scheduler.next_wake_ns != now_ns:
+                self._require_no_room(now_ns)
             return commands
 
         self.scheduler.handle = watched  # type: ignore[method-assign]
+
+    def _require_no_room(self, now_ns: int) -> None:
+        """Under first-fit nobody waits for whom there is room."""
+        policy, cluster, jobs = self.spec.policy, self.scheduler.cluster, self.spec.jobs
+        if policy.queueing != "first-fit":
+            return
+        search = PLACEMENTS[policy.placement].search
+        for job, arrival in enumerate(jobs.arrivals()):
+            is_gone = self._columns.end_ns[job] >= 0 or self._columns.is_refused[job] or job in self.places
+            if arrival.submit_ns <= now_ns and not is_gone:
+                pools = cluster.open_to(arrival.vc, arrival.gpu_types)
+                assert not any(search(pool, arrival.gpus) for pool in pools if pool.gpus >= arrival.gpus)
 
     def _follow(self, command: JobCommand) -> None:
         if isinstance(command, PreemptJob):
@@ -139,7 +154,7 @@ def test_the_same_run_gives_the_same_bits(name: str) -> None:
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10_000), cut=st.floats(0.1, 0.9))
 def test_no_decision_depends_on_a_duration_that_is_not_over(name: str, seed: int, cut: float) -> None:
-    """All jobs that have not ended at some time run otherwise from then on: until then, nothing is decided otherwise."""
+    """Those that have not ended at some time run otherwise from then on: until then, all is decided as before."""
     jobs = drawn(seed, many=40)
     record, before = watched(name, jobs, seed)
     at_ns = int(np.quantile(record.end_ns[record.is_done], cut))

@@ -228,7 +228,7 @@ def test_load_rescales_arrivals() -> None:
 
 
 def test_bad_input_is_refused_with_its_key() -> None:
-    with pytest.raises(InputError, match="speeds: net.slow: 0 is no speed"):
+    with pytest.raises(InputError, match=r"speeds: net\.slow: 0 is no speed"):
         Speeds({"net": {"slow": 0}})
     with pytest.raises(InputError, match="spread_slowdown"):
         Speeds(spread_slowdown=0.5)
