@@ -1,7 +1,7 @@
 """How long jobs must wait under any scheduler: a Lagrangian bound of the time-indexed problem of gangs on pools.
 
-A schedule uses at no time more GPUs than a pool has. Give each GPU second of pool k at time t a price lambda_k(t) >= 0 in
-place of that: for any prices, and so for the best,
+A schedule uses at no time more GPUs than a pool has. In place of that, each GPU second of pool k at time t has a price
+lambda_k(t) >= 0. For any prices, and so for the best,
 
     sum_j (C_j - r_j)  >=  sum_j min over k and starts s >= r_j of [s - r_j + p_jk + g_j int_s^(s + p_jk) lambda_k dt]
                            - sum_k M_k int lambda_k dt,
@@ -18,12 +18,11 @@ Polyak's length make the bound grow. The prices are what a GPU second is worth o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from policies.errors import InputError
 from policies.jit import entry, kernel
@@ -60,7 +59,7 @@ class BoundProblem:
             raise InputError("trace", "gpus", problem)
 
     @staticmethod
-    def one_pool(release_s: Sequence[float], run_s: Sequence[float], gpus: Sequence[int], of: int) -> BoundProblem:
+    def one_pool(release_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, of: int) -> BoundProblem:
         """All jobs in one pool of so many GPUs."""
         return BoundProblem(
             np.asarray(release_s, float),
@@ -249,7 +248,7 @@ def _below(
 def _best_level(release: float, run: float, gpus: float, prices: Numbers, cell_s: float) -> tuple[float, float]:
     """The level below which a job finds its run time, and its bracket.
 
-    For any level the bracket is at least `run * level - depth` (duality), so what the halvings leave is on the safe side.
+    For any level the bracket is at least `run * level - depth` (duality): what the halvings leave is on the safe side.
     """
     low = (release + run) / run
     high = low

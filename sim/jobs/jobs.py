@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from policies.errors import InputError
 from policies.jobs.vocabulary import JobArrived
@@ -47,16 +46,16 @@ class JobList:
     job_class: Words
 
     @staticmethod
-    def of(submit_s: Sequence[float], run_s: Sequence[float], gpus: Sequence[int], **columns: Any) -> JobList:
+    def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **columns: Any) -> JobList:
         """From the columns that a job must have and any others; sorted by submission."""
-        many = len(submit_s)
+        unsorted = np.asarray(submit_s, np.float64)
+        many = len(unsorted)
         texts = {name: columns.pop(name, [""] * many) for name in ("user", "vc", "gpu_types", "job_class")}
         numbers = {
             name: columns.pop(name, [np.nan] * many) for name in ("requested_s", "recorded_wait_s", "recorded_start_s")
         }
         job_id = columns.pop("job_id", [str(row) for row in range(many)])
         assert not columns, f"no such columns: {', '.join(columns)}"
-        unsorted = np.asarray(submit_s, np.float64)
         order = np.argsort(unsorted, kind="stable")
         return JobList(
             np.asarray(job_id, object)[order],

@@ -85,6 +85,13 @@ def test_what_is_free_beside_a_reservation_is_given_once() -> None:
     assert seconds(run("fifo-easy-oracle", scene).start_ns) == [0, 10, 2, 15]
 
 
+def test_what_is_beside_a_reservation_must_be_free_now_as_well() -> None:
+    """Three nodes of 4; job 4 is promised the second. Job 5 is short and takes the first's last GPU, where two more will
+    be beside the reservation: job 6 is long and must go to the third."""
+    scene = jobs((0, 30, 2), (0, 8, 1), (0, 10, 3), (0, 40, 2), (1, 5, 4), (2, 3, 1), (2, 50, 1))
+    assert seconds(run("fifo-easy-oracle", scene, nodes=(4, 4, 4)).start_ns) == [0, 0, 0, 0, 10, 2, 2]
+
+
 def test_easy_delays_those_behind_the_first_and_conservative_does_not() -> None:
     """At 4 s job 2 (3 GPUs) is promised 9 s. Job 4 fits beside it, but keeps job 3 (all four) from its 12 s."""
     scene = jobs((1, 3, 4), (1, 5, 2), (2, 3, 3), (2, 6, 4), (3, 9, 1))
@@ -106,3 +113,13 @@ def test_types_that_share_no_job_have_reservations_of_their_own() -> None:
     )  # fmt: skip
     groups = (NodeGroup(1, 2, "a"), NodeGroup(1, 2, "b"))
     assert seconds(run("fifo-easy-oracle", scene, groups=groups).start_ns) == [0, 0, 10, 10, 15, 15]
+
+
+def test_a_reservation_is_made_where_it_can_be_kept_first() -> None:
+    """Job 2 may have either type: b is free at 5 s, a at 10 s. So job 3 may use the rest of a; job 4 waits for b."""
+    scene = jobs(
+        (0, 10, 1), (0, 5, 1), (1, 5, 2), (2, 20, 1), (2, 20, 1),
+        gpu_types=["a", "b", "", "a", "b"],
+    )  # fmt: skip
+    groups = (NodeGroup(1, 2, "a"), NodeGroup(1, 2, "b"))
+    assert seconds(run("fifo-easy-oracle", scene, groups=groups).start_ns) == [0, 0, 5, 2, 10]

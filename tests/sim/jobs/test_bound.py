@@ -20,6 +20,11 @@ ROWS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6), st.integers(1, 3
 GPUS = 3
 
 
+def problem_of(rows: list[Row]) -> BoundProblem:
+    release_s, run_s, gpus = zip(*rows, strict=True)
+    return BoundProblem.one_pool(release_s, run_s, gpus, of=GPUS)
+
+
 def best_without_preemption(rows: list[Row], gpus: int) -> int:
     """Over all orders: each job starts as soon as it fits for its whole run beside those before it in the order."""
     horizon = max(row[0] for row in rows) + sum(row[1] for row in rows)
@@ -60,7 +65,7 @@ def best_with_preemption(rows: list[Row], gpus: int) -> int:
 @settings(max_examples=60)
 @given(rows=ROWS)
 def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: list[Row]) -> None:
-    problem = BoundProblem.one_pool(*zip(*rows, strict=True), of=GPUS)
+    problem = problem_of(rows)
     best = best_without_preemption(rows, GPUS)
     bound = lower_bound(problem, passes=150, cell_s=1.0, best_known_s=float(best))
     assert bound.total_s <= best + 1e-6
@@ -72,7 +77,7 @@ def test_the_bound_is_below_the_best_schedule_and_that_below_every_policy(rows: 
 @settings(max_examples=40)
 @given(rows=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=5))
 def test_the_preemptive_bound_is_below_the_best_schedule_with_preemption(rows: list[Row]) -> None:
-    problem = BoundProblem.one_pool(*zip(*rows, strict=True), of=GPUS)
+    problem = problem_of(rows)
     best = best_with_preemption(rows, GPUS)
     bound = lower_bound(problem, is_preemptive=True, passes=150, cell_s=1.0, best_known_s=float(best))
     assert bound.total_s <= best + 1e-6
@@ -86,7 +91,7 @@ def test_the_bounds_are_near_the_best_schedules() -> None:
     shares, preemptive = [], []
     for _ in range(30):
         rows = [(int(rng.integers(0, 5)), int(rng.integers(1, 5)), int(rng.integers(1, 4))) for _ in range(5)]
-        problem = BoundProblem.one_pool(*zip(*rows, strict=True), of=GPUS)
+        problem = problem_of(rows)
         best, best_preemptive = best_without_preemption(rows, GPUS), best_with_preemption(rows, GPUS)
         shares.append(lower_bound(problem, passes=200, cell_s=1.0).total_s / best)
         preemptive.append(lower_bound(problem, True, passes=200, cell_s=1.0).total_s / best_preemptive)

@@ -149,6 +149,13 @@ def test_2dlas_lets_a_new_job_pass_one_in_the_second_queue_alone() -> None:
     assert seconds(late.start_ns)[1] == 500
 
 
+def test_2dlas_is_first_come_first_served_within_a_queue() -> None:
+    """Job 2 overtook job 1, which did not fit; when it does, it takes the place of job 2, with no attained service."""
+    record = run("2dlas", jobs((0, 10, 2), (1, 5, 4), (2, 100, 2)))
+    assert seconds(record.start_ns) == [0, 10, 2]
+    assert record.preemptions.tolist() == [0, 0, 1]
+
+
 # -------------------------------------------------------------------------------------------------------- failures
 
 
