@@ -9,6 +9,7 @@ Jobs are served by G / GPUs, largest first; so the index here is GPUs / G, in GP
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any, Final
 
 import numpy as np
@@ -18,31 +19,36 @@ from policies.jobs.history import ENOUGH, Group, History
 from policies.vocabulary import NS_PER_S
 
 POINTS_S: Final = np.concatenate([[0.0], np.geomspace(30.0, 58 * 86400.0, 60)])
-MOST_SAMPLES: Final = 500
 GROWTH: Final = 1.1  # a table is made anew when its group has grown so much
-_LOST_S: Final = 1e12  # no past job ran so long: nothing is known, so it comes last
+FEW: Final = 10  # where fewer past jobs of a group ran so long, a wider group is asked
+_TAIL, _BODY = 100, 400  # of a group with more, the longest are kept each, and so many of the others stand for all
+_UNKNOWN: Final = 1e12  # of a group that has seen nothing
 Numbers = NDArray[np.float64]
 
 
-def inverse_gittins_s(durations_s: Numbers, attained_s: Numbers, restart_s: float) -> Numbers:
+def inverse_gittins_s(durations_s: Numbers, weights: Numbers, attained_s: Numbers, restart_s: float) -> Numbers:
     """1 / G(a) in seconds of service for each job that ends, at best.
 
     From m sorted past durations above a, y_1..y_m: the least of ((m c + sum_{i<=k} (y_i - a) + (m - k)(y_k - a)) / k.
+    Where none is above a, as many heavy tails have it: what is left is as long as what is over.
 
     Args:
         durations_s: (samples,) of past jobs, ascending.
+        weights: (samples,) how many jobs each stands for.
         attained_s: (points,) values of a.
         restart_s: c.
     """
     first = np.searchsorted(durations_s, attained_s, side="right")[:, None]
+    counts = np.concatenate([[0.0], np.cumsum(weights)])
+    sums = np.concatenate([[0.0], np.cumsum(weights * durations_s)])
+    many = counts[-1] - counts[first]
+    ended = counts[1:] - counts[first]
     above = durations_s - attained_s[:, None]
-    sums = np.cumsum(durations_s)
-    before = np.where(first > 0, sums[first - 1], 0.0) if len(sums) else np.zeros_like(above)
-    many = len(durations_s) - first
-    ended = np.arange(1, len(durations_s) + 1) - first
-    cost = many * restart_s + (sums - before) - ended * attained_s[:, None] + (many - ended) * above
-    ratio = np.where(ended > 0, cost / np.maximum(ended, 1), _LOST_S)
-    return np.asarray(np.min(ratio, axis=1, initial=_LOST_S))
+    cost = many * restart_s + sums[1:] - sums[first] - ended * attained_s[:, None] + (many - ended) * above
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(ended > 0, cost / ended, np.inf)
+    least = np.min(ratio, axis=1, initial=np.inf)
+    return np.where(np.isfinite(least), least, attained_s + restart_s)
 
 
 class GittinsTables:
@@ -55,63 +61,80 @@ class GittinsTables:
     def __init__(self, history: History, restart_s: float) -> None:
         self.version = 0
         self._history, self._restart_s = history, restart_s
-        self._group_of = np.empty(0, np.int64)  # by chain
         self._made_of: list[int] = []  # by group: of how many durations
-        self._going_on = np.full((1, len(POINTS_S)), _LOST_S)  # (groups, points), for those that run
+        self._going_on = np.empty((0, len(POINTS_S)))  # (groups, points), for those that run
         self._restarted = self._going_on.copy()  # and for those that wait
+        self._above = np.empty((0, len(POINTS_S)), np.int64)  # (groups, points) past jobs that ran longer
+        self._source = np.empty((0, len(POINTS_S)), np.int64)  # (chains, points) the group that is asked
+        self._chains_of: list[list[int]] = []  # by group
 
     def hear_of(self, chain: int) -> None:
         """A job of this chain has arrived."""
-        if chain >= len(self._group_of):
-            self._look_up()
-            self._make_room()
+        for number in range(len(self._source), chain + 1):
+            for group in self._history.chains[number]:
+                self._make_room(group.number)
+                self._chains_of[group.number].append(number)
+                self._refresh(group)
+            self._source = _with_row(self._source, number)
+            self._choose(number)
 
     def learn(self, chain: int) -> None:
         """A job of this chain has ended: tables of groups that have grown by a tenth are made anew."""
-        groups = self._history.chains[chain]
-        for group in groups:
-            self._refresh(group)
-        if any(len(group.durations_ns) == ENOUGH for group in groups):
-            self._look_up()
-            self.version += 1
-
-    def _look_up(self) -> None:
-        """Which group each chain rests on now."""
-        known = [self._history.narrowest(number).number for number in range(len(self._history.chains))]
-        self._group_of = np.array(known, np.int64)
+        for group in self._history.chains[chain]:
+            if self._refresh(group):
+                self.version += 1
+                for number in self._chains_of[group.number]:
+                    if number < len(self._source):
+                        self._choose(number)
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
         """1 / G of jobs, in seconds."""
         point = np.searchsorted(POINTS_S, attained_s, side="right") - 1
-        return (self._going_on if is_running else self._restarted)[self._group_of[chain], point]
+        return (self._going_on if is_running else self._restarted)[self._source[chain, point], point]
 
-    def _refresh(self, group: Group) -> None:
-        many = len(group.durations_ns)
-        if many < self._made_of[group.number] * GROWTH + 1:
-            return
-        self._made_of[group.number] = many
-        sample = _spread_out(group.durations_ns)
-        self._going_on[group.number] = inverse_gittins_s(sample, POINTS_S, 0.0)
-        self._restarted[group.number] = inverse_gittins_s(sample, POINTS_S, self._restart_s)
-        self.version += 1
+    def _choose(self, chain: int) -> None:
+        """At each point the narrowest group that has seen enough jobs, and a few of them run longer."""
+        groups = [group.number for group in self._history.chains[chain]]
+        row = np.full(len(POINTS_S), groups[-1])
+        for number in reversed(groups[:-1]):
+            if self._made_of[number] >= ENOUGH:
+                row[self._above[number] >= FEW] = number
+        self._source[chain] = row
 
-    def _make_room(self) -> None:
-        """For groups that are new; they may have seen jobs already."""
-        groups = {group.number: group for chain in self._history.chains for group in chain}
-        new = sorted(set(groups) - set(range(len(self._made_of))))
-        self._made_of += [0] * len(new)
-        missing = len(self._made_of) - len(self._going_on)
-        if missing > 0:
-            more = np.full((max(missing, len(self._going_on)), len(POINTS_S)), _LOST_S)
-            self._going_on = np.concatenate([self._going_on, more])
-            self._restarted = np.concatenate([self._restarted, more])
-        for number in new:
-            self._refresh(groups[number])
+    def _refresh(self, group: Group) -> bool:
+        """Make a group's table anew where it has grown: whether it was."""
+        number, durations_ns = group.number, group.durations_ns
+        was, many = self._made_of[number], len(durations_ns)
+        if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
+            return False
+        self._made_of[number] = many
+        sample, weights = _sample(durations_ns)
+        self._going_on[number] = inverse_gittins_s(sample, weights, POINTS_S, 0.0)
+        self._restarted[number] = inverse_gittins_s(sample, weights, POINTS_S, self._restart_s)
+        self._above[number] = [many - bisect_right(durations_ns, round(point * NS_PER_S)) for point in POINTS_S]
+        return True
+
+    def _make_room(self, group: int) -> None:
+        while len(self._made_of) <= group:
+            self._made_of.append(0)
+            self._chains_of.append([])
+        self._going_on = _with_row(self._going_on, group, _UNKNOWN)
+        self._restarted = _with_row(self._restarted, group, _UNKNOWN)
+        self._above = _with_row(self._above, group)
 
 
-def _spread_out(durations_ns: list[int]) -> Numbers:
-    """In seconds; of very many, evenly spaced order statistics."""
-    many = len(durations_ns)
-    if many > MOST_SAMPLES:
-        durations_ns = [durations_ns[(2 * place + 1) * many // (2 * MOST_SAMPLES)] for place in range(MOST_SAMPLES)]
-    return np.array(durations_ns, np.float64) / NS_PER_S
+def _with_row(table: NDArray[Any], row: int, value: float = 0.0) -> NDArray[Any]:
+    missing = row + 1 - len(table)
+    if missing <= 0:
+        return table
+    return np.concatenate([table, np.full((missing, len(POINTS_S)), value, table.dtype)])
+
+
+def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:
+    """Durations in seconds, and how many each stands for; of very many, evenly spaced ones and all of the longest."""
+    rest = len(durations_ns) - _TAIL
+    if rest <= _BODY:
+        return np.array(durations_ns, np.float64) / NS_PER_S, np.ones(len(durations_ns))
+    body = [durations_ns[(2 * place + 1) * rest // (2 * _BODY)] for place in range(_BODY)]
+    weights = np.concatenate([np.full(_BODY, rest / _BODY), np.ones(_TAIL)])
+    return np.array(body + durations_ns[rest:], np.float64) / NS_PER_S, weights

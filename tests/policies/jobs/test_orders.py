@@ -86,9 +86,12 @@ def test_the_gittins_index_of_two_durations_by_hand() -> None:
     """Durations 1 and 10, without restarts. At 0: stopping at 1 ends 1 of 2 for 1 + 1 s, so 2 s a job; going on to 10
     would end both for 1 + 10 s. At 5: the one that is left needs 5 s."""
     durations, points = np.array([1.0, 10.0]), np.array([0.0, 5.0, 20.0])
-    assert inverse_gittins_s(durations, points, 0.0)[:2].tolist() == [2.0, 5.0]
-    assert inverse_gittins_s(durations, points, 0.0)[2] >= 1e9  # nobody ran so long: last
-    with_restart = inverse_gittins_s(durations, points, 10.0)  # to 1: (2 * 10 + 2) / 1; to 10: (2 * 10 + 11) / 2
+    once = np.ones(2)
+    assert inverse_gittins_s(durations, once, points, 0.0)[:2].tolist() == [2.0, 5.0]
+    assert inverse_gittins_s(durations, once, points, 0.0)[2] == 20.0  # nobody ran so long: once more as long
+    thrice = inverse_gittins_s(durations, np.array([3.0, 1.0]), points, 0.0)  # three end of four, for 1 + 1 + 1 + 1 s
+    assert thrice[0] == pytest.approx(4 / 3)
+    with_restart = inverse_gittins_s(durations, once, points, 10.0)  # to 1: (2 * 10 + 2) / 1; to 10: (2 * 10 + 11) / 2
     assert with_restart[:2].tolist() == [15.5, 15.0]
 
 
@@ -101,7 +104,9 @@ def test_the_gittins_index_is_its_definition() -> None:
         left = durations[durations > attained] - attained
         if len(left):
             ratios = [np.mean(left <= x) / (restart + np.mean(np.minimum(left, x))) for x in np.unique(left)]
-            assert inverse_gittins_s(durations, np.array([attained]), restart)[0] == pytest.approx(1 / max(ratios))
+            assert inverse_gittins_s(durations, np.ones(len(durations)), np.array([attained]), restart)[
+                0
+            ] == pytest.approx(1 / max(ratios))
 
 
 def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
@@ -129,6 +134,22 @@ def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
     assert POINTS_S[0] == 0.0
 
 
+def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
+    """30 jobs of 100 s in one VC, 40 of 1000 s in another: after 200 s the first VC's have 800 s left, as all have."""
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    numbers = [history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b")]
+    tables.hear_of(numbers[1])
+    for number, duration_s, many in ((numbers[0], 100, 30), (numbers[1], 1000, 40)):
+        for _ in range(many):
+            history.add(number, duration_s * S)
+            tables.learn(number)
+    point_s = POINTS_S[np.searchsorted(POINTS_S, 200.0, side="right") - 1]
+    assert tables.inverse_s(numbers[0], 0.0, True) == 100.0
+    assert tables.inverse_s(numbers[0], 200.0, True) == pytest.approx(1000.0 - point_s)
+    assert tables.inverse_s(numbers[1], 200.0, True) == pytest.approx(1000.0 - point_s)
+
+
 # -------------------------------------------------------------------------------------------------------- history
 
 
@@ -141,8 +162,10 @@ def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
     for _ in range(29):
         history.add(one, 10 * S)
     assert history.mean_ns(other) == 10 * S  # all jobs, for want of anything else
+    history.add(same_vc, 100 * S)  # one of its user's own is not enough; thirty of its VC are
+    assert history.mean_ns(same_vc) == 13 * S
     history.add(one, 10 * S)
-    for _ in range(30):
+    for _ in range(29):
         history.add(same_vc, 100 * S)
     assert (history.mean_ns(one), history.mean_ns(same_vc)) == (10 * S, 100 * S)
     assert history.mean_ns(history.number(JobArrived(3, 2, 0, user="eve", vc="x"))) == 55 * S

@@ -86,8 +86,8 @@ def test_what_is_free_beside_a_reservation_is_given_once() -> None:
 
 
 def test_what_is_beside_a_reservation_must_be_free_now_as_well() -> None:
-    """Three nodes of 4; job 4 is promised the second. Job 5 is short and takes the first's last GPU, where two more will
-    be beside the reservation: job 6 is long and must go to the third."""
+    """Three nodes of 4; job 4 is promised the second. Job 5 is short and takes the first's last GPU, where two will be
+    beside the reservation: job 6 is long and must go to the third."""
     scene = jobs((0, 30, 2), (0, 8, 1), (0, 10, 3), (0, 40, 2), (1, 5, 4), (2, 3, 1), (2, 50, 1))
     assert seconds(run("fifo-easy-oracle", scene, nodes=(4, 4, 4)).start_ns) == [0, 0, 0, 0, 10, 2, 2]
 

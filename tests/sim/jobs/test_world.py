@@ -50,6 +50,14 @@ def test_consolidate_spreads_rather_than_waits_and_pays_for_it() -> None:
     assert seconds(run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=slowed).end_ns)[2] == 7  # it need not
 
 
+def test_a_job_goes_where_it_lies_on_the_fewest_nodes() -> None:
+    """Not on two nodes of 2, though these come first."""
+    speeds = Speeds({"net": {"quad": 2.0}})
+    groups = (NodeGroup(2, 2, "pair"), NodeGroup(1, 4, "quad"))
+    record = run("fifo", jobs((0, 8, 4), (1, 8, 2), job_class=["net", "net"]), groups=groups, speeds=speeds)
+    assert seconds(record.end_ns) == [4, 9]
+
+
 def test_speed_aware_goes_where_a_job_runs_fastest() -> None:
     scene = jobs((0, 8, 4), (1, 8, 4), job_class=["net", "net"])
     blind = run("fifo", scene, groups=TWO_TYPES, speeds=SPEEDS)
@@ -210,13 +218,13 @@ def test_warm_up_is_run_and_not_measured() -> None:
 
 
 def test_a_run_begins_with_what_the_log_found() -> None:
-    """At 10 s job 1 has 5 s left and runs, job 2 waits (since 6 s), job 0 has ended, job 3 is to come."""
-    trace = jobs((0, 9, 1), (3, 7, 1), (6, 4, 1), (12, 1, 1), recorded_start_s=[0, 8, 20, 30])
+    """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 has ended, job 3 is to come."""
+    trace = jobs((0, 9, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
     found = found_at(trace, 10.0)
     assert found.jobs.job_id.tolist() == ["1", "2", "3"]
     record = run("fifo", found.jobs, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
-    assert seconds(record.start_ns) == [10, 15, 19]
-    assert seconds(record.end_ns) == [15, 19, 20]
+    assert seconds(record.start_ns) == [15, 10, 19]
+    assert seconds(record.end_ns) == [19, 15, 20]
     assert record.is_measured.tolist() == [False, False, True]
     with pytest.raises(InputError, match=r"recorded_start_s: job 0 has none"):
         found_at(jobs((0, 9, 1), (3, 7, 1)), 1.0)
