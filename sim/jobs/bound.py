@@ -183,8 +183,8 @@ def _paid_until(at_s: float, prices: Numbers, paid: Numbers, cell_s: float) -> f
     cells = len(prices)
     cell = int(at_s / cell_s)
     if cell >= cells:
-        return paid[cells]
-    return paid[cell] + prices[cell] * (at_s - cell * cell_s)
+        return float(paid[cells])
+    return float(paid[cell] + prices[cell] * (at_s - cell * cell_s))
 
 
 @kernel

@@ -7,9 +7,10 @@ import pytest
 
 from policies.errors import InputError
 from policies.jobs.cluster import NodeGroup
-from policies.jobs.policy import PreemptionKnobs
+from policies.jobs.policy import JobPolicy, PreemptionKnobs
 from policies.jobs.rivals import policy_of
 from policies.jobs.speeds import Speeds
+from policies.jobs.vocabulary import JobArrived
 from sim.jobs.failures import Outage, drawn_outages
 from sim.jobs.jobs import JobList, found_at
 from sim.jobs.world import JobRun, JobWorld
@@ -58,6 +59,14 @@ def test_a_job_goes_where_it_lies_on_the_fewest_nodes() -> None:
     assert seconds(record.end_ns) == [4, 9]
 
 
+def test_a_spread_job_is_expected_to_take_longer() -> None:
+    """Job 3 is spread: 10 s take 20, until 21 s. Job 4 is promised that time, and 15 s fit before it, as foretold."""
+    scene = jobs((0, 50, 3), (0, 50, 3), (0, 50, 3), (1, 10, 2), (2, 5, 3), (3, 15, 1))
+    slowed = Speeds(spread_slowdown=2.0)
+    record = run("fifo-easy-oracle-consolidate", scene, nodes=(4, 4, 4), speeds=slowed)
+    assert seconds(record.start_ns) == [0, 0, 0, 1, 21, 3]
+
+
 def test_speed_aware_goes_where_a_job_runs_fastest() -> None:
     scene = jobs((0, 8, 4), (1, 8, 4), job_class=["net", "net"])
     blind = run("fifo", scene, groups=TWO_TYPES, speeds=SPEEDS)
@@ -84,6 +93,29 @@ def test_what_can_never_fit_is_refused_and_counted() -> None:
     record = run("fifo", scene, nodes=(4, 4))
     assert record.is_refused.tolist() == [True, False, True, True]
     assert not run("fifo", scene, groups=(NodeGroup(3, 4),)).is_refused[0]
+
+
+# ----------------------------------------------------------------------------------------------------------- order
+
+
+def test_an_index_that_grows_with_the_wait_is_that_of_the_present() -> None:
+    """At 100 s job 1 has waited twice its run time and job 2 five times; when they came, they were equal."""
+    scene = jobs((0, 100, 1), (1, 50, 1), (50, 10, 1))
+    assert seconds(run("wfp3-oracle", scene, nodes=(1,)).start_ns) == [0, 110, 100]
+    assert seconds(run("sjf-oracle", scene, nodes=(1,)).start_ns) == [0, 110, 100]
+    assert seconds(run("fifo", scene, nodes=(1,)).start_ns) == [0, 100, 150]
+
+
+@pytest.mark.parametrize("seen, starts", [(0, [50, 60]), (40, [150, 50])])
+def test_what_has_ended_meanwhile_counts_for_those_that_wait(seen: int, starts: list[float]) -> None:
+    """Jobs of VC a run 10 s, those of b 100 s; until 40 of b end after a second, elsewhere, while both wait."""
+    past = [(JobArrived(0, 1, 0, vc=vc), ran_s * S) for vc, ran_s in (("a", 10), ("b", 100)) for _ in range(30)]
+    rows = [(0.0, 50.0, 1), (1.0, 10.0, 1), (1.0, 100.0, 1), *[(2.0, 1.0, 1)] * seen]
+    scene = jobs(*rows, vc=["", "a", "b"] + ["b"] * seen, gpu_types=["y"] * 3 + ["x"] * seen)
+    policy = JobPolicy(order="gittins", queueing="first-fit", knobs=FREE)
+    groups = (NodeGroup(1, 64, "x"), NodeGroup(1, 1, "y"))
+    record = run(policy, scene, groups=groups, run_options={"past": tuple(past)})
+    assert seconds(record.start_ns)[1:3] == starts
 
 
 # ------------------------------------------------------------------------------------------------------ preemption
