@@ -1,0 +1,46 @@
+"""Which GPUs a job gets: a word in a policy file.
+
+A placement searches the job's pools one after another, by fewest nodes or by speed, and within a pool for nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from policies.jobs.cluster import Pool, Search
+from policies.jobs.speeds import Speeds
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How GPUs are searched.
+
+    Attributes:
+        search: of nodes within a pool.
+        may_spread: whether a job may lie on more nodes than it must.
+        is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
+            nodes does.
+    """
+
+    search: Search
+    may_spread: bool = False
+    is_speed_aware: bool = False
+
+    def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
+        """In the order in which they are searched; equal ones as the cluster's file names them."""
+
+        def merit(pool: Pool) -> tuple[float, int, int]:
+            speed = speeds.of(job_class, pool.gpu_type) if self.is_speed_aware else 0.0
+            return -speed, pool.fewest_nodes(gpus), pool.index
+
+        return tuple(sorted(pools, key=merit))
+
+
+PLACEMENTS: Final[Mapping[str, Placement]] = {
+    "best-fit": Placement(Pool.best_fit),
+    "worst-fit": Placement(Pool.worst_fit),
+    "consolidate": Placement(Pool.consolidated, may_spread=True),
+    "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
+}

@@ -1,0 +1,101 @@
+"""A policy for training jobs as five words: order, queueing, preemption, placement, estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from policies.errors import InputError, nearest
+from policies.jobs.estimates import ESTIMATES
+from policies.jobs.orders import NEED_ESTIMATES, ORDERS
+from policies.jobs.placements import PLACEMENTS
+from policies.jobs.queueing import QUEUEINGS, RESERVING
+
+NONE: Final = "none"
+BY_INDEX: Final = "by-index"
+PREEMPTIONS: Final = (NONE, BY_INDEX)
+NEED_PREEMPTION: Final = ("round-robin",)
+_SECOND_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionKnobs:
+    """When a job that runs makes room for one that comes before it.
+
+    Attributes:
+        round_ns: while jobs wait and the indices of running ones grow, all are compared anew so often, and when one
+            ends; at an arrival, the one that arrives is.
+        hysteresis: a job gives way where its index is more than so many times that of the one that waits; at least 1.
+        least_run_ns: nor before it has run so long.
+        restart_ns: what going on is taken to cost, by orders that ask.
+
+    Raises:
+        InputError: for a round of no time, a hysteresis below 1, times below 0.
+    """
+
+    round_ns: int = 60 * _SECOND_NS
+    hysteresis: float = 1.0
+    least_run_ns: int = 0
+    restart_ns: int = 60 * _SECOND_NS
+
+    def __post_init__(self) -> None:
+        if self.round_ns < 1:
+            raise InputError("policy", "preemption.round_s", "must be above 0: a round takes time")
+        if not self.hysteresis >= 1:
+            problem = f"{self.hysteresis} is below 1: two jobs would take each other's place for ever"
+            raise InputError("policy", "preemption.hysteresis", problem)
+        for key, time_ns in (("least_run_s", self.least_run_ns), ("restart_s", self.restart_ns)):
+            if time_ns < 0:
+                raise InputError("policy", f"preemption.{key}", f"{time_ns / _SECOND_NS} is below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPolicy:
+    """What a `JobScheduler` is made of.
+
+    Raises:
+        InputError: for a word that is not known, or parts that can't be combined.
+    """
+
+    order: str = "fifo"
+    queueing: str = "strict"
+    preemption: str = NONE
+    placement: str = "best-fit"
+    estimate: str = NONE
+    knobs: PreemptionKnobs = PreemptionKnobs()
+
+    def __post_init__(self) -> None:
+        _require("order", self.order, ORDERS)
+        _require("queueing", self.queueing, tuple(QUEUEINGS))
+        _require("preemption", self.preemption, PREEMPTIONS)
+        _require("placement", self.placement, tuple(PLACEMENTS))
+        _require("estimate", self.estimate, ESTIMATES)
+        self._require_estimate()
+        if self.preemption != NONE and self.queueing in RESERVING:
+            problem = f"{self.queueing} keeps reservations, and jobs that are preempted break them: take first-fit"
+            raise InputError("policy", "queueing", problem)
+        if self.preemption == NONE and self.order in NEED_PREEMPTION:
+            raise InputError("policy", "preemption", f"{self.order} goes round by preemption: take {BY_INDEX}")
+
+    def _require_estimate(self) -> None:
+        remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"
+        if self.estimate == NONE and self.order in NEED_ESTIMATES:
+            raise InputError("policy", "estimate", f"{self.order} asks how long jobs run: {remedy}")
+        if self.estimate == NONE and self.queueing in RESERVING:
+            raise InputError("policy", "estimate", f"{self.queueing} asks how long jobs run: {remedy}")
+
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+        return self.preemption != NONE
+
+    @property
+    def uses_estimate(self) -> bool:
+        """Whether any part asks how long jobs run."""
+        return self.order in NEED_ESTIMATES or self.queueing in RESERVING
+
+
+def _require(key: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, known)}")

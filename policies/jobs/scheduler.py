@@ -1,0 +1,397 @@
+"""The scheduler of training jobs, as a core without I/O: events and the time go in, commands come out.
+
+It decides once an instant: `handle` takes in what happens and then asks for a wake at the same time; the driver sends
+`Wake` when nothing else happens at this instant. A job is in exactly one place: it waits, runs, is being stopped, or
+is gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.jobs.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
+from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
+from policies.jobs.estimates import HISTORY, estimate_of
+from policies.jobs.gittins import GittinsTables
+from policies.jobs.history import History
+from policies.jobs.orders import order_of
+from policies.jobs.placements import PLACEMENTS
+from policies.jobs.policy import JobPolicy
+from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.room import Ranking, make_room
+from policies.jobs.speeds import Speeds, length_ns
+from policies.jobs.vocabulary import (
+    Allocation,
+    JobArrived,
+    JobCommand,
+    JobEnded,
+    JobEvent,
+    NodeDown,
+    NodeUp,
+    Preempted,
+    PreemptJob,
+    RefuseJob,
+    StartJob,
+    Wake,
+)
+from policies.jobs.waiting import Line, WaitingClass
+from policies.vocabulary import NS_PER_S
+
+_Commands = list[JobCommand]
+_Demand = tuple[int, tuple[int, ...], tuple[float, ...]]  # GPUs, pools in order, speeds there
+
+
+class JobScheduler:
+    """Starts, preempts and refuses jobs: `handle` each event with its time, carry out the commands, wake it as it asks.
+
+    Args:
+        oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
+        past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
+
+    Raises:
+        InputError: for a policy with an oracle that was not given the truth; later, for a job without a requested time
+            where the policy asks for it.
+    """
+
+    def __init__(
+        self,
+        policy: JobPolicy,
+        groups: Iterable[NodeGroup],
+        speeds: Speeds | None = None,
+        oracle_work_ns: NDArray[np.int64] | None = None,
+        past: Iterable[tuple[JobArrived, int]] = (),
+    ) -> None:
+        self.policy = policy
+        self.cluster = Cluster(groups)
+        self.next_wake_ns: int | None = None
+        self.now_ns = 0
+        self.waiting = 0  # jobs that wait
+        self.running = 0  # jobs that run
+        self._stopped = 0  # how many were told to stop, ever
+        self._speeds = speeds or Speeds()
+        self._book, self._history = JobBook(), History()
+        self._order = order_of(policy.order, self._tables)
+        self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
+        self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
+        self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
+        self._learns = policy.estimate == HISTORY or self._order.tables is not None
+        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
+        self._has_rounds = policy.is_preemptive and moves
+        self._keeps_ends = policy.queueing in RESERVING
+        self._classes: dict[_Demand, WaitingClass] = {}
+        self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
+        self._lines: dict[int, Line] = {}  # by pool; pools that jobs may choose between share one
+        self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # what a demand comes to: a class, or why not
+        self._held: dict[int, tuple[Pool, Allocation]] = {}  # of jobs that run; places in their pool
+        self._of_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
+        self._ends: list[list[tuple[int, int]]] = [[] for _ in self.cluster.pools]  # (end by estimate, job)
+        self._rankings: dict[int, Ranking] = {}
+        self._touched: dict[int, Line] = {}  # lines to decide on, by identity
+        self._commands: _Commands = []
+        self._take_in: dict[type, Callable[[Any], None]] = {
+            JobArrived: self._arrive,
+            JobEnded: self._end,
+            Preempted: self._requeue,
+            NodeDown: self._lose_node,
+            NodeUp: self._gain_node,
+            Wake: self._wake,
+        }
+        for job, work_ns in past if self._learns else ():
+            self._learn(self._group_of(job), work_ns)
+
+    def _tables(self) -> GittinsTables:
+        return GittinsTables(self._history, self.policy.knobs.restart_ns / NS_PER_S)
+
+    def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
+        """What is to be done, in this order. Times must not go back."""
+        assert now_ns >= self.now_ns, "time goes back"
+        self.now_ns = now_ns
+        self._commands = []
+        self._take_in[type(event)](event)
+        return self._commands
+
+    # ------------------------------------------------------------------------------------------------ what happens
+
+    def _arrive(self, event: JobArrived) -> None:
+        waiting = self._class_for(event)
+        if isinstance(waiting, str):
+            self._commands.append(RefuseJob(event.job, waiting))
+            return
+        job, book = event.job, self._book
+        book.make_room(job)
+        group = self._group_of(event)
+        book.gpus[job], book.submit_ns[job], book.done_ns[job] = event.gpus, event.submit_ns, event.done_ns
+        book.group[job], book.from_ns[job] = group, NEVER_NS
+        book.estimate_ns[job] = self._estimate.work_ns(event, group)
+        book.begun[job] = 0
+        self._class_of[job] = waiting
+        self._wait(job, waiting)
+
+    def _group_of(self, event: JobArrived) -> int:
+        """The number of its chain of groups, where anybody asks for history."""
+        if not self._learns:
+            return 0
+        group = self._history.number(event)
+        if self._order.tables is not None:
+            self._order.tables.hear_of(group)
+        return group
+
+    def _end(self, event: JobEnded) -> None:
+        job = event.job
+        assert self._book.state[job] == RUNNING, "a job ends that does not run"
+        if self._learns:
+            self._learn(int(self._book.group[job]), int(self._book.attained_ns(job, self.now_ns)))
+        self._release(job)
+        self._book.state[job] = GONE
+        del self._class_of[job]
+
+    def _learn(self, group: int, work_ns: int) -> None:
+        self._history.add(group, work_ns)
+        if self._order.tables is not None:
+            self._order.tables.learn(group)
+
+    def _requeue(self, event: Preempted) -> None:
+        """Stopped by us, and its GPUs are given to another already; or by a node's death, and its GPUs are free."""
+        job, book = event.job, self._book
+        assert book.state[job] in (RUNNING, STOPPING), "a job stops that does not run"
+        if book.state[job] == RUNNING:
+            self._release(job)
+        book.done_ns[job] = event.done_ns
+        self._wait(job, self._class_of[job])
+
+    def _lose_node(self, event: NodeDown) -> None:
+        pool, place = self.cluster.where(event.node)
+        pool.set_down(place, is_down=True)
+        self._open(pool)
+
+    def _gain_node(self, event: NodeUp) -> None:
+        pool, place = self.cluster.where(event.node)
+        pool.set_down(place, is_down=False)
+        self._open(pool)
+
+    def _wake(self, event: Wake) -> None:
+        self._rankings = {}
+        if self._has_rounds and self.now_ns % self.policy.knobs.round_ns == 0:
+            for line in self._lines.values():
+                line.is_open = True
+                self._touch(line)
+        lines, self._touched = self._touched, {}
+        for line in lines.values():
+            self._decide(line)
+        self._touched = {number: line for number, line in lines.items() if line.is_open}  # GPUs may be left over
+        self.next_wake_ns = self.now_ns if self._touched else self._next_round_ns()
+
+    def _next_round_ns(self) -> int | None:
+        """When running jobs may have come to stand behind waiting ones, without an event."""
+        if not (self._has_rounds and self.waiting and self.running):
+            return None
+        round_ns = self.policy.knobs.round_ns
+        return (self.now_ns // round_ns + 1) * round_ns
+
+    # --------------------------------------------------------------------------------------- classes, lines and waits
+
+    def _class_for(self, event: JobArrived) -> WaitingClass | str:
+        """The class of jobs with its demand; or why no such job can ever run here."""
+        demand = (event.gpus, event.vc, event.gpu_types, event.job_class)
+        known = self._known.get(demand)
+        if known is None:
+            known = self._known[demand] = self._make_class(event)
+        return known
+
+    def _make_class(self, event: JobArrived) -> WaitingClass | str:
+        if event.gpus < 1:
+            return f"asks for {event.gpus} GPUs"
+        allowed = self.cluster.open_to(event.vc, event.gpu_types)
+        pools = [pool for pool in allowed if pool.gpus >= event.gpus]
+        if not pools:
+            return _why_not(event, allowed)
+        chosen = self._placement.sorted_pools(event.gpus, event.job_class, pools, self._speeds)
+        speeds = tuple(self._speeds.of(event.job_class, pool.gpu_type) for pool in chosen)
+        key = (event.gpus, tuple(pool.index for pool in chosen), speeds)
+        waiting = self._classes.get(key)
+        if waiting is None:
+            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds)
+            self._join_lines(waiting)
+        return waiting
+
+    def _join_lines(self, waiting: WaitingClass) -> None:
+        """One line for all pools of a class, with all that stood in theirs."""
+        joined = Line()
+        former = {id(line): line for pool in waiting.pools if (line := self._lines.get(pool.index)) is not None}
+        for line in former.values():
+            joined.classes += line.classes
+            joined.fresh += line.fresh
+            joined.is_open |= line.is_open
+            self._touched.pop(id(line), None)
+        joined.classes.append(waiting)
+        for member in joined.classes:
+            for pool in member.pools:
+                self._lines[pool.index] = joined
+        if joined.is_open or joined.fresh:
+            self._touch(joined)
+
+    def _touch(self, line: Line) -> None:
+        """It is to be decided on at the end of this instant."""
+        self._touched[id(line)] = line
+        self.next_wake_ns = self.now_ns
+
+    def _open(self, pool: Pool) -> None:
+        """Something has changed in a pool."""
+        self.next_wake_ns = self.now_ns
+        line = self._lines.get(pool.index)
+        if line is not None:
+            line.is_open = True
+            self._touch(line)
+
+    def _wait(self, job: int, waiting: WaitingClass) -> None:
+        book = self._book
+        book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
+        index = self._order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
+        waiting.add(job, float(index))
+        self.waiting += 1
+        line = self._lines[waiting.pools[0].index]
+        line.fresh.append(waiting)
+        self._touch(line)
+
+    def _decide(self, line: Line) -> None:
+        line.fresh = list(dict.fromkeys(line.fresh))
+        stopped = self._stopped
+        self._queueing(line, self)
+        line.fresh, line.is_open = [], self._stopped > stopped
+
+    # ------------------------------------------------------------------------------------- what a queueing asks for
+
+    @property
+    def search(self) -> Search:
+        """How a pool's nodes are searched."""
+        return self._placement.search
+
+    def refresh(self, waiting: WaitingClass) -> None:
+        """Bring a class's indices up to the present, where they have moved."""
+        order = self._order
+        version = 0 if order.tables is None else order.tables.version
+        if order.wait_moves or version != waiting.version:
+            waiting.version = version
+            features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
+            waiting.set_indices(order.index(features))
+
+    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
+        """(count,) How long each of a class would take in a pool, by estimate."""
+        book, jobs = self._book, waiting.jobs
+        left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
+        speed = waiting.speeds[waiting.pools.index(pool)]
+        at_speed_ns = left_ns if speed == 1.0 else np.ceil(left_ns / speed).astype(np.int64)
+        return np.asarray(at_speed_ns + (book.begun[jobs] > 0) * self.policy.knobs.restart_ns)
+
+    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
+        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending by time."""
+        ends, held = self._ends[pool.index], self._of_pool[pool.index]
+        late = bisect_left(ends, (self.now_ns + 1,))
+        if late:
+            soon_ns = self.now_ns + NS_PER_S
+            ends = sorted([*((soon_ns, job) for _, job in ends[:late]), *ends[late:]])
+        return [(at_ns, held[job]) for at_ns, job in ends]
+
+    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
+        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
+        for pool in waiting.pools:
+            if pool.free_gpus >= waiting.gpus and pool not in closed:
+                allocation = self._placement.search(pool, waiting.gpus)
+                if allocation is not None:
+                    self.start(waiting, waiting.head, pool, allocation)
+                    return True
+        return self.policy.is_preemptive and self._start_by_preemption(waiting, closed)
+
+    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
+        """Start the one at a place of a class on free GPUs."""
+        job, book, now_ns = waiting.remove(place), self._book, self.now_ns
+        pool.take(allocation)
+        speed = waiting.speeds[waiting.pools.index(pool)]
+        if len(allocation) > pool.fewest_nodes(waiting.gpus):
+            speed /= self._speeds.spread_slowdown
+        begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
+        book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
+        book.speed[job] = speed
+        book.begun[job] += 1
+        self._held[job] = pool, allocation
+        self._of_pool[pool.index][job] = allocation
+        self.waiting -= 1
+        self.running += 1
+        if self._keeps_ends:
+            insort(self._ends[pool.index], self._end_of(job))
+        nodes = pool.nodes
+        self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation])))
+
+    def _release(self, job: int) -> Pool:
+        """It holds its GPUs no more."""
+        pool, allocation = self._held.pop(job)
+        del self._of_pool[pool.index][job]
+        pool.give(allocation)
+        self.running -= 1
+        if self._keeps_ends:
+            self._forget_end(job, pool)
+        self._open(pool)
+        return pool
+
+    def _end_of(self, job: int) -> tuple[int, int]:
+        """When one that runs ends, by estimate."""
+        book = self._book
+        left_ns = max(int(book.estimate_ns[job] - book.done_ns[job]), 1)
+        return int(book.from_ns[job]) + length_ns(left_ns, float(book.speed[job])), job
+
+    def _forget_end(self, job: int, pool: Pool) -> None:
+        ends, end = self._ends[pool.index], self._end_of(job)
+        place = bisect_left(ends, end)
+        assert ends[place] == end, "an end was lost"
+        del ends[place]
+
+    # ------------------------------------------------------------------------------------------------- preemption
+
+    def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
+        key = waiting.key_at(waiting.head)
+        for pool in waiting.pools:
+            if pool in closed:
+                continue
+            held = self._of_pool[pool.index]
+            candidates = [job for job in self._ranking(pool).behind(key) if job in held]
+            if not candidates:
+                continue
+            room = make_room(pool, waiting.gpus, self._placement, candidates, held)
+            if room is not None:
+                for job in room.victims:
+                    self._stop(job)
+                self.start(waiting, waiting.head, pool, room.allocation)
+                return True
+        return False
+
+    def _stop(self, job: int) -> None:
+        self._release(job)
+        self._stopped += 1
+        self._book.state[job] = STOPPING
+        self._commands.append(PreemptJob(job))
+
+    def _ranking(self, pool: Pool) -> Ranking:
+        """Who may be preempted in a pool at this instant: nobody that was started at it."""
+        ranking = self._rankings.get(pool.index)
+        if ranking is None:
+            book, knobs = self._book, self.policy.knobs
+            held = self._of_pool[pool.index]
+            jobs = np.fromiter(held, np.int64, len(held))
+            ran_ns = self.now_ns - book.since_ns[jobs]
+            jobs = jobs[ran_ns >= max(knobs.least_run_ns, 1)]
+            index = self._order.index(Features(book, jobs, self.now_ns, is_running=True))
+            ranking = self._rankings[pool.index] = Ranking.of(index, jobs, knobs.hysteresis)
+        return ranking
+
+
+def _why_not(event: JobArrived, allowed: Sequence[Pool]) -> str:
+    if not allowed:
+        types = f" of type {' or '.join(event.gpu_types)}" if event.gpu_types else ""
+        return f"no node{types} is open to VC {event.vc!r}" if event.vc else f"there is no node{types}"
+    most = max(pool.gpus for pool in allowed)
+    return f"asks for {event.gpus} GPUs; the largest pool that it may use has {most}"
