@@ -385,19 +385,31 @@ class AgentSlot:
         self.agent.close()
         self.agent = self._begin()
 
-    def make_ready(self, server: int, keep_log: bool, *, measures_costs: bool = False) -> None:
-        """Wait for an agent that can serve, empty; a dead one is replaced. Raises `WorkError` if none can."""
+    def make_ready(
+        self, server: int, keep_log: bool, *, measures_costs: bool = False, may_be_gone: bool = False
+    ) -> bool:
+        """Wait for an agent that can serve, empty; a dead one is replaced, unless it may be gone.
+
+        Returns:
+            Whether it is there.
+
+        Raises:
+            WorkError: none can serve.
+        """
         try:
             self.agent.wait_until_ready()
             self.agent.prepare(server, keep_log, _RESET_S, measures_costs=measures_costs)
         except WorkError:  # dead, hung, or in no state to go on
             self.agent.kill()
+            if may_be_gone:
+                return False
             self.start()
             self.agent.wait_until_ready()
             self.agent.prepare(server, keep_log, measures_costs=measures_costs)
         if self.warm_batches and not self.agent.is_warm:
             self.agent.warm(self.warm_batches)
         self.agent.find_offset()
+        return True
 
     def close(self) -> None:
         """End it."""

@@ -15,6 +15,7 @@ from math import prod
 
 from hw.agents import AgentSlot, AgentSpec, Carrier
 from hw.arena import ALIGNMENT, Arena
+from hw.draining import Wish, nobody
 from hw.emulated import EmulatedDevice
 from hw.emulated_outfit import EmulatedOutfit
 from hw.local_agents import OneHost
@@ -145,10 +146,22 @@ class HardwareCluster:
         shapes += [served.shape_after(segment, 1.0) for segment in range(1, served.segments)]
         return max(ALIGNMENT, ELEMENT_BYTES * max(prod(shape) for shape in shapes))
 
-    def make_ready(self, *, keep_log: bool, measures_costs: bool = False) -> None:
-        """Wait until every server has an agent that can serve, empty; raises `WorkError` where one has none."""
-        for index, slot in enumerate(self.slots):
-            slot.make_ready(index, keep_log, measures_costs=measures_costs)
+    def make_ready(
+        self, *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
+    ) -> frozenset[int]:
+        """Wait until every server has an agent that can serve, empty; raises `WorkError` where one has none.
+
+        Args:
+            drained: servers that may have none, because it has been taken away.
+
+        Returns:
+            Those of them that have none.
+        """
+        return frozenset(
+            index
+            for index, slot in enumerate(self.slots)
+            if not slot.make_ready(index, keep_log, measures_costs=measures_costs, may_be_gone=index in drained)
+        )
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
@@ -167,18 +180,20 @@ class HardwareCluster:
         routing: Routing,
         on_progress: Callable[[Progress], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
+        drained: Wish = nobody,
     ) -> RunRecord:
         """One run, in real time; agents are emptied before it.
 
         Args:
             say: takes a line for people whenever a server goes down or is back.
+            drained: which servers the operator wants drained; asked now and then while the run goes on.
 
         Raises:
             WorkError: an agent could not be made ready before the run, or a preload did not come to an end.
         """
         assert self.slots, "enter the cluster first"
         self._require_fit(run, router)
-        self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs)
+        away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         foreign = foreign_watch(self.servers, self.slots)
         parts = Parts(
@@ -189,6 +204,8 @@ class HardwareCluster:
             self.supervision,
             self.sensor_period_ns,
             self.transfer_ids,
+            drained,
+            away,
         )
         return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
 

@@ -24,6 +24,7 @@ from hw.arena import Arena, Inbox
 from hw.clock import RunClock
 from hw.cost_meter import CostMeter
 from hw.cpu_use import Taker, cpu_use
+from hw.draining import Draining, Wish
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
 from hw.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
@@ -84,6 +85,8 @@ class Parts:
     Attributes:
         sensor_period_ns: how often each device's sensor is read.
         transfer_ids: over all runs.
+        drained: which servers the operator wants drained.
+        away: those that were drained before, and have no agent.
     """
 
     servers: Sequence[HardwareServer]
@@ -93,6 +96,8 @@ class Parts:
     supervision: Supervision
     sensor_period_ns: int
     transfer_ids: Iterator[int]
+    drained: Wish
+    away: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +221,10 @@ class RouterLoop:
                 zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
             )
         ]
+        self._away = cluster.away
+        self._draining = Draining(
+            cluster.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
+        )
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
         self._sent_images = 0
@@ -235,6 +244,7 @@ class RouterLoop:
             for server in self._servers:
                 server.start_clock()
             self._busy_from_ns = time.thread_time_ns() - self._idle_ns
+            self._draining.look()
             rule = hold_rule_of(self._routing.policy)
             if self._holds and rule is not None:
                 self._tell_router(rule, 0)
@@ -260,7 +270,10 @@ class RouterLoop:
     def _preload(self) -> None:
         """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
         for server in self._servers:
-            server.come_up()
+            if server.index in self._away:
+                server.begin_away()
+            else:
+                server.come_up()
         self._settle_readers()
         self._settle()
         self._flush()
@@ -454,7 +467,7 @@ class RouterLoop:
     # ---------------------------------------------------------------------------------------------- up and down
 
     def _look_after(self, now_ns: int) -> None:
-        """Ping, and notice who hangs; not when this process was away itself."""
+        """Ping, and notice who hangs; not when this process was away itself. And what the operator wants."""
         was_away = self._watch.was_away(self._next_look_ns, now_ns)
         self._next_look_ns = now_ns + self._watch.period_ns
         if was_away:
@@ -465,6 +478,7 @@ class RouterLoop:
             reason = server.look_after()
             if reason is not None:
                 self._take_down(server, reason, 0)
+        self._draining.look()
 
     def _revive(self, server: RemoteServer) -> None:
         """Bring a server back when its time has come."""
@@ -473,6 +487,7 @@ class RouterLoop:
 
     def _take_down(self, server: RemoteServer, reason: str, until_ns: int | None) -> None:
         """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
+        server.is_away = self._draining.may_go(server.index)
         server.go_down(reason, until_ns)
         self._transfers.bury(server.index)
 
@@ -549,6 +564,7 @@ class RouterLoop:
         ledger = self._ledger.ledger
         ledger.close(ended_ns)
         owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
+        downs = [down for server in self._servers for down in server.downtimes]
         return RunRecord(
             ended_ns=ended_ns,
             requests=tuple(ledger.requests),
@@ -567,7 +583,7 @@ class RouterLoop:
             arrival_lags_ns=tuple(self._arrival_lags_ns),
             router_busy_ns=self._busy_ns,
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
-            downtimes=tuple(sorted((d for s in self._servers for d in s.downtimes), key=lambda down: down.down_ns)),
+            downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
             foreign_load=foreign,
             cpu=cpu_use(

@@ -79,6 +79,7 @@ class HardwareServer:
     Attributes:
         trusts_counter: whether the device's energy counter may be used, where it has one.
         machine: that it is on, where that is not the router's.
+        host: the machine's name, where the cluster has several; by it an operator means all servers there.
     """
 
     name: str
@@ -88,6 +89,7 @@ class HardwareServer:
     context_idle_w: float
     trusts_counter: bool = True
     machine: str = ""
+    host: str = ""
 
     @property
     def physical(self) -> tuple[str, str, tuple[int, ...]]:
@@ -153,6 +155,7 @@ class RemoteServer:
         self.died = False
         self.has_posted = False  # something waits for `flush`
         self.is_doomed = False  # a planned fault has killed or stopped its agent
+        self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
         self._lives: list[tuple[int, bytes, int, str]] = []  # (epoch, log, steps that were heard of, how it ended)
@@ -188,7 +191,8 @@ class RemoteServer:
     @property
     def will_return(self) -> bool:
         """Whether it is down, and not for good."""
-        return (self._is_starting or self._restart_at_ns is not None) and self._up_from_ns < NEVER_NS
+        is_to_start = self._is_starting or self._restart_at_ns is not None
+        return is_to_start and self._up_from_ns < NEVER_NS and not self.is_away
 
     @property
     def has_agent(self) -> bool:
@@ -247,6 +251,11 @@ class RemoteServer:
         self._tell_router(ServerUp(self.index, self.epoch))
         self.send(ComeUp(self.epoch))
 
+    def begin_away(self) -> None:
+        """It was drained before the run, and has no agent."""
+        self.is_away, self._restart_at_ns = True, 0
+        self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
+
     def start_clock(self) -> None:
         """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""
         origin_ns = self._run.clock.origin_ns
@@ -269,7 +278,7 @@ class RemoteServer:
             what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
         else:
             self._bury(reason)
-            is_planned = reason == PLANNED or self.is_doomed
+            is_planned = reason == PLANNED or self.is_doomed or self.is_away
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
             what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
             self._tell_router(ServerDown(self.index, self.epoch, reason))
@@ -306,6 +315,8 @@ class RemoteServer:
 
     def _return_text(self, now_ns: int) -> str:
         """What is to come, once it is down."""
+        if self.is_away:
+            return "it was drained, and a new worker starts when it is returned"
         if not self.will_return:
             return "it does not come back"
         assert self._restart_at_ns is not None, "it is down"

@@ -83,6 +83,7 @@ class Impairment:
 
 
 PLANNED = "planned"  # of an outage
+DRAINED = "drained"  # by the operator; a server that is drained may be up
 WORKER_DIED = "worker_died"
 WORKER_HUNG = "worker_hung"
 NO_LABEL = "no_label"

@@ -146,12 +146,12 @@ class DeviceTotals:
 
 
 class Downtime(msgspec.Struct, frozen=True):
-    """One time that a server was down.
+    """One time that a server was down, or was to be drained.
 
     Attributes:
         up_ns: when it served again; None where it never did.
-        reason: what its `ServerDown` says.
-        is_planned: whether a fault of the scenario brought it about; in simulation nothing else does.
+        reason: what its `ServerDown` says; or `DRAINED`, from the operator's wish until its end.
+        is_planned: whether a fault of the scenario or the operator brought it about; in simulation only the former.
     """
 
     server: int

@@ -49,6 +49,7 @@ from policies.vocabulary import (
     RouterTimer,
     SendBlock,
     ServerDown,
+    ServerDraining,
     ServerReport,
     ServerUp,
     ServerView,
@@ -116,10 +117,11 @@ class _OpenBlock(msgspec.Struct):
 class _Server:
     """One server's entry in the router's ledger, its last report, and what the router's views show of it.
 
-    `views` has a view for each segment that was asked about since the entry changed.
+    `views` has a view for each segment that was asked about since the entry changed. `is_draining` outlives epochs.
     """
 
     up: bool = False
+    is_draining: bool = False
     epoch: int = 0
     requests: int = 0
     blocks: int = 0
@@ -151,11 +153,11 @@ class _Server:
         self.report = None
         self.views.clear()
 
-    def view(self, widths: tuple[bool, ...], cap: int) -> ServerView:
-        """What a view shows of it to a head of whose segment it can hold `widths`."""
+    def view(self, widths: tuple[bool, ...], cap: int, *, is_spared: bool) -> ServerView:
+        """What a view shows of it to a head of whose segment it can hold `widths`; spared, it takes no block."""
         report = self.report
         return ServerView(
-            self.up and self.blocks < cap and any(widths),
+            self.up and self.blocks < cap and any(widths) and not is_spared,
             widths,
             self.requests,
             self.blocks,
@@ -204,6 +206,7 @@ class RouterCore:
             RequestsReturned: self._advance,
             RequestsRejected: self._return_rejected,
             ServerReport: self._hear,
+            ServerDraining: self._drain,
             ServerUp: self._gain,
             ServerDown: self._lose,
             RouterTimer: self._ask,
@@ -228,6 +231,16 @@ class RouterCore:
     def location_of(self, request: int) -> int:
         """Where the activations of a request in flight are."""
         return self._requests[request].location
+
+    def is_empty(self, server: int) -> bool:
+        """Whether no block is at a server or on its way there, and no activations of a request in flight are there."""
+        has_block = self._servers[server].blocks > 0
+        return not has_block and all(entry.location != server for entry in self._requests.values())
+
+    def is_needed(self, server: int) -> bool:
+        """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
+        state, masks = self._servers[server], self._masks[server]
+        return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
 
     # ---------------------------------------------------------------------------------------------------- events
 
@@ -346,7 +359,9 @@ class RouterCore:
         for state, masks in zip(self._servers, self._masks, strict=True):
             view = state.views.get(segment)
             if view is None:
-                view = state.views[segment] = state.view(masks[segment - 1], self.config.outstanding_blocks)
+                is_spared = self._is_spared(state, segment)
+                cap = self.config.outstanding_blocks
+                view = state.views[segment] = state.view(masks[segment - 1], cap, is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -363,12 +378,15 @@ class RouterCore:
     def _send(self, event: Decided, now_ns: int, commands: list[RouterCommand]) -> None:
         """Form the chosen block from the candidates; those that are left keep their place.
 
-        Between question and answer the server may have died: then nothing is sent and the question is asked anew.
+        Between question and answer the server may have died, or be drained: then nothing is sent and the question is
+        asked anew.
         """
         line, candidates, in_line, _ = self._answered(event.decision)
         choice, head = event.choice, line.head
         server = self._servers[choice.server]
-        if not server.up or self._fifo.peek(line, len(candidates)) != candidates:
+        if not server.up or self._is_spared(server, line.head.segment):
+            return
+        if self._fifo.peek(line, len(candidates)) != candidates:
             return
         self._require_legal(choice, head)
         requests = self._fifo.take(line, min(choice.group, len(candidates)))
@@ -550,8 +568,25 @@ class RouterCore:
 
     def _gain(self, event: ServerUp, now_ns: int, commands: list[RouterCommand]) -> None:
         self._servers[event.server].reset(event.epoch, up=True)
-        self._end_holds(now_ns)  # whoever waited for company may go there
+        self._look_anew(now_ns)
+
+    def _drain(self, event: ServerDraining, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._servers[event.server].is_draining = event.is_draining
+        self._look_anew(now_ns)
+
+    def _look_anew(self, now_ns: int) -> None:
+        """Other servers can take blocks than before: whoever waits, for company or a server, may go there."""
+        self._end_holds(now_ns)
         self._all_at_cap = False
+        for state in self._servers:
+            state.views.clear()  # whether one is spared depends on the others
+
+    def _is_spared(self, state: _Server, segment: int) -> bool:
+        """Whether it is to be drained, and another one that is up, and is not, can hold the segment."""
+        return state.is_draining and any(
+            other.up and not other.is_draining and any(masks[segment - 1])
+            for other, masks in zip(self._servers, self._masks, strict=True)
+        )
 
     def _lose(self, event: ServerDown, now_ns: int, commands: list[RouterCommand]) -> None:
         """A server died: what was sent there, and what waits here for activations that were there, is tried again.
@@ -564,7 +599,7 @@ class RouterCore:
             return
         state = self._servers[server]
         state.up = False
-        self._end_holds(now_ns)
+        self._look_anew(now_ns)
         members = [
             request
             for open_block in self._blocks.values()

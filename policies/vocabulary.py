@@ -109,7 +109,8 @@ class ServerView(msgspec.Struct, frozen=True):
     """What the router knows of one server when it decides.
 
     Attributes:
-        valid: up, below its cap of outstanding blocks, and able to run at least one width of the head's segment.
+        valid: up, below its cap of outstanding blocks, able to run at least one width of the head's segment, and not to
+            be drained, unless no other server that is up could take it.
         widths: for each width of the set, whether this server can hold an instance of the head's segment at it.
         outstanding_requests: sent there and not returned (queued, running or on the way): q_i of Eq. 1.
         outstanding_blocks: the same, in blocks.
@@ -219,6 +220,17 @@ class OwnLimit(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class ArrivalsEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """No image will arrive any more: nobody is held from now on."""
+
+
+class ServerDraining(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """From now on a server is to be drained: it gets no new block; or (False) it gets blocks again.
+
+    A wish of the operator's, so it outlives the server's epochs. Where no other server that is up can hold the segment
+    of a block, a server that is to be drained takes it all the same: nobody waits for ever.
+    """
+
+    server: int
+    is_draining: bool
 
 
 class TransferStarted(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -543,6 +555,7 @@ RouterEvent = (
     | GoalSet
     | OwnLimit
     | ArrivalsEnded
+    | ServerDraining
     | TransferStarted
     | TransferFinished
     | TransferFailed

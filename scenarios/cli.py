@@ -227,6 +227,13 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", type=one_of("poisson", "own"), metavar="KIND", default="poisson", help=text)
 
 
+def _drained(parser: argparse.ArgumentParser) -> None:
+    text = "a server's name, or a host's: all servers there"
+    parser.add_argument("name", metavar="NAME", help=text)
+    text = "the folder of the `run` or `validate` that serves now"
+    parser.add_argument("--out", type=path, required=True, metavar="RUN", help=text)
+
+
 def _run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=path, metavar="RUN", help="a run folder")
 
@@ -363,13 +370,17 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "jobs", "what a trace holds: load, sizes, durations, users, waits, predictability", (_jobs_inspect,)
     ),
     "jobs generate": Command("jobs", "draw a trace of a given load, sizes and tails", (_jobs_generate,)),
+    "cluster drain": Command(
+        "draining", "send a server, or a host's servers, no new block, while a run goes on", (_drained,)
+    ),
+    "cluster return": Command("draining", "send blocks there again", (_drained,)),
     "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),
     "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
-    "cluster": "look after the hosts that a scenario's servers are on",
+    "cluster": "look after hosts: what they have, what they printed, which are drained",
     "jobs": "training jobs of a cluster: read its log, look at a trace, draw one",
 }
 

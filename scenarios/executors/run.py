@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - wall time of a real run
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from calibrate.meter import Trust
 from hw.cluster import HardwareCluster
 from hw.datasets import Dataset
 from hw.device import DeviceSpec
+from hw.draining import Wish, nobody
 from hw.networks import ModelFile
 from hw.ray_agents import RayHosts
 from hw.router_loop import Progress, Routing
@@ -109,7 +110,7 @@ def on_hosts(
         if isinstance(device, DeviceSpec):
             known = hosts.ask(host, host_key(section, given), device_of, given, section.named_servers)
             device = replace(device, vram_bytes=known.vram_bytes)
-        found.append(replace(server, device=device, machine=hosts.machine_of(host)))
+        found.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
     return found, RayHosts(hosts.cluster, names, None if model is None else model.path)
 
 
@@ -143,12 +144,26 @@ class RealRun:
     measures_costs: bool = False
 
 
+Door = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
+"""Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.door`."""
+
+
+def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
+    """Nobody may."""
+    return nullcontext(nobody)
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Who hears of real runs while they go on: how far they are, and (in words) of servers that go down or are back."""
+    """Who hears of real runs while they go on: how far they are, and (in words) of servers that go down or are back.
+
+    Attributes:
+        door: by which he has servers drained.
+    """
 
     on_progress: Callable[[Progress], None] | None = None
     say: Say = lambda _: None
+    door: Door = _no_door
 
     def of(self, run: str) -> Listener:
         """The same, told of which run the words are."""
@@ -161,12 +176,14 @@ def run_on_hardware(
     dataset: Dataset | None,
     wanted: RealRun,
     listener: Listener | None = None,
+    drained: Wish = nobody,
 ) -> tuple[Result, RunRecord]:
     """Carry out one run on executors that are there.
 
     Args:
         dataset: whose test images the requests are; emulated servers need none: which of their labels are right is
             what simulation says.
+        drained: which servers the operator wants drained now.
     """
     listener = listener or Listener()
     scenario, seed = world.scenario, wanted.seed
@@ -194,7 +211,7 @@ def run_on_hardware(
     began_ns = time.monotonic_ns()
     spec = world.cluster
     routing = Routing(wanted.policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
-    record = cluster.run(run, spec.router, routing, listener.on_progress, listener.say)
+    record = cluster.run(run, spec.router, routing, listener.on_progress, listener.say, drained)
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(
         scenario=scenario.name,
@@ -226,7 +243,7 @@ def validate_runs(
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
-    calm = without_faults(world)
+    calm, listener = without_faults(world), listener or Listener()
     files = {display_name(router): router for router in routers}
 
     def world_of(planned: PlannedRun) -> World:
@@ -251,7 +268,10 @@ def validate_runs(
         owners = [server.device for server in world.cluster.servers]
         return observed_slowdowns(record, world.cluster.devices, owners)
 
-    with real_cluster(world, model) as cluster:
+    with (
+        real_cluster(world, model) as cluster,
+        listener.door([(server.name, server.host) for server in cluster.servers]) as drained,
+    ):
 
         def serve(planned: PlannedRun) -> Ran:
             wanted = RealRun(
@@ -264,8 +284,8 @@ def validate_runs(
                 end=_end_of(planned),
                 image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
-            heard = (listener or Listener()).of(f"{planned.router}, {planned.place}")
-            return run_on_hardware(world_of(planned), cluster, dataset, wanted, heard)
+            heard = listener.of(f"{planned.router}, {planned.place}")
+            return run_on_hardware(world_of(planned), cluster, dataset, wanted, heard, drained)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()
 

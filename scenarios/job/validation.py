@@ -19,6 +19,7 @@ from scenarios.job.network import load_measured
 from scenarios.metrics.far_apart import far_runs, is_hopeless
 from scenarios.metrics.fidelity import FarApart, Validation, ValidationRun, validate_results, was_stopped
 from scenarios.metrics.served import is_barren
+from scenarios.runs.door import open_door
 from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
@@ -139,7 +140,9 @@ def validate_world(
         def tell(state: Any) -> None:
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
-        listener = Listener(tell, lambda text: progress.tell(f"validate: {text}"))
+        listener = Listener(
+            tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: open_door(folder, servers)
+        )
         with closing(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
         ) as campaign:

@@ -120,7 +120,8 @@ class Restart(TypedDict):
     """One time that a server was down; seconds since the start of the run.
 
     Attributes:
-        cause: `worker_died`, `worker_hung`, or `planned`: an outage that the scenario plans. A stored one may lack it.
+        cause: `worker_died`, `worker_hung`, or `planned`: an outage that the scenario plans; or `drained`: it was to be
+            drained, up or not. A stored one may lack it.
         planned: whether the scenario planned that it goes down. A stored one may lack it.
         up_s: null where it never came back.
     """

@@ -74,7 +74,8 @@ class RunFolder:
     `validation.json`               `slimsched.validation/1`
     `report.html`                   all of it to look at
     `.stages/`                      a mark for each finished stage, and what an interrupted one goes on from
-    `.slimsched/`                   the folder's own mark: who works in it (`lock`), what was made in it (`manifest`)
+    `.slimsched/`                   the folder's own mark: who works in it (`lock`), what was made in it (`manifest`);
+                                    while servers are up, what its operator wants drained (`operator/`)
     `NAME.damaged`                  what was found in the place of a file that had been made
     ==============================  ==============================================================================
 
@@ -193,6 +194,7 @@ class RunFolder:
         for path in (*self.path.iterdir(), *chain.from_iterable(below)):
             if layout.is_temporary(self._name(path)) and path.is_file():
                 path.unlink()
+        shutil.rmtree(self.path / layout.DOOR, ignore_errors=True)
 
     def _recorded(self, contents: Contents, scenario: Path | None) -> str | None:
         """The scenario's file as the mark has it, from the folder; of another one than so far, a line is said."""

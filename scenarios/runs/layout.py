@@ -12,6 +12,7 @@ from policies.registry import TUNED
 from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its lock, and the manifest of what was made in it
+DOOR: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.door`
 STAGES: Final = ".stages"
 ENDING: Final = ".damaged"  # of what was found in the place of what had been made
 FILES: Final = {
@@ -46,7 +47,8 @@ COMMAND_OF: Final = {  # of a stage, where it is not its name
 _RECORD = r"(result|timeline|lives)\.json|(requests|blocks|batches|telemetry)\.parquet|events[^/]*\.jsonl\.gz"
 _TRAINED = r"(checkpoint\.safetensors|scores\.jsonl|scalars\.json|events\.out\.tfevents\.[^/]+)"  # last TensorBoard's
 _DEEPER = re.compile(
-    rf"""{re.escape(OWN)}/(lock|manifest\.jsonl) | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
+    rf"""{re.escape(OWN)}/(lock|manifest\.jsonl|operator/(servers\.json|drain-\d+))
+    | \.stages/[^/]+\.json | calibration/[^/]+\.(yaml|jsonl)
     | calibration/served/[^/]+\.yaml | profiles/[^/]+\.yaml | decisions/[^/]+\.json
     | training/(model-[0-9a-f]+\.safetensors|(model-)?[0-9a-f]+/{_TRAINED})
     | (simulation|hardware)/[^/]+-seed\d+[^/]*/({_RECORD})""",

@@ -50,6 +50,23 @@ def locked(path: Path, folder: Path, say: Callable[[str], None]) -> Iterator[Non
         os.close(descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process holds the lock; where the file system knows none, whether the file is there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        return error.errno in _CANT_LOCK
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _this_process() -> dict[str, str | int]:
     program = {"cli.py": "slimsched"}.get(Path(sys.argv[0]).name, Path(sys.argv[0]).name)
     command = shlex.join([program, *sys.argv[1:]])

@@ -156,6 +156,7 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     + ("t4", "tiny.yaml", "pipe", "null", "folder", "loop", "no.yaml", "ppo.safetensors", ""),
     "run": ("full", "folder", "out", "no", "pipe", "null", "fast.yaml", "loop", "away", ""),
     "network": ("digits", "a:b", "os:system", "no", ""),
+    "name": ("gpu0", "no", "..", ""),
     "gpu": ("t4", "a100", "no", ""),
     "log": (
         "fast.yaml",

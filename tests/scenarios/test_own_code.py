@@ -128,6 +128,8 @@ def test_every_command_that_may_be_led_to_own_code_can_refuse_it() -> None:
 WORDS = {
     **{name: ["x"] for name in COMMANDS},
     "devices": [],
+    "cluster drain": ["x", "--out", "x"],
+    "cluster return": ["x", "--out", "x"],
     "profile schema": [],
     "profile synth": [],
     "jobs generate": [],

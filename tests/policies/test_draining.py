@@ -1,0 +1,173 @@
+"""Draining, as the router's core has it: no new block goes there, what is there goes on, and nobody is stuck by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from policies.records import LoggedStep
+from policies.replay import replay
+from policies.router import RouterCore
+from policies.vocabulary import (
+    Choice,
+    Decided,
+    Held,
+    Hold,
+    RequestArrived,
+    RequestCompleted,
+    RouterTimer,
+    ServerDown,
+    ServerDraining,
+    ServerUp,
+)
+from tests.policies.test_router import arrive, ask, back, handle, router, send
+
+
+def valid(core: RouterCore, now: int) -> list[bool]:
+    """Of each server, as the next decision sees it; nothing is sent."""
+    return [server.valid for server in ask(core, now).view.servers]
+
+
+@pytest.mark.parametrize("block_key", ["location", "any"])
+def test_what_is_there_is_finished_and_moves_on_with_its_next_block(block_key: str) -> None:
+    """No new block; the one under way comes back, and its activations are moved: nothing is tried again."""
+    core = router(block_key=block_key)
+    arrive(core, 0, 1)
+    sent = send(core, 0, 0)
+    handle(core, ServerDraining(0, True), 1)
+    assert not core.is_empty(0)
+    back(core, 2, sent)
+    assert not core.is_empty(0)  # its activations wait there
+    decide = ask(core, 3)
+    assert [server.valid for server in decide.view.servers] == [False, True]
+    (moved,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 3)
+    assert moved.moves == ((0, (1,)),)
+    assert not core.is_empty(0)  # they are on their way, and still there
+    commands = back(core, 4, moved, correct=(True,))
+    assert RequestCompleted(1, (1.0, 1.0), True, 0) in commands
+    assert core.is_empty(0)
+
+
+def test_a_block_on_its_way_counts_although_its_inputs_are_elsewhere() -> None:
+    core = router()
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    handle(core, Decided(decide.decision, Choice(0, 1.0, 1)), 0)
+    assert (core.is_empty(0), core.is_empty(1)) == (False, True)
+
+
+def test_what_was_decided_before_is_not_sent_there_any_more() -> None:
+    """The wish came between question and answer: it is asked anew, at once."""
+    core = router()
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    handle(core, ServerDraining(0, True), 1)
+    assert handle(core, Decided(decide.decision, Choice(0, 1.0, 1)), 2) == []
+    assert core.next_wake_ns == 2
+    assert valid(core, 2) == [False, True]
+
+
+def test_a_server_that_is_returned_gets_blocks_again_and_wakes_who_waits() -> None:
+    """The other one is at its cap: who waits sleeps until then."""
+    core = router(outstanding_blocks=1)
+    handle(core, ServerDraining(0, True), 0)
+    arrive(core, 0, 1, 2)
+    send(core, 0, 1, group=1)
+    assert handle(core, RouterTimer(), 1) == []  # the other one is busy: no reason to break the wish
+    assert core.next_wake_ns is None
+    handle(core, ServerDraining(0, False), 5)
+    assert core.next_wake_ns == 5
+    assert valid(core, 5) == [True, False]
+
+
+def test_a_wish_outlives_the_death_of_its_server() -> None:
+    core = router()
+    handle(core, ServerDraining(0, True), 0)
+    handle(core, ServerDown(0, 1, "died"), 1)
+    handle(core, ServerUp(0, 2), 2)
+    arrive(core, 3, 1)
+    assert valid(core, 3) == [False, True]
+
+
+@pytest.mark.parametrize("is_asleep", [False, True])
+def test_where_no_other_server_is_up_the_drained_one_serves(is_asleep: bool) -> None:
+    """A wish, no death: nobody waits for ever; and it is kept again as soon as another one is back."""
+    core = router(outstanding_blocks=2)
+    handle(core, ServerDraining(0, True), 0)
+    arrive(core, 0, 1, 2, 3, 4)
+    send(core, 0, 1, group=1)
+    if is_asleep:
+        send(core, 0, 1, group=1)
+        assert handle(core, RouterTimer(), 1) == []
+    handle(core, ServerDown(1, 1, "died"), 2)
+    assert core.next_wake_ns == 2
+    assert send(core, 2, 0, group=1).block.requests == (3 if is_asleep else 2,)
+    handle(core, ServerUp(1, 2), 4)
+    assert valid(core, 4) == [False, True]
+
+
+def test_where_all_are_drained_all_serve() -> None:
+    core = router()
+    for server in (0, 1):
+        handle(core, ServerDraining(server, True), 0)
+    arrive(core, 0, 1)
+    assert valid(core, 0) == [True, True]
+
+
+def test_a_segment_that_no_other_server_can_hold_is_served_by_the_drained_one() -> None:
+    """Of the others it takes none."""
+    holds = (((True, True), (True, True)), ((True, True), (False, False)))  # server 1 can't hold segment 2
+    core = router(holds=holds)
+    handle(core, ServerDraining(0, True), 0)
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    assert [server.valid for server in decide.view.servers] == [False, True]
+    (sent,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 0)
+    back(core, 1, sent)
+    assert valid(core, 1) == [True, False]
+
+
+@pytest.mark.parametrize("is_draining", [True, False])
+def test_holds_end_when_servers_change(is_draining: bool) -> None:
+    """Whoever waits for company waits for a cluster that is another one now."""
+    core = router(hold_limit_ns=1000)
+    arrive(core, 0, 1)
+    decide = ask(core, 0)
+    handle(core, Held(decide.decision, Hold(4, 500)), 0)
+    assert core.next_wake_ns == 500
+    handle(core, ServerDraining(0, is_draining), 10)
+    assert core.next_wake_ns == 10
+
+
+def test_a_log_with_draining_replays() -> None:
+    """Without the event another view comes out."""
+    core, steps = router(), list[LoggedStep]()
+
+    def take(event: Any, now: int) -> list[Any]:
+        commands = core.handle(event, now)
+        steps.append(LoggedStep(now, "router", event, tuple(commands)))
+        return list(commands)
+
+    for server in (0, 1):
+        take(ServerUp(server, 2), 0)
+    take(ServerDraining(0, True), 1)
+    take(RequestArrived(1), 2)
+    (decide,) = take(RouterTimer(), 2)
+    take(Decided(decide.decision, Choice(1, 1.0, 1)), 2)
+    assert replay(steps, core.config, []) is None
+    assert replay([step for step in steps if not isinstance(step.event, ServerDraining)], core.config, []) is not None
+
+
+def test_whether_it_is_needed_is_known_before_anybody_waits() -> None:
+    """By what the others can hold, whoever is busy."""
+    holds = (((True, True), (True, True)), ((True, True), (True, False)), ((False, False), (True, True)))
+    core = router(servers=3, holds=holds)
+    assert core.is_needed(0)
+    for server in (0, 2):
+        handle(core, ServerDraining(server, True), 0)
+    assert [core.is_needed(server) for server in range(3)] == [False, True, False]
+    handle(core, ServerDown(1, 1, "died"), 1)
+    assert [core.is_needed(0), core.is_needed(2)] == [True, True]
+    handle(core, ServerDraining(2, False), 2)
+    assert core.is_needed(0)  # the third can't hold segment 1

@@ -1,0 +1,123 @@
+"""The operator's door: wishes beside a command that holds the folder, one line where there is nothing to be drained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time  # noqa: TID251 - it waits for a command that runs
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.errors import InputError
+from scenarios.cli import main
+from scenarios.runs.door import drain, open_door
+from scenarios.runs.folder import RunFolder
+from scenarios.runs.layout import DOOR, fits
+from tests.scenarios.test_emulated import scenario
+
+pytestmark = pytest.mark.workers
+SERVERS = (("gpu0", "alpha"), ("gpu1", "beta"), ("gpu2", "beta"), ("beta", "gamma"))
+
+
+def _asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["cluster", *words])
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
+
+
+def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A host stands for its servers; where a server has the name of a host, the server is meant."""
+    with open_door(RunFolder(tmp_path), SERVERS[:3]) as wish:
+        assert wish() == frozenset()
+        assert _asked(capsys, "drain", "beta", "--out", str(tmp_path))[0] == 0
+        assert wish() == {1, 2}
+        code, out, _ = _asked(capsys, "return", "gpu2", "--out", str(tmp_path), "--json", "-")
+        assert (code, json.loads(out)) == (0, {"servers": ["gpu2"], "drained": ["gpu1"]})
+        assert wish() == {1}
+        for _ in range(2):  # twice is once
+            assert _asked(capsys, "drain", "gpu1", "--out", str(tmp_path))[0] == 0
+        assert wish() == {1}
+    with open_door(RunFolder(tmp_path), SERVERS) as wish:
+        assert wish() == frozenset()  # a wish is of one command
+        assert drain(tmp_path, "beta", is_wanted=True) == (["beta"], ["beta"])
+
+
+def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, and nothing is left in the folder."""
+
+    def require(said: str, name: str = "gpu0") -> None:
+        for action in ("drain", "return"):
+            code, out, err = _asked(capsys, action, name, "--out", str(tmp_path))
+            assert (code, out, len(err.splitlines())) == (2, "", 1)
+            assert said in err
+
+    require("no command runs in this folder")
+    folder = RunFolder(tmp_path)
+    with folder.opened():
+        require("has no servers up now")
+        with open_door(folder, SERVERS):
+            require("no server or host 'gpu9' serves here; did you mean 'gpu", name="gpu9")
+            require("no server or host ''", name="")
+        require("has no servers up now")
+    require("no command runs in this folder")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_command_has_left_drains_nothing(tmp_path: Path) -> None:
+    """Its door stands open, but nobody holds the folder; the next command shuts it before it does anything."""
+    folder = RunFolder(tmp_path)
+    folder.write_json(tmp_path / "results.json", [])
+    (tmp_path / DOOR).mkdir()
+    (tmp_path / DOOR / "servers.json").write_text('[["gpu0", ""]]')
+    (tmp_path / DOOR / "drain-0").touch()
+    assert all(fits(f"{DOOR}/{name}") for name in ("servers.json", "drain-0"))
+    with pytest.raises(InputError, match="no command runs in this folder"):
+        drain(tmp_path, "gpu0", is_wanted=True)
+    with folder.opened(), pytest.raises(InputError, match="has no servers up now"):
+        drain(tmp_path, "gpu0", is_wanted=True)
+
+
+def test_a_wish_stays_when_it_cant_be_read(tmp_path: Path) -> None:
+    """A server that was taken away must not get blocks because a disk is away for a moment."""
+    with open_door(RunFolder(tmp_path), SERVERS) as wish:
+        drain(tmp_path, "gpu0", is_wanted=True)
+        assert wish() == {0}
+        (tmp_path / DOOR).rename(tmp_path / "away")
+        assert wish() == {0}
+        with pytest.raises(InputError, match="has no servers up now"):
+            drain(tmp_path, "gpu0", is_wanted=False)
+        (tmp_path / "away").rename(tmp_path / DOOR)
+        drain(tmp_path, "gpu0", is_wanted=False)
+        assert wish() == frozenset()
+
+
+def test_a_validation_is_drained_while_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the operator's words to the result: its cause, its times, and nothing lost."""
+    path = scenario(tmp_path, 1, 1)
+    given = "{routers: [random], seeds: [0], duration_s: 4s, warmup_s: 0.2s, saturate: false, go_on: true}"
+    path.write_text(f"{path.read_text()}validate: {given}\n")
+    monkeypatch.chdir(tmp_path)
+    asked: list[Any] = []
+
+    def operate() -> None:
+        while not asked:
+            time.sleep(0.05)
+            with contextlib.suppress(InputError):
+                asked.append(drain(tmp_path / "run", "slow", is_wanted=True))
+
+    operator = threading.Thread(target=operate, daemon=True)
+    operator.start()
+    assert main(["validate", "tiny.yaml", "--out", "run"]) == 0
+    operator.join(1.0)
+    said = capsys.readouterr().err
+    assert "validate: random, seed 0: slow: is drained since" in said
+    assert "slow: is empty at" in said
+    result = json.loads((tmp_path / "run" / "hardware" / "random-seed0" / "result.json").read_text())
+    assert [(down["server"], down["cause"], down["up_s"]) for down in result["restarts"]] == [("slow", "drained", None)]
+    assert result["images"]["completed"] == result["images"]["arrived"]
+    assert not (tmp_path / "run" / DOOR).exists()
