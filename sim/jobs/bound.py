@@ -206,7 +206,7 @@ def _best_start(
     while cell <= cells and cell * cell_s - release < best:
         start = cell * cell_s - run
         price = paid[cell] - _paid_until(start, prices, paid, cell_s)
-        if start >= release and cell * cell_s - release + gpus * price < best:
+        if cell * cell_s - release + gpus * price < best:
             best_start, best = start, cell * cell_s - release + gpus * price
         cell += 1
     return best_start, best

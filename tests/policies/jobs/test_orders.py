@@ -150,6 +150,19 @@ def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
     assert tables.inverse_s(numbers[1], 200.0, True) == pytest.approx(1000.0 - point_s)
 
 
+def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:
+    """29 jobs are too few: all 69 are asked, of whom most run long."""
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    few, other = (history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b"))
+    tables.hear_of(other)
+    for number, duration_s, many in ((other, 1000, 40), (few, 100, 29)):
+        for _ in range(many):
+            history.add(number, duration_s * S)
+            tables.learn(number)
+    assert tables.inverse_s(few, 0.0, True) > 200.0
+
+
 # -------------------------------------------------------------------------------------------------------- history
 
 

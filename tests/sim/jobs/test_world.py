@@ -51,6 +51,13 @@ def test_consolidate_spreads_rather_than_waits_and_pays_for_it() -> None:
     assert seconds(run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=slowed).end_ns)[2] == 7  # it need not
 
 
+def test_consolidate_does_not_spread_without_need() -> None:
+    """5 GPUs are a node and the rest of the first: the third stays whole for job 2."""
+    scene = jobs((0, 9, 2), (1, 9, 5), (2, 6, 4))
+    record = run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=Speeds(spread_slowdown=2.0))
+    assert seconds(record.end_ns) == [9, 10, 8]
+
+
 def test_a_job_goes_where_it_lies_on_the_fewest_nodes() -> None:
     """Not on two nodes of 2, though these come first."""
     speeds = Speeds({"net": {"quad": 2.0}})
@@ -116,6 +123,13 @@ def test_what_has_ended_meanwhile_counts_for_those_that_wait(seen: int, starts: 
     groups = (NodeGroup(1, 64, "x"), NodeGroup(1, 1, "y"))
     record = run(policy, scene, groups=groups, run_options={"past": tuple(past)})
     assert seconds(record.start_ns)[1:3] == starts
+
+
+def test_qssf_goes_by_what_had_ended() -> None:
+    """Both wait; jobs of VC a ran 100 s before, those of b 10 s. How long they run now is not known."""
+    past = tuple((JobArrived(0, 1, 0, vc=vc), ran_s * S) for vc, ran_s in (("a", 100), ("b", 10)) for _ in range(30))
+    scene = jobs((0, 50, 1), (1, 5, 1), (2, 80, 1), vc=["", "a", "b"])
+    assert seconds(run("qssf", scene, nodes=(1,), run_options={"past": past}).start_ns) == [0, 130, 50]
 
 
 # ------------------------------------------------------------------------------------------------------ preemption
@@ -250,8 +264,8 @@ def test_warm_up_is_run_and_not_measured() -> None:
 
 
 def test_a_run_begins_with_what_the_log_found() -> None:
-    """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 has ended, job 3 is to come."""
-    trace = jobs((0, 9, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
+    """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 ends just then, job 3 is to come."""
+    trace = jobs((0, 10, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
     found = found_at(trace, 10.0)
     assert found.jobs.job_id.tolist() == ["1", "2", "3"]
     record = run("fifo", found.jobs, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
