@@ -6,6 +6,7 @@ It has no deadlines: a busy machine is no mistake.
 
 import multiprocessing
 import os
+import secrets
 import signal
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,10 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Ray's nodes that tests start let in who has the token; a process reads it once, when it first imports Ray.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

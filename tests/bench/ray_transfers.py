@@ -41,7 +41,6 @@ from ray.experimental.collective import create_collective_group, destroy_collect
 
 from tests.bench.ray_peers import ORDER, Line, Peer
 from tests.bench.tables import show
-from tests.ray_nodes import TOKEN
 
 SIZES: Final = (4 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20)
 USUAL: Final = 1 << 20
@@ -95,8 +94,7 @@ class Rig:
     """Three nodes and actors: `near` on the driver's node, `source` and `beside` on the second, `far` on the third."""
 
     def __init__(self, folder: str) -> None:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        os.environ |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         os.environ |= {"RAY_TMPDIR": folder}  # where Ray notes which cluster the last one was, too
         DAGContext.get_current().get_timeout = NEVER_S
         self.cluster = Cluster()

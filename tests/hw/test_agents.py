@@ -564,8 +564,9 @@ def test_the_clock_of_another_host_is_asked_for(path: Path) -> None:
         assert abs(agent.offset.offset_ns - ahead_ns) <= agent.offset.error_ns < first.error_ns
         best = agent.offset
         agent.ping(5)
+        asked_ns = time.monotonic_ns()
         time.sleep(0.1)
-        assert not agent.note_pong(Pong(5, ahead_ns))
+        assert not agent.note_pong(Pong(5, asked_ns + ahead_ns))
         assert not agent.note_pong(Pong(77, 0))  # nobody asked
         assert agent.offset == best
 

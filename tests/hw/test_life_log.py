@@ -78,7 +78,8 @@ def test_what_is_no_log_is_told(log: LifeLog, junk: bytes) -> None:
 
 def test_the_next_run_begins_with_an_empty_one(log: LifeLog) -> None:
     """Nothing of the run before is in it, written or not, whichever end has emptied it."""
-    router = LifeLog.__new__(LifeLog)
+    router = LifeLog()
+    router.close()
     router._open(os.dup(log._fd))
     for end in (log, router):
         log.append(1, TimerFired(), [])
