@@ -39,12 +39,14 @@ _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError for anything else."""
+    """Seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError for all else."""
     match = _DURATION.fullmatch(text.strip())
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        raise ValueError(f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms") from None
+        raise ValueError(
+            f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
+        ) from None
 
 
 def _seconds(value: Any) -> Any:

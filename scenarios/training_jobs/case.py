@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +94,22 @@ def read_scenario(path: Path) -> JobsScenario:
     scenario = strict.parse(JobsScenario, read_text(path), str(path))
     folder = path.absolute().parent
     return with_paths(scenario, lambda text: str(folder / text))
+
+
+def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | None) -> JobsScenario:
+    """The scenario with these policies and this load instead of its own, where they are given.
+
+    Raises:
+        InputError: it can't be so.
+    """
+    update: dict[str, Any] = {} if load is None else {"load": load}
+    if policies:
+        named = [str(Path(name).absolute()) if name.endswith(POLICY_SUFFIX) else name for name in policies]
+        baseline = scenario.baseline if scenario.baseline in named else None
+        update |= {"policies": named, "baseline": baseline}
+    if not update:
+        return scenario
+    return strict.validate(JobsScenario, {**scenario.model_dump(mode="json", by_alias=True), **update}, "the flags")
 
 
 def read_case(scenario: JobsScenario, source: str) -> JobsCase:

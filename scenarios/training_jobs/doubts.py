@@ -23,17 +23,24 @@ def doubts(case: JobsCase) -> Iterator[str]:
             "long as the trace lasts, and waits say more of its length than of a policy"
         )
     yield from _idle_nodes(case)
-    for each in case.policies:
-        knobs = each.policy.knobs
-        if each.policy.is_preemptive and knobs.round_ns <= case.world.restart_ns:
-            yield (
-                f"{each.name}: a restart costs {case.world.restart_ns / NS_PER_S:g} s, and rounds are "
-                f"{knobs.round_ns / NS_PER_S:g} s: jobs may be stopped before they have done anything; make rounds "
-                "longer (preemption.round_s), or give least_run_s"
-            )
+    yield from _short_rounds(case)
     unknown = _classes_without_speeds(case)
     if unknown:
         yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+
+
+def _short_rounds(case: JobsCase) -> Iterator[str]:
+    """Jobs that are stopped before their first checkpoint after a restart go on for ever without getting anywhere."""
+    world = case.world
+    needed_ns = world.restart_ns + world.checkpoint_ns
+    for each in case.policies:
+        knobs = each.policy.knobs
+        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.least_run_ns) <= needed_ns:
+            yield (
+                f"{each.name}: a restart and the time to the first checkpoint are {needed_ns / NS_PER_S:g} s, and jobs "
+                f"may be stopped after {max(knobs.round_ns, knobs.least_run_ns) / NS_PER_S:g} s: some may never get "
+                "anywhere; give preemption.least_run_s more than that"
+            )
 
 
 def _idle_nodes(case: JobsCase) -> Iterator[str]:
