@@ -13,7 +13,7 @@ from scenarios.training_jobs.spec import JobsScenario, PolicyFile
 
 _HEAD: Final = """# The keys of a scenario of training jobs
 
-Made from `scenarios/training_jobs/spec.py` by `python -m scenarios.training_jobs.keys_page`: edit the descriptions there.
+Made from `scenarios/training_jobs/spec.py` by `python -m scenarios.training_jobs.keys_page`: edit descriptions there.
 
 `slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to the file's
 own folder. Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`. `null` stands for what the description says.
