@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from policies.errors import InputError, nearest
 from policies.jobs.estimates import ESTIMATES
+from policies.jobs.multifactor import MULTIFACTOR, MultifactorKnobs
 from policies.jobs.orders import NEED_ESTIMATES, ORDERS
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.queueing import QUEUEINGS, RESERVING
@@ -64,6 +65,7 @@ class JobPolicy:
     placement: str = "best-fit"
     estimate: str = NONE
     knobs: PreemptionKnobs = PreemptionKnobs()
+    multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
 
     def __post_init__(self) -> None:
         _require("order", self.order, ORDERS)
@@ -77,6 +79,9 @@ class JobPolicy:
             raise InputError("policy", "queueing", problem)
         if self.preemption == NONE and self.order in NEED_PREEMPTION:
             raise InputError("policy", "preemption", f"{self.order} goes round by preemption: take {BY_INDEX}")
+        if self.preemption != NONE and self.order == MULTIFACTOR:
+            problem = f"{self.order} is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
+            raise InputError("policy", "preemption", problem)
 
     def _require_estimate(self) -> None:
         remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"

@@ -64,6 +64,7 @@ KINDS: Final[Mapping[str, RivalKind]] = {
         RivalKind("f1", "log10(run time) x GPUs + 870 log10(submission)", "Carastan-Santos et al., SC'17", "f1"),
         RivalKind("qssf", "smallest predicted area first", "Hu et al., SC'21", "saf", estimate="history"),
         RivalKind("gittins", "by the Gittins index of past durations", "Gittins 1989", "gittins", preemption=BY_INDEX),
+        RivalKind("multifactor", "Slurm's age, size and fair share", "Slurm, priority/multifactor", "multifactor"),
         RivalKind("round-robin", "who has waited longest, in rounds", "-", "round-robin", preemption=BY_INDEX),
     )
 }

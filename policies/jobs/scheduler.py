@@ -19,6 +19,7 @@ from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
 from policies.jobs.estimates import HISTORY, estimate_of
 from policies.jobs.gittins import GittinsTables
 from policies.jobs.history import History
+from policies.jobs.multifactor import Accounts
 from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
@@ -75,13 +76,17 @@ class JobScheduler:
         self._stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), History()
-        self._order = order_of(policy.order, self._tables)
+        self._order = order_of(policy.order, self._tables, self._make_accounts)
+        self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
         moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
         self._has_rounds = policy.is_preemptive and moves
+        self._round_ns = policy.knobs.round_ns
+        if self._accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
+            self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
         self._keeps_ends = policy.queueing in RESERVING
         self._classes: dict[_Demand, WaitingClass] = {}
         self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
@@ -107,6 +112,9 @@ class JobScheduler:
     def _tables(self) -> GittinsTables:
         return GittinsTables(self._history, self.policy.knobs.restart_ns / NS_PER_S)
 
+    def _make_accounts(self) -> Accounts:
+        return Accounts(self.policy.multifactor, self.cluster.gpus)
+
     def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
         """What is to be done, in this order. Times must not go back."""
         assert now_ns >= self.now_ns, "time goes back"
@@ -129,6 +137,8 @@ class JobScheduler:
         book.group[job], book.from_ns[job] = group, NEVER_NS
         book.estimate_ns[job] = self._estimate.work_ns(event, group)
         book.begun[job] = 0
+        if self._accounts is not None:
+            self._accounts.arrive(event, self.now_ns)
         self._class_of[job] = waiting
         self._wait(job, waiting)
 
@@ -176,7 +186,7 @@ class JobScheduler:
 
     def _wake(self, event: Wake) -> None:
         self._rankings = {}
-        if self._has_rounds and self.now_ns % self.policy.knobs.round_ns == 0:
+        if self._has_rounds and self.now_ns % self._round_ns == 0:
             for line in self._lines.values():
                 line.is_open = True
                 self._touch(line)
@@ -190,8 +200,7 @@ class JobScheduler:
         """When running jobs may have come to stand behind waiting ones, without an event."""
         if not (self._has_rounds and self.waiting and self.running):
             return None
-        round_ns = self.policy.knobs.round_ns
-        return (self.now_ns // round_ns + 1) * round_ns
+        return (self.now_ns // self._round_ns + 1) * self._round_ns
 
     # --------------------------------------------------------------------------------------- classes, lines and waits
 
@@ -275,6 +284,8 @@ class JobScheduler:
         """Bring a class's indices up to the present, where they have moved."""
         order = self._order
         version = 0 if order.tables is None else order.tables.version
+        if self._accounts is not None:
+            version = self._accounts.advance(self.now_ns)
         if order.wait_moves or version != waiting.version:
             waiting.version = version
             features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
@@ -320,6 +331,8 @@ class JobScheduler:
         book.begun[job] += 1
         self._held[job] = pool, allocation
         self._of_pool[pool.index][job] = allocation
+        if self._accounts is not None:
+            self._accounts.hold(job, waiting.gpus, now_ns)
         self.waiting -= 1
         self.running += 1
         if self._keeps_ends:
@@ -331,6 +344,8 @@ class JobScheduler:
         """It holds its GPUs no more."""
         pool, allocation = self._held.pop(job)
         del self._of_pool[pool.index][job]
+        if self._accounts is not None:
+            self._accounts.hold(job, -int(self._book.gpus[job]), self.now_ns)
         pool.give(allocation)
         self.running -= 1
         if self._keeps_ends:

@@ -26,6 +26,7 @@ BLIND = [
     "fifo", "fifo-first-fit", "fifo-easy-history", "fifo-conservative-history", "fifo-easy-requested", "smallest",
     "sjf-history", "sjf-requested", "saf-requested-easy", "srtf-history", "srsf-requested", "las", "las-consolidate",
     "2dlas", "wfp3-requested", "unicep-history", "f1-requested", "qssf", "gittins", "gittins-worst-fit", "round-robin",
+    "multifactor", "multifactor-easy-requested", "multifactor-strict",
 ]  # fmt: skip
 KNOWING = ["fifo-easy-oracle", "sjf-oracle", "saf-oracle-strict", "srtf-oracle", "srsf-oracle-speed-aware"]
 GROUPS = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
