@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from policies.jobs.book import Features
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables
 from policies.jobs.multifactor import MULTIFACTOR, Accounts
 
@@ -127,8 +128,9 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),
     "f1": Order(_f1, needs_estimate=True),
 }
-ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR)
-NEED_ESTIMATES: Final = tuple(word for word, order in _PLAIN.items() if order.needs_estimate)
+_SHARING: Final = {word: Order(_fifo, objective.needs_estimate) for word, objective in OBJECTIVES.items()}
+ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR, *_SHARING)
+NEED_ESTIMATES: Final = tuple(word for word, order in {**_PLAIN, **_SHARING}.items() if order.needs_estimate)
 
 
 def multifactor(accounts: Accounts) -> Order:
@@ -141,4 +143,4 @@ def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[
     if word == MULTIFACTOR:
         assert accounts is not None, "an order of usage without accounts"
         return multifactor(accounts())
-    return gittins(tables()) if word == GITTINS else _PLAIN[word]
+    return gittins(tables()) if word == GITTINS else {**_PLAIN, **_SHARING}[word]

@@ -8,10 +8,12 @@ from typing import Final
 
 from policies.errors import InputError, nearest
 from policies.jobs.estimates import ESTIMATES
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.multifactor import MULTIFACTOR, MultifactorKnobs
 from policies.jobs.orders import NEED_ESTIMATES, ORDERS
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.rounds import ROUNDS
 
 NONE: Final = "none"
 BY_INDEX: Final = "by-index"
@@ -69,11 +71,18 @@ class JobPolicy:
 
     def __post_init__(self) -> None:
         _require("order", self.order, ORDERS)
-        _require("queueing", self.queueing, tuple(QUEUEINGS))
+        _require("queueing", self.queueing, (*QUEUEINGS, ROUNDS))
         _require("preemption", self.preemption, PREEMPTIONS)
         _require("placement", self.placement, tuple(PLACEMENTS))
         _require("estimate", self.estimate, ESTIMATES)
         self._require_estimate()
+        if (self.order in OBJECTIVES) != (self.queueing == ROUNDS):
+            problem = (
+                f"{self.queueing} with the order {self.order}: {', '.join(OBJECTIVES)} go with {ROUNDS}, and no other"
+            )
+            raise InputError("policy", "queueing", problem)
+        if self.queueing == ROUNDS and self.preemption == NONE:
+            raise InputError("policy", "preemption", f"{ROUNDS} stop jobs: take {BY_INDEX}")
         if self.preemption != NONE and self.queueing in RESERVING:
             problem = f"{self.queueing} keeps reservations, and jobs that are preempted break them: take first-fit"
             raise InputError("policy", "queueing", problem)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from policies.jobs.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
 from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
 from policies.jobs.estimates import HISTORY, estimate_of
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables
 from policies.jobs.history import History
 from policies.jobs.multifactor import Accounts
@@ -25,6 +26,7 @@ from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
 from policies.jobs.queueing import QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
+from policies.jobs.rounds import ROUNDS, Rounds
 from policies.jobs.speeds import Speeds, length_ns
 from policies.jobs.vocabulary import (
     Allocation,
@@ -79,10 +81,12 @@ class JobScheduler:
         self._order = order_of(policy.order, self._tables, self._make_accounts)
         self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
-        self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
+        self._placement = PLACEMENTS[policy.placement]
+        self._in_rounds = policy.queueing == ROUNDS
+        self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
-        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
+        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0 or self._in_rounds
         self._has_rounds = policy.is_preemptive and moves
         self._round_ns = policy.knobs.round_ns
         if self._accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
@@ -114,6 +118,9 @@ class JobScheduler:
 
     def _make_accounts(self) -> Accounts:
         return Accounts(self.policy.multifactor, self.cluster.gpus)
+
+    def _make_rounds(self) -> Rounds:
+        return Rounds(OBJECTIVES[self.policy.order], self.policy.knobs.round_ns, len(self.cluster.pools))
 
     def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
         """What is to be done, in this order. Times must not go back."""
@@ -198,7 +205,8 @@ class JobScheduler:
 
     def _next_round_ns(self) -> int | None:
         """When running jobs may have come to stand behind waiting ones, without an event."""
-        if not (self._has_rounds and self.waiting and self.running):
+        may_change = self.waiting or self.running if self._in_rounds else self.waiting and self.running
+        if not (self._has_rounds and may_change):
             return None
         return (self.now_ns // self._round_ns + 1) * self._round_ns
 
@@ -340,6 +348,18 @@ class JobScheduler:
         nodes = pool.nodes
         self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation])))
 
+    def held_in(self, pool: Pool) -> dict[int, Allocation]:
+        """Jobs that run in a pool, and where."""
+        return self._of_pool[pool.index]
+
+    def class_of(self, job: int) -> WaitingClass:
+        """What a job needs."""
+        return self._class_of[job]
+
+    def look_at(self, jobs: NDArray[np.int64]) -> Features:
+        """What is known of jobs, whether they run or wait."""
+        return Features(self._book, jobs, self.now_ns, is_running=False)
+
     def _release(self, job: int) -> Pool:
         """It holds its GPUs no more."""
         pool, allocation = self._held.pop(job)
@@ -379,12 +399,13 @@ class JobScheduler:
             room = make_room(pool, waiting.gpus, self._placement, candidates, held)
             if room is not None:
                 for job in room.victims:
-                    self._stop(job)
+                    self.stop(job)
                 self.start(waiting, waiting.head, pool, room.allocation)
                 return True
         return False
 
-    def _stop(self, job: int) -> None:
+    def stop(self, job: int) -> None:
+        """Stop one that runs: its GPUs may be given to another at once."""
         self._release(job)
         self._stopped += 1
         self._book.state[job] = STOPPING

@@ -27,8 +27,16 @@ BLIND = [
     "sjf-history", "sjf-requested", "saf-requested-easy", "srtf-history", "srsf-requested", "las", "las-consolidate",
     "2dlas", "wfp3-requested", "unicep-history", "f1-requested", "qssf", "gittins", "gittins-worst-fit", "round-robin",
     "multifactor", "multifactor-easy-requested", "multifactor-strict",
+    "gavel", "gavel-blind", "gavel-fifo", "gavel-finish-time-history", "gavel-least-jct-requested",
 ]  # fmt: skip
-KNOWING = ["fifo-easy-oracle", "sjf-oracle", "saf-oracle-strict", "srtf-oracle", "srsf-oracle-speed-aware"]
+KNOWING = [
+    "fifo-easy-oracle",
+    "sjf-oracle",
+    "saf-oracle-strict",
+    "srtf-oracle",
+    "srsf-oracle-speed-aware",
+    "gavel-least-jct-oracle",
+]
 GROUPS = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
 SPEEDS = Speeds({"net": {"fast": 2.0, "slow": 0.7}}, spread_slowdown=1.3)
 KNOBS = PreemptionKnobs(round_ns=20 * S, restart_ns=3 * S, hysteresis=1.2, least_run_ns=5 * S)
