@@ -28,6 +28,7 @@ from policies.jobs.queueing import QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
 from policies.jobs.rounds import ROUNDS, Rounds
 from policies.jobs.speeds import Speeds, length_ns
+from policies.jobs.variability import GpuSlots, Variability
 from policies.jobs.vocabulary import (
     Allocation,
     JobArrived,
@@ -39,6 +40,7 @@ from policies.jobs.vocabulary import (
     Preempted,
     PreemptJob,
     RefuseJob,
+    Slots,
     StartJob,
     Wake,
 )
@@ -55,6 +57,7 @@ class JobScheduler:
     Args:
         oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
         past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
+        variability: how GPUs of one type differ, where they do. Only a placement that is aware of it looks at it.
 
     Raises:
         InputError: for a policy with an oracle that was not given the truth; later, for a job without a requested time
@@ -68,6 +71,7 @@ class JobScheduler:
         speeds: Speeds | None = None,
         oracle_work_ns: NDArray[np.int64] | None = None,
         past: Iterable[tuple[JobArrived, int]] = (),
+        variability: Variability | None = None,
     ) -> None:
         self.policy = policy
         self.cluster = Cluster(groups)
@@ -82,6 +86,8 @@ class JobScheduler:
         self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement = PLACEMENTS[policy.placement]
+        is_aware = self._placement.is_variability_aware
+        self._slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
         self._in_rounds = policy.queueing == ROUNDS
         self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
@@ -146,6 +152,8 @@ class JobScheduler:
         book.begun[job] = 0
         if self._accounts is not None:
             self._accounts.arrive(event, self.now_ns)
+        if self._slots is not None:
+            self._slots.arrive(job, event.job_class)
         self._class_of[job] = waiting
         self._wait(job, waiting)
 
@@ -320,11 +328,17 @@ class JobScheduler:
         """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
         for pool in waiting.pools:
             if pool.free_gpus >= waiting.gpus and pool not in closed:
-                allocation = self._placement.search(pool, waiting.gpus)
+                allocation = self._find(waiting, pool)
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
                     return True
         return self.policy.is_preemptive and self._start_by_preemption(waiting, closed)
+
+    def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
+        """Where the first of a class can start in a pool."""
+        if self._slots is not None and self._slots.is_aware:
+            return self._slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
+        return self._placement.search(pool, waiting.gpus)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
@@ -333,6 +347,10 @@ class JobScheduler:
         speed = waiting.speeds[waiting.pools.index(pool)]
         if len(allocation) > pool.fewest_nodes(waiting.gpus):
             speed /= self._speeds.spread_slowdown
+        slots: Slots = ()
+        if self._slots is not None:
+            slots, factor = self._slots.take(job, pool, allocation)
+            speed *= factor
         begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
         book.speed[job] = speed
@@ -346,7 +364,7 @@ class JobScheduler:
         if self._keeps_ends:
             insort(self._ends[pool.index], self._end_of(job))
         nodes = pool.nodes
-        self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation])))
+        self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
 
     def held_in(self, pool: Pool) -> dict[int, Allocation]:
         """Jobs that run in a pool, and where."""
@@ -366,6 +384,8 @@ class JobScheduler:
         del self._of_pool[pool.index][job]
         if self._accounts is not None:
             self._accounts.hold(job, -int(self._book.gpus[job]), self.now_ns)
+        if self._slots is not None:
+            self._slots.give(job)
         pool.give(allocation)
         self.running -= 1
         if self._keeps_ends:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 Allocation = tuple[tuple[int, int], ...]  # (node, GPUs there), ascending by node
+Slots = tuple[tuple[int, ...], ...]  # which GPUs, for each node of an allocation
 
 
 class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -73,10 +74,15 @@ class Wake(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them."""
+    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them.
+
+    Attributes:
+        slots: which GPUs of each node, where they are not equally fast; else empty.
+    """
 
     job: int
     allocation: Allocation
+    slots: Slots = ()
 
 
 class PreemptJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
