@@ -105,6 +105,11 @@ class JobPolicy:
         return self.preemption != NONE
 
     @property
+    def packs_shares(self) -> bool:
+        """Whether shares of a GPU lie beside each other; else each holds a whole one (`policies.jobs.shares`)."""
+        return self.preemption == NONE and self.queueing not in RESERVING
+
+    @property
     def uses_estimate(self) -> bool:
         """Whether any part asks how long jobs run."""
         return self.order in NEED_ESTIMATES or self.queueing in RESERVING

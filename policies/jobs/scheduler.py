@@ -27,6 +27,7 @@ from policies.jobs.policy import JobPolicy
 from policies.jobs.queueing import QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
 from policies.jobs.rounds import ROUNDS, Rounds
+from policies.jobs.shares import WHOLE_MILLI, SharedGpus
 from policies.jobs.speeds import Speeds, length_ns
 from policies.jobs.variability import GpuSlots, Variability
 from policies.jobs.vocabulary import (
@@ -48,7 +49,7 @@ from policies.jobs.waiting import Line, WaitingClass
 from policies.vocabulary import NS_PER_S
 
 _Commands = list[JobCommand]
-_Demand = tuple[int, tuple[int, ...], tuple[float, ...]]  # GPUs, pools in order, speeds there
+_Demand = tuple[int, tuple[int, ...], tuple[float, ...], int]  # GPUs, pools in order, speeds there, thousandths of each
 
 
 class JobScheduler:
@@ -88,6 +89,7 @@ class JobScheduler:
         self._placement = PLACEMENTS[policy.placement]
         is_aware = self._placement.is_variability_aware
         self._slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
+        self._shared = SharedGpus()
         self._in_rounds = policy.queueing == ROUNDS
         self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
@@ -150,6 +152,8 @@ class JobScheduler:
         book.group[job], book.from_ns[job] = group, NEVER_NS
         book.estimate_ns[job] = self._estimate.work_ns(event, group)
         book.begun[job] = 0
+        if event.gpu_milli != WHOLE_MILLI:
+            book.share[job] = event.gpu_milli / WHOLE_MILLI
         if self._accounts is not None:
             self._accounts.arrive(event, self.now_ns)
         if self._slots is not None:
@@ -222,7 +226,7 @@ class JobScheduler:
 
     def _class_for(self, event: JobArrived) -> WaitingClass | str:
         """The class of jobs with its demand; or why no such job can ever run here."""
-        demand = (event.gpus, event.vc, event.gpu_types, event.job_class)
+        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli)
         known = self._known.get(demand)
         if known is None:
             known = self._known[demand] = self._make_class(event)
@@ -231,16 +235,20 @@ class JobScheduler:
     def _make_class(self, event: JobArrived) -> WaitingClass | str:
         if event.gpus < 1:
             return f"asks for {event.gpus} GPUs"
+        if not (0 < event.gpu_milli < WHOLE_MILLI and event.gpus == 1) and event.gpu_milli != WHOLE_MILLI:
+            return f"asks for {event.gpu_milli} thousandths of each of {event.gpus} GPUs; a share is of one"
         allowed = self.cluster.open_to(event.vc, event.gpu_types)
         pools = [pool for pool in allowed if pool.gpus >= event.gpus]
         if not pools:
             return _why_not(event, allowed)
         chosen = self._placement.sorted_pools(event.gpus, event.job_class, pools, self._speeds)
         speeds = tuple(self._speeds.of(event.job_class, pool.gpu_type) for pool in chosen)
-        key = (event.gpus, tuple(pool.index for pool in chosen), speeds)
+        packs = self.policy.packs_shares and self._slots is None
+        milli = event.gpu_milli if packs else WHOLE_MILLI
+        key = (event.gpus, tuple(pool.index for pool in chosen), speeds, milli)
         waiting = self._classes.get(key)
         if waiting is None:
-            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds)
+            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds, milli)
             self._join_lines(waiting)
         return waiting
 
@@ -327,7 +335,8 @@ class JobScheduler:
     def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
         """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
         for pool in waiting.pools:
-            if pool.free_gpus >= waiting.gpus and pool not in closed:
+            has_room = pool.free_gpus >= waiting.gpus or waiting.milli < WHOLE_MILLI
+            if has_room and pool not in closed:
                 allocation = self._find(waiting, pool)
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
@@ -338,12 +347,17 @@ class JobScheduler:
         """Where the first of a class can start in a pool."""
         if self._slots is not None and self._slots.is_aware:
             return self._slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
+        if waiting.milli < WHOLE_MILLI:
+            return self._shared.find(pool, waiting.milli, self._placement.search)
         return self._placement.search(pool, waiting.gpus)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
         job, book, now_ns = waiting.remove(place), self._book, self.now_ns
-        pool.take(allocation)
+        if waiting.milli < WHOLE_MILLI:
+            self._shared.take(job, pool, allocation, waiting.milli)
+        else:
+            pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
         if len(allocation) > pool.fewest_nodes(waiting.gpus):
             speed /= self._speeds.spread_slowdown
@@ -358,7 +372,7 @@ class JobScheduler:
         self._held[job] = pool, allocation
         self._of_pool[pool.index][job] = allocation
         if self._accounts is not None:
-            self._accounts.hold(job, waiting.gpus, now_ns)
+            self._accounts.hold(job, waiting.gpus * waiting.milli / WHOLE_MILLI, now_ns)
         self.waiting -= 1
         self.running += 1
         if self._keeps_ends:
@@ -383,10 +397,12 @@ class JobScheduler:
         pool, allocation = self._held.pop(job)
         del self._of_pool[pool.index][job]
         if self._accounts is not None:
-            self._accounts.hold(job, -int(self._book.gpus[job]), self.now_ns)
+            gpus = self._book.gpus[job] * self._class_of[job].milli / WHOLE_MILLI
+            self._accounts.hold(job, -float(gpus), self.now_ns)
         if self._slots is not None:
             self._slots.give(job)
-        pool.give(allocation)
+        if not self._shared.give(job, pool):
+            pool.give(allocation)
         self.running -= 1
         if self._keeps_ends:
             self._forget_end(job, pool)

@@ -27,6 +27,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
         job_class: the row of its speeds by GPU type.
         submit_ns: when it was submitted; not later than now.
         done_ns: work that it has behind it, where it ran before the scheduler knew it.
+        gpu_milli: how much of its one GPU it needs, in thousandths; 1000 for all of it, as jobs of several have.
     """
 
     job: int
@@ -38,6 +39,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
     requested_ns: int | None = None
     job_class: str = ""
     done_ns: int = 0
+    gpu_milli: int = 1000
 
 
 class JobEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -349,6 +349,7 @@ class JobSimulation:
             policy=shown_name(spec.policy),
             submit_ns=self._submit_ns,
             gpus=jobs.gpus,
+            gpu_share=jobs.gpu_share,
             user=jobs.user,
             vc=jobs.vc,
             work_ns=self._work_ns,
