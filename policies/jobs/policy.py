@@ -17,6 +17,7 @@ from policies.jobs.rounds import ROUNDS
 
 NONE: Final = "none"
 BY_INDEX: Final = "by-index"
+PACKING: Final = ("strict", "first-fit")
 PREEMPTIONS: Final = (NONE, BY_INDEX)
 NEED_PREEMPTION: Final = ("round-robin",)
 _SECOND_NS: Final = 1_000_000_000
@@ -107,7 +108,7 @@ class JobPolicy:
     @property
     def packs_shares(self) -> bool:
         """Whether shares of a GPU lie beside each other; else each holds a whole one (`policies.jobs.shares`)."""
-        return self.preemption == NONE and self.queueing not in RESERVING
+        return self.preemption == NONE and self.queueing in PACKING
 
     @property
     def uses_estimate(self) -> bool:

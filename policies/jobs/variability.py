@@ -121,11 +121,14 @@ class GpuSlots:
         return tuple(sorted(allocation))
 
     def _best(self, job: int, pool: Pool, places: list[int], gpus: int) -> list[int]:
-        """Nodes by the last GPU that the job would take there; of equal ones the fullest first."""
+        """Nodes by the last GPU that the job would take there; of equal ones the fullest first, empty ones last of all.
 
-        def merit(place: int) -> tuple[float, int, int]:
-            node = pool.nodes[place]
-            return self._rank(job, node, self._ranked(job, node)[gpus - 1]), pool.free[place], place
+        PAL takes the fastest GPU wherever it is. Small jobs would then begin nodes for which gangs wait.
+        """
+
+        def merit(place: int) -> tuple[bool, float, int, int]:
+            node, free = pool.nodes[place], pool.free[place]
+            return free == pool.size, self._rank(job, node, self._ranked(job, node)[gpus - 1]), free, place
 
         return sorted(places, key=merit)
 

@@ -34,12 +34,12 @@ def test_who_does_not_know_takes_the_first_gpu_and_a_gang_runs_at_its_slowest() 
 
 
 def test_who_knows_takes_the_fastest_for_the_class_and_leaves_it_where_that_matters_little() -> None:
-    """A sensitive job takes 1.0, the next 0.8; one that waits for memory the slowest by the mean of both classes."""
-    scene = jobs((0, 10, 1), (0, 10, 1), (0, 97, 1), **columns("net", "net", "memory"))
+    """A sensitive job takes 1.0, the next 0.5 before it begins a node; one that waits for memory takes the slowest."""
+    scene = jobs((0, 10, 1), (0, 10, 1), (0, 97, 1), (0, 4, 1), **columns("net", "net", "memory", "net"))
     record = run("fifo-variability-aware", scene, nodes=(2, 2), variability=PAIR)
-    assert seconds(record.end_ns) == [10, 12.5, 100]
-    other = jobs((0, 98, 1), (0, 10, 1), **columns("", "net"))  # a class without factors is not sensitive
-    assert seconds(run("fifo-variability-aware", other, nodes=(2, 2), variability=PAIR).end_ns) == [98, 10]
+    assert seconds(record.end_ns) == [10, 20, 100, 5]
+    other = jobs((0, 98, 1), (0, 10, 1), **columns("", "net"))  # a class without factors takes 0.25
+    assert seconds(run("fifo-variability-aware", other, nodes=(2, 2), variability=PAIR).end_ns) == [98, 12.5]
 
 
 def test_a_gang_takes_the_nodes_whose_slowest_gpu_is_fastest() -> None:
@@ -83,7 +83,7 @@ def test_gpus_come_back_and_are_named_in_the_command() -> None:
             scheduler.handle(Wake(), job * S)
     assert [(command.allocation, command.slots) for command in slots] == [
         (((0, 1),), ((1,),)),
-        (((1, 1),), ((0,),)),
+        (((0, 1),), ((0,),)),
         (((0, 1),), ((1,),)),
     ]
 
@@ -115,7 +115,7 @@ def test_knowing_is_worth_something() -> None:
     blind, aware = (
         run(name, scene, groups=groups, variability=variability) for name in ("fifo", "fifo-variability-aware")
     )
-    assert aware.jct_s.mean() < 0.8 * blind.jct_s.mean()
+    assert aware.jct_s.mean() < 0.9 * blind.jct_s.mean()
 
 
 def test_drawn_factors_are_of_one_quality_by_gpu_and_of_the_named_stream() -> None:
