@@ -13,7 +13,11 @@ from policies.jobs.policy import PreemptionKnobs
 from policies.jobs.rivals import policy_of
 from policies.jobs.variability import Variability
 from policies.jobs.vocabulary import JobArrived, JobEnded, StartJob, Wake
+from scenarios.files.shipped import SHIPPED
+from scenarios.training_jobs.trace import read_trace
 from sim.jobs.failures import Outage
+from sim.jobs.jobs import JobList
+from sim.jobs.record import JobsRecord
 from sim.jobs.variability import drawn_variability
 from sim.jobs.world import JobRun, JobSimulation, JobWorld
 from tests.sim.jobs.test_laws import drawn
@@ -116,6 +120,28 @@ def test_knowing_is_worth_something() -> None:
         run(name, scene, groups=groups, variability=variability) for name in ("fifo", "fifo-variability-aware")
     )
     assert aware.jct_s.mean() < 0.9 * blind.jct_s.mean()
+
+
+def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
+    """On 64 GPUs; half of its jobs are sensitive. Prints what docs/jobs-simulation.md says of it (`pytest -s`)."""
+    trace, groups = read_trace(SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"), (NodeGroup(8, 8),)
+    classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
+    scene = JobList.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
+    variability = drawn_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
+    record = run(name, scene, groups=groups, knobs=PreemptionKnobs(300 * S, restart_ns=0), variability=variability)
+    slowest, held_gpu_s = min(map(min, variability.by_class["compute"])), (record.held_ns * record.gpus_used).sum() / S
+    print(f"{name} {seed}: {record.jct_s.mean():.0f} s, slowest {slowest:.2f}, {held_gpu_s / scene.gpu_s.sum():.3f}")
+    return record
+
+
+@pytest.mark.parametrize("name", ["fifo-first-fit", "las", "srsf-oracle"])
+def test_knowing_is_worth_something_where_jobs_are_gangs(name: str) -> None:
+    """Three seeds: of the mean completion time in sum, and of the GPU time in each."""
+    pairs = [[on_the_shipped_trace(f"{name}{word}", seed) for word in ("", "-variability-aware")] for seed in range(3)]
+    assert sum(aware.jct_s.mean() for _, aware in pairs) < 0.98 * sum(blind.jct_s.mean() for blind, _ in pairs)
+    assert all(
+        (aware.held_ns * aware.gpus).sum() < 0.985 * (blind.held_ns * blind.gpus).sum() for blind, aware in pairs
+    )
 
 
 def test_drawn_factors_are_of_one_quality_by_gpu_and_of_the_named_stream() -> None:
