@@ -17,7 +17,7 @@ from policies.jobs.orders import order_of
 from policies.jobs.policy import JobPolicy, PreemptionKnobs
 from policies.jobs.rivals import policy_of
 from policies.jobs.shares import SharedGpus
-from policies.jobs.vocabulary import JobArrived, RefuseJob
+from policies.jobs.vocabulary import JobArrived, RefuseJob, Wake
 from sim.jobs.bound import BoundProblem, lower_bound
 from sim.jobs.failures import Outage
 from sim.jobs.jobs import JobList
@@ -181,6 +181,23 @@ class Followed(JobSimulation):
             whole = sum(gpus for job, gpus in there if milli[job] == 1000 or not packs)
             parts = [int(milli[job]) for job, _ in there if milli[job] < 1000] if packs else []
             assert fits(sorted(parts, reverse=True), [1000] * (pool.size - whole))
+
+    def _tell(self, event: Any) -> None:
+        super()._tell(event)
+        is_over = isinstance(event, Wake) and self.scheduler.next_wake_ns != self._agenda.now_ns
+        if is_over and self.spec.policy.queueing == "first-fit" and self.spec.policy.packs_shares:
+            self._require_no_room()
+
+    def _require_no_room(self) -> None:
+        """Under first-fit nobody waits for whom there is room."""
+        scheduler, columns = self.scheduler, self._columns
+        for job, arrival in enumerate(self._arrivals[: self._arrived]):
+            if columns.end_ns[job] < 0 and job not in self._lives:
+                for pool in scheduler.cluster.pools:
+                    if arrival.gpu_milli < 1000:
+                        assert not scheduler._shared.find(pool, arrival.gpu_milli, Pool.best_fit)
+                    else:
+                        assert not pool.best_fit(arrival.gpus)
 
 
 def fits(parts: list[int], room: list[int]) -> bool:
