@@ -4,6 +4,7 @@ At the beginning of a round, jobs and pools are paired by priority, the largest 
 
     priority[m, k] = (rounds that m should have had in k, by its shares) / (rounds that it has had there)
 
+Pools in which a job is equally fast are one to it: the sums are over all of them, and it stays where it is if it can.
 Both count from the job's first round on. While shares stay as they are, this is the paper's X[m, k] / (fraction of the
 rounds received). Gavel's code begins to count anew whenever it has new shares. Where nothing was received yet, who is
 owed most comes first; where priorities are equal, the older job.
@@ -31,6 +32,7 @@ from policies.jobs.waiting import Line, WaitingClass
 ROUNDS: Final = "rounds"
 _NOTHING: Final = 1e-6  # a share below it is none
 Numbers = NDArray[np.float64]
+Alike = NDArray[np.bool_]  # (jobs, pools, pools) where a job is equally fast
 
 
 class Table(Protocol):
@@ -67,7 +69,7 @@ class Rounds:
         self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs that are to be started at this instant
         self._planned_ns = 0
         self._begun: dict[int, int] = {}  # by pool, when its last round began
-        self._shares: dict[int, tuple[bytes, Numbers]] = {}  # by pool: for which jobs, and what
+        self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: for which jobs, and what
 
     def __call__(self, line: Line, desk: Table) -> None:
         """Begin a round, if it is time; or start who had to be stopped first."""
@@ -85,23 +87,25 @@ class Rounds:
         ]
         jobs = np.sort(np.concatenate(members))
         if len(jobs):
-            shares = self._shares_of(jobs, pools, desk)
-            chosen = self._choose(jobs, shares, pools, desk)
+            shares, alike = self._shares_of(jobs, pools, desk)
+            chosen = self._choose(jobs, shares, alike, pools, desk)
             for pool in pools:
                 self._arrange(pool, [job for job, where in chosen.items() if where is pool], desk)
 
     # ------------------------------------------------------------------------------------------------------ shares
 
-    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], desk: Table) -> Numbers:
-        """(jobs, pools) As they were, where neither jobs nor GPUs have changed."""
+    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], desk: Table) -> tuple[Numbers, Alike]:
+        """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
         capacity = np.array([pool.free_gpus + _gpus(desk.held_in(pool)) for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
         known = self._shares.get(pools[0].index)
         if known is None or known[0] != key:
-            known = self._shares[pools[0].index] = key, self._solve(jobs, pools, capacity, desk)
-        return known[1]
+            known = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, desk)
+        return known[1:]
 
-    def _solve(self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, desk: Table) -> Numbers:
+    def _solve(
+        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, desk: Table
+    ) -> tuple[Numbers, Alike]:
         classes = [desk.class_of(job) for job in jobs.tolist()]
         if self._objective.is_by_job:
             heads, rows = np.arange(len(jobs)), np.arange(len(jobs))
@@ -110,9 +114,10 @@ class Rounds:
             rows = np.array([numbers[id(each)] for each in classes])
             heads = np.unique(rows, return_index=True)[1]
         features = desk.look_at(jobs[heads])
+        speeds = np.array([_speeds(classes[head], pools, capacity) for head in heads])
         demands = Demands(
             gpus=np.array([classes[head].gpus for head in heads], np.float64),
-            speeds=np.array([self._speeds(classes[head], pools, capacity) for head in heads]),
+            speeds=np.where(speeds > 0, 1.0, 0.0) if self._objective.is_blind else speeds,
             many=np.bincount(rows).astype(np.float64),
             capacity=capacity,
             age_s=features.now_s - features.submit_s,
@@ -122,27 +127,28 @@ class Rounds:
         can_run = np.asarray((demands.speeds > 0).any(axis=1))
         if can_run.any():
             shares[can_run] = self._objective.shares(demands.rows(can_run))
-        return np.asarray(shares[rows])
-
-    def _speeds(self, waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> list[float]:
-        """In each pool; 0 where it may not run, or too few nodes are in service."""
-        by_pool = {pool.index: speed for pool, speed in zip(waiting.pools, waiting.speeds, strict=True)}
-        return [
-            0.0 if pool.index not in by_pool or room < waiting.gpus else
-            1.0 if self._objective.is_blind else by_pool[pool.index]
-            for pool, room in zip(pools, capacity.tolist(), strict=True)
-        ]  # fmt: skip
+        alike = (speeds[:, :, None] == speeds[:, None, :]) & (speeds > 0)[:, :, None]
+        return np.asarray(shares[rows]), np.asarray(alike[rows])
 
     # ------------------------------------------------------------------------------------------------- who, and where
 
-    def _choose(self, jobs: NDArray[np.int64], shares: Numbers, pools: Sequence[Pool], desk: Table) -> dict[int, Pool]:
+    def _choose(
+        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], desk: Table
+    ) -> dict[int, Pool]:
         """Who runs in which pool in this round, by GPUs alone."""
         columns = np.array([pool.index for pool in pools])
         self._make_room(int(jobs[-1]))
-        self._owed[np.ix_(jobs, columns)] += shares
+        here = np.ix_(jobs, columns)
+        self._owed[here] += shares
+        shares, owed, had = (
+            np.matmul(alike, each[:, :, None])[:, :, 0] for each in (shares, self._owed[here], self._had[here])
+        )
+        last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # of pools that are alike
+        for place, pool in enumerate(pools):
+            last[np.searchsorted(jobs, list(desk.held_in(pool))), place] = -np.inf
         rows, places = (shares > _NOTHING).nonzero()
-        owed, had = self._owed[jobs[rows], columns[places]], self._had[jobs[rows], columns[places]]
-        order = np.lexsort((places, rows, -owed / np.maximum(had, 1e-9)))
+        priority = (owed / np.maximum(had, 1e-9))[rows, places]
+        order = np.lexsort((places, last[rows, places], rows, -priority))
         left = [pool.free_gpus + _gpus(desk.held_in(pool)) for pool in pools]
         chosen: dict[int, Pool] = {}
         for row, place in zip(rows[order].tolist(), places[order].tolist(), strict=True):
@@ -215,6 +221,15 @@ def _start(line: Line, planned: dict[int, tuple[Pool, Allocation]], desk: Table)
         for job in [job for job in waiting.jobs.tolist() if job in planned]:
             pool, allocation = planned.pop(job)
             desk.start(waiting, int(np.searchsorted(waiting.jobs, job)), pool, allocation)
+
+
+def _speeds(waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> list[float]:
+    """In each pool; 0 where it may not run, or too few nodes are in service."""
+    by_pool = {pool.index: speed for pool, speed in zip(waiting.pools, waiting.speeds, strict=True)}
+    return [
+        by_pool[pool.index] if pool.index in by_pool and room >= waiting.gpus else 0.0
+        for pool, room in zip(pools, capacity.tolist(), strict=True)
+    ]
 
 
 def _gpus(running: Mapping[int, Allocation]) -> int:

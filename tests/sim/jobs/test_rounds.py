@@ -64,10 +64,21 @@ def test_who_has_no_room_beside_others_has_its_turn() -> None:
 def test_each_goes_where_it_is_relatively_faster() -> None:
     """Job 0 is four times as fast on the fast type, job 1 as fast on both: it lies on the slow one from the start."""
     speeds = Speeds({"big": {"slow": 1.0, "fast": 4.0}, "small": {"slow": 1.0, "fast": 1.0}})
-    scene = jobs((0, 2000, 1), (0, 500, 1), job_class=["big", "small"])
+    scene = jobs((0, 2000, 1), (0, 900, 1), job_class=["big", "small"])
     record = run("gavel", scene, groups=TWO_TYPES, speeds=speeds, knobs=ROUNDS)
-    assert seconds(record.end_ns) == [500, 500]
+    assert seconds(record.end_ns) == [500, 900]
     assert record.preemptions.sum() == 0
+
+
+def test_pools_in_which_jobs_are_equally_fast_are_one_to_them() -> None:
+    """A cluster in two halves: hardly more stops than in one, though a programme's shares may lie in either."""
+    rng = np.random.default_rng(0)
+    rows = [(float(at), 100.0 * rng.integers(1, 20), int(rng.choice([1, 1, 2, 4]))) for at in range(0, 20_000, 165)]
+    halves, whole = (
+        run("gavel", jobs(*rows), groups=groups, knobs=ROUNDS).preemptions.sum()
+        for groups in ((NodeGroup(2, 4, "a"), NodeGroup(2, 4, "b")), (NodeGroup(4, 4),))
+    )
+    assert 0 < halves < 1.35 * whole
 
 
 def test_a_job_moves_to_the_faster_type_when_that_is_free() -> None:
