@@ -44,6 +44,7 @@ class JobBook:
         for name in _COLUMNS:
             setattr(self, name, np.empty(0, np.int64))
         self.speed = np.empty(0, np.float64)
+        self.share: dict[int, float] = {}  # of its one GPU, of jobs that do not need all of it
         self.make_room(1023)
 
     def make_room(self, job: int) -> None:
@@ -82,8 +83,13 @@ class Features:
 
     @property
     def gpus(self) -> Any:
-        """How many it needs."""
-        return self._book.gpus[self.jobs]
+        """How many it needs; a part of one, of a job that needs no more."""
+        gpus, share = self._book.gpus[self.jobs], self._book.share
+        if not share:
+            return gpus
+        if np.ndim(gpus) == 0:
+            return gpus * share.get(int(self.jobs), 1.0)
+        return gpus * np.array([share.get(job, 1.0) for job in self.jobs.tolist()])
 
     @property
     def submit_s(self) -> Any:

@@ -118,6 +118,10 @@ class Pool:
         self._sets[self.free[place]] ^= bit
         self.free_gpus += -self.free[place] if is_down else self.free[place]
 
+    def is_up(self, place: int) -> bool:
+        """Whether a node is in service."""
+        return not self._down >> place & 1
+
     # ------------------------------------------------------------------------------------------------------ searches
 
     def best_fit(self, gpus: int) -> Allocation | None:

@@ -14,7 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 from policies.jobs.book import Features
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables
+from policies.jobs.multifactor import MULTIFACTOR, Accounts
 
 Index = Callable[[Features], Any]
 
@@ -29,6 +31,7 @@ class Order:
         wait_moves: whether the index of a job that waits changes with time.
         run_worsens: whether that of one that runs grows with time, so that those that wait may come to be before it.
         tables: what the index rests on besides, if it does: jobs' indices change when its version does.
+        accounts: whose usage it rests on, if it does: jobs' indices change when it is calculated anew.
     """
 
     index: Index
@@ -36,6 +39,7 @@ class Order:
     wait_moves: bool = False
     run_worsens: bool = False
     tables: GittinsTables | None = None
+    accounts: Accounts | None = None
 
 
 SECOND_QUEUE_GPU_S: Final = 3200.0  # Tiresias' threshold between its two queues (Gu et al., NSDI'19, section 5)
@@ -124,10 +128,19 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),
     "f1": Order(_f1, needs_estimate=True),
 }
-ORDERS: Final = (*_PLAIN, GITTINS)
-NEED_ESTIMATES: Final = tuple(word for word, order in _PLAIN.items() if order.needs_estimate)
+_SHARING: Final = {word: Order(_fifo, objective.needs_estimate) for word, objective in OBJECTIVES.items()}
+ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR, *_SHARING)
+NEED_ESTIMATES: Final = tuple(word for word, order in {**_PLAIN, **_SHARING}.items() if order.needs_estimate)
 
 
-def order_of(word: str, tables: Callable[[], GittinsTables]) -> Order:
-    """The order that a word names; `tables` makes what `gittins` rests on."""
-    return gittins(tables()) if word == GITTINS else _PLAIN[word]
+def multifactor(accounts: Accounts) -> Order:
+    """Slurm's priority, largest first."""
+    return Order(accounts.index, accounts=accounts)
+
+
+def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[[], Accounts] | None = None) -> Order:
+    """The order that a word names; `tables` makes what `gittins` rests on, `accounts` what `multifactor` does."""
+    if word == MULTIFACTOR:
+        assert accounts is not None, "an order of usage without accounts"
+        return multifactor(accounts())
+    return gittins(tables()) if word == GITTINS else {**_PLAIN, **_SHARING}[word]

@@ -22,11 +22,15 @@ class Placement:
         may_spread: whether a job may lie on more nodes than it must.
         is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
             nodes does.
+        is_variability_aware: whether jobs get GPUs by how fast these are for their class, where GPUs of one type differ
+            (`policies.jobs.variability`). Under reservations and rounds, and for those for whom others make room, it is
+            the GPUs of nodes that `search` has found.
     """
 
     search: Search
     may_spread: bool = False
     is_speed_aware: bool = False
+    is_variability_aware: bool = False
 
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""
@@ -43,4 +47,5 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "worst-fit": Placement(Pool.worst_fit),
     "consolidate": Placement(Pool.consolidated, may_spread=True),
     "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
+    "variability-aware": Placement(Pool.best_fit, is_variability_aware=True),
 }

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from policies.errors import InputError, nearest
 from policies.jobs.estimates import ESTIMATES
+from policies.jobs.gavel import OBJECTIVES
+from policies.jobs.multifactor import MULTIFACTOR, MultifactorKnobs
 from policies.jobs.orders import NEED_ESTIMATES, ORDERS
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.rounds import ROUNDS
 
 NONE: Final = "none"
 BY_INDEX: Final = "by-index"
+PACKING: Final = ("strict", "first-fit")
 PREEMPTIONS: Final = (NONE, BY_INDEX)
 NEED_PREEMPTION: Final = ("round-robin",)
 _SECOND_NS: Final = 1_000_000_000
@@ -64,19 +68,30 @@ class JobPolicy:
     placement: str = "best-fit"
     estimate: str = NONE
     knobs: PreemptionKnobs = PreemptionKnobs()
+    multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
 
     def __post_init__(self) -> None:
         _require("order", self.order, ORDERS)
-        _require("queueing", self.queueing, tuple(QUEUEINGS))
+        _require("queueing", self.queueing, (*QUEUEINGS, ROUNDS))
         _require("preemption", self.preemption, PREEMPTIONS)
         _require("placement", self.placement, tuple(PLACEMENTS))
         _require("estimate", self.estimate, ESTIMATES)
         self._require_estimate()
+        if (self.order in OBJECTIVES) != (self.queueing == ROUNDS):
+            problem = (
+                f"{self.queueing} with the order {self.order}: {', '.join(OBJECTIVES)} go with {ROUNDS}, and no other"
+            )
+            raise InputError("policy", "queueing", problem)
+        if self.queueing == ROUNDS and self.preemption == NONE:
+            raise InputError("policy", "preemption", f"{ROUNDS} stop jobs: take {BY_INDEX}")
         if self.preemption != NONE and self.queueing in RESERVING:
             problem = f"{self.queueing} keeps reservations, and jobs that are preempted break them: take first-fit"
             raise InputError("policy", "queueing", problem)
         if self.preemption == NONE and self.order in NEED_PREEMPTION:
             raise InputError("policy", "preemption", f"{self.order} goes round by preemption: take {BY_INDEX}")
+        if self.preemption != NONE and self.order == MULTIFACTOR:
+            problem = f"{self.order} is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
+            raise InputError("policy", "preemption", problem)
 
     def _require_estimate(self) -> None:
         remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"
@@ -89,6 +104,11 @@ class JobPolicy:
     def is_preemptive(self) -> bool:
         """Whether jobs that run may have to make room."""
         return self.preemption != NONE
+
+    @property
+    def packs_shares(self) -> bool:
+        """Whether shares of a GPU lie beside each other; else each holds a whole one (`policies.jobs.shares`)."""
+        return self.preemption == NONE and self.queueing in PACKING
 
     @property
     def uses_estimate(self) -> bool:

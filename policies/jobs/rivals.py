@@ -15,6 +15,8 @@ from policies.jobs.estimates import ESTIMATES
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import BY_INDEX, NONE, JobPolicy, PreemptionKnobs
 from policies.jobs.queueing import QUEUEINGS
+from policies.jobs.rounds import ROUNDS
+from policies.vocabulary import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class RivalKind:
         help: what it does, in a few words.
         source: where it is defined.
         order, queueing, preemption, estimate: its words; `none` as estimate where a name must say which.
+        knobs: where nobody says others.
     """
 
     name: str
@@ -34,6 +37,7 @@ class RivalKind:
     queueing: str = "first-fit"
     preemption: str = NONE
     estimate: str = NONE
+    knobs: PreemptionKnobs | None = None
 
     def fields(self) -> dict[str, Any]:
         """Its words, by the names of a `JobPolicy`."""
@@ -44,6 +48,12 @@ class RivalKind:
             "estimate": self.estimate,
             "placement": "best-fit",
         }
+
+
+def _gavel(name: str, help_text: str) -> RivalKind:
+    order = f"{name}-max-min" if name == "gavel" else name
+    knobs = PreemptionKnobs(round_ns=360 * NS_PER_S)
+    return RivalKind(name, help_text, "Narayanan et al., OSDI'20", order, ROUNDS, BY_INDEX, knobs=knobs)
 
 
 _RLSCHEDULER: Final = "Zhang et al., SC'20"
@@ -64,6 +74,12 @@ KINDS: Final[Mapping[str, RivalKind]] = {
         RivalKind("f1", "log10(run time) x GPUs + 870 log10(submission)", "Carastan-Santos et al., SC'17", "f1"),
         RivalKind("qssf", "smallest predicted area first", "Hu et al., SC'21", "saf", estimate="history"),
         RivalKind("gittins", "by the Gittins index of past durations", "Gittins 1989", "gittins", preemption=BY_INDEX),
+        RivalKind("multifactor", "Slurm's age, size and fair share", "Slurm, priority/multifactor", "multifactor"),
+        _gavel("gavel", "in rounds, by a linear programme of shares of unequal types: max-min fairness"),
+        _gavel("gavel-blind", "the same as if all types were equal"),
+        _gavel("gavel-finish-time", "the same with fair times of completion"),
+        _gavel("gavel-fifo", "the same, first come first served"),
+        _gavel("gavel-least-jct", "the same, what is done of each job's rest"),
         RivalKind("round-robin", "who has waited longest, in rounds", "-", "round-robin", preemption=BY_INDEX),
     )
 }
@@ -88,7 +104,7 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
         part, word = _next_word(name, rest)
         fields[part] = word
         rest = rest.removeprefix(f"-{word}")
-    return replace(JobPolicy(**fields), knobs=knobs or PreemptionKnobs())
+    return replace(JobPolicy(**fields), knobs=knobs or kind.knobs or PreemptionKnobs())
 
 
 def _starts(name: str) -> list[str]:

@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 from policies.jobs.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
 from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
 from policies.jobs.estimates import HISTORY, estimate_of
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables
 from policies.jobs.history import History
+from policies.jobs.multifactor import Accounts
 from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
 from policies.jobs.queueing import QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
+from policies.jobs.rounds import ROUNDS, Rounds
+from policies.jobs.shares import WHOLE_MILLI, SharedGpus
 from policies.jobs.speeds import Speeds, length_ns
+from policies.jobs.variability import GpuSlots, Variability
 from policies.jobs.vocabulary import (
     Allocation,
     JobArrived,
@@ -36,6 +41,7 @@ from policies.jobs.vocabulary import (
     Preempted,
     PreemptJob,
     RefuseJob,
+    Slots,
     StartJob,
     Wake,
 )
@@ -43,7 +49,7 @@ from policies.jobs.waiting import Line, WaitingClass
 from policies.vocabulary import NS_PER_S
 
 _Commands = list[JobCommand]
-_Demand = tuple[int, tuple[int, ...], tuple[float, ...]]  # GPUs, pools in order, speeds there
+_Demand = tuple[int, tuple[int, ...], tuple[float, ...], int]  # GPUs, pools in order, speeds there, thousandths of each
 
 
 class JobScheduler:
@@ -52,6 +58,7 @@ class JobScheduler:
     Args:
         oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
         past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
+        variability: how GPUs of one type differ, where they do. Only a placement that is aware of it looks at it.
 
     Raises:
         InputError: for a policy with an oracle that was not given the truth; later, for a job without a requested time
@@ -65,6 +72,7 @@ class JobScheduler:
         speeds: Speeds | None = None,
         oracle_work_ns: NDArray[np.int64] | None = None,
         past: Iterable[tuple[JobArrived, int]] = (),
+        variability: Variability | None = None,
     ) -> None:
         self.policy = policy
         self.cluster = Cluster(groups)
@@ -75,13 +83,22 @@ class JobScheduler:
         self._stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), History()
-        self._order = order_of(policy.order, self._tables)
+        self._order = order_of(policy.order, self._tables, self._make_accounts)
+        self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
-        self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
+        self._placement = PLACEMENTS[policy.placement]
+        is_aware = self._placement.is_variability_aware
+        self._slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
+        self._shared = SharedGpus()
+        self._in_rounds = policy.queueing == ROUNDS
+        self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
-        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
+        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0 or self._in_rounds
         self._has_rounds = policy.is_preemptive and moves
+        self._round_ns = policy.knobs.round_ns
+        if self._accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
+            self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
         self._keeps_ends = policy.queueing in RESERVING
         self._classes: dict[_Demand, WaitingClass] = {}
         self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
@@ -107,6 +124,12 @@ class JobScheduler:
     def _tables(self) -> GittinsTables:
         return GittinsTables(self._history, self.policy.knobs.restart_ns / NS_PER_S)
 
+    def _make_accounts(self) -> Accounts:
+        return Accounts(self.policy.multifactor, self.cluster.gpus)
+
+    def _make_rounds(self) -> Rounds:
+        return Rounds(OBJECTIVES[self.policy.order], self.policy.knobs.round_ns, len(self.cluster.pools))
+
     def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
         """What is to be done, in this order. Times must not go back."""
         assert now_ns >= self.now_ns, "time goes back"
@@ -129,6 +152,12 @@ class JobScheduler:
         book.group[job], book.from_ns[job] = group, NEVER_NS
         book.estimate_ns[job] = self._estimate.work_ns(event, group)
         book.begun[job] = 0
+        if event.gpu_milli != WHOLE_MILLI:
+            book.share[job] = event.gpu_milli / WHOLE_MILLI
+        if self._accounts is not None:
+            self._accounts.arrive(event, self.now_ns)
+        if self._slots is not None:
+            self._slots.arrive(job, event.job_class)
         self._class_of[job] = waiting
         self._wait(job, waiting)
 
@@ -176,7 +205,7 @@ class JobScheduler:
 
     def _wake(self, event: Wake) -> None:
         self._rankings = {}
-        if self._has_rounds and self.now_ns % self.policy.knobs.round_ns == 0:
+        if self._has_rounds and self.now_ns % self._round_ns == 0:
             for line in self._lines.values():
                 line.is_open = True
                 self._touch(line)
@@ -188,16 +217,16 @@ class JobScheduler:
 
     def _next_round_ns(self) -> int | None:
         """When running jobs may have come to stand behind waiting ones, without an event."""
-        if not (self._has_rounds and self.waiting and self.running):
+        may_change = self.waiting or self.running if self._in_rounds else self.waiting and self.running
+        if not (self._has_rounds and may_change):
             return None
-        round_ns = self.policy.knobs.round_ns
-        return (self.now_ns // round_ns + 1) * round_ns
+        return (self.now_ns // self._round_ns + 1) * self._round_ns
 
     # --------------------------------------------------------------------------------------- classes, lines and waits
 
     def _class_for(self, event: JobArrived) -> WaitingClass | str:
         """The class of jobs with its demand; or why no such job can ever run here."""
-        demand = (event.gpus, event.vc, event.gpu_types, event.job_class)
+        demand = (event.gpus, event.vc, event.gpu_types, event.job_class, event.gpu_milli)
         known = self._known.get(demand)
         if known is None:
             known = self._known[demand] = self._make_class(event)
@@ -206,16 +235,20 @@ class JobScheduler:
     def _make_class(self, event: JobArrived) -> WaitingClass | str:
         if event.gpus < 1:
             return f"asks for {event.gpus} GPUs"
+        if not (0 < event.gpu_milli < WHOLE_MILLI and event.gpus == 1) and event.gpu_milli != WHOLE_MILLI:
+            return f"asks for {event.gpu_milli} thousandths of each of {event.gpus} GPUs; a share is of one"
         allowed = self.cluster.open_to(event.vc, event.gpu_types)
         pools = [pool for pool in allowed if pool.gpus >= event.gpus]
         if not pools:
             return _why_not(event, allowed)
         chosen = self._placement.sorted_pools(event.gpus, event.job_class, pools, self._speeds)
         speeds = tuple(self._speeds.of(event.job_class, pool.gpu_type) for pool in chosen)
-        key = (event.gpus, tuple(pool.index for pool in chosen), speeds)
+        packs = self.policy.packs_shares and self._slots is None
+        milli = event.gpu_milli if packs else WHOLE_MILLI
+        key = (event.gpus, tuple(pool.index for pool in chosen), speeds, milli)
         waiting = self._classes.get(key)
         if waiting is None:
-            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds)
+            waiting = self._classes[key] = WaitingClass(event.gpus, chosen, speeds, milli)
             self._join_lines(waiting)
         return waiting
 
@@ -275,6 +308,8 @@ class JobScheduler:
         """Bring a class's indices up to the present, where they have moved."""
         order = self._order
         version = 0 if order.tables is None else order.tables.version
+        if self._accounts is not None:
+            version = self._accounts.advance(self.now_ns)
         if order.wait_moves or version != waiting.version:
             waiting.version = version
             features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
@@ -300,38 +335,74 @@ class JobScheduler:
     def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
         """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
         for pool in waiting.pools:
-            if pool.free_gpus >= waiting.gpus and pool not in closed:
-                allocation = self._placement.search(pool, waiting.gpus)
+            has_room = pool.free_gpus >= waiting.gpus or waiting.milli < WHOLE_MILLI
+            if has_room and pool not in closed:
+                allocation = self._find(waiting, pool)
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
                     return True
         return self.policy.is_preemptive and self._start_by_preemption(waiting, closed)
 
+    def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
+        """Where the first of a class can start in a pool."""
+        if self._slots is not None and self._slots.is_aware:
+            return self._slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
+        if waiting.milli < WHOLE_MILLI:
+            return self._shared.find(pool, waiting.milli, self._placement.search)
+        return self._placement.search(pool, waiting.gpus)
+
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
         job, book, now_ns = waiting.remove(place), self._book, self.now_ns
-        pool.take(allocation)
+        if waiting.milli < WHOLE_MILLI:
+            self._shared.take(job, pool, allocation, waiting.milli)
+        else:
+            pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
         if len(allocation) > pool.fewest_nodes(waiting.gpus):
             speed /= self._speeds.spread_slowdown
+        slots: Slots = ()
+        if self._slots is not None:
+            slots, factor = self._slots.take(job, pool, allocation)
+            speed *= factor
         begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
         book.speed[job] = speed
         book.begun[job] += 1
         self._held[job] = pool, allocation
         self._of_pool[pool.index][job] = allocation
+        if self._accounts is not None:
+            self._accounts.hold(job, waiting.gpus * waiting.milli / WHOLE_MILLI, now_ns)
         self.waiting -= 1
         self.running += 1
         if self._keeps_ends:
             insort(self._ends[pool.index], self._end_of(job))
         nodes = pool.nodes
-        self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation])))
+        self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
+
+    def held_in(self, pool: Pool) -> dict[int, Allocation]:
+        """Jobs that run in a pool, and where."""
+        return self._of_pool[pool.index]
+
+    def class_of(self, job: int) -> WaitingClass:
+        """What a job needs."""
+        return self._class_of[job]
+
+    def look_at(self, jobs: NDArray[np.int64]) -> Features:
+        """What is known of jobs, whether they run or wait."""
+        return Features(self._book, jobs, self.now_ns, is_running=False)
 
     def _release(self, job: int) -> Pool:
         """It holds its GPUs no more."""
         pool, allocation = self._held.pop(job)
         del self._of_pool[pool.index][job]
-        pool.give(allocation)
+        if self._accounts is not None:
+            gpus = self._book.gpus[job] * self._class_of[job].milli / WHOLE_MILLI
+            self._accounts.hold(job, -float(gpus), self.now_ns)
+        if self._slots is not None:
+            self._slots.give(job)
+        if not self._shared.give(job, pool):
+            pool.give(allocation)
         self.running -= 1
         if self._keeps_ends:
             self._forget_end(job, pool)
@@ -364,12 +435,13 @@ class JobScheduler:
             room = make_room(pool, waiting.gpus, self._placement, candidates, held)
             if room is not None:
                 for job in room.victims:
-                    self._stop(job)
+                    self.stop(job)
                 self.start(waiting, waiting.head, pool, room.allocation)
                 return True
         return False
 
-    def _stop(self, job: int) -> None:
+    def stop(self, job: int) -> None:
+        """Stop one that runs: its GPUs may be given to another at once."""
         self._release(job)
         self._stopped += 1
         self._book.state[job] = STOPPING

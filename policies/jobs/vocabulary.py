@@ -14,6 +14,7 @@ from __future__ import annotations
 import msgspec
 
 Allocation = tuple[tuple[int, int], ...]  # (node, GPUs there), ascending by node
+Slots = tuple[tuple[int, ...], ...]  # which GPUs, for each node of an allocation
 
 
 class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -26,6 +27,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
         job_class: the row of its speeds by GPU type.
         submit_ns: when it was submitted; not later than now.
         done_ns: work that it has behind it, where it ran before the scheduler knew it.
+        gpu_milli: how much of its one GPU it needs, in thousandths; 1000 for all of it, as jobs of several have.
     """
 
     job: int
@@ -37,6 +39,7 @@ class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
     requested_ns: int | None = None
     job_class: str = ""
     done_ns: int = 0
+    gpu_milli: int = 1000
 
 
 class JobEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -73,10 +76,15 @@ class Wake(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them."""
+    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them.
+
+    Attributes:
+        slots: which GPUs of each node, where they are not equally fast; else empty.
+    """
 
     job: int
     allocation: Allocation
+    slots: Slots = ()
 
 
 class PreemptJob(msgspec.Struct, frozen=True, array_like=True, tag=True):

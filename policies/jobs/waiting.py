@@ -16,14 +16,15 @@ class WaitingClass:
 
     Attributes:
         gpus: that each of them needs.
+        milli: of each of these, in thousandths.
         pools: that they may use, in the order in which these are searched.
         speeds: how fast they run there.
     """
 
-    __slots__ = ("_head", "_index", "_jobs", "count", "gpus", "pools", "speeds", "version")
+    __slots__ = ("_head", "_index", "_jobs", "count", "gpus", "milli", "pools", "speeds", "version")
 
-    def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...]) -> None:
-        self.gpus, self.pools, self.speeds = gpus, pools, speeds
+    def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
+        self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
         self.count = 0
         self.version = 0  # of the tables that its indices rest on
         self._jobs = np.empty(16, np.int64)

@@ -51,7 +51,7 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
         raise InputError(case.source, "cluster.nodes", "no job of the trace fits into the cluster")
     problem = BoundProblem(
         case.jobs.submit_s[counts],
-        case.jobs.gpus[counts].astype(np.float64),
+        (case.jobs.gpus * case.jobs.gpu_share)[counts],
         run_s[counts],
         np.array([float(pool.gpus) for pool in cluster.pools]),
     )

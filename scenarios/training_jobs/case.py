@@ -264,7 +264,7 @@ def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[Outage,
 def job_list(trace: JobTrace, which: NDArray[np.bool_] | slice = slice(None)) -> JobList:
     """Jobs of a trace as a simulation takes them."""
     texts = ("user", "vc", "gpu_types", "job_class", "job_id")
-    numbers = ("requested_s", "recorded_wait_s", "recorded_start_s")
+    numbers = ("requested_s", "recorded_wait_s", "recorded_start_s", "gpu_share")
     columns = {name: getattr(trace, name)[which] for name in (*texts, *numbers)}
     return JobList.of(trace.submit_s[which], trace.run_s[which], trace.gpus[which], **columns)
 

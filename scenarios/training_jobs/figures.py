@@ -45,7 +45,7 @@ def job_columns(record: JobsRecord, cluster_gpus: int) -> JobColumns:
     best_s, jct_s = record.best_ns / NS_PER_S, record.jct_s
     slowdown = np.maximum(jct_s / np.maximum(best_s, SHORT_S), 1.0)
     crowd = _mean_in_system(record)
-    alone_s = best_s * np.maximum(1.0, record.gpus * crowd / cluster_gpus)
+    alone_s = best_s * np.maximum(1.0, record.gpus_used * crowd / cluster_gpus)
     return JobColumns(
         counts,
         counts & record.is_done,
@@ -112,10 +112,10 @@ def _mean(values: NDArray[Any]) -> float | None:
 def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
     """Of all its jobs, measured or not, from begin to end; sums are of floats, for integers could overflow."""
     held_s = record.held_ns / NS_PER_S
-    busy = float((held_s * record.gpus).sum())
+    busy = float((held_s * record.gpus_used).sum())
     work, lost = record.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
     kept_share = work / (work + lost)
-    useful = float(((held_s - record.restart_ns / NS_PER_S) * kept_share * record.gpus).sum())
+    useful = float(((held_s - record.restart_ns / NS_PER_S) * kept_share * record.gpus_used).sum())
     there = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
     return {
         "makespan_s": (record.ended_ns - record.begun_ns) / NS_PER_S,

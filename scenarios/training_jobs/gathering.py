@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
+from policies.jobs.shares import is_share
 from scenarios.training_jobs.fields import Numbers
 from scenarios.training_jobs.rows import Rows
 from scenarios.training_jobs.tally import Tally
@@ -26,9 +27,10 @@ LATEST_S: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 LONG_GAP_S: Final = 180 * 86400
 _WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class")
 _TIMES: Final = ("submit_s", "start_s", "run_s", "requested_s")
-_NUMBERS: Final = (*_TIMES, "gpus", "attempts", "line")
+_NUMBERS: Final = (*_TIMES, "gpus", "gpu_share", "attempts", "line")
 BACKWARDS: Final = "started before they were submitted: wait and start are not known"
 NO_GPU: Final = "ask for no GPU"
+NO_SHARE: Final = "ask for a share of a GPU that is none: below 0.001, above 1, or of several"
 
 
 @dataclass(slots=True)
@@ -168,6 +170,7 @@ class Finished:
             "submit_s": submit_s - self.start_s,
             "run_s": run_s,
             "gpus": self.numbers["gpus"][rows],
+            "gpu_share": self.numbers["gpu_share"][rows],
             "requested_s": np.where(requested_s > 0, requested_s, np.nan),
             "recorded_wait_s": begun_s - submit_s,
             "recorded_start_s": begun_s - self.start_s,
@@ -190,6 +193,7 @@ def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
         "ran for more than ten years": run_s > LONGEST_RUN_S,
         NO_GPU: ~(gpus > 0),
         f"ask for more than {MOST_GPUS:,} GPUs": gpus > MOST_GPUS,
+        **({} if rows.gpu_share is None else {NO_SHARE: ~is_share(rows.gpu_share, np.ceil(gpus))}),
     }
 
 
@@ -210,6 +214,7 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
             "job_id": rows.texts["job_id"].filter(mask).cast(pyarrow.large_string()),
             **{name: values[kept] for name, values in times.items()},
             "gpus": np.ceil(rows.gpus[kept]).astype(np.int32),
+            "gpu_share": np.ones(kept.sum()) if rows.gpu_share is None else np.round(rows.gpu_share[kept], 3),
             "attempts": attempts[kept].astype(np.int32),
             **words,
         }

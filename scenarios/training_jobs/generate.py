@@ -132,6 +132,7 @@ def draw(drawing: Drawing) -> JobTrace:
         status=_same("completed", count),
         attempts=np.ones(count, np.int32),
         job_class=_same("", count),
+        gpu_share=np.ones(count),
         provenance={"format": "drawn", "file": "", "start": None, "drawing": _document(drawing)},
     )
 

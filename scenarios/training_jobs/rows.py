@@ -20,6 +20,7 @@ class Rows:
         lines: on which line each stands.
         submit_s, start_s: Unix times, or seconds from whenever the log begins (`is_date`).
         run_s: how long it held its GPUs.
+        gpu_share: how much of its one GPU; None for all of them.
         texts: `job_id`, and any of `user`, `vc`, `gpu_types`, `status`, `job_class`.
         refused: reasons of the format's own to leave rows out, each with the rows; the first that holds is told.
         noted: what is to be said of rows that are kept, each with the rows.
@@ -33,6 +34,7 @@ class Rows:
     start_s: Numbers | None = None
     requested_s: Numbers | None = None
     attempts: NDArray[np.int32] | None = None
+    gpu_share: Numbers | None = None
     is_date: NDArray[np.bool_] | bool = True
     refused: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     noted: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)

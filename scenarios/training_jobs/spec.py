@@ -13,6 +13,7 @@ from policies.jobs.estimates import ESTIMATES
 from policies.jobs.orders import ORDERS
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.queueing import QUEUEINGS
+from policies.jobs.rounds import ROUNDS
 from policies.strict import StrictModel
 from scenarios.files.named_files import FileName
 from scenarios.files.spec import NAME, FilePath, PossiblePath, ProfileName, parse_duration
@@ -203,7 +204,9 @@ class PolicyFile(StrictModel):
 
     schema_: Literal["slimsched.jobpolicy/1"] = Field(alias="schema", description="this form's name")
     order: str = Field("fifo", description=f"who comes first: {', '.join(f'`{word}`' for word in ORDERS)}")
-    queueing: str = Field("strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in QUEUEINGS)}")
+    queueing: str = Field(
+        "strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
+    )
     preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="who makes room, and when")
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
     estimate: str = Field(

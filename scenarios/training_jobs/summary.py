@@ -78,14 +78,14 @@ def _quantiles(values: Numbers) -> dict[str, float]:
 
 
 def _sizes(trace: JobTrace) -> list[dict[str, Any]]:
-    """By GPUs: how many jobs, their share of the GPU time, and how long they run."""
-    sizes, codes = np.unique(trace.gpus, return_inverse=True)
+    """By GPUs, or parts of one: how many jobs, their share of the GPU time, and how long they run."""
+    sizes, codes = np.unique(trace.gpus_used, return_inverse=True)
     counts, gpu_s = np.bincount(codes), np.bincount(codes, weights=trace.gpu_s)
     order = np.argsort(codes, kind="stable")
     runs = np.split(trace.run_s[order], np.cumsum(counts)[:-1])
     return [
         {
-            "gpus": int(size),
+            "gpus": int(size) if size >= 1 else float(size),
             "jobs": int(count),
             "gpu_time_share": float(share),
             "run_mean_s": float(run_s.mean()),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from policies.errors import InputError, in_a_line, nearest
 from policies.files import atomic_path, require_file
+from policies.jobs.shares import is_share
 
 if TYPE_CHECKING:
     import pyarrow
@@ -33,7 +34,9 @@ COLUMNS: Final[Mapping[str, str]] = {
     "status": "string",
     "attempts": "int32",
     "job_class": "string",
+    "gpu_share": "double",
 }
+LATER: Final[Mapping[str, float]] = {"gpu_share": 1.0}  # columns that older files lack, and what they mean by it
 MOST_TRACE_BYTES: Final = 1 << 38
 SLICE_ROWS: Final = 1 << 18
 _KEY: Final = b"slimsched"
@@ -55,6 +58,7 @@ class JobTrace:
         status: how it ended, one of `STATUSES`.
         attempts: how often it was begun.
         job_class: its row in a table of speeds; empty where there is none.
+        gpu_share: how much of its one GPU it needs, in whole thousandths; 1 for all of it.
         provenance: where it comes from: `format`, `file`, `start` (the calendar's, or None) and counts.
     """
 
@@ -71,6 +75,7 @@ class JobTrace:
     status: Texts
     attempts: Counts
     job_class: Texts
+    gpu_share: Numbers
     provenance: Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -79,7 +84,12 @@ class JobTrace:
     @property
     def gpu_s(self) -> Numbers:
         """GPU-seconds of each job."""
-        return self.run_s * self.gpus
+        return self.run_s * self.gpus_used
+
+    @property
+    def gpus_used(self) -> Numbers:
+        """GPUs of each job: fewer than one, of a job with a share of one."""
+        return np.asarray(self.gpus * self.gpu_share)
 
     def codes(self, column: str) -> tuple[Texts, NDArray[np.int32]]:
         """A column's different texts, and for each job which of them it has."""
@@ -131,7 +141,7 @@ def read_trace(path: Path) -> JobTrace:
     try:
         with parquet.ParquetFile(path) as file:
             provenance = _provenance(file.schema_arrow, str(path))
-            table = file.read(list(COLUMNS))
+            table = _with_later(file.read([name for name in COLUMNS if name in file.schema_arrow.names]))
         for name in COLUMNS:
             if (nulls := table[name].null_count) > 0:
                 raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
@@ -142,6 +152,14 @@ def read_trace(path: Path) -> JobTrace:
     trace = JobTrace(**columns, provenance=provenance)
     _check(trace, str(path))
     return trace
+
+
+def _with_later(table: pyarrow.Table) -> pyarrow.Table:
+    """With the columns that an older file lacks."""
+    for name, value in LATER.items():
+        if name not in table.column_names:
+            table = table.append_column(name, [np.full(len(table), value)])
+    return table.select(list(COLUMNS))
 
 
 def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
@@ -155,11 +173,13 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
         raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
     kinds = {each.name: str(each.type) for each in schema}
     for column, kind in COLUMNS.items():
+        if column not in kinds and column in LATER:
+            continue
         if column not in kinds:
             raise InputError(source, column, f"no such column; {nearest(column, kinds)}: {_REMEDY}")
         if kinds[column] != kind:
             raise InputError(source, column, f"holds {kinds[column]}, not {kind}; {_REMEDY}")
-    if [each for each in kinds if each in COLUMNS] != list(COLUMNS):
+    if [each for each in kinds if each in COLUMNS] != [each for each in COLUMNS if each in kinds]:
         raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
     return dict(found)
 
@@ -174,6 +194,7 @@ def _check(trace: JobTrace, source: str) -> None:
         ("run_s", np.isfinite(trace.run_s) & (trace.run_s > 0), "finite seconds above 0"),
         ("gpus", trace.gpus >= 1, "1 or more"),
         ("attempts", trace.attempts >= 1, "1 or more"),
+        ("gpu_share", is_share(trace.gpu_share, trace.gpus), "0.001 to 1, below 1 of one GPU alone"),
         *((name, _at_least(getattr(trace, name), low), "seconds, or NaN") for name, low in unknown_or.items()),
         ("status", np.isin(trace.codes("status")[0], STATUSES)[trace.codes("status")[1]], ", ".join(STATUSES)),
     ]

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from policies.errors import InputError
+from policies.jobs.shares import is_share
 from policies.jobs.vocabulary import JobArrived
 from policies.vocabulary import NS_PER_S
 
@@ -28,6 +29,7 @@ class JobList:
         gpu_types: (n,) those that it may run on, joined by `|`; empty for any.
         requested_s, recorded_wait_s, recorded_start_s: (n,) not-a-number where the log did not say.
         job_class: (n,) rows of a table of speeds.
+        gpu_share: (n,) how much of its one GPU a job needs, in whole thousandths; 1 for all of it.
 
     Raises:
         InputError: for columns of unequal length, times out of order or out of range.
@@ -44,6 +46,7 @@ class JobList:
     recorded_wait_s: Numbers
     recorded_start_s: Numbers
     job_class: Words
+    gpu_share: Numbers
 
     @staticmethod
     def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **columns: Any) -> JobList:
@@ -54,6 +57,7 @@ class JobList:
         numbers = {
             name: columns.pop(name, [np.nan] * many) for name in ("requested_s", "recorded_wait_s", "recorded_start_s")
         }
+        gpu_share = np.asarray(columns.pop("gpu_share", [1.0] * many), np.float64)
         job_id = columns.pop("job_id", [str(row) for row in range(many)])
         assert not columns, f"no such columns: {', '.join(columns)}"
         order = np.argsort(unsorted, kind="stable")
@@ -65,6 +69,7 @@ class JobList:
             requested_s=np.asarray(numbers["requested_s"], np.float64)[order],
             recorded_wait_s=np.asarray(numbers["recorded_wait_s"], np.float64)[order],
             recorded_start_s=np.asarray(numbers["recorded_start_s"], np.float64)[order],
+            gpu_share=gpu_share[order],
             **{name: np.asarray(values, object)[order] for name, values in texts.items()},
         )
 
@@ -78,6 +83,11 @@ class JobList:
             raise InputError("trace", "submit_s", "is not ascending: sort the jobs by submission")
         _require_range("submit_s", self.submit_s, 0.0)
         _require_range("run_s", self.run_s, 1e-9)
+        are_shares = is_share(self.gpu_share, self.gpus)
+        if not are_shares.all():
+            row = int(are_shares.argmin())
+            problem = f"job {row} has {self.gpu_share[row]} of each of {self.gpus[row]} GPUs"
+            raise InputError("trace", "gpu_share", f"{problem}: allowed are 0.001 to 1, below 1 of one GPU")
 
     def __len__(self) -> int:
         return len(self.submit_s)
@@ -89,7 +99,7 @@ class JobList:
     @property
     def gpu_s(self) -> Numbers:
         """(n,) GPU time of each, at the reference type."""
-        return np.asarray(self.run_s * self.gpus)
+        return np.asarray(self.run_s * self.gpus * self.gpu_share)
 
     def load_on(self, gpus: int) -> float:
         """GPU time asked for, over what so many GPUs have from the first to the last submission; infinite for none."""
@@ -112,6 +122,7 @@ class JobList:
     def arrivals(self) -> list[JobArrived]:
         """What a scheduler is told of each; how long it runs is not in it."""
         requested = np.round(self.requested_s * NS_PER_S)
+        milli = np.round(self.gpu_share * 1000).astype(np.int64).tolist()
         return [
             JobArrived(
                 row,
@@ -122,6 +133,7 @@ class JobList:
                 tuple(self.gpu_types[row].split("|")) if self.gpu_types[row] else (),
                 None if np.isnan(requested[row]) else int(requested[row]),
                 str(self.job_class[row]),
+                gpu_milli=milli[row],
             )
             for row, submit_ns in enumerate(self.submit_ns.tolist())
         ]

@@ -20,7 +20,7 @@ class JobsRecord:
 
     Attributes:
         policy: as it is shown.
-        submit_ns, gpus, user, vc: as in the trace.
+        submit_ns, gpus, gpu_share, user, vc: as in the trace.
         work_ns: run time at the reference type.
         best_ns: run time at full speed on the fastest type that it may use.
         start_ns: when it was first started; -1 for never.
@@ -40,6 +40,7 @@ class JobsRecord:
     policy: str
     submit_ns: Times
     gpus: NDArray[np.int64]
+    gpu_share: NDArray[np.float64]
     user: NDArray[np.object_]
     vc: NDArray[np.object_]
     work_ns: Times
@@ -58,6 +59,11 @@ class JobsRecord:
     capacity_gpu_ns: int
     down_gpu_ns: int
     in_system_ns: int
+
+    @property
+    def gpus_used(self) -> NDArray[np.float64]:
+        """(n,) GPUs that a job uses: fewer than one, of a job with a share of one."""
+        return np.asarray(self.gpus * self.gpu_share)
 
     @property
     def is_done(self) -> NDArray[np.bool_]:

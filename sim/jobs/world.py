@@ -23,6 +23,7 @@ from policies.jobs.policy import JobPolicy
 from policies.jobs.rivals import shown_name
 from policies.jobs.scheduler import JobScheduler
 from policies.jobs.speeds import Speeds, length_ns
+from policies.jobs.variability import Variability
 from policies.jobs.vocabulary import (
     Allocation,
     JobArrived,
@@ -70,9 +71,10 @@ class JobWorld:
         restart_ns: a job that goes on after a stop holds its GPUs for so long before its work goes on.
         checkpoint_ns: running jobs keep their work so often, in time since their start; 0 for always (no work is lost).
         outages: when nodes are out of service.
+        variability: how GPUs of one type differ; None where they do not.
 
     Raises:
-        InputError: for times below 0, or an outage of a node that is not there.
+        InputError: for times below 0, an outage of a node that is not there, or factors for other GPUs.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -80,11 +82,14 @@ class JobWorld:
     restart_ns: int = 0
     checkpoint_ns: int = 0
     outages: tuple[Outage, ...] = ()
+    variability: Variability | None = None
 
     def __post_init__(self) -> None:
         for key, time_ns in (("restart_s", self.restart_ns), ("checkpoint_s", self.checkpoint_ns)):
             if time_ns < 0:
                 raise InputError("cluster", key, f"{time_ns / NS_PER_S} is below 0")
+        if self.variability is not None:
+            self.variability.require_cluster(self.groups)
         nodes = sum(group.nodes for group in self.groups)
         for outage in self.outages:
             if not 0 <= outage.node < nodes:
@@ -162,7 +167,7 @@ class JobSimulation:
         jobs = run.jobs
         self._work_ns, self._submit_ns = jobs.work_ns, jobs.submit_ns
         oracle = self._work_ns if run.policy.estimate == ORACLE else None
-        self.scheduler = JobScheduler(run.policy, world.groups, world.speeds, oracle, run.past)
+        self.scheduler = JobScheduler(run.policy, world.groups, world.speeds, oracle, run.past, world.variability)
         self._agenda = Agenda()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
@@ -267,17 +272,20 @@ class JobSimulation:
         columns.starts[job] = starts + 1
         if not starts:
             columns.start_ns[job] = now_ns
-        speed = self._speed(job, command.allocation)
+        speed = self._speed(job, command)
         from_ns = now_ns + (self.world.restart_ns if starts else 0)
         self._lives[job] = _Life(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
         self._agenda.at(from_ns + length_ns(left_ns, speed), rank(Kind.END, job), self._end, job, starts + 1)
 
-    def _speed(self, job: int, allocation: Allocation) -> float:
-        pool, _ = self.scheduler.cluster.where(allocation[0][0])
-        arrival = self._arrivals[job]
-        is_spread = len(allocation) > pool.fewest_nodes(arrival.gpus)
-        return self.world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
+    def _speed(self, job: int, command: StartJob) -> float:
+        pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
+        arrival, world = self._arrivals[job], self.world
+        is_spread = len(command.allocation) > pool.fewest_nodes(arrival.gpus)
+        speed = world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
+        if world.variability is not None:
+            speed *= world.variability.of(arrival.job_class, command.allocation, command.slots)
+        return speed
 
     def _end(self, job: int, starts: int) -> None:
         life = self._lives.get(job)
@@ -341,6 +349,7 @@ class JobSimulation:
             policy=shown_name(spec.policy),
             submit_ns=self._submit_ns,
             gpus=jobs.gpus,
+            gpu_share=jobs.gpu_share,
             user=jobs.user,
             vc=jobs.vc,
             work_ns=self._work_ns,

@@ -1,7 +1,7 @@
 """Alibaba's openb pods (2023): `openb_pod_list_*.csv`, times in seconds from the trace's start, shares of a GPU.
 
-Columns: github.com/alibaba/clusterdata, cluster-trace-gpu-v2023 (Weng et al., USENIX ATC 2023). A pod that asks for a
-share of a GPU becomes a job of a whole one, for jobs here have whole GPUs.
+Columns: github.com/alibaba/clusterdata, cluster-trace-gpu-v2023 (Weng et al., USENIX ATC 2023). A pod of one GPU may
+ask for thousandths of it (`gpu_milli`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from scenarios.training_jobs.tally import Tally
 _REQUIRED: Final = (
     "name", "num_gpu", "gpu_milli", "gpu_spec", "pod_phase", "creation_time", "deletion_time", "scheduled_time",
 )  # fmt: skip
-SHARES: Final = "ask for a share of one GPU; a whole one is counted"
 
 
 def looks_like(lines: Sequence[str]) -> bool:
@@ -46,6 +45,7 @@ def _rows(block: Columns) -> Rows:
         start_s=start_s,
         run_s=end_s - start_s,
         gpus=gpus,
+        gpu_share=np.where(gpus == 1, milli / 1000, 1.0),
         texts={
             "job_id": block.of("name"),
             "gpu_types": block.of("gpu_spec"),
@@ -53,5 +53,4 @@ def _rows(block: Columns) -> Rows:
         },
         is_date=False,
         refused={"never started": np.isnan(start_s), "not yet ended": np.isnan(end_s)},
-        noted={SHARES: (gpus == 1) & (milli < 1000)},
     )

@@ -56,7 +56,7 @@ def _rows(block: Columns, of: Mapping[str, str], options: Options) -> Rows:
         start_s, _ = times(block.of(of["recorded_start_s"]), options.timezone)
     elif (wait_s := number("recorded_wait_s")) is not None:
         start_s = submit_s + known(wait_s)
-    requested_s, attempts = number("requested_s"), number("attempts")
+    requested_s, attempts, share = number("requested_s"), number("attempts"), number("gpu_share")
     texts = {name: block.of(of[name]) for name in ("user", "vc", "gpu_types", "job_class") if name in of}
     if "status" in of:
         texts["status"] = named(block.of(of["status"]), status_of)
@@ -67,6 +67,7 @@ def _rows(block: Columns, of: Mapping[str, str], options: Options) -> Rows:
         start_s=start_s,
         run_s=numbers(block.of(of["run_s"])),
         gpus=numbers(block.of(of["gpus"])),
+        gpu_share=None if share is None else np.where(np.isnan(share), 1.0, share),
         requested_s=None if requested_s is None else known(requested_s),
         attempts=None if attempts is None else np.where(attempts >= 1, attempts, 1).astype(np.int32),
         texts=texts,

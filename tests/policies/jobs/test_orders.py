@@ -7,6 +7,7 @@ import pytest
 
 from policies.errors import InputError
 from policies.jobs.book import Features, JobBook
+from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import POINTS_S, GittinsTables, inverse_gittins_s
 from policies.jobs.history import History
 from policies.jobs.orders import ORDERS, order_of
@@ -49,7 +50,10 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("word", [word for word in ORDERS if word != "gittins"])
+ELSEWHERE = ("gittins", "multifactor", *OBJECTIVES)  # held against their definitions below, and in files of their own
+
+
+@pytest.mark.parametrize("word", [word for word in ORDERS if word not in ELSEWHERE])
 def test_an_order_is_its_formula(word: str) -> None:
     assert order_of(word, no_tables).index(features()).tolist() == pytest.approx(EXPECTED[word], rel=1e-6)
 
@@ -205,7 +209,10 @@ def _is_whole(name: str) -> bool:
 
 def test_which_rivals_need_to_be_told_how_long_jobs_run() -> None:
     needing = {name for name in KINDS if not _is_whole(name)}
-    assert needing == {"fifo-easy", "sjf", "saf", "srtf", "srsf", "wfp3", "unicep", "f1"}
+    assert needing == {"fifo-easy", "sjf", "saf", "srtf", "srsf", "wfp3", "unicep", "f1"} | {
+        "gavel-finish-time",
+        "gavel-least-jct",
+    }
 
 
 @pytest.mark.parametrize(

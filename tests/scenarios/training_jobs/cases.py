@@ -26,6 +26,7 @@ def trace_of(rows: Sequence[tuple[float, float, int]], **columns: Any) -> JobTra
         "job_id": np.array([f"j{row}" for row in range(many)], object),
         "status": np.array(["completed"] * many, object),
         "attempts": np.ones(many, np.int32),
+        "gpu_share": np.ones(many),
     }
     for name, value in columns.items():
         values[name] = np.array(value, object if isinstance(value[0], str) else None)

@@ -67,6 +67,15 @@ def test_useful_time_is_without_restarts_and_lost_work() -> None:
     assert found["preemptions_per_job"] == 0.5
 
 
+def test_shares_of_a_gpu_count_as_shares() -> None:
+    """A quarter of one GPU of four for all the time, all four for half of it."""
+    record = run("fifo", jobs((0, 100, 1), (100, 100, 4), gpu_share=[0.25, 1.0]))
+    found = figures(record, 4)
+    assert found["utilization"] == pytest.approx((25 + 400) / 800)
+    assert found["goodput_share"] == 1
+    assert found["finish_time_fairness"]["max"] == 1
+
+
 def test_what_does_not_count() -> None:
     """Refused jobs, those of the warm-up and those that are not done are in no mean, and are counted."""
     record = run("fifo", jobs((0, 10, 1), (0, 10, 9), (50, 10, 1)), run_options={"warmup_s": 40.0})

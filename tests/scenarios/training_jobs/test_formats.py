@@ -15,7 +15,7 @@ from scenarios.training_jobs.formats.known import FORMATS, format_of
 from scenarios.training_jobs.importing import import_log
 from scenarios.training_jobs.rows import Options
 from scenarios.training_jobs.trace import JobTrace, read_trace
-from tests.scenarios.training_jobs.logs import START, TYPES, WRITERS, Jobs, drawn, rltune, write_log
+from tests.scenarios.training_jobs.logs import START, TYPES, WRITERS, Jobs, drawn, rltune, share_milli, write_log
 
 JOBS = 300
 
@@ -74,6 +74,8 @@ def _check_words(name: str, trace: JobTrace, jobs: Jobs) -> None:
     groups = {"sacct": "p", "jobcomp": "p", "swf": "", "philly": 'v"{', "helios": "vc"}
     assert trace.vc.tolist() == [f"{groups[name]}{kind}" if name in groups else "" for kind in jobs.kind]
     assert trace.attempts.tolist() == [1 + i % 2 if name == "philly" else 1 for i in range(JOBS)]
+    shares = [share_milli(jobs, i) / 1000 if name in ("openb", "csv") else 1.0 for i in range(JOBS)]
+    assert trace.gpu_share.tolist() == shares
     assert trace.job_class.tolist() == [f"c{kind}" if name == "csv" else "" for kind in jobs.kind]
 
 
@@ -109,6 +111,16 @@ def test_rltune_of_both_widths(with_think_time: bool, tmp_path: Path) -> None:
     path = tmp_path / "formatted.csv"
     path.write_text("\n".join(rltune(jobs, with_think_time)))
     assert imported(path).gpu_types.tolist() == [TYPES[kind] for kind in jobs.kind]
+
+
+def test_what_is_no_share_of_a_gpu_is_left_out_and_nothing_said_is_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    shares = ["0.4804", "", "1", "0", "1.5", "0.5"]
+    rows = [f"{row},60,{2 if row in (2, 5) else 1},{share}" for row, share in enumerate(shares)]
+    path.write_text("\n".join(["submit_s,run_s,gpus,gpu_share", *rows]) + "\n")
+    trace = imported(path)
+    assert trace.submit_s.tolist() == [0, 1, 2]
+    assert trace.gpu_share.tolist() == [0.48, 1, 1]
 
 
 def test_own_columns_have_other_names(tmp_path: Path) -> None:

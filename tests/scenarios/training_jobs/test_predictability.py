@@ -73,6 +73,7 @@ def _trace(submit: list[float], run: list[float]) -> JobTrace:
         recorded_wait_s=nothing,
         recorded_start_s=nothing,
         attempts=np.ones(count, np.int32),
+        gpu_share=np.ones(count),
         provenance={},
         **columns,
     )

@@ -46,10 +46,11 @@ def test_figures_by_hand() -> None:
     found = summarize(trace, 1)
     assert found["durations"]["mean_s"] == 20
     assert found["durations"]["cv2"] == pytest.approx(200 / 3 / 400)
-    assert found["sizes"][1] == {
+    assert [each["gpus"] for each in found["sizes"]] == [0.25, 1, 8]
+    assert found["sizes"][2] == {
         "gpus": 8,
         "jobs": 1,
-        "gpu_time_share": 240 / 270,
+        "gpu_time_share": 240 / 262.5,
         "run_mean_s": 30,
         "run_p50_s": 30,
     }

@@ -31,6 +31,7 @@ def small(**changes: Any) -> JobTrace:
         "recorded_start_s": nothing,
         "status": np.array(["completed", "failed", "unknown"], object),
         "attempts": np.ones(3, np.int32),
+        "gpu_share": np.array([0.25, 1.0, 1.0]),
         "provenance": {"format": "drawn", "file": "", "start": None},
     }
     return JobTrace(**{**columns, **changes})
@@ -78,6 +79,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no GPU": ({"gpus": np.array([1, 1, 0], np.int32)}, "gpus: row 2.*1 or more"),
     "never begun": ({"attempts": np.array([0, 1, 1], np.int32)}, "attempts: row 0"),
     "a wait below 0": ({"recorded_wait_s": np.array([0.0, -1, 1])}, "recorded_wait_s: row 1"),
+    "no share": ({"gpu_share": np.array([0.0, 1, 1])}, "gpu_share: row 0.*0.001 to 1"),
+    "more than all of it": ({"gpu_share": np.array([1, 1.5, 1])}, "gpu_share: row 1"),
+    "a share of several": ({"gpu_share": np.array([1, 0.5, 1])}, "gpu_share: row 1.*of one GPU alone"),
     "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; allowed"),
     "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' stands there more than once"),
 }  # fmt: skip
@@ -102,7 +106,7 @@ def _written(path: Path, change: Any) -> None:
         (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; allowed"),
         (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
         (lambda table: table.drop_columns(["vc"]), "vc: no such column"),
-        (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order job_class"),
+        (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order gpu_share"),
         (lambda table: table.set_column(3, "gpus", pyarrow.array([1, 2, 4])), "gpus: holds int64, not int32"),
         (
             lambda table: table.set_column(4, "user", pyarrow.array(["a", None, "b"])),
@@ -129,6 +133,14 @@ def test_texts_that_are_no_text(tmp_path: Path) -> None:
     _written(tmp_path / "t.parquet", lambda table: table.set_column(4, "user", wrong))
     with pytest.raises(InputError, match="or damaged"):
         read_trace(tmp_path / "t.parquet")
+
+
+def test_an_older_file_has_whole_gpus(tmp_path: Path) -> None:
+    _written(tmp_path / "t.parquet", lambda table: table.drop_columns(["gpu_share"]))
+    found = read_trace(tmp_path / "t.parquet")
+    assert found.gpu_share.tolist() == [1, 1, 1]
+    assert found.gpu_s.tolist() == [10, 40, 120]
+    assert small().gpu_s.tolist() == [2.5, 40, 120]
 
 
 def test_statuses_are_all_taken(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def require_sane(record: JobsRecord) -> None:
     ran_ns = record.held_ns - record.restart_ns
     assert (record.held_ns <= np.maximum(record.ended_ns - record.submit_ns, 0)).all()
     assert (ran_ns >= 0).all()
-    assert int((record.held_ns * record.gpus).sum()) <= record.capacity_gpu_ns - record.down_gpu_ns
+    assert int((record.held_ns * record.gpus_used).sum()) <= record.capacity_gpu_ns - record.down_gpu_ns
 
 
 def seconds(times_ns: Any) -> list[float]:
