@@ -22,18 +22,20 @@ class Placement:
         may_spread: whether a job may lie on more nodes than it must.
         is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
             nodes does.
+        is_by_number: pools come as the cluster's file names them.
     """
 
     search: Search
     may_spread: bool = False
     is_speed_aware: bool = False
+    is_by_number: bool = False
 
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""
 
         def merit(pool: Pool) -> tuple[float, int, int]:
             speed = speeds.of(job_class, pool.gpu_type) if self.is_speed_aware else 0.0
-            return -speed, pool.fewest_nodes(gpus), pool.index
+            return -speed, 0 if self.is_by_number else pool.fewest_nodes(gpus), pool.index
 
         return tuple(sorted(pools, key=merit))
 
@@ -43,4 +45,5 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "worst-fit": Placement(Pool.worst_fit),
     "consolidate": Placement(Pool.consolidated, may_spread=True),
     "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
+    "lowest": Placement(Pool.lowest_fit, is_by_number=True),
 }

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.jobs.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
+from policies.jobs.choices import Choices, Choosing
 from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
 from policies.jobs.estimates import HISTORY, estimate_of
 from policies.jobs.gittins import GittinsTables
@@ -22,7 +23,7 @@ from policies.jobs.history import History
 from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
-from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.queueing import CHOOSING, QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
 from policies.jobs.speeds import Speeds, length_ns
 from policies.jobs.vocabulary import (
@@ -52,9 +53,11 @@ class JobScheduler:
     Args:
         oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
         past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
+        choosing: who chooses, where the policy's queueing asks (`policies.jobs.choices`).
 
     Raises:
-        InputError: for a policy with an oracle that was not given the truth; later, for a job without a requested time
+        InputError: for a policy with an oracle that was not given the truth, or a learned one without what it has
+            learned; later, for a job without a requested time
             where the policy asks for it.
     """
 
@@ -65,7 +68,9 @@ class JobScheduler:
         speeds: Speeds | None = None,
         oracle_work_ns: NDArray[np.int64] | None = None,
         past: Iterable[tuple[JobArrived, int]] = (),
+        choosing: Choosing | None = None,
     ) -> None:
+        policy.require_choosing(choosing is not None)
         self.policy = policy
         self.cluster = Cluster(groups)
         self.next_wake_ns: int | None = None
@@ -75,6 +80,7 @@ class JobScheduler:
         self._stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), History()
+        self.choices = Choices(self._book, choosing)
         self._order = order_of(policy.order, self._tables)
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
@@ -222,7 +228,8 @@ class JobScheduler:
     def _join_lines(self, waiting: WaitingClass) -> None:
         """One line for all pools of a class, with all that stood in theirs."""
         joined = Line()
-        former = {id(line): line for pool in waiting.pools if (line := self._lines.get(pool.index)) is not None}
+        met = self._lines if self.policy.queueing in CHOOSING else [pool.index for pool in waiting.pools]
+        former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}
         for line in former.values():
             joined.classes += line.classes
             joined.fresh += line.fresh
@@ -262,7 +269,7 @@ class JobScheduler:
         line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self._stopped
         self._queueing(line, self)
-        line.fresh, line.is_open = [], self._stopped > stopped
+        line.fresh, line.is_open = [], self._stopped > stopped or self.choices.is_asked
 
     # ------------------------------------------------------------------------------------- what a queueing asks for
 
