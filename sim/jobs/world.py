@@ -176,6 +176,7 @@ class JobSimulation:
         self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
         self._wake_ns: int | None = None
         self._is_under_way = False
+        self._last_ns = int(self._submit_ns[-1]) + run.longest_ns
         self._carry_out: dict[type, Callable[[Any], None]] = {
             StartJob: self._start,
             PreemptJob: self._preempt,
@@ -193,15 +194,15 @@ class JobSimulation:
         if not self._is_under_way:
             self._is_under_way = True
             self._set_off()
+            self._agenda.at(self._last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
         agenda, scheduler = self._agenda, self.scheduler
-        last_ns = int(self._submit_ns[-1]) + self.spec.longest_ns
         while True:
             while agenda.is_instant_over and scheduler.next_wake_ns == agenda.now_ns:
                 self._tell(Wake())
                 if scheduler.choices.is_asked:
                     return True
             self._plan_wake()
-            if agenda.next_ns > last_ns or self._is_over:
+            if agenda.next_ns > self._last_ns or self._is_over:
                 return False
             agenda.step()
 
