@@ -64,6 +64,10 @@ class Pool:
         """(size + 1,) How many nodes that are up have 0, 1, ... free GPUs."""
         return tuple([nodes.bit_count() for nodes in self._sets])
 
+    def is_up(self, place: int) -> bool:
+        """Whether a node is in service."""
+        return not self._down >> place & 1
+
     @property
     def whole_nodes(self) -> int:
         """Nodes that are up and all free."""

@@ -12,6 +12,7 @@ from policies.chance import stream
 from policies.errors import InputError, nearest
 from policies.jobs import sight
 from policies.jobs.choices import Choosing
+from policies.jobs.mapping import Meant, Written
 from policies.jobs.policy import JobPolicy
 from policies.jobs_ppo.choosers import NetChooser
 from policies.jobs_ppo.net import JobNet
@@ -67,9 +68,16 @@ class Learned:
     spec: LearnedSpec
     net: JobNet
 
-    def choosing(self, seed: int) -> Choosing:
-        """Who chooses in one run; draws come from a stream of this seed."""
-        return Choosing(NetChooser(self.net, stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_drawn else None))
+    def choosing(self, seed: int, has_programme: bool = False) -> Choosing:
+        """Who chooses in one run; draws come from a stream of this seed.
+
+        Args:
+            has_programme: whether places are found by RLTune's programme, as written or as meant; else greedily.
+        """
+        rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_drawn else None
+        meant = Meant(lambda view: self.net.scores(sight.seen(view)))
+        mapper = (Written() if self.spec.kind == FAITHFUL else meant) if has_programme else None
+        return Choosing(NetChooser(self.net, rng), mapper)
 
 
 def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:
