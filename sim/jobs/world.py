@@ -207,6 +207,17 @@ class JobSimulation:
             agenda.step()
 
     @property
+    def in_system_ns(self) -> int:
+        """Time integral of the number of jobs that were in the system, up to now."""
+        self._count(0)
+        return self._in_system_ns
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run's begin."""
+        return max(self._agenda.now_ns - self._begins_ns, 0) / NS_PER_S
+
+    @property
     def _is_over(self) -> bool:
         """Nothing is in the system, and nobody comes."""
         return self._in_system == 0 and self._arrived == len(self._arrivals)
