@@ -86,7 +86,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Task:
+class Task:
     """One window to play."""
 
     weights: Weights
@@ -94,7 +94,7 @@ class _Task:
     seed: int
 
 
-def play(course: Course, task: _Task) -> Episode:
+def play(course: Course, task: Task) -> Episode:
     """One episode."""
     windows, memory = course.windows, Memory()
     chooser = NetChooser(JobNet(task.weights), stream(task.seed, "jobs:episode"), memory)
@@ -145,7 +145,7 @@ def train(course: Course, path: Path, jobs: Jobs = 1, resume: bool = True, told:
         seed = derived_seed(course.seed, f"jobs epoch:{epoch}")
         starts = course.windows.drawn(course.episodes, seed, "training").tolist()
         weights = taken(learner.actor)
-        tasks = [_Task(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
+        tasks = [Task(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
         made = dict(each(play, course, tasks, jobs))
         episodes = [made[place] for place in range(len(tasks))]
         stats = learner.update(episodes)
