@@ -68,6 +68,10 @@ class Learned:
     spec: LearnedSpec
     net: JobNet
 
+    def content(self) -> dict[str, Any]:
+        """All that its choices rest on, as plain numbers and words."""
+        return {**asdict(self.spec), **{name: value.tolist() for name, value in self.net.weights.items()}}
+
     def choosing(self, seed: int, has_programme: bool = False) -> Choosing:
         """Who chooses in one run; draws come from a stream of this seed.
 

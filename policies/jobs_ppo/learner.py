@@ -262,8 +262,8 @@ class _Choices:
 
     def log_prob_by(self, actor: nn.Module) -> Tensor:
         """(C,) Of what was chosen, by a network's scores."""
-        scores = actor(self.rows)[:, 0]
-        most = torch.full((len(self.picked),), -torch.inf)
+        scores: Tensor = actor(self.rows)[:, 0]
+        most: Tensor = torch.full((len(self.picked),), -torch.inf)
         most = most.scatter_reduce(0, self.owner, scores.detach(), "amax")
         sums = torch.zeros(len(self.picked)).index_add(0, self.owner, (scores - most[self.owner]).exp())
         return scores[self.picked] - most - sums.log()

@@ -29,7 +29,7 @@ class JobNet:
 
     def __init__(self, weights: Weights) -> None:
         self.weights = dict(weights)
-        expected = {f"{i}.weight": (b, a) for i, (a, b) in enumerate(pairwise(SIZES))}
+        expected: dict[str, tuple[int, ...]] = {f"{i}.weight": (b, a) for i, (a, b) in enumerate(pairwise(SIZES))}
         expected |= {f"{i}.bias": (b,) for i, b in enumerate(SIZES[1:])}
         found = {name: value.shape for name, value in weights.items()}
         if found != expected or any(value.dtype != np.float32 for value in weights.values()):

@@ -102,12 +102,12 @@ def play(course: Course, task: Task) -> Episode:
     own = windows.run(task.start, course.spec.policy, Choosing(chooser))
     many = len(memory.chosen)
     if course.spec.kind == FIXED:
-        rewards, scores = _stepwise(windows, memory, base, own)
+        rewards, score, base_score = _stepwise(windows, memory, base, own)
     else:
         gpus = sum(group.nodes * group.gpus for group in windows.world.groups)
-        scores = tuple(score_of(record, course.score, gpus, windows.count(record)) for record in (own, base))
+        score, base_score = (score_of(record, course.score, gpus, windows.count(record)) for record in (own, base))
         rewards = np.zeros(many)
-        rewards[-1] = gain(scores[1], scores[0])
+        rewards[-1] = gain(base_score, score)
     return Episode(
         np.concatenate(memory.rows),
         np.array([len(rows) for rows in memory.rows]),
@@ -115,13 +115,14 @@ def play(course: Course, task: Task) -> Episode:
         np.array(memory.log_prob, np.float32),
         np.stack(memory.pooled),
         rewards.astype(np.float32),
-        *scores,
+        score,
+        base_score,
     )
 
 
 def _stepwise(
     windows: Windows, memory: Memory, base: JobsRecord, own: JobsRecord
-) -> tuple[NDArray[np.float64], tuple[float, float]]:
+) -> tuple[NDArray[np.float64], float, float]:
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
     until_ns = np.array([*memory.at_ns[1:], end_ns])
     ahead = in_system_s(base, until_ns) - in_system_s(own, until_ns)
@@ -129,7 +130,7 @@ def _stepwise(
     waits = [float(np.nanmean(record.wait_s[counts])) for record in (own, base)]
     all_waits_s = float(np.nansum(base.wait_s))
     rewards = np.diff(ahead, prepend=0.0) / max(all_waits_s, LEAST_WAIT_S * len(base.submit_ns))
-    return rewards, (waits[0], waits[1])
+    return rewards, waits[0], waits[1]
 
 
 def train(course: Course, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:

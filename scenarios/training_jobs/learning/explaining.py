@@ -6,7 +6,7 @@ pools' state). So scores are taken as deviations from the mean of their decision
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -63,7 +63,7 @@ class _Watcher:
         return self._chooser.choose(view)
 
 
-def explain(learned: Learned, windows: Windows, starts: Sequence[int], seed: int = 0) -> ScoreTable | None:
+def explain(learned: Learned, windows: Windows, starts: Iterable[int], seed: int = 0) -> ScoreTable | None:
     """Fit on every other window, judge on the rest; None where nobody ever had a choice."""
     halves: tuple[list[tuple[Numbers, Counts, Numbers]], ...] = ([], [])
     for number, start in enumerate(starts):

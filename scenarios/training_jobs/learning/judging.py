@@ -55,8 +55,7 @@ class Contender:
 
     def identity(self) -> dict[str, Any]:
         """What its results rest on."""
-        weights = {} if self.learned is None else self.learned.net.weights
-        return {"policy": asdict(self.policy), "weights": {name: value.tolist() for name, value in weights.items()}}
+        return {"policy": asdict(self.policy), "learned": None if self.learned is None else self.learned.content()}
 
 
 def stalled(order: str, estimate: str = "none") -> Contender:
@@ -102,7 +101,7 @@ class _Window:
 def judge(
     contenders: Sequence[Contender],
     windows: Windows,
-    starts: Sequence[int],
+    starts: Iterable[int],
     folder: Path,
     seed: int = 0,
     jobs: Jobs = 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,16 @@ from policies.jobs_ppo.learner import JobPPOKnobs
 from policies.jobs_ppo.net import SIZES, JobNet, fresh_weights
 from scenarios.training_jobs.learning.course import Course, Task, history_in, play, train
 from scenarios.training_jobs.learning.explaining import explain
-from scenarios.training_jobs.learning.judging import BASELINES, judge, learned_choice, mean_of, rival, stalled, table_of
+from scenarios.training_jobs.learning.judging import (
+    BASELINES,
+    Contender,
+    judge,
+    learned_choice,
+    mean_of,
+    rival,
+    stalled,
+    table_of,
+)
 from scenarios.training_jobs.learning.windows import Windows, gain, in_system_s, philly_cluster, score_of
 from sim.jobs.jobs import JobList
 from sim.jobs.world import JobWorld
@@ -159,19 +169,20 @@ def net(seed: int = 0) -> Learned:
 
 
 def test_judgement_goes_on_where_it_was_and_knows_what_it_rests_on(tmp_path: Path) -> None:
+    def waits(contenders: list[Contender]) -> dict[str, Any]:
+        return {each.name: waits for each, waits in judge(contenders, windows(), starts, tmp_path)}
+
     these = [stalled("fifo"), rival("smallest"), learned_choice("net", net())]
     starts = windows().drawn(4, 0, "judging")
-    first = {each.name: waits for each, waits in judge(these, windows(), starts, tmp_path)}
+    first = waits(these)
     before = (tmp_path / "net.json").stat().st_mtime_ns
-    again = {each.name: waits for each, waits in judge(these, windows(), starts, tmp_path)}
+    again = waits(these)
     assert (tmp_path / "net.json").stat().st_mtime_ns == before
     assert all((first[name] == again[name]).all() for name in first)
-    other = dict(
-        (each.name, waits) for each, waits in judge([learned_choice("net", net(1))], windows(), starts, tmp_path)
-    )
+    other = waits([learned_choice("net", net(1))])
     assert (other["net"] != first["net"]).any()
     with pytest.raises(InputError, match="one name"):
-        list(judge([these[0], these[0]], windows(), starts, tmp_path))
+        waits([these[0], these[0]])
     table = table_of(first, "net")
     assert table.count("\n") == 4
     assert "| fifo-stall |" in table
