@@ -161,7 +161,7 @@ class Programme:
         rows, low, high = self._constraints(columns)
         found = milp(
             self._cost(columns),
-            integrality=(upper == 1).astype(int),
+            integrality=np.ones(columns.width),  # F_max and F_min are whole numbers by themselves
             bounds=Bounds(np.zeros(columns.width), upper),
             constraints=LinearConstraint(csr_array(rows), low, high),
             options={"time_limit": _LONGEST_S},
