@@ -31,7 +31,7 @@ from policies.jobs.ways import uses
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)
 FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
-_TIE: Final = 1e-6  # a later candidate costs so much more
+_TIE: Final = 1e-3  # a later candidate costs so much more; objectives differ by tenths
 _LONGEST_S: Final = 1.0
 Scores = Callable[[View], NDArray[Any]]
 
@@ -164,7 +164,7 @@ class Programme:
             integrality=np.ones(columns.width),  # F_max and F_min are whole numbers by themselves
             bounds=Bounds(np.zeros(columns.width), upper),
             constraints=LinearConstraint(csr_array(rows), low, high),
-            options={"time_limit": _LONGEST_S},
+            options={"time_limit": _LONGEST_S, "mip_rel_gap": 0.0},
         )
         return 0 if found.x is None else int(found.x[: len(self.takes[0])].argmax())
 
@@ -185,9 +185,8 @@ class Programme:
         free, size = self.free.astype(float), self.size.astype(float)
         takes, big, eye = np.concatenate(self.takes).T.astype(float), size + 10.0, np.eye(len(free))
         given = _Given(columns)
-        given.add({"x": -takes}, low=-free)  # F >= 0
         given.add({"x": -takes, "ends": [-1.0, 0.0]}, high=-free)  # F <= F_max
-        given.add({"x": -takes, "ends": [0.0, -1.0]}, low=-free)  # F >= F_min
+        given.add({"x": -takes, "ends": [0.0, -1.0]}, low=-free)  # F >= F_min >= 0
         given.add({"x": -takes, "f": -np.diag(big)}, low=1.0 - big - free)  # F >= 1 - big (1 - f)
         given.add({"x": -takes, "f": np.diag(big)}, high=size - 1.0 + big - free)  # F <= size - 1 + big (1 - f)
         if self.is_bound:

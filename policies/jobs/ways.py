@@ -23,7 +23,7 @@ def ways(counts: tuple[int, ...], gpus: int) -> tuple[int, int]:
     """
     fewest = -(-gpus // (len(counts) - 1))
     fewest_ways = _some(uses(counts, gpus, fewest), SEVERAL)
-    return fewest_ways, _some(uses(counts, gpus, fewest + 1, keeps_whole=True), 1) if gpus > 1 else 0
+    return fewest_ways, _some(uses(counts, gpus, fewest + 1, keeps_whole=True), 1)
 
 
 def _some(found: Iterator[tuple[Use, ...]], most: int) -> int:

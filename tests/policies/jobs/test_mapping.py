@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from policies.jobs.choices import Choosing, View
@@ -61,6 +61,7 @@ def least(programme: Programme) -> list[float]:
 
 
 @settings(deadline=None)
+@example(Programme(np.array([7, 2, 2]), np.array([8, 2, 2]), [np.array([[4, 0, 1], [7, 0, 0], [0, 0, 0]])], 2))
 @given(programmes(is_bound=False))
 def test_as_written_it_finds_what_trying_all_finds(programme: Programme) -> None:
     costs = least(programme)
