@@ -20,6 +20,7 @@ from policies.jobs_ppo.choosers import NetChooser
 from policies.jobs_ppo.files import Learned
 from scenarios.training_jobs.learning.windows import Windows
 
+_ALIKE: Final = 1e-6  # scores that differ by less are equal
 AGES_S: Final = (0.0, 60.0, 600.0, 3600.0, 14_400.0, LONGEST_S)
 Numbers = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -34,7 +35,8 @@ class ScoreTable:
         gpus: (g,) of the columns.
         scores: (a, g), not-a-number where nobody was seen.
         r_squared: of the scores' variance within decisions, on decisions that the table was not fitted on.
-        same_choice: the share of those decisions in which table and network would choose alike.
+        same_choice: the share of those decisions in which the network's likeliest choice is one that the table puts
+            first (jobs of one cell are equal to the table).
         decisions: with more than one job to choose from, that it was judged on.
     """
 
@@ -80,7 +82,7 @@ def explain(learned: Learned, windows: Windows, starts: Iterable[int], seed: int
         deviation = scores - scores.mean()
         left += float(((deviation - (foretold - foretold.mean())) ** 2).sum())
         total += float((deviation**2).sum())
-        alike += int(scores[foretold.argmax()] == scores.max())
+        alike += int(foretold[scores.argmax()] > foretold.max() - _ALIKE)
     many = len(halves[1])
     return ScoreTable(AGES_S, gpus, table, 1 - left / total if total > 0 else 1.0, alike / many, many)
 

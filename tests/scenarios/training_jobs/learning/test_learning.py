@@ -200,11 +200,13 @@ def test_an_interval_holds_the_mean_of_drawn_windows() -> None:
 
 
 def test_a_table_explains_a_network_that_is_one() -> None:
-    """A network that looks at GPUs alone is explained whole; one that was drawn, in part."""
+    """A network that looks at GPUs, and at what is the same for all at one instant, is explained whole; one that was
+    drawn, in part."""
     weights = {name: np.zeros_like(value) for name, value in fresh_weights(SIZES, 0, "actor").items()}
     for layer in range(3):
         weights[f"{layer}.weight"][0, 1 if layer == 0 else 0] = 1.0
-    weights["3.weight"][0, 0] = -4.0
+        weights[f"{layer}.weight"][1, 4 if layer == 0 else 1] = 1.0  # partly used nodes
+    weights["3.weight"][0, :2] = -4.0, 10.0
     table = explain(Learned(LearnedSpec(FAITHFUL), JobNet(weights)), windows(), range(40, 140, 10))
     assert table is not None
     assert table.r_squared > 0.999
