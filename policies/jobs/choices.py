@@ -204,7 +204,7 @@ class Choices:
             field_gpus=of_fields[:, 1],
             field_nodes=of_fields[:, 2],
             field_partly_used=of_fields[:, 3],
-            field_demand=np.bincount(field, gpus.astype(np.float64), len(fields)),
+            field_demand=np.bincount(field, gpus, len(fields)).astype(np.float64),
             largest_node=max(pool.size for field in fields for pool in field),
         )
 
