@@ -41,7 +41,7 @@ def study(
     told: Told | None = None,
     on_table: Callable[[str, str], None] | None = None,
 ) -> PhillyStudy:
-    """Train both for so many epochs of so many episodes, and judge them; what is done is found in the folder and not done again.
+    """Train both for so many epochs of so many episodes, and judge them; what the folder has is not done again.
 
     Raises:
         InputError: the trace is too short, or a file there is of another training.
