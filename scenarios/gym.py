@@ -3,6 +3,9 @@
 `gymnasium.make_vec("SlimCluster-v0", num_envs=64, scenario=...)` makes many of them on the compiled engine (with
 `vectorization_mode="sync"`, one by one on the reference); they observe and are paid the same, bit for bit.
 
+A cluster of training jobs is `gymnasium.make("JobCluster-v0", scenario="....yaml")`, for a scenario of
+`slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
+
 Importing this module registers it (`gymnasium.make("scenarios.gym:SlimCluster-v0", ...)` does both); it opens nothing
 heavy until an environment is made.
 """
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     from sim.cluster import RunSpec
     from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv
+    from sim.jobs.env import JobClusterEnv
 
 ID = "SlimCluster-v0"
+JOBS_ID = "JobCluster-v0"
 
 
 def make_env(
@@ -80,5 +85,34 @@ def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
     return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
 
 
+def make_job_env(
+    scenario: str | Path, length: int = 256, warm: int = 0, order: str = "fifo", may_stall: bool = False
+) -> JobClusterEnv:
+    """An environment for a scenario of training jobs; its policies are not looked at.
+
+    Args:
+        length: jobs of an episode.
+        warm: earlier jobs that are run before them, and chosen among as well.
+        order: of the slots; one that needs no estimate.
+        may_stall: whoever is chosen has the cluster wait for it (RLTune's way); else only who fits may be chosen.
+
+    Raises:
+        InputError: the scenario is none, or its trace too short.
+    """
+    from policies.jobs.policy import JobPolicy
+    from scenarios.training_jobs.case import read_case, read_scenario
+    from scenarios.training_jobs.learning.windows import Windows
+    from sim.jobs.env import JobClusterEnv
+
+    case = read_case(read_scenario(Path(scenario)), str(scenario))
+    windows = Windows(case.jobs, case.world, warm, len(case.jobs) - length, length, warm)
+    policy = JobPolicy(order, "stall" if may_stall else "choice", placement="lowest", learned="gymnasium")
+    return JobClusterEnv(
+        lambda seed, choosing: windows.simulation(int(windows.drawn(1, seed, "gym")[0]), policy, choosing)
+    )
+
+
+if JOBS_ID not in gymnasium.registry:
+    gymnasium.register(JOBS_ID, entry_point="scenarios.gym:make_job_env")
 if ID not in gymnasium.registry:
     gymnasium.register(ID, entry_point="scenarios.gym:make_env", vector_entry_point="scenarios.gym:make_vector_env")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from policies.errors import InputError
 from policies.jobs.vocabulary import Allocation
@@ -57,6 +58,15 @@ class Pool:
     def gpus(self) -> int:
         """All, whether they are free or not, in service or not."""
         return self.size * len(self.nodes)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """(size + 1,) How many nodes that are up have 0, 1, ... free GPUs."""
+        return tuple([nodes.bit_count() for nodes in self._sets])
+
+    def is_up(self, place: int) -> bool:
+        """Whether a node is in service."""
+        return not self._down >> place & 1
 
     @property
     def whole_nodes(self) -> int:
@@ -118,10 +128,6 @@ class Pool:
         self._sets[self.free[place]] ^= bit
         self.free_gpus += -self.free[place] if is_down else self.free[place]
 
-    def is_up(self, place: int) -> bool:
-        """Whether a node is in service."""
-        return not self._down >> place & 1
-
     # ------------------------------------------------------------------------------------------------------ searches
 
     def best_fit(self, gpus: int) -> Allocation | None:
@@ -131,6 +137,25 @@ class Pool:
     def worst_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the emptiest."""
         return self._fewest(gpus, is_fullest=False)
+
+    def lowest_fit(self, gpus: int) -> Allocation | None:
+        """On the fewest nodes: whole ones, and what is left on one that has room; those with the lowest numbers."""
+        sets, size = self._sets, self.size
+        whole, left = divmod(gpus, size)
+        if sets[size].bit_count() < whole:
+            return None
+        chosen = [(place, size) for place in islice(_bits(sets[size]), whole)]
+        if left:
+            rooms = 0
+            for free in range(left, size + 1):
+                rooms |= sets[free]
+            for place, _ in chosen:
+                rooms ^= 1 << place
+            if not rooms:
+                return None
+            chosen.append(((rooms & -rooms).bit_length() - 1, left))
+            chosen.sort()
+        return tuple(chosen)
 
     def consolidated(self, gpus: int) -> Allocation | None:
         """On the fewest nodes if that can be now; else over as few more as can be: the emptiest first."""

@@ -104,6 +104,21 @@ def _f1(jobs: Features) -> Any:
     return np.log10(jobs.estimate_s) * jobs.gpus + 870.0 * np.log10(np.maximum(jobs.submit_s, 1.0))
 
 
+def _lcfs(jobs: Features) -> Any:
+    """Last come first served."""
+    return -jobs.submit_s
+
+
+def _lpf(jobs: Features) -> Any:
+    """Longest job first."""
+    return -jobs.estimate_s
+
+
+def _age_size(jobs: Features) -> Any:
+    """-(1000 w / 12 h + 1000 (1 - n / 160)): what RLTune takes for Slurm's multifactor priority."""
+    return -(1000.0 * (jobs.now_s - jobs.submit_s) / 43_200.0 + 1000.0 * (1.0 - jobs.gpus / 160.0))
+
+
 def gittins(tables: GittinsTables) -> Order:
     """GPUs / G, from the durations of jobs that have ended."""
 
@@ -127,6 +142,9 @@ _PLAIN: Final[Mapping[str, Order]] = {
     "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),
     "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),
     "f1": Order(_f1, needs_estimate=True),
+    "lcfs": Order(_lcfs),
+    "lpf": Order(_lpf, needs_estimate=True),
+    "age-size": Order(_age_size, wait_moves=True),
 }
 _SHARING: Final = {word: Order(_fifo, objective.needs_estimate) for word, objective in OBJECTIVES.items()}
 ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR, *_SHARING)

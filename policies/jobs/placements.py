@@ -25,19 +25,21 @@ class Placement:
         is_variability_aware: whether jobs get GPUs by how fast these are for their class, where GPUs of one type differ
             (`policies.jobs.variability`). Under reservations and rounds, and for those for whom others make room, it is
             the GPUs of nodes that `search` has found.
+        is_by_number: pools come as the cluster's file names them.
     """
 
     search: Search
     may_spread: bool = False
     is_speed_aware: bool = False
     is_variability_aware: bool = False
+    is_by_number: bool = False
 
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""
 
         def merit(pool: Pool) -> tuple[float, int, int]:
             speed = speeds.of(job_class, pool.gpu_type) if self.is_speed_aware else 0.0
-            return -speed, pool.fewest_nodes(gpus), pool.index
+            return -speed, 0 if self.is_by_number else pool.fewest_nodes(gpus), pool.index
 
         return tuple(sorted(pools, key=merit))
 
@@ -48,4 +50,5 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "consolidate": Placement(Pool.consolidated, may_spread=True),
     "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
     "variability-aware": Placement(Pool.best_fit, is_variability_aware=True),
+    "lowest": Placement(Pool.lowest_fit, is_by_number=True),
 }

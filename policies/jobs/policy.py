@@ -12,7 +12,7 @@ from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.multifactor import MULTIFACTOR, MultifactorKnobs
 from policies.jobs.orders import NEED_ESTIMATES, ORDERS
 from policies.jobs.placements import PLACEMENTS
-from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.queueing import CHOOSING, QUEUEINGS, RESERVING
 from policies.jobs.rounds import ROUNDS
 
 NONE: Final = "none"
@@ -58,6 +58,9 @@ class PreemptionKnobs:
 class JobPolicy:
     """What a `JobScheduler` is made of.
 
+    Attributes:
+        learned: the name of what chooses among those that wait; empty: the first in order is chosen.
+
     Raises:
         InputError: for a word that is not known, or parts that can't be combined.
     """
@@ -69,6 +72,7 @@ class JobPolicy:
     estimate: str = NONE
     knobs: PreemptionKnobs = PreemptionKnobs()
     multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
+    learned: str = ""
 
     def __post_init__(self) -> None:
         _require("order", self.order, ORDERS)
@@ -92,6 +96,19 @@ class JobPolicy:
         if self.preemption != NONE and self.order == MULTIFACTOR:
             problem = f"{self.order} is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
             raise InputError("policy", "preemption", problem)
+        if self.queueing in CHOOSING and self.preemption != NONE:
+            problem = f"{self.queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
+            raise InputError("policy", "preemption", problem)
+        if self.learned and self.queueing not in CHOOSING:
+            problem = f"{self.queueing} asks nobody whose turn it is: take {' or '.join(CHOOSING)}"
+            raise InputError("policy", "queueing", problem)
+
+    def require_choosing(self, is_given: bool) -> None:
+        """Raises `InputError` for a learned policy without what it has learned, and for a chooser that nobody asks."""
+        if self.learned and not is_given:
+            problem = f"{self.learned} is learned: name the file that training wrote"
+            raise InputError("policy", "", problem)
+        assert is_given <= (self.queueing in CHOOSING), "a chooser was given that nobody asks"
 
     def _require_estimate(self) -> None:
         remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"

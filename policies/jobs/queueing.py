@@ -5,6 +5,7 @@
     easy          anybody who fits and does not delay the first that does not (Lifka, JSSPP'95): that one has a
                   reservation, at the earliest time at which it fits if running jobs end as estimated
     conservative  anybody who fits and delays nobody before him: all have reservations (Mu'alem and Feitelson 2001)
+    stall, choice as is chosen (`policies.jobs.choices`)
 
 A reservation is of nodes. It is worked out anew at each decision, of the jobs in their present order. A pool has one
 under `easy`: jobs that share no pool do not wait for each other. A job that
@@ -20,6 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.jobs.choices import Choices
 from policies.jobs.cluster import Pool, Search
 from policies.jobs.reservations import Profile, Reservation, reserve
 from policies.jobs.vocabulary import Allocation
@@ -30,6 +32,7 @@ class Desk(Protocol):
     """What the scheduler does for a queueing."""
 
     now_ns: int
+    choices: Choices
 
     @property
     def search(self) -> Search:
@@ -196,5 +199,8 @@ QUEUEINGS: Final[Mapping[str, Queueing]] = {
     "first-fit": _first_fit,
     "easy": _easy,
     "conservative": _conservative,
+    "stall": lambda line, desk: desk.choices.stall(line, desk),
+    "choice": lambda line, desk: desk.choices.choice(line, desk),
 }
 RESERVING: Final = ("easy", "conservative")
+CHOOSING: Final = ("stall", "choice")  # all jobs stand in one line

@@ -124,6 +124,9 @@ def _next_word(name: str, rest: str) -> tuple[str, str]:
 
 def shown_name(policy: JobPolicy) -> str:
     """A name that means the policy's words (not its knobs), the shortest there is."""
+    if policy.learned:
+        estimate = [] if policy.estimate == NONE else [policy.estimate]
+        return "-".join((policy.learned, policy.order, *estimate))
     by_distance = sorted(KINDS.values(), key=lambda kind: len(_differing(policy, kind)))
     for kind in by_distance:
         if kind.order == policy.order and kind.preemption == policy.preemption:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.jobs.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
+from policies.jobs.choices import Choices, Choosing
 from policies.jobs.cluster import Cluster, NodeGroup, Pool, Search
 from policies.jobs.estimates import HISTORY, estimate_of
 from policies.jobs.gavel import OBJECTIVES
@@ -24,7 +25,7 @@ from policies.jobs.multifactor import Accounts
 from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
-from policies.jobs.queueing import QUEUEINGS, RESERVING
+from policies.jobs.queueing import CHOOSING, QUEUEINGS, RESERVING
 from policies.jobs.room import Ranking, make_room
 from policies.jobs.rounds import ROUNDS, Rounds
 from policies.jobs.shares import WHOLE_MILLI, SharedGpus
@@ -59,9 +60,11 @@ class JobScheduler:
         oracle_work_ns: true work by job number, for the estimate `oracle`; no other part is given it.
         past: jobs that had ended before, with their work: what `history` and `gittins` begin with.
         variability: how GPUs of one type differ, where they do. Only a placement that is aware of it looks at it.
+        choosing: who chooses, where the policy's queueing asks (`policies.jobs.choices`).
 
     Raises:
-        InputError: for a policy with an oracle that was not given the truth; later, for a job without a requested time
+        InputError: for a policy with an oracle that was not given the truth, or a learned one without what it has
+            learned; later, for a job without a requested time
             where the policy asks for it.
     """
 
@@ -73,7 +76,9 @@ class JobScheduler:
         oracle_work_ns: NDArray[np.int64] | None = None,
         past: Iterable[tuple[JobArrived, int]] = (),
         variability: Variability | None = None,
+        choosing: Choosing | None = None,
     ) -> None:
+        policy.require_choosing(choosing is not None)
         self.policy = policy
         self.cluster = Cluster(groups)
         self.next_wake_ns: int | None = None
@@ -85,6 +90,7 @@ class JobScheduler:
         self._book, self._history = JobBook(), History()
         self._order = order_of(policy.order, self._tables, self._make_accounts)
         self._accounts = self._order.accounts
+        self.choices = Choices(self._book, choosing)
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement = PLACEMENTS[policy.placement]
         is_aware = self._placement.is_variability_aware
@@ -255,7 +261,8 @@ class JobScheduler:
     def _join_lines(self, waiting: WaitingClass) -> None:
         """One line for all pools of a class, with all that stood in theirs."""
         joined = Line()
-        former = {id(line): line for pool in waiting.pools if (line := self._lines.get(pool.index)) is not None}
+        met = self._lines if self.policy.queueing in CHOOSING else [pool.index for pool in waiting.pools]
+        former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}
         for line in former.values():
             joined.classes += line.classes
             joined.fresh += line.fresh
@@ -295,7 +302,7 @@ class JobScheduler:
         line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self._stopped
         self._queueing(line, self)
-        line.fresh, line.is_open = [], self._stopped > stopped
+        line.fresh, line.is_open = [], self._stopped > stopped or self.choices.is_asked
 
     # ------------------------------------------------------------------------------------- what a queueing asks for
 

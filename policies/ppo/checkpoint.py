@@ -20,6 +20,7 @@ from policies.errors import InputError
 from policies.files import atomic_path, require_file, same_header
 
 SCHEMA = "slimsched.router/1"
+ROUTERS: Final = "a router's file is what `slimsched train` or `slimsched tune` wrote"
 CHECKSUM: Final = "checksum"  # the header's key; a file from before there was one has none, and is read as it is
 MOST_BYTES: Final = 1_000_000_000
 MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them
@@ -28,32 +29,37 @@ POLICY = "policy."  # what the network's tensors begin with; a training checkpoi
 Tensors = dict[str, npt.NDArray[Any]]
 
 
-def write(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> None:
+def write(
+    path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], schema: str = SCHEMA
+) -> None:
     """Atomically: a reader finds the old file or the new one, whole."""
     plain = {name: np.array(value, order="C") for name, value in tensors.items()}
-    header = {**metadata, "schema": SCHEMA}
+    header = {**metadata, "schema": schema}
     content = save(plain, {**header, CHECKSUM: _checksum(plain, header)})
     with atomic_path(path) as temporary:
         temporary.write_bytes(same_header(content))
 
 
-def read(path: Path) -> tuple[Tensors, dict[str, str]]:
+def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tensors, dict[str, str]]:
     """Tensors and header (but for its checksum).
 
+    Args:
+        made_by: where such files come from.
+
     Raises:
-        InputError: the file is missing or not a router, was changed since it was written, or holds numbers that are
-            none, or absurd.
+        InputError: the file is missing or not of the schema, was changed since it was written, or holds numbers that
+            are none, or absurd.
     """
-    require_file(path, MOST_BYTES, hint="; a router's file is what `slimsched train` or `slimsched tune` wrote")
+    require_file(path, MOST_BYTES, hint=f"; {made_by}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
     except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy has not
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
-    if metadata.get("schema") != SCHEMA:
-        found = metadata.get("schema", "none")
-        raise InputError(str(path), "schema", f"found {found}, expected {SCHEMA}: not a router of this version")
+    if metadata.get("schema") != schema:
+        found, kind = metadata.get("schema", "none"), schema.removeprefix("slimsched.").split("/")[0]
+        raise InputError(str(path), "schema", f"found {found}, expected {schema}: not a {kind} of this version")
     stored = metadata.pop(CHECKSUM, None)
     if stored is not None and stored != (found := _checksum(tensors, metadata)):
         problem = f"says {stored!r:.40}, the content has {found!r}: it was damaged or changed after it was written"

@@ -45,7 +45,7 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
     """
     cluster = Cluster(case.world.groups)
     run_s, best_s = _run_times(case, cluster)
-    measured = case.run_of(case.baseline.policy).is_measured
+    measured = case.run_of(case.baseline).is_measured
     counts = measured & np.isfinite(run_s).any(axis=1)
     if not counts.any():
         raise InputError(case.source, "cluster.nodes", "no job of the trace fits into the cluster")

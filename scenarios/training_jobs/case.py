@@ -19,11 +19,19 @@ from policies.jobs.policy import JobPolicy, PreemptionKnobs
 from policies.jobs.rivals import policy_of, shown_name
 from policies.jobs.speeds import Speeds
 from policies.jobs.vocabulary import JobArrived
+from policies.jobs_ppo.files import Learned, read_learned
 from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import read_text
 from scenarios.files.named_files import with_paths
 from scenarios.files.reading import read_profile
-from scenarios.training_jobs.spec import POLICY_SUFFIX, ClusterSection, JobsScenario, PolicyFile, PreemptionSection
+from scenarios.training_jobs.spec import (
+    LEARNED_SUFFIX,
+    POLICY_SUFFIX,
+    ClusterSection,
+    JobsScenario,
+    PolicyFile,
+    PreemptionSection,
+)
 from scenarios.training_jobs.throughputs import images_s, read_throughputs, relative_to, with_others
 from scenarios.training_jobs.trace import JobTrace, read_trace
 from sim.jobs.failures import Outage, drawn_outages
@@ -33,10 +41,15 @@ from sim.jobs.world import JobRun, JobWorld
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy, and how it is shown: with `oracle` in it where it knows true run times."""
+    """A policy, and how it is shown: with `oracle` in it where it knows true run times.
+
+    Attributes:
+        learned: what chooses, where it is a learned one.
+    """
 
     name: str
     policy: JobPolicy
+    learned: Learned | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +81,7 @@ class JobsCase:
         named = self.scenario.baseline
         return self.policies[0 if named is None else self.scenario.policies.index(named)]
 
-    def run_of(self, policy: JobPolicy) -> JobRun:
+    def run_of(self, named: NamedPolicy) -> JobRun:
         """One policy's run.
 
         Raises:
@@ -77,11 +90,12 @@ class JobsCase:
         with _of_file(self.source):
             return JobRun(
                 self.jobs,
-                policy,
+                named.policy,
                 self.scenario.warmup_s,
                 self.found,
                 round(self.scenario.longest_s * NS_PER_S),
                 self.past,
+                None if named.learned is None else named.learned.choosing(self.scenario.seed),
             )
 
 
@@ -104,7 +118,8 @@ def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | 
     """
     update: dict[str, Any] = {} if load is None else {"load": load}
     if policies:
-        named = [str(Path(name).absolute()) if name.endswith(POLICY_SUFFIX) else name for name in policies]
+        suffixes = (POLICY_SUFFIX, LEARNED_SUFFIX)
+        named = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
         baseline = scenario.baseline if scenario.baseline in named else None
         update |= {"policies": named, "baseline": baseline}
     if not update:
@@ -127,7 +142,7 @@ def read_case(scenario: JobsScenario, source: str) -> JobsCase:
     _require_requests(policies, jobs, source)
     case = JobsCase(scenario, source, world, jobs, found, past, policies)
     for each in policies:
-        case.run_of(each.policy)
+        case.run_of(each)
     return case
 
 
@@ -147,6 +162,10 @@ def _of_file(source: str) -> Iterator[None]:
 
 
 def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
+    if name.endswith(LEARNED_SUFFIX):
+        learned = read_learned(Path(name))[0]
+        policy, shown = learned.spec.policy, Path(name).name.removesuffix(LEARNED_SUFFIX)
+        return NamedPolicy(_with_oracle(shown, policy), policy, learned)
     if not name.endswith(POLICY_SUFFIX):
         try:
             policy = policy_of(name, _knobs(scenario.preemption, scenario.cluster))
@@ -172,8 +191,11 @@ def read_policy(path: Path, cluster: ClusterSection) -> NamedPolicy:
             given.estimate,
             _knobs(given.preemption, cluster),
         )
-    name = path.name.removesuffix(POLICY_SUFFIX)
-    return NamedPolicy(f"{name}-{ORACLE}" if policy.estimate == ORACLE and ORACLE not in name else name, policy)
+    return NamedPolicy(_with_oracle(path.name.removesuffix(POLICY_SUFFIX), policy), policy)
+
+
+def _with_oracle(name: str, policy: JobPolicy) -> str:
+    return f"{name}-{ORACLE}" if policy.estimate == ORACLE and ORACLE not in name else name
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class PolicyRun:
 
 def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
     """One policy's run on a case."""
-    return JobSimulation(case.world, case.run_of(named.policy)).run()
+    return JobSimulation(case.world, case.run_of(named)).run()
 
 
 def run_all(

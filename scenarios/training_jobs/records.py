@@ -33,7 +33,8 @@ def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
     scenario = with_paths(case.scenario, lambda text: Path(text).name)
     said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
     read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
-    return inputs_hash(SCHEMA, version_of(PRODUCT), said, named.name, repr(named.policy), *read)
+    learned = None if named.learned is None else named.learned.content()
+    return inputs_hash(SCHEMA, version_of(PRODUCT), said, named.name, repr(named.policy), learned, *read)
 
 
 def write_run(path: Path, record: JobsRecord, job_id: NDArray[np.object_], made_of: str) -> None:

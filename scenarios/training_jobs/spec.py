@@ -22,6 +22,7 @@ from sim.profile import Count
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
 POLICY_SUFFIX = ".jobpolicy.yaml"
+LEARNED_SUFFIX = ".safetensors"
 MOST_NODES = 1_000_000
 _LONGEST_S = 1e9  # 31 years, as `sim.jobs.jobs` has it
 
@@ -36,7 +37,7 @@ Load = Annotated[float, Field(gt=0, le=100)]
 
 
 def _is_policy_file(text: str) -> bool:
-    return text.endswith(POLICY_SUFFIX)
+    return text.endswith((POLICY_SUFFIX, LEARNED_SUFFIX))
 
 
 def _one_of_a_list(text: str) -> str:
@@ -173,7 +174,9 @@ class JobsScenario(StrictModel):
     longest_s: Span = Field(366 * 86400.0, description="the run is ended so long after the last submission")
     preemption: PreemptionSection = Field(default_factory=PreemptionSection, description="of policies given by name")
     policies: tuple[PolicyName, ...] = Field(
-        description=f"names ([list](jobs.md#policies)), or files ending in `{POLICY_SUFFIX}`", min_length=1
+        description=f"names ([list](jobs.md#policies)), files ending in `{POLICY_SUFFIX}`, or learned "
+        f"ones ending in `{LEARNED_SUFFIX}`",
+        min_length=1,
     )
     baseline: PolicyName | None = Field(None, description="what the others are set against; null: the first policy")
     bound: BoundSection = Field(default_factory=BoundSection, description="how the bound is sought")

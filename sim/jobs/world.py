@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.errors import InputError
+from policies.jobs.choices import Choosing
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.estimates import ORACLE
 from policies.jobs.policy import JobPolicy
@@ -106,6 +107,7 @@ class JobRun:
             submission, on an empty cluster.
         longest_ns: the run is ended so long after the last submission, whatever still waits or runs.
         past: what the policy has seen before: jobs that had ended, as `JobScheduler` takes them.
+        choosing: who chooses for a learned policy; it may remember, so each run has its own.
 
     Raises:
         InputError: for a warm-up after which no job is submitted.
@@ -117,6 +119,7 @@ class JobRun:
     found: Found | None = None
     longest_ns: int = _YEAR_NS
     past: tuple[tuple[JobArrived, int], ...] = ()
+    choosing: Choosing | None = None
 
     def __post_init__(self) -> None:
         assert self.found is None or self.found.jobs is self.jobs, "the run's jobs are not those that were found"
@@ -160,14 +163,16 @@ class _Columns:
 
 
 class JobSimulation:
-    """One run: `run` it, once."""
+    """One run: `run` it, once; or `advance` it to each choice that a chooser leaves open, and take its `record`."""
 
     def __init__(self, world: JobWorld, run: JobRun) -> None:
         self.world, self.spec = world, run
         jobs = run.jobs
         self._work_ns, self._submit_ns = jobs.work_ns, jobs.submit_ns
         oracle = self._work_ns if run.policy.estimate == ORACLE else None
-        self.scheduler = JobScheduler(run.policy, world.groups, world.speeds, oracle, run.past, world.variability)
+        self.scheduler = JobScheduler(
+            run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
+        )
         self._agenda = Agenda()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
@@ -177,6 +182,8 @@ class JobSimulation:
         self._down_gpu_ns = 0
         self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
         self._wake_ns: int | None = None
+        self._is_under_way = False
+        self._last_ns = int(self._submit_ns[-1]) + run.longest_ns
         self._carry_out: dict[type, Callable[[Any], None]] = {
             StartJob: self._start,
             PreemptJob: self._preempt,
@@ -185,16 +192,37 @@ class JobSimulation:
 
     def run(self) -> JobsRecord:
         """To the last job's end."""
-        self._set_off()
+        is_asked = self.advance()
+        assert not is_asked, "nobody is there to answer"
+        return self.record()
+
+    def advance(self) -> bool:
+        """To the next choice that is left open, which is True; or to the last job's end."""
+        if not self._is_under_way:
+            self._is_under_way = True
+            self._set_off()
+            self._agenda.at(self._last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
         agenda, scheduler = self._agenda, self.scheduler
-        last_ns = int(self._submit_ns[-1]) + self.spec.longest_ns
-        agenda.at(last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
-        while agenda.next_ns <= last_ns and not self._is_over:
-            agenda.step()
+        while True:
             while agenda.is_instant_over and scheduler.next_wake_ns == agenda.now_ns:
                 self._tell(Wake())
+                if scheduler.choices.is_asked:
+                    return True
             self._plan_wake()
-        return self._record()
+            if agenda.next_ns > self._last_ns or self._is_over:
+                return False
+            agenda.step()
+
+    @property
+    def in_system_ns(self) -> int:
+        """Time integral of the number of jobs that were in the system, up to now."""
+        self._count(0)
+        return self._in_system_ns
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run's begin."""
+        return max(self._agenda.now_ns - self._begins_ns, 0) / NS_PER_S
 
     @property
     def _is_over(self) -> bool:
@@ -336,7 +364,7 @@ class JobSimulation:
 
     # ------------------------------------------------------------------------------------------------------- the end
 
-    def _record(self) -> JobsRecord:
+    def record(self) -> JobsRecord:
         """What the run left behind; what it did is proven to add up."""
         self._count(0)
         columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self._agenda.now_ns

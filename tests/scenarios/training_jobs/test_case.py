@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 from policies.errors import InputError
+from policies.jobs_ppo.files import Learned, LearnedSpec, write_learned
+from policies.jobs_ppo.net import SIZES, JobNet, fresh_weights
+from scenarios.gym import JOBS_ID
 from scenarios.training_jobs.case import read_scenario
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.doubts import doubts
 from scenarios.training_jobs.keys_page import jobs_keys_markdown
+from scenarios.training_jobs.records import fingerprint
 from tests.scenarios.training_jobs.cases import case_of, trace_of, write_case
 
 DAY = 86400.0
@@ -223,3 +229,32 @@ def test_speeds_of_a_table_and_of_profiles(tmp_path: Path) -> None:
     assert ends_s[0] == ends_s[1] < 90
     assert profiled.world.speeds.of("a", "fast") == pytest.approx(90 / ends_s[0])
     assert np.isfinite(ends_s).all()
+
+
+def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) -> None:
+    """A network that is zero everywhere draws each waiting job alike, seeded by the scenario."""
+    zero = {name: np.zeros_like(value) for name, value in fresh_weights(SIZES, 0, "actor").items()}
+    learned = Learned(LearnedSpec("rltune-faithful", "sjf", "oracle"), JobNet(zero))
+    write_learned(tmp_path / "mine.safetensors", learned, {}, {})
+    trace = trace_of([(row, 5, 4) for row in range(20)])
+    case = case_of(tmp_path, trace, policies=["fifo", "mine.safetensors"])
+    assert [each.name for each in case.policies] == ["fifo", "mine-oracle"]
+    runs = [run_policy(case, each) for each in (*case.policies, case.policies[1])]
+    assert runs[1].start_ns.tolist() == runs[2].start_ns.tolist() != runs[0].start_ns.tolist()
+    assert sorted(runs[1].start_ns.tolist()) == sorted(runs[0].start_ns.tolist())
+    assert fingerprint(case, case.policies[1]) == fingerprint(case, case.policies[1])
+    other = replace(case.policies[1], learned=Learned(learned.spec, JobNet(fresh_weights(SIZES, 0, "actor"))))
+    assert fingerprint(case, other) != fingerprint(case, case.policies[1])
+    (tmp_path / "mine.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="not a safetensors file"):
+        case_of(tmp_path, trace, policies=["mine.safetensors"])
+
+
+def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> None:
+    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
+    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
+    observation, info = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    assert info["action_mask"].any()
+    with pytest.raises(InputError, match="leave no window"):
+        gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"))

@@ -1,0 +1,178 @@
+"""Policies side by side on the same windows: mean waits with intervals, and each against a learned one, paired.
+
+What a window came to is kept as soon as it is known, by policy; the same call goes on where it was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from policies.chance import derived_seed, stream
+from policies.errors import InputError
+from policies.jobs.choices import Choosing, View
+from policies.jobs.policy import JobPolicy
+from policies.jobs.rivals import policy_of
+from policies.jobs_ppo.files import Learned
+from scenarios.files.documents import inputs_hash, read_checked, write_checked
+from scenarios.runs.parallel import Jobs, each
+from scenarios.training_jobs.learning.windows import Windows, score_of
+
+DRAWS: Final = 2000
+_BATCH: Final = 50  # windows between two writes
+Numbers = NDArray[np.float64]
+
+
+class Random:
+    """Whoever may be chosen, each as likely."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def choose(self, view: View) -> int:
+        """A place in the view."""
+        return int(self._rng.choice(view.may.nonzero()[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contender:
+    """A policy under the name that it is shown by; a learned one with what it has learned, or `random`."""
+
+    name: str
+    policy: JobPolicy
+    learned: Learned | None = None
+
+    def choosing(self, seed: int) -> Choosing | None:
+        """Who chooses in one window."""
+        if self.learned is not None:
+            return self.learned.choosing(seed)
+        return Choosing(Random(stream(seed, "jobs:random"))) if self.policy.learned else None
+
+    def identity(self) -> dict[str, Any]:
+        """What its results rest on."""
+        return {"policy": asdict(self.policy), "learned": None if self.learned is None else self.learned.content()}
+
+
+def stalled(order: str, estimate: str = "none") -> Contender:
+    """An order in RLTune's way: the first of them stalls the cluster until it fits."""
+    policy = JobPolicy(order, "stall", placement="lowest", estimate=estimate)
+    return Contender(f"{order}{'' if estimate == 'none' else f'-{estimate}'}-stall", policy)
+
+
+def rival(name: str) -> Contender:
+    """A policy by its name, with RLTune's greedy placement."""
+    return Contender(name, policy_of(f"{name}-lowest"))
+
+
+def random_choice() -> Contender:
+    """Chance, in RLTune's way."""
+    return Contender("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random"))
+
+
+def learned_choice(name: str, learned: Learned) -> Contender:
+    """A learned policy."""
+    return Contender(name, learned.spec.policy, learned)
+
+
+BASELINES: Final = (
+    stalled("fifo"),
+    random_choice(),
+    stalled("smallest"),
+    stalled("sjf", "oracle"),
+    rival("fifo-first-fit"),
+    rival("smallest"),
+    rival("sjf-oracle"),
+    rival("fifo-easy-oracle"),
+)
+"""What RLTune's figures are set against: its own way of waiting with four orders, and rivals that need no learning."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    start: int
+    seed: int
+
+
+def judge(
+    contenders: Sequence[Contender],
+    windows: Windows,
+    starts: Iterable[int],
+    folder: Path,
+    seed: int = 0,
+    jobs: Jobs = 1,
+) -> Iterable[tuple[Contender, Numbers]]:
+    """(contender, (windows,) mean wait of those that count in each window, seconds), one after another.
+
+    Args:
+        folder: keeps what is known of each contender.
+
+    Raises:
+        InputError: two contenders have one name.
+    """
+    names = [each.name for each in contenders]
+    if len(set(names)) < len(names):
+        raise InputError("policies", "", f"two have one name among {', '.join(names)}: name them apart")
+    tasks = [_Window(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
+    for contender in contenders:
+        yield contender, _waits(contender, windows, tasks, folder / f"{contender.name}.json", jobs)
+
+
+def _waits(contender: Contender, windows: Windows, tasks: list[_Window], path: Path, jobs: Jobs) -> Numbers:
+    made_of = inputs_hash(
+        contender.identity(),
+        [windows.length, windows.warm, *windows.jobs.submit_s.tolist(), *windows.jobs.run_s.tolist()],
+        windows.jobs.gpus.tolist(),
+        repr(windows.world),
+        [asdict(task) for task in tasks],
+    )
+    known: list[float] = []
+    if path.is_file():
+        kept = read_checked(path)
+        known = list(kept["waits_s"]) if kept["inputs"] == made_of else []
+    while len(known) < len(tasks):
+        batch = tasks[len(known) : len(known) + _BATCH]
+        made = dict(each(_wait, (contender, windows), batch, jobs))
+        known += [made[place] for place in range(len(batch))]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_checked(path, {"inputs": made_of, "waits_s": known})
+    return np.array(known)
+
+
+def _wait(common: tuple[Contender, Windows], task: _Window) -> float:
+    contender, windows = common
+    record = windows.run(task.start, contender.policy, contender.choosing(task.seed))
+    return score_of(record, "wait", 1, windows.count(record))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over windows, and where it lies in 95 % of the resamples of windows."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_of(waits_s: Numbers, seed: int = 0) -> Estimate:
+    """By the bootstrap over windows: the same windows are drawn for whatever has as many, so differences are paired."""
+    many = len(waits_s)
+    drawn = stream(seed, "job windows:bootstrap").integers(many, size=(DRAWS, many))
+    low, high = np.percentile(waits_s[drawn].mean(axis=1), (2.5, 97.5))
+    return Estimate(float(waits_s.mean()), float(low), float(high))
+
+
+def table_of(waits_s: dict[str, Numbers], against: str | None) -> str:
+    """Markdown: mean wait of each, and how far it is above the one that all are set against, with intervals."""
+    lines = ["| policy | mean wait (s) | above it (s) |", "|---|---|---|"]
+    for name, waits in waits_s.items():
+        mean, cells = mean_of(waits), [name]
+        cells.append(f"{mean.mean:,.0f} ({mean.low:,.0f} to {mean.high:,.0f})")
+        more = mean_of(waits - waits_s[against]) if against is not None and name != against else None
+        cells.append("" if more is None else f"{more.mean:+,.0f} ({more.low:+,.0f} to {more.high:+,.0f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -1,0 +1,100 @@
+"""RLTune's programme: its candidates by hand, its solutions against trying all, as written and as meant."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from policies.jobs.choices import Choosing, View
+from policies.jobs.cluster import Pool
+from policies.jobs.mapping import Candidate, Meant, Programme, Written, candidates
+from policies.jobs.policy import JobPolicy
+from tests.sim.jobs.worlds import jobs, run
+
+
+def pool(*free: int, size: int = 8) -> Pool:
+    made = Pool(0, range(len(free)), size, "gpu", "")
+    return made.with_free(free)
+
+
+def allocations(found: list[Candidate]) -> list[tuple[tuple[int, int], ...]]:
+    return [each.allocation for each in found]
+
+
+def test_candidates_by_hand() -> None:
+    """4 GPUs, nodes with 8, 5, 4, 2 free: filling node 2 leaves the fewest partly used; node 0 balances best. On two
+    nodes, node 2's 4 can't be split off a whole one: of partly used nodes, 2 + 2 of nodes 3 and 1 end node 3."""
+    found = allocations(candidates([pool(8, 5, 4, 2)], 4))
+    assert found[0] == ((2, 4),)
+    assert found[1] == ((0, 4),)
+    assert all(len(each) == 2 for each in found[2:])
+    assert len(found) <= 4
+
+
+def test_one_gpu_has_no_way_on_two_nodes_and_a_full_pool_none_at_all() -> None:
+    assert all(len(each) == 1 for each in allocations(candidates([pool(8, 3)], 1)))
+    assert candidates([pool(0, 3)], 8) == []
+
+
+@st.composite
+def programmes(draw: st.DrawFn, is_bound: bool) -> Programme:
+    size = np.array(draw(st.lists(st.sampled_from([2, 4, 8]), min_size=2, max_size=5)))
+    free = np.array([draw(st.integers(0, int(most))) for most in size])
+    first = np.array([[draw(st.integers(0, int(most))) for most in free] for _ in range(draw(st.integers(2, 4)))])
+    if not is_bound:
+        return Programme(free, size, [first], next_gpus=draw(st.integers(1, 9)))
+    others = [
+        np.array([[draw(st.integers(0, int(most))) for most in free] for _ in range(draw(st.integers(1, 3)))])
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    return Programme(free, size, [first, *others], is_bound=True)
+
+
+def least(programme: Programme) -> list[float]:
+    """For each candidate of the first job, the least cost with any of the others'."""
+    others = [[None, *range(len(takes))] for takes in programme.takes[1:]]
+    return [min(programme.cost((way, *rest)) for rest in product(*others)) for way in range(len(programme.takes[0]))]
+
+
+@settings(deadline=None)
+@example(Programme(np.array([7, 2, 2]), np.array([8, 2, 2]), [np.array([[4, 0, 1], [7, 0, 0], [0, 0, 0]])], 2))
+@given(programmes(is_bound=False))
+def test_as_written_it_finds_what_trying_all_finds(programme: Programme) -> None:
+    costs = least(programme)
+    assert costs[programme.solve()] == pytest.approx(min(costs), abs=1e-7)
+
+
+@settings(deadline=None)
+@given(programmes(is_bound=True))
+def test_as_meant_it_finds_what_trying_all_finds(programme: Programme) -> None:
+    costs = least(programme)
+    assert costs[programme.solve()] == pytest.approx(min(costs), abs=1e-7)
+
+
+def test_as_written_its_first_term_is_void() -> None:
+    """Two candidates that differ in partly used nodes alone: as written the first is taken, as meant the other."""
+    free, size = np.array([8, 4, 8]), np.array([8, 8, 8])
+    takes = [np.array([[4, 0, 0], [0, 4, 0]])]
+    written = Programme(free, size, takes, next_gpus=9, weights=(1.0, 0.0, 0.5))
+    assert written.solve() == 0
+    assert Programme(free, size, takes, is_bound=True, weights=(1.0, 0.0, 0.5)).solve() == 1
+
+
+class First:
+    def choose(self, view: View) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("mapper", [Written(), Meant(lambda view: -view.age_s)])
+def test_a_run_under_the_programme_is_whole(mapper: Written | Meant) -> None:
+    rng = np.random.default_rng(1)
+    sizes = rng.choice([1, 2, 4, 8, 16], 60)
+    these = jobs(*zip(np.sort(rng.integers(0, 300, 60)), rng.integers(1, 60, 60), sizes, strict=True))
+    policy = JobPolicy("fifo", "stall", placement="lowest", learned="first")
+    options = {"choosing": Choosing(First(), mapper)}
+    record = run(policy, these, nodes=(8, 8, 8, 2, 2), run_options=options)
+    assert (record.is_done | record.is_refused).all()

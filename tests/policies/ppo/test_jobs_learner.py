@@ -1,0 +1,144 @@
+"""PPO on choices among any number of jobs: advantages by hand, padding, a bandit, files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policies.errors import InputError
+from policies.jobs import sight
+from policies.jobs_ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
+from policies.jobs_ppo.learner import (
+    Episode,
+    JobLearner,
+    JobPPOKnobs,
+    advantages,
+    network,
+    slots_of,
+    taken,
+)
+from policies.jobs_ppo.net import SIZES, JobNet, fresh_weights
+
+
+def test_advantages_by_hand() -> None:
+    """Rewards 0, 0, 1 and values 0.5, 0.25, 0: differences -0.25, -0.25, 1, summed backwards by a half."""
+    advantage, returns = advantages(np.array([0, 0, 1.0]), np.array([0.5, 0.25, 0.0]), 0.5)
+    assert advantage.tolist() == [-0.25 + 0.5 * 0.25, -0.25 + 0.5, 1.0]
+    assert returns.tolist() == [1, 1, 1]
+
+
+def test_torch_and_numpy_give_the_same_scores() -> None:
+    net = network(SIZES, 3, "actor")
+    rows = np.random.default_rng(0).random((50, 7), np.float32)
+    with torch.no_grad():
+        assert JobNet(taken(net)).scores(rows) == pytest.approx(net(torch.from_numpy(rows))[:, 0].numpy(), abs=1e-6)
+    assert all((taken(net)[name] == value).all() for name, value in fresh_weights(SIZES, 3, "actor").items())
+
+
+def episode(rng: np.random.Generator, net: JobNet, most: int = 6) -> Episode:
+    """A bandit with any number of arms: whoever has the largest second number pays 1, the others nothing."""
+    rows, counts, chosen, log_prob, rewards = [], [], [], [], []
+    for _ in range(64):
+        seen = rng.random((int(rng.integers(1, most)), 7), np.float32)
+        scores = net.scores(seen).astype(float)
+        odds = np.exp(scores - scores.max())
+        odds /= odds.sum()
+        place = int(rng.choice(len(seen), p=odds))
+        rows.append(seen)
+        counts.append(len(seen))
+        chosen.append(place)
+        log_prob.append(np.log(odds[place]))
+        rewards.append(float(seen[place, 1] == seen[:, 1].max()))
+    pooled = np.zeros((len(rows), 15), np.float32)
+    return Episode(
+        np.concatenate(rows),
+        np.array(counts),
+        np.array(chosen),
+        np.array(log_prob, np.float32),
+        pooled,
+        np.array(rewards, np.float32),
+        0.0,
+        0.0,
+    )
+
+
+def test_the_policy_of_padded_slots_is_that_of_the_rows_alone() -> None:
+    """Against the softmax over 128 slots with a mask, as RLTune computes it."""
+    made = episode(np.random.default_rng(0), JobNet(fresh_weights(SIZES, 0, "actor")))
+    learner = JobLearner(JobPPOKnobs(), 0, has_slots=True)
+    slots = torch.from_numpy(slots_of(made)).reshape(-1, 128, 7)
+    with torch.no_grad():
+        scores = learner.actor(slots)[:, :, 0]
+        is_padding = (slots == torch.tensor(sight.PADDING)).all(dim=2)
+        assert (~is_padding).sum(dim=1).tolist() == made.counts.tolist()
+        log_prob = torch.log_softmax(scores + torch.where(is_padding, -1e6, 0.0), dim=1)
+        picked = log_prob[torch.arange(len(scores)), torch.from_numpy(made.chosen)]
+    assert made.log_prob == pytest.approx(picked.numpy(), abs=1e-4)
+
+
+def test_it_learns_which_arm_pays() -> None:
+    """From as good as chance to nearly always, though the number of arms changes."""
+    learner, rng = (
+        JobLearner(JobPPOKnobs(policy_rate=3e-3, kl_stop=0.03, lam=0.0), 1, has_slots=False),
+        np.random.default_rng(2),
+    )
+    gains = []
+    for _ in range(25):
+        episodes = [episode(rng, JobNet(taken(learner.actor))) for _ in range(8)]
+        gains.append(np.mean([each.rewards.mean() for each in episodes]))
+        stats = learner.update(episodes)
+        assert stats.decisions == 512
+    assert gains[0] < 0.65
+    assert gains[-1] > 0.85
+
+
+def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
+    rng = np.random.default_rng(0)
+    learner = JobLearner(JobPPOKnobs(policy_rate=3e-2), 1, has_slots=False)
+    stats = learner.update([episode(rng, JobNet(taken(learner.actor)))])
+    assert 0 < stats.steps < 80
+    assert stats.kl > 0.015
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+
+SPEC = LearnedSpec(FAITHFUL, "sjf", "oracle", "philly")
+
+
+def written(path: Path) -> Learned:
+    learned = Learned(SPEC, JobNet(fresh_weights(SIZES, 0, "actor")))
+    write_learned(path, learned, {"critic.0.bias": np.zeros(3, np.float32)}, {"training": "{}"})
+    return learned
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    learned = written(tmp_path / "a.safetensors")
+    found, tensors, header = read_learned(tmp_path / "a.safetensors")
+    assert found.spec == SPEC
+    assert all((found.net.weights[name] == value).all() for name, value in learned.net.weights.items())
+    assert tensors["critic.0.bias"].tolist() == [0, 0, 0]
+    assert header["training"] == "{}"
+    assert found.spec.policy.learned == FAITHFUL
+
+
+def test_a_file_that_was_damaged_or_is_another_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    written(path)
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(InputError, match="damaged or changed"):
+        read_learned(path)
+    path.write_bytes(b"no")
+    with pytest.raises(InputError, match="not a safetensors file"):
+        read_learned(path)
+    with pytest.raises(InputError, match="what training of a job policy wrote"):
+        read_learned(tmp_path / "none.safetensors")
+    with pytest.raises(InputError, match="no learned policy"):
+        replace(SPEC, kind="rltune")
+    with pytest.raises(InputError, match="train it again"):
+        replace(SPEC, features="rltune/0")
