@@ -336,7 +336,7 @@ def test_files_that_are_no_router_are_refused(tmp_path: Path) -> None:
 def test_another_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a later version says which one was found."""
     path = tmp_path / "router.safetensors"
-    monkeypatch.setattr(checkpoint, "SCHEMA", "slimsched.router/9")
+    monkeypatch.setattr(checkpoint.write, "__defaults__", ("slimsched.router/9",))
     spread_router(0)[1].save(path)
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"found slimsched\.router/9, expected slimsched\.router/1"):
