@@ -103,11 +103,12 @@ class GittinsTables:
 
     def _refresh(self, group: Group) -> bool:
         """Make a group's table anew where it has grown: whether it was."""
-        number, durations_ns = group.number, group.durations_ns
-        was, many = self._made_of[number], len(durations_ns)
+        number, many = group.number, group.many
+        was = self._made_of[number]
         if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
             return False
         self._made_of[number] = many
+        durations_ns = group.durations_ns
         sample, weights = _sample(durations_ns)
         self._going_on[number] = inverse_gittins_s(sample, weights, POINTS_S, 0.0)
         self._restarted[number] = inverse_gittins_s(sample, weights, POINTS_S, self._restart_s)

@@ -253,6 +253,8 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
         index = self._order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
         waiting.add(job, float(index))
+        if waiting.count == 1:
+            waiting.version = self._version
         self.waiting += 1
         line = self._lines[waiting.pools[0].index]
         line.fresh.append(waiting)
@@ -271,14 +273,32 @@ class JobScheduler:
         """How a pool's nodes are searched."""
         return self._placement.search
 
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+        return self.policy.is_preemptive
+
+    def fits(self, waiting: WaitingClass) -> bool:
+        """Whether one of a class can start now on free GPUs."""
+        gpus, fits = waiting.gpus, self._placement.fits
+        for pool in waiting.pools:
+            if fits(pool, gpus):
+                return True
+        return False
+
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present, where they have moved."""
-        order = self._order
-        version = 0 if order.tables is None else order.tables.version
-        if order.wait_moves or version != waiting.version:
+        version = self._version
+        if version != waiting.version:
             waiting.version = version
             features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
-            waiting.set_indices(order.index(features))
+            waiting.set_indices(self._order.index(features))
+
+    @property
+    def _version(self) -> tuple[int, int]:
+        """What indices of jobs that wait rest on, at present: the time, if they move with it, and the order's tables."""
+        order = self._order
+        return self.now_ns if order.wait_moves else 0, 0 if order.tables is None else order.tables.version
 
     def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
         """(count,) How long each of a class would take in a pool, by estimate."""
@@ -353,7 +373,7 @@ class JobScheduler:
     # ------------------------------------------------------------------------------------------------- preemption
 
     def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
-        key = waiting.key_at(waiting.head)
+        key = waiting.first
         for pool in waiting.pools:
             if pool in closed:
                 continue
