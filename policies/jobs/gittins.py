@@ -89,7 +89,7 @@ class GittinsTables:
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
         """1 / G of jobs, in seconds."""
-        point = np.searchsorted(POINTS_S, attained_s, side="right") - 1
+        point = POINTS_S.searchsorted(attained_s, side="right") - 1
         return (self._going_on if is_running else self._restarted)[self._source[chain, point], point]
 
     def _choose(self, chain: int) -> None:

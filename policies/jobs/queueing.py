@@ -76,10 +76,17 @@ def _first_fit(line: Line, desk: Desk) -> None:
     if not desk.is_preemptive:  # who does not fit now won't after others have started
         classes = [waiting for waiting in classes if desk.fits(waiting)]
     heads = _heads(classes, desk)
+    blocked: dict[tuple[Pool, ...], int] = {}  # by pools: no gang of so many GPUs or more can start there any more
     while heads:
         _, number = heappop(heads)
         waiting = classes[number]
-        if desk.try_head(waiting) and waiting.count:
+        if waiting.gpus >= blocked.get(waiting.pools, waiting.gpus + 1):
+            continue
+        if not desk.try_head(waiting):
+            blocked[waiting.pools] = waiting.gpus
+            continue
+        blocked.clear()  # those who made room may have left some
+        if waiting.count:
             heappush(heads, (waiting.first, number))
 
 

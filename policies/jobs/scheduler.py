@@ -23,7 +23,7 @@ from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
 from policies.jobs.queueing import QUEUEINGS, RESERVING
-from policies.jobs.room import Ranking, make_room
+from policies.jobs.room import Holdings, Ranking
 from policies.jobs.speeds import Speeds, length_ns
 from policies.jobs.vocabulary import (
     Allocation,
@@ -90,7 +90,10 @@ class JobScheduler:
         self._held: dict[int, tuple[Pool, Allocation]] = {}  # of jobs that run; places in their pool
         self._of_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
         self._ends: list[list[tuple[int, int]]] = [[] for _ in self.cluster.pools]  # (end by estimate, job)
-        self._rankings: dict[int, Ranking] = {}
+        self._preempts = policy.is_preemptive
+        self._holdings = [Holdings(pool) for pool in self.cluster.pools]  # the same as columns, where jobs make room
+        self._rankings: dict[int, Ranking] = {}  # by pool, for an instant and the tables of an order
+        self._rankings_of = -1, 0
         self._touched: dict[int, Line] = {}  # lines to decide on, by identity
         self._commands: _Commands = []
         self._take_in: dict[type, Callable[[Any], None]] = {
@@ -167,15 +170,16 @@ class JobScheduler:
     def _lose_node(self, event: NodeDown) -> None:
         pool, place = self.cluster.where(event.node)
         pool.set_down(place, is_down=True)
+        self._holdings[pool.index].is_up[place] = False
         self._open(pool)
 
     def _gain_node(self, event: NodeUp) -> None:
         pool, place = self.cluster.where(event.node)
         pool.set_down(place, is_down=False)
+        self._holdings[pool.index].is_up[place] = True
         self._open(pool)
 
     def _wake(self, event: Wake) -> None:
-        self._rankings = {}
         if self._has_rounds and self.now_ns % self.policy.knobs.round_ns == 0:
             for line in self._lines.values():
                 line.is_open = True
@@ -276,7 +280,7 @@ class JobScheduler:
     @property
     def is_preemptive(self) -> bool:
         """Whether jobs that run may have to make room."""
-        return self.policy.is_preemptive
+        return self._preempts
 
     def fits(self, waiting: WaitingClass) -> bool:
         """Whether one of a class can start now on free GPUs."""
@@ -325,7 +329,7 @@ class JobScheduler:
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
                     return True
-        return self.policy.is_preemptive and self._start_by_preemption(waiting, closed)
+        return self._preempts and self._start_by_preemption(waiting, closed)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
@@ -338,6 +342,8 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
         book.speed[job] = speed
         book.begun[job] += 1
+        if self._preempts:
+            self._holdings[pool.index].add(job, allocation)
         self._held[job] = pool, allocation
         self._of_pool[pool.index][job] = allocation
         self.waiting -= 1
@@ -351,6 +357,8 @@ class JobScheduler:
         """It holds its GPUs no more."""
         pool, allocation = self._held.pop(job)
         del self._of_pool[pool.index][job]
+        if self._preempts:
+            self._holdings[pool.index].remove(job, allocation)
         pool.give(allocation)
         self.running -= 1
         if self._keeps_ends:
@@ -377,11 +385,7 @@ class JobScheduler:
         for pool in waiting.pools:
             if pool in closed:
                 continue
-            held = self._of_pool[pool.index]
-            candidates = [job for job in self._ranking(pool).behind(key) if job in held]
-            if not candidates:
-                continue
-            room = make_room(pool, waiting.gpus, self._placement, candidates, held)
+            room = self._ranking(pool).make_room(waiting.gpus, key, self._placement, self._book)
             if room is not None:
                 for job in room.victims:
                     self._stop(job)
@@ -397,15 +401,19 @@ class JobScheduler:
 
     def _ranking(self, pool: Pool) -> Ranking:
         """Who may be preempted in a pool at this instant: nobody that was started at it."""
+        made_of = self.now_ns, 0 if self._order.tables is None else self._order.tables.version
+        if self._rankings_of != made_of:
+            self._rankings, self._rankings_of = {}, made_of
         ranking = self._rankings.get(pool.index)
         if ranking is None:
-            book, knobs = self._book, self.policy.knobs
-            held = self._of_pool[pool.index]
-            jobs = np.fromiter(held, np.int64, len(held))
-            ran_ns = self.now_ns - book.since_ns[jobs]
-            jobs = jobs[ran_ns >= max(knobs.least_run_ns, 1)]
-            index = self._order.index(Features(book, jobs, self.now_ns, is_running=True))
-            ranking = self._rankings[pool.index] = Ranking.of(index, jobs, knobs.hysteresis)
+            knobs, held, holdings = self.policy.knobs, self._of_pool[pool.index], self._holdings[pool.index]
+            jobs, nodes, gpus = holdings.columns()
+            index = self._order.index(Features(self._book, jobs, self.now_ns, is_running=True))
+            if knobs.hysteresis != 1.0:  # those that run have an advantage
+                index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
+            latest_ns = self.now_ns - max(knobs.least_run_ns, 1)
+            ranking = Ranking(index, jobs, nodes, gpus, latest_ns, pool, holdings, held)
+            self._rankings[pool.index] = ranking
         return ranking
 
 

@@ -57,7 +57,10 @@ class Kind(IntEnum):
 
 def rank(kind: Kind, number: int) -> int:
     """The place among the events of an instant, by the number of the job or node."""
-    return (ARRIVAL + 1 + kind) << 32 | number
+    return _FIRST[kind] | number
+
+
+_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in Kind)
 
 
 @dataclass(frozen=True, slots=True)
