@@ -118,27 +118,15 @@ class Pool:
         self._sets[self.free[place]] ^= bit
         self.free_gpus += -self.free[place] if is_down else self.free[place]
 
-    def is_up(self, place: int) -> bool:
-        """Whether a node is in service."""
-        return not self._down >> place & 1
-
     # ------------------------------------------------------------------------------------------------------ searches
 
-    def nodes_with(self, gpus: int) -> int:
-        """How many nodes have so many free GPUs."""
-        many = 0
-        for nodes in self._sets[gpus:]:
-            many += nodes.bit_count()
-        return many
-
-    def has_room(self, gpus: int) -> bool:
-        """Whether such a gang fits on the fewest nodes: what `best_fit` and `worst_fit` find."""
-        if gpus > self.free_gpus:
-            return False
-        whole, left = divmod(gpus, self.size)
-        if not whole:
-            return any(self._sets[left:])
-        return self.whole_nodes >= whole and (not left or self.nodes_with(left) > whole)
+    @property
+    def largest_gang(self) -> int:
+        """That fits on the fewest nodes, and so does any smaller one: the whole nodes, and the next emptiest."""
+        part = self.size - 1
+        while part and not self._sets[part]:
+            part -= 1
+        return self.whole_nodes * self.size + part
 
     def best_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the fullest that has room."""

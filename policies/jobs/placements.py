@@ -28,9 +28,9 @@ class Placement:
     may_spread: bool = False
     is_speed_aware: bool = False
 
-    def fits(self, pool: Pool, gpus: int) -> bool:
-        """Whether the search would find something."""
-        return pool.free_gpus >= gpus and (self.may_spread or pool.has_room(gpus))
+    def largest(self, pool: Pool) -> int:
+        """The largest gang for which the search would find something; it does for all that are smaller."""
+        return pool.free_gpus if self.may_spread else pool.largest_gang
 
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""

@@ -13,7 +13,7 @@ is over its estimate counts as one that ends in a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Final, Protocol
@@ -40,8 +40,8 @@ class Desk(Protocol):
     def is_preemptive(self) -> bool:
         """Whether jobs that run may have to make room."""
 
-    def fits(self, waiting: WaitingClass) -> bool:
-        """Whether one of a class can start now on free GPUs."""
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
 
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present."""
@@ -74,7 +74,9 @@ def _heads(classes: Sequence[WaitingClass], desk: Desk) -> _Heads:
 def _first_fit(line: Line, desk: Desk) -> None:
     classes = line.touched
     if not desk.is_preemptive:  # who does not fit now won't after others have started
-        classes = [waiting for waiting in classes if desk.fits(waiting)]
+        classes = desk.fitting(classes)
+        if not classes:
+            return
     heads = _heads(classes, desk)
     blocked: dict[tuple[Pool, ...], int] = {}  # by pools: no gang of so many GPUs or more can start there any more
     while heads:
@@ -92,7 +94,7 @@ def _first_fit(line: Line, desk: Desk) -> None:
 
 def _strict(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not desk.is_preemptive and not any(desk.fits(waiting) for waiting in classes):
+    if not desk.is_preemptive and not desk.fitting(classes):
         return
     for waiting in classes:
         desk.refresh(waiting)
@@ -111,7 +113,7 @@ def _strict(line: Line, desk: Desk) -> None:
 
 def _easy(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not any(desk.fits(waiting) for waiting in classes):
+    if not desk.fitting(classes):
         return
     heads, kept = _heads(classes, desk), dict[int, Reservation]()
     while heads:
@@ -121,7 +123,7 @@ def _easy(line: Line, desk: Desk) -> None:
         if place is None:
             if any(pool.index in kept for pool in waiting.pools):
                 continue
-            if not any(desk.fits(classes[other]) for _, other in heads):
+            if not desk.fitting(classes[other] for _, other in heads):
                 return
             _keep_for(waiting, kept, desk)
         elif waiting.key_at(place) != key:
@@ -178,7 +180,7 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], desk: Desk) -
 
 def _conservative(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not any(desk.fits(waiting) for waiting in classes):
+    if not desk.fitting(classes):
         return  # reservations are made anew each time, so they matter only where somebody can start
     for waiting in classes:
         desk.refresh(waiting)

@@ -122,6 +122,16 @@ def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, may_spread: bool) ->
     return total >= gpus if may_spread else wholes >= whole and (left == 0 or others > whole)
 
 
+@kernel
+def _last(index: NDArray[np.float64], jobs: _Ints, rows: _Ints) -> int:
+    """The job that comes last of these rows."""
+    last = rows[0]
+    for row in rows[1:]:
+        if index[row] > index[last] or (index[row] == index[last] and jobs[row] > jobs[last]):
+            last = row
+    return int(jobs[last])
+
+
 @entry
 def _stops(
     index: NDArray[np.float64],
@@ -145,37 +155,35 @@ def _stops(
     Args:
         stopped: (rows,) gets their numbers, the last first.
     """
-    may_stop, free = np.zeros(len(jobs), np.bool_), free_now.copy()
+    rows, free = np.empty(len(jobs), np.int64), free_now.copy()
+    behind = 0
     for row in range(len(jobs)):
         job = jobs[row]
         is_behind = index[row] > key_index or (index[row] == key_index and job > key_job)
         if is_behind and state[job] == RUNNING and since_ns[job] <= latest_ns:
-            may_stop[row] = True
+            rows[behind] = row
+            behind += 1
             free[nodes[row]] += gpus[row]
     if not _fits(free, is_up, size, wanted, may_spread):
         return 0
     free[:] = free_now
-    many = 0
+    going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
     while not _fits(free, is_up, size, wanted, may_spread):
-        last = -1
-        for row in range(len(jobs)):
-            if may_stop[row] and (last < 0 or (index[row], jobs[row]) > (index[last], jobs[last])):
-                last = row
-        for row in range(len(jobs)):
-            if may_stop[row] and jobs[row] == jobs[last]:
-                may_stop[row] = False
+        last = _last(index, jobs, rows[:going_on])
+        for place in range(going_on - 1, -1, -1):
+            row = rows[place]
+            if jobs[row] == last:
+                going_on -= 1
+                rows[place], rows[going_on] = rows[going_on], row
                 free[nodes[row]] += gpus[row]
-        stopped[many] = jobs[last]
-        many += 1
     enough = 1 if may_spread else wanted % size or size
-    kept = 0
-    for place in range(many):
-        for row in range(len(jobs)):
-            if jobs[row] == stopped[place] and free[nodes[row]] >= enough:  # other nodes can't be chosen
-                stopped[kept] = stopped[place]
-                kept += 1
-                break
-    return kept
+    many = 0
+    for row in rows[going_on:behind][::-1]:
+        is_new = many == 0 or stopped[many - 1] != jobs[row]
+        if is_new and free[nodes[row]] >= enough:  # other nodes can't be chosen
+            stopped[many] = jobs[row]
+            many += 1
+    return many
 
 
 def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]) -> Room:
@@ -189,7 +197,7 @@ def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], h
     victims = []
     for job in reversed(stopped):
         mine = [(node, used) for node, used in held[job] if node in left]
-        if all([left[node] >= used for node, used in mine]):
+        if all(left[node] >= used for node, used in mine):
             for node, used in mine:
                 left[node] -= used
         else:

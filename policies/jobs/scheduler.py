@@ -79,6 +79,7 @@ class JobScheduler:
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement, self._queueing = PLACEMENTS[policy.placement], QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
+        self._indices_move = self._order.wait_moves or self._order.tables is not None  # of jobs that wait
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
         moves = self._order.run_worsens or policy.knobs.least_run_ns > 0
         self._has_rounds = policy.is_preemptive and moves
@@ -257,7 +258,7 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
         index = self._order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
         waiting.add(job, float(index))
-        if waiting.count == 1:
+        if self._indices_move and waiting.count == 1:
             waiting.version = self._version
         self.waiting += 1
         line = self._lines[waiting.pools[0].index]
@@ -265,7 +266,8 @@ class JobScheduler:
         self._touch(line)
 
     def _decide(self, line: Line) -> None:
-        line.fresh = list(dict.fromkeys(line.fresh))
+        if len(line.fresh) > 1:
+            line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self._stopped
         self._queueing(line, self)
         line.fresh, line.is_open = [], self._stopped > stopped
@@ -282,25 +284,29 @@ class JobScheduler:
         """Whether jobs that run may have to make room."""
         return self._preempts
 
-    def fits(self, waiting: WaitingClass) -> bool:
-        """Whether one of a class can start now on free GPUs."""
-        gpus, fits = waiting.gpus, self._placement.fits
-        for pool in waiting.pools:
-            if fits(pool, gpus):
-                return True
-        return False
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+        largest: dict[int, int] = {}  # by pool, the gang that fits
+        found = []
+        for waiting in classes:
+            for pool in waiting.pools:
+                if pool.index not in largest:
+                    largest[pool.index] = self._placement.largest(pool)
+                if waiting.gpus <= largest[pool.index]:
+                    found.append(waiting)
+                    break
+        return found
 
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present, where they have moved."""
-        version = self._version
-        if version != waiting.version:
-            waiting.version = version
+        if self._indices_move and waiting.version != self._version:
+            waiting.version = self._version
             features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
             waiting.set_indices(self._order.index(features))
 
     @property
     def _version(self) -> tuple[int, int]:
-        """What indices of jobs that wait rest on, at present: the time, if they move with it, and the order's tables."""
+        """What indices of jobs that wait rest on now: the time, if they move with it, and the order's tables."""
         order = self._order
         return self.now_ns if order.wait_moves else 0, 0 if order.tables is None else order.tables.version
 
@@ -336,7 +342,7 @@ class JobScheduler:
         job, book, now_ns = waiting.remove(place), self._book, self.now_ns
         pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
-        if len(allocation) > pool.fewest_nodes(waiting.gpus):
+        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus):
             speed /= self._speeds.spread_slowdown
         begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns

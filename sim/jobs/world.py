@@ -188,7 +188,7 @@ class JobSimulation:
         last_ns = int(self._submit_ns[-1]) + self.spec.longest_ns
         while agenda.next_ns <= last_ns and not self._is_over:
             agenda.step()
-            while agenda.is_instant_over and scheduler.next_wake_ns == agenda.now_ns:
+            while scheduler.next_wake_ns == agenda.now_ns and agenda.is_instant_over:
                 self._tell(Wake())
             self._plan_wake()
         return self._record()
@@ -278,7 +278,7 @@ class JobSimulation:
     def _speed(self, job: int, allocation: Allocation) -> float:
         pool, _ = self.scheduler.cluster.where(allocation[0][0])
         arrival = self._arrivals[job]
-        is_spread = len(allocation) > pool.fewest_nodes(arrival.gpus)
+        is_spread = len(allocation) > 1 and len(allocation) > pool.fewest_nodes(arrival.gpus)
         return self.world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
 
     def _end(self, job: int, starts: int) -> None:
