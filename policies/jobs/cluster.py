@@ -130,6 +130,14 @@ class Pool:
 
     # ------------------------------------------------------------------------------------------------------ searches
 
+    @property
+    def largest_gang(self) -> int:
+        """That fits on the fewest nodes, and so does any smaller one: the whole nodes, and the next emptiest."""
+        part = self.size - 1
+        while part and not self._sets[part]:
+            part -= 1
+        return self.whole_nodes * self.size + part
+
     def best_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the fullest that has room."""
         return self._fewest(gpus, is_fullest=True)

@@ -89,7 +89,7 @@ class GittinsTables:
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
         """1 / G of jobs, in seconds."""
-        point = np.searchsorted(POINTS_S, attained_s, side="right") - 1
+        point = POINTS_S.searchsorted(attained_s, side="right") - 1
         return (self._going_on if is_running else self._restarted)[self._source[chain, point], point]
 
     def _choose(self, chain: int) -> None:
@@ -103,11 +103,12 @@ class GittinsTables:
 
     def _refresh(self, group: Group) -> bool:
         """Make a group's table anew where it has grown: whether it was."""
-        number, durations_ns = group.number, group.durations_ns
-        was, many = self._made_of[number], len(durations_ns)
+        number, many = group.number, group.many
+        was = self._made_of[number]
         if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
             return False
         self._made_of[number] = many
+        durations_ns = group.durations_ns
         sample, weights = _sample(durations_ns)
         self._going_on[number] = inverse_gittins_s(sample, weights, POINTS_S, 0.0)
         self._restarted[number] = inverse_gittins_s(sample, weights, POINTS_S, self._restart_s)

@@ -6,7 +6,6 @@ narrowest that has seen enough.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Hashable
 from typing import Final
 
@@ -28,19 +27,26 @@ def chain_of(job: JobArrived) -> tuple[Hashable, ...]:
 
 
 class Group:
-    """Durations of ended jobs, ascending, with their sum; `number` is its place among the groups."""
+    """Durations of ended jobs, with their number and sum; `number` is its place among the groups."""
 
-    __slots__ = ("durations_ns", "number", "total_ns")
+    __slots__ = ("_durations_ns", "many", "number", "total_ns")
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.durations_ns: list[int] = []
-        self.total_ns = 0
+        self._durations_ns: list[int] = []
+        self.many = self.total_ns = 0
 
     def add(self, duration_ns: int) -> None:
         """One job more has ended."""
-        insort(self.durations_ns, duration_ns)
+        self._durations_ns.append(duration_ns)
+        self.many += 1
         self.total_ns += duration_ns
+
+    @property
+    def durations_ns(self) -> list[int]:
+        """Ascending. They are put in order when they are asked for, which takes little where few are new."""
+        self._durations_ns.sort()
+        return self._durations_ns
 
 
 class History:
@@ -73,11 +79,11 @@ class History:
         """The narrowest group of a chain that has seen `ENOUGH`; that of all jobs, where none has."""
         chain = self.chains[number]
         for group in chain:
-            if len(group.durations_ns) >= ENOUGH:
+            if group.many >= ENOUGH:
                 return group
         return chain[-1]
 
     def mean_ns(self, number: int) -> int:
         """The mean duration there; an hour before anything has ended."""
         group = self.narrowest(number)
-        return group.total_ns // len(group.durations_ns) if group.durations_ns else _UNKNOWN_NS
+        return group.total_ns // group.many if group.many else _UNKNOWN_NS

@@ -34,6 +34,10 @@ class Placement:
     is_variability_aware: bool = False
     is_by_number: bool = False
 
+    def largest(self, pool: Pool) -> int:
+        """The largest gang for which the search would find something; it does for all that are smaller."""
+        return pool.free_gpus if self.may_spread else pool.largest_gang
+
     def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
         """In the order in which they are searched; equal ones as the cluster's file names them."""
 

@@ -14,8 +14,9 @@ is over its estimate counts as one that ends in a second.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import Final, Protocol
 
 import numpy as np
@@ -38,6 +39,13 @@ class Desk(Protocol):
     def search(self) -> Search:
         """How a pool's nodes are searched."""
 
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present."""
 
@@ -54,49 +62,61 @@ class Desk(Protocol):
         """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
 
 
+_FIRST: Final = attrgetter("first")
 _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
 
 
 def _heads(classes: Sequence[WaitingClass], desk: Desk) -> _Heads:
     for waiting in classes:
         desk.refresh(waiting)
-    heads = [(waiting.key_at(waiting.head), number) for number, waiting in enumerate(classes)]
+    heads = [(waiting.first, number) for number, waiting in enumerate(classes)]
     heapify(heads)
     return heads
 
 
 def _first_fit(line: Line, desk: Desk) -> None:
     classes = line.touched
+    if not desk.is_preemptive:  # who does not fit now won't after others have started
+        classes = desk.fitting(classes)
+        if not classes:
+            return
     heads = _heads(classes, desk)
+    blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
     while heads:
         _, number = heappop(heads)
         waiting = classes[number]
-        if desk.try_head(waiting) and waiting.count:
-            heappush(heads, (waiting.key_at(waiting.head), number))
+        if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
+            continue
+        if not desk.try_head(waiting):
+            blocked[waiting.pools] = waiting.demand_milli
+            continue
+        blocked.clear()  # those who made room may have left some
+        if waiting.count:
+            heappush(heads, (waiting.first, number))
 
 
 def _strict(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    heads, closed = _heads(classes, desk), list[Pool]()
-    while heads:
-        _, number = heappop(heads)
-        waiting = classes[number]
+    if not desk.is_preemptive and not desk.fitting(classes):
+        return
+    for waiting in classes:
+        desk.refresh(waiting)
+    closed: list[Pool] = []
+    while classes:
+        waiting = min(classes, key=_FIRST)
         if not desk.try_head(waiting, closed):
-            closed += [pool for pool in waiting.pools if pool not in closed]
-        elif waiting.count:
-            heappush(heads, (waiting.key_at(waiting.head), number))
+            closed += waiting.pools
+            classes = [waiting for waiting in classes if any(pool not in closed for pool in waiting.pools)]
+        elif not waiting.count:
+            classes.remove(waiting)
 
 
 # ------------------------------------------------------------------------------------------------------------ easy
 
 
-def _fits(waiting: WaitingClass, search: Search) -> bool:
-    return any(search(pool, waiting.gpus) is not None for pool in waiting.pools)
-
-
 def _easy(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not any(_fits(waiting, desk.search) for waiting in classes):
+    if not desk.fitting(classes):
         return
     heads, kept = _heads(classes, desk), dict[int, Reservation]()
     while heads:
@@ -106,7 +126,7 @@ def _easy(line: Line, desk: Desk) -> None:
         if place is None:
             if any(pool.index in kept for pool in waiting.pools):
                 continue
-            if not any(_fits(classes[other], desk.search) for _, other in heads):
+            if not desk.fitting(classes[other] for _, other in heads):
                 return
             _keep_for(waiting, kept, desk)
         elif waiting.key_at(place) != key:
@@ -114,7 +134,7 @@ def _easy(line: Line, desk: Desk) -> None:
         else:
             _start_allowed(waiting, place, kept, desk)
             if waiting.count:
-                heappush(heads, (waiting.key_at(waiting.head), number))
+                heappush(heads, (waiting.first, number))
 
 
 def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], desk: Desk) -> int | None:
@@ -163,7 +183,7 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], desk: Desk) -
 
 def _conservative(line: Line, desk: Desk) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not any(_fits(waiting, desk.search) for waiting in classes):
+    if not desk.fitting(classes):
         return  # reservations are made anew each time, so they matter only where somebody can start
     for waiting in classes:
         desk.refresh(waiting)

@@ -1,4 +1,8 @@
-"""Which running jobs make room for one that comes before them."""
+"""Which running jobs make room for one that comes before them.
+
+Those behind a job by (index, number) stop in thought, the last first, until its gang fits. That is asked for some jobs
+at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other version of it.
+"""
 
 from __future__ import annotations
 
@@ -8,39 +12,55 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from policies.jit import entry, kernel
+from policies.jobs.book import RUNNING, JobBook
 from policies.jobs.cluster import Pool
 from policies.jobs.placements import Placement
 from policies.jobs.vocabulary import Allocation
 
+_Ints = NDArray[np.int64]
+_Flags = NDArray[np.bool_]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
-    """Jobs of a pool that may be preempted now: who comes last by (index, number) gives way first.
+
+class Holdings:
+    """Who holds how many GPUs of which node of a pool, as columns: a row for each job and node, in any order.
 
     Attributes:
-        index, jobs: (n,) each, in any order.
+        free: (nodes,) GPUs that nobody holds.
+        is_up: (nodes,) whether a node is in service.
     """
 
-    index: NDArray[np.float64]
-    jobs: NDArray[np.int64]
+    def __init__(self, pool: Pool) -> None:
+        self.free = np.full(len(pool.nodes), pool.size)
+        self.is_up = np.ones(len(pool.nodes), np.bool_)
+        self._jobs, self._nodes, self._gpus = np.zeros((3, 64), np.int64)
+        self._places: dict[tuple[int, int], int] = {}  # of job and node
 
-    @staticmethod
-    def of(index: NDArray[np.float64], jobs: NDArray[np.int64], hysteresis: float) -> Ranking:
-        """Running jobs have an advantage: their index counts as `hysteresis` times smaller."""
-        if hysteresis != 1.0:
-            index = np.where(index > 0, index / hysteresis, index * hysteresis)
-        return Ranking(index, jobs)
+    def add(self, job: int, allocation: Allocation) -> None:
+        """A job holds these GPUs from now on."""
+        for node, gpus in allocation:
+            place = len(self._places)
+            if place == len(self._jobs):
+                columns = np.stack([self._jobs, self._nodes, self._gpus])
+                self._jobs, self._nodes, self._gpus = np.concatenate([columns, columns], axis=1)
+            self._jobs[place], self._nodes[place], self._gpus[place] = job, node, gpus
+            self._places[job, node] = place
+            self.free[node] -= gpus
 
-    def behind(self, key: tuple[float, int]) -> list[int]:
-        """Who comes after a key, the last first."""
-        index, jobs = self.index, self.jobs
-        places = ((index > key[0]) | ((index == key[0]) & (jobs > key[1]))).nonzero()[0]
-        if not len(places):
-            return []
-        index, jobs = index[places], jobs[places]
-        behind: list[int] = jobs[np.lexsort((jobs, index))].tolist()
-        behind.reverse()
-        return behind
+    def remove(self, job: int, allocation: Allocation) -> None:
+        """It does no more: the last row takes the place of its own."""
+        jobs, nodes, gpus = self._jobs, self._nodes, self._gpus
+        for node, used in allocation:
+            self.free[node] += used
+            place, last = self._places.pop((job, node)), len(self._places)
+            if place != last:
+                jobs[place], nodes[place], gpus[place] = jobs[last], nodes[last], gpus[last]
+                self._places[int(jobs[last]), int(nodes[last])] = place
+
+    def columns(self) -> tuple[_Ints, _Ints, _Ints]:
+        """(rows,) each: jobs, nodes, GPUs; as they are now."""
+        many = len(self._places)
+        return self._jobs[:many].copy(), self._nodes[:many].copy(), self._gpus[:many].copy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,43 +76,130 @@ class Room:
     victims: list[int]
 
 
-def make_room(
-    pool: Pool, gpus: int, placement: Placement, candidates: Sequence[int], held: Mapping[int, Allocation]
-) -> Room | None:
-    """Where a gang of GPUs can go if some of the candidates stop; None if not even all of them make room.
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """A pool's holdings at an instant, with their jobs' indices at it: who comes last gives way first.
 
-    They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
-    before the others.
+    Attributes:
+        index, jobs, nodes, gpus: (rows,) each.
+        latest_ns: jobs that were started later may not be preempted, nor those that have stopped or ended since.
+        held: where each job runs now.
     """
-    free, total, enough = pool.free.copy(), pool.free_gpus, min(pool.size, gpus)
-    missing = 0 if placement.may_spread else max(gpus // pool.size, 1) - pool.whole_nodes * (gpus >= pool.size)
-    for many, job in enumerate(candidates, 1):
-        for node, used in held[job]:
-            free[node] += used
-            total += used
-            if free[node] >= enough:
-                missing -= 1
-        if missing <= 0 and total >= gpus:  # a search costs fifty times a count
-            room = _search(pool, gpus, placement, candidates[:many], held)
-            if room is not None:
-                return room
-    return None
+
+    index: NDArray[np.float64]
+    jobs: _Ints
+    nodes: _Ints
+    gpus: _Ints
+    latest_ns: int
+    pool: Pool
+    holdings: Holdings
+    held: Mapping[int, Allocation]
+
+    def make_room(self, gpus: int, key: tuple[float, int], placement: Placement, book: JobBook) -> Room | None:
+        """Where a gang of GPUs can go if some of those behind a key stop; None if not even all of them make room.
+
+        They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
+        before the others.
+        """
+        stopped = np.empty(len(self.jobs), np.int64)
+        many = _stops(
+            self.index, self.jobs, self.nodes, self.gpus, key[0], key[1], book.state, book.since_ns, self.latest_ns,
+            self.holdings.free, self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
+        )  # fmt: skip
+        return _room(self.pool, gpus, placement, stopped[:many].tolist(), self.held) if many else None
 
 
-def _search(
-    pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]
-) -> Room | None:
+@kernel
+def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, may_spread: bool) -> bool:
+    """Whether a gang does: on the fewest nodes, or wherever."""
+    whole, left = gpus // size, gpus % size
+    total, wholes, others = 0, 0, 0
+    for node in range(len(free)):
+        if is_up[node]:
+            total += free[node]
+            wholes += free[node] == size
+            others += free[node] >= left
+    return total >= gpus if may_spread else wholes >= whole and (left == 0 or others > whole)
+
+
+@kernel
+def _last(index: NDArray[np.float64], jobs: _Ints, rows: _Ints) -> int:
+    """The job that comes last of these rows."""
+    last = rows[0]
+    for row in rows[1:]:
+        if index[row] > index[last] or (index[row] == index[last] and jobs[row] > jobs[last]):
+            last = row
+    return int(jobs[last])
+
+
+@entry
+def _stops(
+    index: NDArray[np.float64],
+    jobs: _Ints,
+    nodes: _Ints,
+    gpus: _Ints,
+    key_index: float,
+    key_job: int,
+    state: _Ints,
+    since_ns: _Ints,
+    latest_ns: int,
+    free_now: _Ints,
+    is_up: _Flags,
+    size: int,
+    wanted: int,
+    may_spread: bool,
+    stopped: _Ints,
+) -> int:
+    """Those behind a key stop until a gang fits: how many of them are in its way, 0 if it never fits.
+
+    Args:
+        stopped: (rows,) gets their numbers, the last first.
+    """
+    rows, free = np.empty(len(jobs), np.int64), free_now.copy()
+    behind = 0
+    for row in range(len(jobs)):
+        job = jobs[row]
+        is_behind = index[row] > key_index or (index[row] == key_index and job > key_job)
+        if is_behind and state[job] == RUNNING and since_ns[job] <= latest_ns:
+            rows[behind] = row
+            behind += 1
+            free[nodes[row]] += gpus[row]
+    if not _fits(free, is_up, size, wanted, may_spread):
+        return 0
+    free[:] = free_now
+    going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
+    while not _fits(free, is_up, size, wanted, may_spread):
+        last = _last(index, jobs, rows[:going_on])
+        for place in range(going_on - 1, -1, -1):
+            row = rows[place]
+            if jobs[row] == last:
+                going_on -= 1
+                rows[place], rows[going_on] = rows[going_on], row
+                free[nodes[row]] += gpus[row]
+    enough = 1 if may_spread else wanted % size or size
+    many = 0
+    for row in rows[going_on:behind][::-1]:
+        is_new = many == 0 or stopped[many - 1] != jobs[row]
+        if is_new and free[nodes[row]] >= enough:  # other nodes can't be chosen
+            stopped[many] = jobs[row]
+            many += 1
+    return many
+
+
+def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]) -> Room:
+    """Where the gang goes if these stop, and who of them must."""
     trial = pool.clone()
     for job in stopped:
         trial.give(held[job])
     allocation = placement.search(trial, gpus)
-    if allocation is None:
-        return None
-    trial.take(allocation)
+    assert allocation is not None, "GPUs were counted as free that are not"
+    left = {node: trial.free[node] - used for node, used in allocation}
     victims = []
     for job in reversed(stopped):
-        if all(trial.free[node] >= used for node, used in held[job]):
-            trial.take(held[job])
+        mine = [(node, used) for node, used in held[job] if node in left]
+        if all(left[node] >= used for node, used in mine):
+            for node, used in mine:
+                left[node] -= used
         else:
             victims.append(job)
     return Room(allocation, victims)

@@ -26,7 +26,7 @@ from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import JobPolicy
 from policies.jobs.queueing import CHOOSING, QUEUEINGS, RESERVING
-from policies.jobs.room import Ranking, make_room
+from policies.jobs.room import Holdings, Ranking
 from policies.jobs.rounds import ROUNDS, Rounds
 from policies.jobs.shares import WHOLE_MILLI, SharedGpus
 from policies.jobs.speeds import Speeds, length_ns
@@ -99,6 +99,8 @@ class JobScheduler:
         self._in_rounds = policy.queueing == ROUNDS
         self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
+        rests_on = self._order.tables, self._accounts
+        self._indices_move = self._order.wait_moves or rests_on != (None, None)  # of jobs that wait
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
         moves = self._order.run_worsens or policy.knobs.least_run_ns > 0 or self._in_rounds
         self._has_rounds = policy.is_preemptive and moves
@@ -113,7 +115,10 @@ class JobScheduler:
         self._held: dict[int, tuple[Pool, Allocation]] = {}  # of jobs that run; places in their pool
         self._of_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
         self._ends: list[list[tuple[int, int]]] = [[] for _ in self.cluster.pools]  # (end by estimate, job)
-        self._rankings: dict[int, Ranking] = {}
+        self._preempts = policy.is_preemptive
+        self._holdings = [Holdings(pool) for pool in self.cluster.pools]  # the same as columns, where jobs make room
+        self._rankings: dict[int, Ranking] = {}  # by pool, for an instant and the tables of an order
+        self._rankings_of = -1, 0
         self._touched: dict[int, Line] = {}  # lines to decide on, by identity
         self._commands: _Commands = []
         self._take_in: dict[type, Callable[[Any], None]] = {
@@ -202,15 +207,16 @@ class JobScheduler:
     def _lose_node(self, event: NodeDown) -> None:
         pool, place = self.cluster.where(event.node)
         pool.set_down(place, is_down=True)
+        self._holdings[pool.index].is_up[place] = False
         self._open(pool)
 
     def _gain_node(self, event: NodeUp) -> None:
         pool, place = self.cluster.where(event.node)
         pool.set_down(place, is_down=False)
+        self._holdings[pool.index].is_up[place] = True
         self._open(pool)
 
     def _wake(self, event: Wake) -> None:
-        self._rankings = {}
         if self._has_rounds and self.now_ns % self._round_ns == 0:
             for line in self._lines.values():
                 line.is_open = True
@@ -293,13 +299,16 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
         index = self._order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
         waiting.add(job, float(index))
+        if self._indices_move and waiting.count == 1:
+            waiting.version = self._version
         self.waiting += 1
         line = self._lines[waiting.pools[0].index]
         line.fresh.append(waiting)
         self._touch(line)
 
     def _decide(self, line: Line) -> None:
-        line.fresh = list(dict.fromkeys(line.fresh))
+        if len(line.fresh) > 1:
+            line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self._stopped
         self._queueing(line, self)
         line.fresh, line.is_open = [], self._stopped > stopped or self.choices.is_asked
@@ -311,16 +320,41 @@ class JobScheduler:
         """How a pool's nodes are searched."""
         return self._placement.search
 
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+        return self._preempts
+
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+        largest: dict[int, int] = {}  # by pool, the gang that fits
+        found = []
+        for waiting in classes:
+            if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
+                found.append(waiting)
+                continue
+            for pool in waiting.pools:
+                if pool.index not in largest:
+                    largest[pool.index] = self._placement.largest(pool)
+                if waiting.gpus <= largest[pool.index]:
+                    found.append(waiting)
+                    break
+        return found
+
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present, where they have moved."""
-        order = self._order
-        version = 0 if order.tables is None else order.tables.version
-        if self._accounts is not None:
-            version = self._accounts.advance(self.now_ns)
-        if order.wait_moves or version != waiting.version:
-            waiting.version = version
+        if self._indices_move and waiting.version != self._version:
+            waiting.version = self._version
             features = Features(self._book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
-            waiting.set_indices(order.index(features))
+            waiting.set_indices(self._order.index(features))
+
+    @property
+    def _version(self) -> tuple[int, int]:
+        """What indices of jobs that wait rest on now: time, if they move with it; the order's tables, or accounts."""
+        order = self._order
+        if self._accounts is not None:
+            return 0, self._accounts.advance(self.now_ns)
+        return self.now_ns if order.wait_moves else 0, 0 if order.tables is None else order.tables.version
 
     def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
         """(count,) How long each of a class would take in a pool, by estimate."""
@@ -348,7 +382,7 @@ class JobScheduler:
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
                     return True
-        return self.policy.is_preemptive and self._start_by_preemption(waiting, closed)
+        return self._preempts and self._start_by_preemption(waiting, closed)
 
     def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
         """Where the first of a class can start in a pool."""
@@ -366,7 +400,7 @@ class JobScheduler:
         else:
             pool.take(allocation)
         speed = waiting.speeds[waiting.pools.index(pool)]
-        if len(allocation) > pool.fewest_nodes(waiting.gpus):
+        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus):
             speed /= self._speeds.spread_slowdown
         slots: Slots = ()
         if self._slots is not None:
@@ -376,6 +410,8 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
         book.speed[job] = speed
         book.begun[job] += 1
+        if self._preempts:
+            self._holdings[pool.index].add(job, allocation)
         self._held[job] = pool, allocation
         self._of_pool[pool.index][job] = allocation
         if self._accounts is not None:
@@ -408,6 +444,8 @@ class JobScheduler:
             self._accounts.hold(job, -float(gpus), self.now_ns)
         if self._slots is not None:
             self._slots.give(job)
+        if self._preempts:
+            self._holdings[pool.index].remove(job, allocation)
         if not self._shared.give(job, pool):
             pool.give(allocation)
         self.running -= 1
@@ -431,15 +469,11 @@ class JobScheduler:
     # ------------------------------------------------------------------------------------------------- preemption
 
     def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
-        key = waiting.key_at(waiting.head)
+        key = waiting.first
         for pool in waiting.pools:
             if pool in closed:
                 continue
-            held = self._of_pool[pool.index]
-            candidates = [job for job in self._ranking(pool).behind(key) if job in held]
-            if not candidates:
-                continue
-            room = make_room(pool, waiting.gpus, self._placement, candidates, held)
+            room = self._ranking(pool).make_room(waiting.gpus, key, self._placement, self._book)
             if room is not None:
                 for job in room.victims:
                     self.stop(job)
@@ -456,15 +490,19 @@ class JobScheduler:
 
     def _ranking(self, pool: Pool) -> Ranking:
         """Who may be preempted in a pool at this instant: nobody that was started at it."""
+        made_of = self.now_ns, 0 if self._order.tables is None else self._order.tables.version
+        if self._rankings_of != made_of:
+            self._rankings, self._rankings_of = {}, made_of
         ranking = self._rankings.get(pool.index)
         if ranking is None:
-            book, knobs = self._book, self.policy.knobs
-            held = self._of_pool[pool.index]
-            jobs = np.fromiter(held, np.int64, len(held))
-            ran_ns = self.now_ns - book.since_ns[jobs]
-            jobs = jobs[ran_ns >= max(knobs.least_run_ns, 1)]
-            index = self._order.index(Features(book, jobs, self.now_ns, is_running=True))
-            ranking = self._rankings[pool.index] = Ranking.of(index, jobs, knobs.hysteresis)
+            knobs, held, holdings = self.policy.knobs, self._of_pool[pool.index], self._holdings[pool.index]
+            jobs, nodes, gpus = holdings.columns()
+            index = self._order.index(Features(self._book, jobs, self.now_ns, is_running=True))
+            if knobs.hysteresis != 1.0:  # those that run have an advantage
+                index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
+            latest_ns = self.now_ns - max(knobs.least_run_ns, 1)
+            ranking = Ranking(index, jobs, nodes, gpus, latest_ns, pool, holdings, held)
+            self._rankings[pool.index] = ranking
         return ranking
 
 

@@ -21,15 +21,29 @@ class WaitingClass:
         speeds: how fast they run there.
     """
 
-    __slots__ = ("_head", "_index", "_jobs", "count", "gpus", "milli", "pools", "speeds", "version")
+    __slots__ = (
+        "_first",
+        "_head",
+        "_index",
+        "_jobs",
+        "count",
+        "demand_milli",
+        "gpus",
+        "milli",
+        "pools",
+        "speeds",
+        "version",
+    )
 
     def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
         self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
+        self.demand_milli = gpus * milli  # who fits, fits where less is asked for
         self.count = 0
-        self.version = 0  # of the tables that its indices rest on
+        self.version = 0, 0  # of what its indices rest on
         self._jobs = np.empty(16, np.int64)
         self._index = np.empty(16, np.float64)
         self._head: int | None = None
+        self._first: tuple[float, int] | None = None
 
     @property
     def jobs(self) -> NDArray[np.int64]:
@@ -50,29 +64,29 @@ class WaitingClass:
         jobs, indices = self._jobs, self._index
         if count and job < jobs[count - 1]:
             place = int(np.searchsorted(jobs[:count], job))
-            jobs[place + 1 : count + 1] = jobs[place:count].copy()
-            indices[place + 1 : count + 1] = indices[place:count].copy()
-            self._head = None
+            jobs[place + 1 : count + 1] = jobs[place:count]
+            indices[place + 1 : count + 1] = indices[place:count]
+            self._head = self._first = None
         else:
             place = count
             if self._head is not None and index < indices[self._head]:
-                self._head = place
+                self._head, self._first = place, None
         jobs[place], indices[place] = job, index
         self.count = count + 1
 
     def remove(self, place: int) -> int:
         """The job at a place waits no more: its number."""
         job, count = int(self._jobs[place]), self.count
-        self._jobs[place : count - 1] = self._jobs[place + 1 : count].copy()
-        self._index[place : count - 1] = self._index[place + 1 : count].copy()
+        self._jobs[place : count - 1] = self._jobs[place + 1 : count]
+        self._index[place : count - 1] = self._index[place + 1 : count]
         self.count = count - 1
-        self._head = None
+        self._head = self._first = None
         return job
 
     def set_indices(self, indices: NDArray[np.float64]) -> None:
         """(count,) They have changed."""
         self._index[: self.count] = indices
-        self._head = None
+        self._head = self._first = None
 
     @property
     def head(self) -> int:
@@ -80,6 +94,13 @@ class WaitingClass:
         if self._head is None:
             self._head = int(self._index[: self.count].argmin())
         return self._head
+
+    @property
+    def first(self) -> tuple[float, int]:
+        """The key of who comes first."""
+        if self._first is None:
+            self._first = self.key_at(self.head)
+        return self._first
 
     def first_of(self, may: NDArray[np.bool_]) -> int | None:
         """The place of who comes first among those that may; None where none may."""

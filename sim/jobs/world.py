@@ -59,7 +59,10 @@ class Kind(IntEnum):
 
 def rank(kind: Kind, number: int) -> int:
     """The place among the events of an instant, by the number of the job or node."""
-    return (ARRIVAL + 1 + kind) << 32 | number
+    return _FIRST[kind] | number
+
+
+_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ class JobSimulation:
             self._agenda.at(self._last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
         agenda, scheduler = self._agenda, self.scheduler
         while True:
-            while agenda.is_instant_over and scheduler.next_wake_ns == agenda.now_ns:
+            while scheduler.next_wake_ns == agenda.now_ns and agenda.is_instant_over:
                 self._tell(Wake())
                 if scheduler.choices.is_asked:
                     return True
@@ -309,7 +312,7 @@ class JobSimulation:
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
         arrival, world = self._arrivals[job], self.world
-        is_spread = len(command.allocation) > pool.fewest_nodes(arrival.gpus)
+        is_spread = len(command.allocation) > 1 and len(command.allocation) > pool.fewest_nodes(arrival.gpus)
         speed = world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
         if world.variability is not None:
             speed *= world.variability.of(arrival.job_class, command.allocation, command.slots)
