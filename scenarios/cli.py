@@ -484,7 +484,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = arguments.command
         require_apart(arguments)
         is_refused: bool = getattr(arguments, "no_own_code", False)
-        with telling(Output(arguments).remark, is_refused=is_refused):
+        output = Output(arguments)
+        if command in _RESUMING and sys.stderr.isatty():
+            output.remark(f"{command}: opening what it needs ...")  # torch and numba take seconds
+        with telling(output.remark, is_refused=is_refused):
             return handler_of(command)(arguments)
 
     return exit_code("slimsched", work, lambda: RESUMES if command in _RESUMING else BEGINS_ANEW)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 from tests.installed import Installed, wheel_in
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("policies", "sim", "hw", "calibrate", "scenarios")
+BUILT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+PACKAGES = BUILT["wheel"]["packages"]
 
 pytestmark = pytest.mark.skipif(find_spec("hatchling") is None, reason="needs hatchling (pip install '.[dev]')")
 
