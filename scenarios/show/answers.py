@@ -73,7 +73,7 @@ def format_answers(comparison: Comparison | None, validation: Validation | None)
 def box_text(found: Sequence[Answer], width: int | None) -> str:
     """The answers in a frame of plain characters, as wide as the terminal but no wider than is good to read."""
     room = min(width or _WIDEST, _WIDEST) - 4
-    lines = []
+    lines: list[str] = []
     for answer in found:
         lines += [*([""] if lines else []), answer.question, *(f"  {line}" for line in wrap(answer.text, room - 2))]
     rule = f"+{'-' * (room + 2)}+"
