@@ -89,7 +89,7 @@ def _won(where: str, standing: Standing) -> tuple[Mood, str]:
     there = f"{where[:1].lower()}{where[1:]}"
     if not learned:
         absent = [name for name in standing.left_out if name in LEARNED]
-        why = f"{', '.join(absent)} can't be judged, or left too much unserved" if absent else "none took part"
+        why = f"{', '.join(absent)} can't be judged, or left too much unserved" if absent else "no learned router took part"
         return ("no" if absent else "open"), f"{where}: {'no, ' if absent else ''}{why}."
     if winner is None:
         return "no", f"No: {there} nobody wins, whoever is quicker is less accurate."

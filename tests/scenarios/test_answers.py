@@ -81,7 +81,7 @@ def _lead(found: Validation) -> Any:
 
 def test_rules_alone() -> None:
     won, _, after = told(comparison((FIXED, 1.0, 0.95), (LADDER, 1.25, 0.95)), None)
-    assert (won.mood, won.text) == ("open", "In simulation (datasheet, 3 seeds): none took part.")
+    assert (won.mood, won.text) == ("open", "In simulation (datasheet, 3 seeds): no learned router took part.")
     assert "Serve with tuned:fixed" in after.text
 
 
