@@ -89,8 +89,9 @@ def _won(where: str, standing: Standing) -> tuple[Mood, str]:
     there = f"{where[:1].lower()}{where[1:]}"
     if not learned:
         absent = [name for name in standing.left_out if name in LEARNED]
-        why = f"{', '.join(absent)} can't be judged, or left too much unserved" if absent else "no learned router took part"
-        return ("no" if absent else "open"), f"{where}: {'no, ' if absent else ''}{why}."
+        if not absent:
+            return "open", f"{where}: no learned router took part."
+        return "no", f"{where}: no, {', '.join(absent)} can't be judged, or left too much unserved."
     if winner is None:
         return "no", f"No: {there} nobody wins, whoever is quicker is less accurate."
     if winner.router in LEARNED:

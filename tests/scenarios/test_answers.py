@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation
 from scenarios.show.answers import Answer, answers, box_text
 from scenarios.show.comparison import comparison_tables
 from scenarios.show.table import to_text
 from scenarios.show.validation import errors_tables
-from tests.scenarios.test_verdict import FIXED, LADDER, comparison, validation
+from tests.scenarios.test_verdict import FIXED, LADDER, comparison, result, validation
 
 CLEAR = ("tide", 0.98, 1.0, 0.95), (LADDER, 1.24, 1.25, 0.9495)
 LOST = ("tide", 1.25, 1.3, 0.95), (LADDER, 1.0, 1.0, 0.95)
@@ -100,6 +100,8 @@ def test_simulation_is_judged_by_the_router_that_it_is_farthest_off_for() -> Non
     assert far.mood == "open"
     assert far.text.startswith("For the order of the routers, not for milliseconds. It orders 3 of 3 pairs of routers")
     assert "Where it is farthest off: mean latency +50.0 % (tuned:fixed, 5 % allowed); p99 latency" in far.text
+    low = told(None, validation(*CLEAR, (FIXED, 1.5, 3.0, 0.95), ("random", 4.4, 4.0, 0.95)))[1]
+    assert "mean latency -50.0 % (tuned:fixed, 5 % allowed)" in low.text
     wrong = told(None, validation(("tide", 0.9, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95)))[1]
     assert wrong.mood == "no"
     assert wrong.text.startswith("No. It orders 0 of 1 pair of routers that executors tell apart as they do.")
@@ -119,6 +121,24 @@ def test_what_nobody_checked_is_said() -> None:
     assert "Energy" not in text
     found["pairs"][0]["not_applicable"] = {"energy_per_image": "modelled"}
     assert "Energy was not metered on the hardware: nothing here checks it." in told(None, found)[1].text
+
+
+def test_saturated_runs_alone_check_nothing() -> None:
+    """A validation that has no row at any load is none."""
+    found = validation(*CLEAR)
+    found["rows"] = []
+    one = comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95))
+    assert answers(one, found) == answers(one, None)
+    assert answers(None, found) == []
+
+
+def test_who_serves_too_little_has_not_won() -> None:
+    runs = [result("ppo", 0.1, 0.95), result(LADDER, 1.0, 0.95), result(FIXED, 1.1, 0.95)]
+    runs[0]["shares"] = {**runs[0]["shares"], "unserved": 0.1}
+    won, _, after = told(compare_results(runs), None)
+    assert won.mood == "no"
+    assert "no, ppo can't be judged, or left too much unserved." in won.text
+    assert after.text.startswith("Lower the rate, or add a server")
 
 
 def test_a_busy_host_comes_before_other_advice() -> None:
