@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart test parity fuzz lint profiles results routers gpu bench bench-peers bench-sb3 clean
+.PHONY: install quickstart dist installed test parity fuzz lint profiles results routers gpu bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,14 @@ install: $(BIN)/.installed
 
 quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
+
+dist: install  ## a wheel and an sdist, in dist/
+	rm -f dist/slim_scheduler-*
+	$(BIN)/python -m hatchling build --directory dist
+
+installed: dist  ## the wheel in a clean environment and an empty folder: short commands, then the whole quickstart
+	$(BIN)/python -m tests.installed dist
+	$(BIN)/python -m tests.installed dist quickstart
 
 JOBS ?= 2
 

@@ -34,6 +34,7 @@ from scenarios.terminal.flags import (
     positive,
     precision,
     router,
+    scenario,
     share,
     up_to,
     whole,
@@ -46,6 +47,9 @@ _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train") 
 
 
 # ----------------------------------------------------------------------------------------------------------- the flags
+
+
+_A_SCENARIO = "a scenario file (YAML), or a shipped one by name, such as quickstart"
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
@@ -62,13 +66,13 @@ def _own_code(parser: argparse.ArgumentParser) -> None:
 
 def _scenario(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
-    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=scenario, metavar="SCENARIO", help=_A_SCENARIO)
     parser.add_argument("--out", type=new_folder, metavar="DIR", help="the run folder; runs/NAME by default")
 
 
 def _scenario_alone(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
-    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=scenario, metavar="SCENARIO", help=_A_SCENARIO)
 
 
 def _logs_folder(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +129,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _tune(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
-    parser.add_argument("scenario", type=path, metavar="SCENARIO", help="a scenario file (YAML)")
+    parser.add_argument("scenario", type=scenario, metavar="SCENARIO", help=_A_SCENARIO)
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
@@ -480,7 +484,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = arguments.command
         require_apart(arguments)
         is_refused: bool = getattr(arguments, "no_own_code", False)
-        with telling(Output(arguments).remark, is_refused=is_refused):
+        output = Output(arguments)
+        if command in _RESUMING and sys.stderr.isatty():
+            output.remark(f"{command}: opening what it needs ...")  # torch and numba take seconds
+        with telling(output.remark, is_refused=is_refused):
             return handler_of(command)(arguments)
 
     return exit_code("slimsched", work, lambda: RESUMES if command in _RESUMING else BEGINS_ANEW)

@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
+from tests.ray_nodes import RAY_HOSTS, RayNodes, ray_nodes  # noqa: E402 - it takes the token from there
+
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -55,6 +57,13 @@ def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hw.local_agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
+
+
+@pytest.fixture(scope="session")
+def ray_hosts() -> Iterator[RayNodes]:
+    """Three nodes of Ray, which take 20 s to start; whoever adds one or ends one leaves them as they were."""
+    with ray_nodes(RAY_HOSTS, {"PYTHONPATH": str(ROOT)}) as opened:
+        yield opened
 
 
 # ------------------------------------------------------------------------------------------- beside each other: xdist

@@ -20,6 +20,8 @@ import psutil
 import pytest
 
 LOOPBACK: Final = "127.0.0.2"  # 127.0.0.1 is taken for this machine's other address by Ray
+RAY_HOSTS: Final = ("alpha", "beta", "gamma")
+"""The nodes that tests share: the fixture `ray_hosts`."""
 TOKEN: Final = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
 """One for all nodes that this process starts, and that of its tests (`tests.conftest`): Ray reads it once."""
 _START_S: Final = 60.0

@@ -26,6 +26,7 @@ from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
+from scenarios.show.answers import format_answers
 from scenarios.show.comparison import format_comparison
 from scenarios.show.far_apart import require_hopeful
 from scenarios.show.replay import format_replay
@@ -52,8 +53,9 @@ def run(arguments: Namespace) -> int:
         announcing_compilation(output, job.routers),
     ):
         outcome = carry_out(job)
-    paragraph = to_text([verdict(outcome.comparison, outcome.validation)], screen_width())
-    texts = [*([paragraph] if paragraph else []), format_comparison(outcome.comparison)]
+    documents = outcome.comparison, outcome.validation
+    box, paragraph = format_answers(*documents), to_text([verdict(*documents)], screen_width())
+    texts = [*filter(None, [box, paragraph]), format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}

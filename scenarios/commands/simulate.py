@@ -72,6 +72,7 @@ def compare(arguments: Namespace) -> int:
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
     from scenarios.runs.simulate import default_jobs
+    from scenarios.show.answers import format_answers
     from scenarios.show.comparison import format_all
 
     output = Output(arguments)
@@ -99,7 +100,8 @@ def compare(arguments: Namespace) -> int:
                 against=None if arguments.against is None else display_name(arguments.against),
                 bounds=(lambda found: _bounds(world, found, output)) if arguments.bound else None,
             )
-    output.result(format_all(comparison), comparison)
+    texts = filter(None, [format_answers(comparison, None), format_all(comparison)])
+    output.result("\n\n".join(texts), comparison)
     if arguments.picture is not None and any(comparison["pareto"]["fronts"].values()):
         from scenarios.show import charts
 

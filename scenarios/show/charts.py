@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from policies.errors import InputError
@@ -30,7 +31,7 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.statistics import Estimate
+from scenarios.show.standing_bars import StandingBar
 from scenarios.show.words import marked
 from scenarios.terminal.visible import visible
 
@@ -58,6 +59,9 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "svg.fonttype": "none",
     "svg.hashsalt": "slimsched",
 }
+WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
+MOST_TICKS = 7
+ROOM = 1.6  # on either side of the points, along a logarithmic axis
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
@@ -119,23 +123,6 @@ class StageBar:
     hardware_s: Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class StandingBar:
-    """A router's mean latency in each world where it ran, and its accuracy there (a share)."""
-
-    router: str
-    simulated_s: Estimate | None = None
-    hardware_s: Estimate | None = None
-    simulated_accuracy: float | None = None
-    hardware_accuracy: float | None = None
-
-    @property
-    def means_s(self) -> list[float]:
-        """Those that are known, the measured one first."""
-        known = [found["mean"] for found in (self.hardware_s, self.simulated_s) if found is not None]
-        return [mean for mean in known if mean is not None]
-
-
 @contextmanager
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
@@ -147,7 +134,11 @@ def canvas(
 
 
 def to_svg(figure: Figure) -> str:
-    """The chart as an `<svg>` element that fills its place; deterministic, and with no reference to anything."""
+    """The chart as an `<svg>` element that fills its place, on whatever color is there; deterministic, and with no
+    reference to anything."""
+    figure.patch.set_visible(False)
+    for axes in figure.axes:
+        axes.patch.set_visible(False)
     with mpl.rc_context(STYLE):
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=_UNDATED)
@@ -193,7 +184,7 @@ def router_colors(routers: Sequence[str]) -> dict[str, str]:
 def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
     """The share of images done within a time, a line a router; hardware dashed over simulation."""
     handles: list[Artist] = []
-    with canvas(6.2, 3.9) as (figure, axes):
+    with canvas(WIDTH, 3.6) as (figure, axes):
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
@@ -214,26 +205,31 @@ def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
     """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
     rows = sorted(bars, key=lambda bar: bar.means_s[:1])
     means_s = [mean for bar in rows for mean in bar.means_s]
-    with canvas(7.4, 1.3 + 0.42 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
+    with canvas(WIDTH, 1.3 + 0.4 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
         for place, bar in enumerate(rows):
             worlds = (
                 (-0.13, "none", bar.simulated_s, bar.simulated_accuracy),
                 (0.13, "full", bar.hardware_s, bar.hardware_accuracy),
             )
             for offset, fill, latency_s, accuracy in worlds:
-                style: Any = {"color": colors[bar.router], "fillstyle": fill, "fmt": "o", "markersize": 6, "capsize": 3}
+                style: Any = {"color": colors[bar.router], "fillstyle": fill, "marker": "o", "markersize": 6}
                 if latency_s is not None and latency_s["mean"] is not None:
                     half = 1000 * (latency_s["ci95"] or 0.0)
-                    left.errorbar(1000 * latency_s["mean"], place + offset, xerr=half or None, **style)
+                    _interval(left, 1000 * latency_s["mean"], place + offset, colors[bar.router], x_error=half)
+                    left.plot(1000 * latency_s["mean"], place + offset, **style)
                 if accuracy is not None:
-                    right.errorbar(100 * accuracy, place + offset, **style)
+                    right.plot(100 * accuracy, place + offset, **style)
         left.set_yticks(range(len(rows)), [label_of(bar.router) for bar in rows])
         left.invert_yaxis()
         if max(means_s) > 20 * min(means_s) > 0:
             left.set_xscale("log")
-            plain_log_ticks(left.xaxis)
+            left.set_xlim(min(means_s) * 1000 / ROOM, max(means_s) * 1000 * ROOM)
+            plain_log_ticks(left.xaxis, 5)
         else:
-            left.set_xlim(left=0)
+            left.set_xlim(0, 1200 * max(means_s) or 1.0)
+            left.xaxis.set_major_locator(MaxNLocator(5))
+        right.xaxis.set_major_locator(MaxNLocator(4))
+        right.margins(x=0.15)
         left.set(xlabel=MEASURES["latency_mean_s"].axis)
         right.set(xlabel=MEASURES["accuracy"].axis)
         styles: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
@@ -284,8 +280,8 @@ def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figu
 
     The dotted line joins what no other router beats on both; dashed is where no router can be beyond it.
     """
-    width = 3.4 * len(panels) if len(panels) > 1 else 5.2
-    with canvas(width, 4.1, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+    width = 3.4 * len(panels) if len(panels) > 1 else WIDTH
+    with canvas(width, 3.9, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
         named: dict[str, Any] = {}
         for axes, panel in zip(grid[0], panels, strict=True):
             named |= _draw_trade_off(axes, panel, colors)
@@ -303,16 +299,15 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
         costs, accuracies = zip(*panel.bound, strict=True)
         (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
     for index, point in enumerate(points):
-        drawn[marked(point.name, point.is_marked)] = axes.errorbar(
+        _interval(axes, point.x, point.y, colors[point.name], point.x_error, point.y_error)
+        (drawn[marked(point.name, point.is_marked)],) = axes.plot(
             point.x,
             point.y,
-            xerr=point.x_error or None,
-            yerr=point.y_error or None,
-            fmt=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],  # colors come round, their markers don't
+            linestyle="none",
+            marker=MARKERS[(index + index // len(COLORS)) % len(MARKERS)],  # colors come round, their markers don't
             color=colors[point.name],
             markersize=6,
-            elinewidth=1,
-            capsize=2,
+            zorder=3,
         )
     if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
         axes.set_xscale("log")
@@ -320,6 +315,12 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
     _frame_points(axes, points)
     axes.set(xlabel=panel.xlabel)
     return drawn
+
+
+def _interval(axes: Axes, x: float, y: float, color: str, x_error: float = 0.0, y_error: float = 0.0) -> None:
+    """Pale, and below all points: a wide one hides none."""
+    style: Any = {"ecolor": color, "alpha": 0.4, "elinewidth": 1.2, "zorder": 1.5}
+    axes.errorbar(x, y, xerr=x_error or None, yerr=y_error or None, fmt="none", **style)
 
 
 def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
@@ -331,12 +332,15 @@ def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
     axes.set_ylim(low - margin, high + margin)
     if axes.get_xscale() == "linear":
         axes.set_xlim(0, 1.2 * max(p.x for p in points) or 1.0)
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+    else:
+        axes.set_xlim(min(p.x for p in points) / ROOM, max(p.x for p in points) * ROOM)
 
 
 def over_time(servers: Sequence[Telemetry]) -> Figure:
     """Each server's utilization and power along the run."""
     handles: list[Artist] = []
-    with canvas(6.2, 4.2, 2, 1, sharex=True) as (figure, (top, bottom)):
+    with canvas(WIDTH, 3.8, 2, 1, sharex=True) as (figure, (top, bottom)):
         for index, server in enumerate(servers):
             times_s, style = _thinned(server.times_s), {"color": COLORS[index % len(COLORS)], "linewidth": 1.1}
             handles += top.plot(times_s, 100 * _thinned(server.utilization), **style)
@@ -351,7 +355,7 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
 def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
     """Each server's utilization along the run, a panel a server: simulated solid, on real executors dashed."""
     count = len(simulated)
-    with canvas(6.2, 0.9 + 1.5 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+    with canvas(WIDTH, 0.9 + 1.4 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
         for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
             panel, color = axes[index][0], COLORS[index % len(COLORS)]
             for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
@@ -371,7 +375,7 @@ def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
 def stage_bars(bars: Sequence[StageBar]) -> Figure:
     """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched)."""
     stages = list(bars[0].simulated_s)
-    with canvas(6.6, 1.2 + 0.62 * len(bars)) as (figure, axes):
+    with canvas(WIDTH, 1.3 + 0.55 * len(bars)) as (figure, axes):
         for index, bar in enumerate(bars):
             for offset, stages_s, hatch in ((-0.2, bar.simulated_s, ""), (0.2, bar.hardware_s, "////")):
                 left_ms = 0.0
@@ -385,14 +389,14 @@ def stage_bars(bars: Sequence[StageBar]) -> Figure:
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set(xlabel="mean time of an image, ms")
-        figure.legend(handles, [stage.replace("_", " ") for stage in stages], loc="outside lower center", ncols=4)
+        figure.legend(handles, [stage.replace("_", " ") for stage in stages], loc="outside lower center", ncols=3)
     return figure
 
 
 def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[float]]) -> Figure:
     """What the learner reported, one panel a scalar, along decisions."""
     count = len(panels)
-    with canvas(6.2, 1.1 + 1.25 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
+    with canvas(WIDTH, 1.1 + 1.2 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
         for index, (name, values) in enumerate(panels.items()):
             panel = axes[index][0]
             panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
@@ -411,11 +415,38 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
     return means
 
 
-def plain_log_ticks(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each decade, as plain numbers."""
-    axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+class RoundTicks(Locator):
+    """Round numbers along a logarithmic axis: as many as there is room for, so that none lies on another."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+
+    def __call__(self) -> Sequence[float]:
+        """For the axis' own limits."""
+        assert self.axis is not None
+        return self.tick_values(*self.axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
+        """All of 1 to 9 of each decade, or 1, 2 and 5, or 1 and 3, or ever fewer decades."""
+        low, high = sorted((vmin, vmax))
+        if low <= 0:
+            return []
+        first, last = floor(log10(low)), ceil(log10(high))
+        for digits, step in ((range(1, 10), 1), ((1, 2, 5), 1), ((1, 3), 1), *(((1,), n) for n in range(1, 20))):
+            ticks = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
+            ticks = [tick for tick in ticks if low <= tick <= high]
+            if len(ticks) < 2:
+                break
+            if len(ticks) <= self._most:
+                return ticks
+        return list(MaxNLocator(self._most - 1).tick_values(low, high))
+
+
+def plain_log_ticks(axis: Axis, most: int = MOST_TICKS) -> None:
+    """At most so many ticks, as plain numbers."""
+    axis.set_major_locator(RoundTicks(most))
     axis.set_major_formatter(FuncFormatter(plain))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def plain(value: float, _: int | None) -> str:

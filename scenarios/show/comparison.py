@@ -59,21 +59,22 @@ def comparison_table(comparison: Comparison) -> Table:
     service = comparison.get("service")
     promised = kept_measures(service)
     measures = [*promised, *served_measures(found.values()), *COMPARED]
-    head = [Column("router"), *(column(measure, provenance=_origin(measure, comparison)) for measure in measures)]
+    changes = _CHANGES if baseline else {}
+    head = [Column("router"), *(column(each, each.title, _origin(each, comparison)) for each in measures)]
     rows = [
         [
             _name(row),
             *(shown(measure, measure.of(row)) for measure in measures),
-            *(change(row[key]) if key in row else NONE for key in _CHANGES),
+            *(change(row[key]) if key in row else NONE for key in changes),
         ]
         for row in comparison["rows"]
     ]
     seeds = plural(max(len(row["seeds"]) for row in comparison["rows"]), "seed")
-    note = f"Mean and 95 % interval over {seeds}. E is the paper's: mean power x latency. Energy is of all devices, "
-    note += "shared among the completed images."
+    note = f"Mean and 95 % interval over {seeds}. The paper's E is mean power x latency. Energy per image is of all "
+    note += "devices, shared among the completed images."
     if service is not None and promised:
         note += f" Kept: of what is promised, {promise_text(service)}."
-    note += f" Changes are against {baseline!r}, seed by seed." if baseline else " No baseline, so no changes."
+    note += f" Changes are against {baseline!r}, seed by seed." if baseline else ""
     largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
     beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
     signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
@@ -84,7 +85,7 @@ def comparison_table(comparison: Comparison) -> Table:
         many.append("Every router leaves more than 1 % unserved: nobody wins.")
     warnings = [*many, *beware, *signs]
     base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
-    return Table([*head, *columns(*_CHANGES.values())], rows, title, [note, *charged, *few], warnings, base)
+    return Table([*head, *columns(*changes.values())], rows, title, [note, *charged, *few], warnings, base)
 
 
 def _name(row: Mapping[str, Any]) -> str:

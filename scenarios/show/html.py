@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from scenarios.show.answers import Answer
 from scenarios.show.charts import to_svg
 from scenarios.show.numbers import PLUS_MINUS
 from scenarios.show.table import Table
@@ -18,10 +19,11 @@ from scenarios.terminal.visible import visible_text
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Above what follows; `badge` is a provenance."""
+    """Above what follows; `badge` is a provenance, `words` what it says where that is more."""
 
     text: str
     badge: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,6 @@ class Chart:
 
     svg: Markup
     caption: str
-    is_narrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,15 @@ class Grid:
     charts: Sequence[Chart]
 
 
-Block = Table | Heading | Note | Chart | Grid
+@dataclass(frozen=True, slots=True)
+class Links:
+    """A sentence that ends in links: words, and where they lead."""
+
+    text: str
+    links: Sequence[tuple[str, str]]
+
+
+Block = Table | Heading | Note | Chart | Grid | Links
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,8 @@ class Page:
 
     Attributes:
         badges: a provenance (which colors it) and words.
-        leads: sentences that a reader wants first.
+        answers: what a reader asks first, in a frame.
+        leads: sentences below that.
         sections: what stands under each heading; one with nothing in it is told to be missing.
         environment: name and value of each line at the end.
     """
@@ -65,13 +75,14 @@ class Page:
     title: str
     sections: Mapping[str, Sequence[Block]]
     badges: Sequence[tuple[str, str]] = ()
+    answers: Sequence[Answer] = ()
     leads: Sequence[Markup] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def chart(figure: Figure, caption: str, *, is_narrow: bool = False) -> Chart:
+def chart(figure: Figure, caption: str) -> Chart:
     """A chart as it stands in the page."""
-    return Chart(Markup(to_svg(figure)), caption, is_narrow)  # noqa: S704 - it is drawn here, of escaped text
+    return Chart(Markup(to_svg(figure)), caption)  # noqa: S704 - it is drawn here, of escaped text
 
 
 def interval_html(cell: str) -> Markup:
@@ -93,5 +104,6 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["interval"] = interval_html
+    environment.filters["sign"] = lambda text: text.replace(PLUS_MINUS, " \u00b1")
     environment.filters["kind"] = lambda block: type(block).__name__.lower()
     return environment

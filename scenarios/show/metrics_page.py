@@ -32,13 +32,19 @@ def _table(measures: Iterable[Measure], place: str = "") -> str:
     rows = [
         [
             f"`{place}{'.'.join(measure.keys)}`",
-            f"{measure.head} {measure.unit}".strip(),
+            _shown_as(measure),
             measure.better or "",
             measure.meaning,
         ]
         for measure in measures
     ]
     return to_markdown(Table(columns("key", "shown as", "better", "meaning"), rows))
+
+
+def _shown_as(measure: Measure) -> str:
+    """Its title, and the short head that tables have where room is short."""
+    short = "" if measure.head == measure.title else f" ({measure.head})"
+    return f"{measure.title}{short} {measure.unit}".strip()
 
 
 def _names(measures: Iterable[Measure]) -> str:

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from scenarios.show.charts import GREY, canvas, label_of, plain, plain_log_ticks, save
+from scenarios.show.charts import GREY, WIDTH, canvas, label_of, plain, plain_log_ticks, save
 from scenarios.show.profile_curves import LatencyBand, latency_bands, under_load, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
@@ -152,7 +152,7 @@ def _panels(
     segments, widths = profile.model.segments, profile.model.widths
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
-    with canvas(1.9 + 2.0 * columns, 0.95 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
+    with canvas(WIDTH, 1.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
         shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
         for curve in uniform_curves(profile):
             panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
@@ -160,11 +160,12 @@ def _panels(
         for index, panel in enumerate(grid.ravel()):
             _dress_panel(panel, index, segments, log)
         figure.suptitle(_heading(profile, source), fontsize=8.5)
-        figure.supxlabel(xlabel, fontsize=9)
+        for panel in grid[-1]:
+            panel.set_xlabel(xlabel)  # a label of the whole figure would lie on the legend
         figure.supylabel(ylabel, fontsize=9)
         handles, labels = grid[0][0].get_legend_handles_labels()
         handles, labels = [*handles, *notes.values()], [*(f"width {label}" for label in labels), *notes]
-        figure.legend(handles, labels, loc="outside right center")
+        figure.legend(handles, labels, loc="outside lower center", ncols=3)
     return figure
 
 
@@ -185,4 +186,4 @@ def _dress_panel(panel: Axes, index: int, segments: int, log: str) -> None:
         panel.xaxis.set_minor_formatter(NullFormatter())
     if "y" in log:
         panel.set_yscale("log")
-        plain_log_ticks(panel.yaxis)
+        plain_log_ticks(panel.yaxis, 5)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -26,11 +27,13 @@ from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
+from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.far_apart import far_apart_warnings
-from scenarios.show.html import Block, Chart, Grid, Note, Page, chart, render
+from scenarios.show.html import Block, Chart, Grid, Links, Note, Page, chart, render
 from scenarios.show.numbers import NONE, PLUS_MINUS
-from scenarios.show.profile_page import profile_blocks
+from scenarios.show.profile_page import origin_badge, profile_blocks
+from scenarios.show.standing_bars import standing_bars
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
@@ -39,11 +42,12 @@ from scenarios.show.validation import (
     saturation_tables,
     validation_notes,
 )
-from scenarios.show.verdict import standing_bars, verdict
+from scenarios.show.verdict import verdict
 from scenarios.show.words import downtime_table
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
+PERFETTO = "https://ui.perfetto.dev/"  # it shows a file in the browser, and sends it nowhere
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -132,11 +136,12 @@ def report(material: Material) -> Page:
             "Simulation against hardware": list(_validation(material)),
             "Latency": list(_latency(material)),
             "Accuracy against cost": list(_trade_offs(material)),
-            "Servers over time": [*_downtimes(material), *_timelines(material)],
+            "Servers over time": [*_downtimes(material), *_timelines(material), *_in_perfetto(material)],
             "Training of the routers": list(_training(material)),
             "Devices as calibrated": list(_profiles(material)),
         },
         badges=list(_badges(material)),
+        answers=answers(material.comparison, material.validation),
         leads=list(_headlines(material)),
         environment=_environment(material.environment),
     )
@@ -146,8 +151,8 @@ def report(material: Material) -> Page:
 
 
 def _badges(material: Material) -> Iterator[tuple[str, str]]:
-    for word in dict.fromkeys(profile.origin for profile in material.profiles.values()):
-        yield word, f"profiles: {word}"
+    for word, words in dict.fromkeys(map(origin_badge, material.profiles.values())):
+        yield word, f"profiles: {words}"
     accuracy = material.comparison.get("accuracy_provenance", MEASURED) if material.comparison else MEASURED
     if accuracy != MEASURED:
         yield "datasheet", f"accuracy: {accuracy}"
@@ -156,7 +161,7 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 
 def _headlines(material: Material) -> Iterator[Markup]:
-    """What a reader wants first: the paragraph that says who won, and what simulation was worth."""
+    """The paragraph that says who won, and what simulation was worth, in more words than the answers above it."""
     if text := verdict(material.comparison, material.validation):
         yield Markup("{}").format(text.replace(PLUS_MINUS, " \u00b1"))
 
@@ -165,9 +170,15 @@ def _standing(material: Material) -> Iterator[Chart]:
     """That paragraph as a picture."""
     bars = list(standing_bars(material.comparison, material.validation))
     if len(bars) > 1:
-        both = ", simulated (hollow) and on real executors" if material.validation else ", simulated"
         colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
-        caption = f"Mean latency{both}, with 95 % intervals; beside it the accuracy of what ran."
+        caption = (
+            "Mean latency with its 95 % interval, and the accuracy of what ran. Look for who is far left on one side "
+        )
+        caption += "and far right on the other: quick, and right."
+        if material.validation:
+            caption += (
+                " How far a hollow point (simulated) is from the filled one (real executors) is simulation's error."
+            )
         yield chart(charts.standing(bars, colors), caption)
 
 
@@ -206,7 +217,7 @@ def _validation(material: Material) -> Iterator[Block]:
     if found is None:
         return
     yield from errors_tables(found)
-    yield Note(" ".join(validation_notes(found)))
+    yield from map(Note, validation_notes(found))
     yield from (Note(text, "warning") for text in (*far_apart_warnings(found), *disturbance_warnings(found)))
     yield from saturation_tables(found)
     rows = rows_at_middle(found.get("rows", []))
@@ -217,8 +228,11 @@ def _validation(material: Material) -> Iterator[Block]:
     ]
     if bars:
         at = "" if rows[0]["load"] is None else f", at load {rows[0]['load']:g}"
-        caption = f"Where an image's time goes: simulated (above) and on real executors (hatched){at}."
-        yield chart(charts.stage_bars(bars), caption, is_narrow=True)
+        caption = (
+            f"Where an image's time goes: simulated (above) and on real executors (hatched){at}. The longest color is "
+        )
+        caption += "what makes a router slow; where the two bars of a router differ, simulation is off."
+        yield chart(charts.stage_bars(bars), caption)
 
 
 def _first_seeds(material: Material) -> list[StoredRun]:
@@ -261,8 +275,10 @@ def _latency(material: Material) -> Iterator[Grid]:
     curves, colors = _latency_curves(material), _colors(material)
     simulated = [curve for curve in curves if curve.world == "simulation"]
     captioned = {
-        "Latency distributions in simulation, one seed a router.": simulated,
-        "Simulated (solid) and on real executors (dashed).": _in_both_worlds(curves),
+        "Latency distributions in simulation, one seed a router. A line further left is quicker; one that bends far to "
+        "the right at the top leaves a few images waiting long.": simulated,
+        "Simulated (solid) and on real executors (dashed). The closer the two lines of a router, the better the "
+        "simulation.": _in_both_worlds(curves),
     }
     drawn = [chart(charts.latency_distributions(of, colors), caption) for caption, of in captioned.items() if of]
     if drawn:
@@ -285,7 +301,7 @@ def _trade_offs(material: Material) -> Iterator[Grid]:
         return
     captioned = {
         "latency_mean_s": "Up and to the left is better; the dotted line joins routers that no other beats on both.",
-        "energy_per_image_j": "The same against the energy of all devices.",
+        "energy_per_image_j": "The same against the energy of all devices: further left is less for an image.",
     }
     accuracy, colors = MEASURES["accuracy"], _colors(material)
     yield Grid(
@@ -311,6 +327,20 @@ def _downtimes(material: Material) -> list[Table]:
     return [found] if found else []
 
 
+def _in_perfetto(material: Material) -> Iterator[Links]:
+    """Each charted run, batch by batch: the file lies beside the page, which can hand it to no other page."""
+    files = [(run, run.path / "timeline.json") for run in _first_seeds(material)]
+    links = [
+        (f"{run.result['router']}, {run.result['mode']}", quote(path.relative_to(run.folder.path).as_posix()))
+        for run, path in files
+        if path.exists()
+    ]
+    if links:
+        text = "Every batch and decision on a timeline, in Perfetto: open"
+        yield Links(text, [("ui.perfetto.dev", PERFETTO)])
+        yield Links("Then drop one of these files on it, which lie beside this page:", links)
+
+
 def _timelines(material: Material) -> Iterator[Grid]:
     """The baseline's and the last router's run, in each world: enough to see how load is spread."""
     runs = _first_seeds(material)
@@ -329,10 +359,16 @@ def _both_timelines(runs: Sequence[StoredRun]) -> list[Chart]:
     for run in runs:
         mode, router, seed = run.result["mode"], run.result["router"], run.result["seed"]
         if mode in readings:
-            caption = f"{router}, {mode}, seed {seed}: as the sensors report it."
+            caption = (
+                f"{router}, {mode}, seed {seed}, as the sensors report it. One server at 100 % while another has time "
+            )
+            caption += "to spare is load that is badly spread."
             drawn.append(chart(charts.over_time(readings[mode]), caption))
     if {"simulation", "hardware"} <= readings.keys():
-        caption = f"{runs[0].result['router']}: simulated (solid) over real executors (dashed)."
+        caption = (
+            f"{runs[0].result['router']}: simulated (solid) over real executors (dashed). Both should rise and fall "
+        )
+        caption += "together; where they part, simulation spreads load otherwise than the hardware had it."
         drawn.append(chart(charts.both_over_time(readings["simulation"], readings["hardware"]), caption))
     return drawn
 
@@ -356,8 +392,11 @@ def _training(material: Material) -> Iterator[Chart]:
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
         panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
         each = "update's" if kind == PPO else "generation's best"
-        caption = f"{made_name(kind)}: each {each} value (pale) and its running mean."
-        yield chart(charts.training_curve([step["decisions"] for step in steps], panels), caption, is_narrow=True)
+        caption = (
+            f"{made_name(kind)}: each {each} value (pale) and its running mean. A first line that still rises at its "
+        )
+        caption += "right end says that longer training would help."
+        yield chart(charts.training_curve([step["decisions"] for step in steps], panels), caption)
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:

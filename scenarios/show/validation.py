@@ -38,6 +38,7 @@ WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "hardware": "on the hardware",
 }
 MOST_DOWNTIMES = 40  # on a terminal; `validation.json` has all
+DRAWN, BUSIEST = "error, slowdown drawn", "busiest core"
 _DRAWN = (
     "the error of the mean latency where slow spells are drawn as the profile says, and not replayed: only that is a "
     "prediction."
@@ -143,7 +144,7 @@ def _cpu_column(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     found = [row.get("cpu") for row in rows]
     if not any(found):
         return [], [[] for _ in rows]
-    return [Column("CPU", "%", meaning=CPU_MEANING)], [[_cpu_text(cpu)] for cpu in found]
+    return [Column(BUSIEST, "%", meaning=CPU_MEANING)], [[_cpu_text(cpu)] for cpu in found]
 
 
 def _cpu_text(cpu: Cpu | None) -> str:
@@ -176,12 +177,14 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     slowed = any(map(_is_slowed, rows))
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head]
-    head += [column(_LATENCY, "simulated"), column(_LATENCY, "hardware"), Column("noise", "%")]
-    head += [*columns("slowdown"), Column("drawn", "%", meaning=_DRAWN)] if slowed else []
+    head += [column(_LATENCY, f"{world} {_LATENCY.title}") for world in ("simulated", "hardware")]
+    head.append(Column("hardware noise", "%"))
+    head += [*columns("device slowdown"), Column(DRAWN, "%", meaning=_DRAWN)] if slowed else []
     foreign_head, foreign_cells = _disturbances(rows)
     head += foreign_head
-    for measure in VALIDATED:
-        head.append(Column(f"{measure.head} error", "%", meaning=measure.meaning))
+    measures = [each for each in VALIDATED if any(row["error_pct"][each.stem]["mean"] is not None for row in rows)]
+    for measure in measures:
+        head.append(Column(f"{measure.title} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
     body = []
     for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True):
@@ -190,7 +193,7 @@ def _errors_table(rows: Sequence[Row]) -> Table:
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
         cells += [interval(row["slowdown"], 2), _drawn(row)] if slowed else []
         cells += foreign
-        for measure in VALIDATED:
+        for measure in measures:
             cells.append(change(row["error_pct"][measure.stem], unit=""))
             if measure.stem in judged:
                 cells.append(verdict(row["target_pct"][measure.stem], row["met"][measure.stem]))
@@ -328,21 +331,24 @@ def validation_notes(validation: Validation) -> list[str]:
     rows = validation.get("rows", [])
     notes = [
         "Errors are (simulated - hardware) / hardware; noise is the hardware's own, between repeats.",
-        f"From {REPEATS_OF_NOISE} repeats on, twice the noise is allowed where that is more than the promise.",
     ]
+    if any(row["repeats"] >= REPEATS_OF_NOISE for row in rows):
+        notes.append("Twice the noise is allowed where that is more than the promise.")
     if any(len(row["seeds"]) > 1 for row in rows):
         notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
     elif any(row["repeats"] > 1 for row in rows):
         notes.append("Intervals (95 %) are over repeats of one trace.")
     if any(map(_is_slowed, rows)):
-        notes.append("Slowdown: how many times as long as at full speed the devices took; each run's twin replays it.")
-        notes.append(f"Drawn: {_DRAWN}")
+        notes.append(
+            "Device slowdown: how many times as long as at full speed the devices took; each run's twin replays it."
+        )
+        notes.append(f"{DRAWN.capitalize()}: {_DRAWN}")
     if _foreign_loads(validation):
         notes.append(f"Foreign load: {_FOREIGN}")
     if any(row.get("lateness_s") for row in rows):
         notes.append(f"Ends late: {_LATE}")
     if any(row.get("cpu") for row in rows):
-        notes.append(f"CPU: {CPU_MEANING}")
+        notes.append(f"{BUSIEST.capitalize()}: {CPU_MEANING}")
     if clocks := validation.get("clocks"):
         notes.append(_clocks_text(clocks))
     notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))

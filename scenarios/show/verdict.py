@@ -14,10 +14,9 @@ from typing import Any
 from scenarios.files.made_routers import LEARNED, TUNED_HERE
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Row, Validation
+from scenarios.metrics.fidelity import Ranking, Row, Validation
 from scenarios.metrics.standing import COMPARABLE, Contender, Standing, compared, validated
 from scenarios.metrics.statistics import change_pct
-from scenarios.show.charts import StandingBar
 from scenarios.show.numbers import NONE, PLUS_MINUS, duration, interval, number, plural, share
 from scenarios.show.validation import busy_warnings, emulated_devices, rows_at_middle
 from scenarios.show.words import kept_measures, promise_text, provenance
@@ -34,35 +33,17 @@ def verdict(comparison: Comparison | None, validation: Validation | None) -> str
     return " ".join(_sentences(comparison, validation))
 
 
-def standing_bars(comparison: Comparison | None, validation: Validation | None) -> Iterator[StandingBar]:
-    """The same as a picture: of the routers that executors ran, else of those that were compared."""
-    if validation is not None and validation.get("rows"):
-        real, promised = validated(validation, "hardware"), validated(validation, "simulated")
-        for one in real.contenders:
-            twin = promised.of(one.router)
-            yield StandingBar(
-                one.router,
-                simulated_s=None if twin is None else twin.interval_s,
-                hardware_s=one.interval_s,
-                simulated_accuracy=None if twin is None else twin.accuracy,
-                hardware_accuracy=one.accuracy,
-            )
-    elif comparison is not None:
-        for one in compared(comparison).contenders:
-            yield StandingBar(one.router, simulated_s=one.interval_s, simulated_accuracy=one.accuracy)
-
-
 def _sentences(comparison: Comparison | None, validation: Validation | None) -> Iterator[str]:
     if comparison is not None:
         yield from _kept(comparison)
     if validation is not None and validation.get("rows"):
         real = validated(validation, "hardware")
-        yield from _losses(real, _executors(validation))
-        yield from _outcome(real, _executors(validation))
+        yield from _losses(real, on_executors(validation))
+        yield from _outcome(real, on_executors(validation))
         yield from _others(real)
         yield from _fidelity(validation, real)
     if comparison is not None:
-        where, standing = _simulation(comparison), compared(comparison)
+        where, standing = in_simulation(comparison), compared(comparison)
         if validation is None:
             yield from _losses(standing, where)
         yield from _outcome(standing, where)
@@ -71,14 +52,16 @@ def _sentences(comparison: Comparison | None, validation: Validation | None) -> 
             yield "Nothing of this was run on executors."
 
 
-def _executors(validation: Validation) -> str:
+def on_executors(validation: Validation) -> str:
+    """Where a validation's hardware runs were made, and how many: the beginning of a sentence."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
     devices = emulated_devices(validation)
     what = f"executors whose devices are {devices}" if devices else "real executors"
     return f"On {what} ({plural(runs, 'run')} a router)"
 
 
-def _simulation(comparison: Comparison) -> str:
+def in_simulation(comparison: Comparison) -> str:
+    """Likewise of a comparison's runs, with the weakest origin of their numbers."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
     return f"In simulation ({provenance(comparison)}, {plural(seeds, 'seed')})"
 
@@ -93,7 +76,7 @@ def _kept(comparison: Comparison) -> Iterator[str]:
     told = [f"{row['router']} {interval(_KEPT.of(row), 1, 100)} % ({_felt(row, able[0])})" for row in able[:MOST_TOLD]]
     if told:
         yield (
-            f"{_simulation(comparison)}, of what is promised, {promise_text(service)}, most is kept by "
+            f"{in_simulation(comparison)}, of what is promised, {promise_text(service)}, most is kept by "
             f"{', '.join(told)}."
         )
 
@@ -106,7 +89,7 @@ def _felt(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     return text if less is None else f"{text}: {number(less, 1, signed=True)} %"
 
 
-def _percent(found: Contender, other: Contender) -> str:
+def lead_text(found: Contender, other: Contender) -> str:
     """By how much it is slower or quicker, `8.3 +-1.1 % below that of x`: of the other's mean, not a mean of percents,
     which one slow run can turn round."""
     lead, of_s = found.lead(other)["difference"], other.mean_s
@@ -117,11 +100,13 @@ def _percent(found: Contender, other: Contender) -> str:
     return f"{number(abs(mean_s) / of_s, 1, 100)}{half} % {'below' if mean_s <= 0 else 'above'} that of {other.router}"
 
 
-def _at(found: Contender) -> str:
+def at(found: Contender) -> str:
+    """`87.50 % accuracy`."""
     return f"{number(found.accuracy, 2, _ACCURACY.scale)} % accuracy"
 
 
-def _ms(value_s: float) -> str:
+def ms(value_s: float) -> str:
+    """`16.79 ms`."""
     return f"{number(value_s, 2, _LATENCY.scale)} {_LATENCY.unit}"
 
 
@@ -132,18 +117,19 @@ def _rules(standing: Standing) -> list[str]:
     return [each.router for each in standing.contenders if each.router not in LEARNED]
 
 
-def _learned(standing: Standing) -> list[Contender]:
+def learned_of(standing: Standing) -> list[Contender]:
+    """Those of them that a run trains."""
     return [each for each in standing.contenders if each.router in LEARNED]
 
 
 def _losses(standing: Standing, where: str) -> Iterator[str]:
     """Learned routers that a rule beats by more than chance."""
-    for one in _learned(standing):
+    for one in learned_of(standing):
         rival = standing.rival_of(one, _rules(standing))
         if rival is not None and rival.beats(one) and one.lead(rival)["differs"]:
             yield (
-                f"{where} the learned router {one.router} loses: its mean latency, {_ms(one.mean_s)} at {_at(one)}, is "
-                f"{_percent(one, rival)} (a rule, {_at(rival)})."
+                f"{where} the learned router {one.router} loses: its mean latency, {ms(one.mean_s)} at {at(one)}, is "
+                f"{lead_text(one, rival)} (a rule, {at(rival)})."
             )
 
 
@@ -156,11 +142,11 @@ def _outcome(standing: Standing, where: str) -> Iterator[str]:
         return
     winner = standing.winner
     if winner is None:
-        yield f"{where} nobody wins: whoever is quicker is less accurate, by more than {_points(COMPARABLE)}."
+        yield f"{where} nobody wins: whoever is quicker is less accurate, by more than {points_text(COMPARABLE)}."
         return
     rival = standing.next_of(winner)
     differs = winner.lead(rival)["differs"]
-    figures = f"a mean latency of {_ms(winner.mean_s)} at {_at(winner)}, {_percent(winner, rival)} ({_at(rival)})"
+    figures = f"a mean latency of {ms(winner.mean_s)} at {at(winner)}, {lead_text(winner, rival)} ({at(rival)})"
     if differs:
         others = "of comparable accuracy" if rival.is_match_for(winner) else "that it beats; none is as accurate"
         yield f"{where} {winner.router} wins: {figures}, the quickest other {others}."
@@ -180,18 +166,18 @@ def _others(standing: Standing) -> Iterator[str]:
     """What became of learned routers that neither lost nor won, and of all beside the tuned ladder."""
     winner = standing.winner
     ladder = standing.of(LADDER)
-    for one in _learned(standing):
+    for one in learned_of(standing):
         rival = standing.rival_of(one, _rules(standing))
         if rival is None:
             if one is not winner:
-                yield f"{one.router} is more accurate than every rule ({_at(one)}), and slower ({_ms(one.mean_s)})."
+                yield f"{one.router} is more accurate than every rule ({at(one)}), and slower ({ms(one.mean_s)})."
         elif not rival.beats(one) and winner is not None and one is not winner and not one.is_match_for(winner):
-            short = _points(winner.accuracy - one.accuracy)
-            yield f"{one.router} is not set beside {winner.router}: {_ms(one.mean_s)}, but {short} less accurate."
+            short = points_text(winner.accuracy - one.accuracy)
+            yield f"{one.router} is not set beside {winner.router}: {ms(one.mean_s)}, but {short} less accurate."
         elif rival.beats(one) and not one.lead(rival)["differs"] and not _is_of_outcome(standing, rival, one):
-            yield f"{one.router} and {rival.router} can't be told apart: {_ms(one.mean_s)}, {_percent(one, rival)}."
+            yield f"{one.router} and {rival.router} can't be told apart: {ms(one.mean_s)}, {lead_text(one, rival)}."
         if ladder is not None and _is_told_beside(standing, one, ladder):
-            yield f"Levelled, {one.router}'s mean latency is {_percent(one, ladder)}{_of_chance(one, ladder)}."
+            yield f"Levelled, {one.router}'s mean latency is {lead_text(one, ladder)}{_of_chance(one, ladder)}."
 
 
 def _is_of_outcome(standing: Standing, one: Contender, other: Contender) -> bool:
@@ -213,7 +199,8 @@ def _of_chance(one: Contender, other: Contender) -> str:
     return "" if one.lead(other)["differs"] else ", which chance explains"
 
 
-def _points(accuracy: float) -> str:
+def points_text(accuracy: float) -> str:
+    """`0.1 points`, of a difference."""
     return f"{number(accuracy, 1, _POINT)} points"
 
 
@@ -226,10 +213,10 @@ def _fidelity(validation: Validation, real: Standing) -> Iterator[str]:
     rows = [row for row in rows_at_middle(validation["rows"]) if real.of(row["router"]) is not None]
     winner = real.winner
     if winner is not None and (twin := promised.of(winner.router)) is not None:
-        text = f"Simulation of the same arrivals had promised {_ms(twin.mean_s)} for {winner.router}"
+        text = f"Simulation of the same arrivals had promised {ms(twin.mean_s)} for {winner.router}"
         named = promised.winner
         if named is not None and named.router != winner.router:
-            text += f", and another winner: {named.router}, at {_ms(named.mean_s)}"
+            text += f", and another winner: {named.router}, at {ms(named.mean_s)}"
         yield f"{text}."
     if errors := [_span_of(rows, measure.stem) for measure in (_LATENCY, _P99)]:
         yield f"Its mean latencies are off by {errors[0]}, its p99 by {errors[1]}."
@@ -247,6 +234,11 @@ def _span_of(rows: list[Row], stem: str) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
+def alike_pairs(found: Ranking) -> int:
+    """How many of the pairs that executors tell apart simulation orders alike."""
+    return round(((found["tau_separated"] or 0.0) + 1) / 2 * found["separated_pairs"])
+
+
 def _order(validation: Validation, rows: list[Row]) -> Iterator[str]:
     """How many pairs the executors tell apart, and how many of these simulation orders alike."""
     found = next((each for each in validation.get("ranking", []) if rows and each["load"] == rows[0]["load"]), None)
@@ -254,8 +246,7 @@ def _order(validation: Validation, rows: list[Row]) -> Iterator[str]:
         return
     apart, pairs = found["separated_pairs"], plural(found["pairs"], "pair")
     if apart:
-        tau = found["tau_separated"] or 0.0
-        alike = round((tau + 1) / 2 * apart)
+        alike = alike_pairs(found)
         all_of = "all of these" if alike == apart else f"{alike} of these"
         yield (
             f"The executors tell {apart} of {pairs} of routers apart (the paired 95 % interval leaves 0 out); "
@@ -264,7 +255,7 @@ def _order(validation: Validation, rows: list[Row]) -> Iterator[str]:
         return
     means_s = [mean for row in rows if (mean := row["hardware"][_LATENCY.stem]["mean"]) is not None]
     noises = [pct for row in rows if (pct := row["repeatability_pct"][_LATENCY.stem]) is not None]
-    spread = f"their mean latencies span {_ms(min(means_s))} to {_ms(max(means_s))}"
+    spread = f"their mean latencies span {ms(min(means_s))} to {ms(max(means_s))}"
     noise = f"between repeats one router's differs by up to {number(max(noises), 1)} %" if noises else ""
     why = f"{spread}, and {noise}" if noise else f"{spread}, and without repeats nobody knows the noise"
     yield f"The executors tell none of {pairs} of routers apart: {why}."

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 from policies.errors import InputError, nearest
 from policies.files import possible_path
 from scenarios.files.documents import no_number
-from scenarios.files.shipped import moved
+from scenarios.files.shipped import moved, scenario_file
 
 SHORTEST_S: Final = 1e-3
 
@@ -158,6 +158,14 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError("the path is empty")
     try:
         return Path(possible_path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def scenario(text: str) -> Path:
+    """A scenario's file, or the name of one that ships with the project."""
+    try:
+        return scenario_file(path(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

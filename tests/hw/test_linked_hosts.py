@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.workers,
     pytest.mark.ray,
     pytest.mark.slow,
+    pytest.mark.release,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
 ]
 

@@ -28,32 +28,25 @@ from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import NS_PER_S
 from tests.hw.worlds import Wanderer, knobs, router, true_run
-from tests.ray_nodes import RayNodes, ray_nodes
+from tests.ray_nodes import RAY_HOSTS, RayNodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray]
 
-HOSTS = ("alpha", "beta", "gamma")
 WIDTHS = (1.0, 0.5, 1.0)
 PRIOR = AccuracyPrior({(1.0,) * 3: 0.9})
 RULES = Supervision(hang_ns=2 * NS_PER_S, backoff_ns=NS_PER_S // 10, backoff_limit_ns=NS_PER_S)
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[RayNodes]:
-    with ray_nodes(HOSTS) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def cluster(nodes: RayNodes) -> Iterator[RayCluster]:
-    with joined(nodes.address, "cluster", "address") as found:
+def cluster(ray_hosts: RayNodes) -> Iterator[RayCluster]:
+    with joined(ray_hosts.address, "cluster", "address") as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def served(cluster: RayCluster, path: Path) -> Iterator[HardwareCluster]:
-    servers = [HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0) for host in HOSTS]
-    carrier = RayHosts(cluster, HOSTS, path)
+    servers = [HardwareServer(host, DeviceSpec(channels_last=False), knobs(), 1.0, 2.0) for host in RAY_HOSTS]
+    carrier = RayHosts(cluster, RAY_HOSTS, path)
     with HardwareCluster(
         ModelFile(path), servers, sensor_period_s=0.05, warm_batches=(1, 4), supervision=RULES, carrier=carrier
     ) as opened:
@@ -109,8 +102,9 @@ def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: Sl
     assert len(lost.steps) >= lost.heard > 0  # it has come here before the agent was killed
 
 
+@pytest.mark.release
 def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_joins(
-    nodes: RayNodes, served: HardwareCluster, model: SlimResNet
+    ray_hosts: RayNodes, served: HardwareCluster, model: SlimResNet
 ) -> None:
     """All its processes at once. Ray takes it for alive for longer than its successor needs to join; we do not wait for
     that."""
@@ -118,8 +112,8 @@ def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_join
 
     def lose_and_join() -> None:
         time.sleep(1.0)
-        nodes.kill("gamma")
-        nodes.add("gamma")
+        ray_hosts.kill("gamma")
+        ray_hosts.add("gamma")
         joined_s.append(time.monotonic())
 
     began_s = time.monotonic()

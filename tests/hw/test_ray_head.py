@@ -17,6 +17,7 @@ from tests.ray_nodes import ray_nodes
 pytestmark = [pytest.mark.workers, pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.mark.release
 def test_a_run_whose_head_ends_is_told_so(path: Path) -> None:
     """Its server is on another node, which still answers."""
     with ray_nodes(["alpha", "beta"]) as nodes:

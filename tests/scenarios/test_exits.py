@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,21 @@ def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert error.startswith("slimsched: x.yaml: a\\nb: \\x1b[2Jyy")
     assert error.endswith("yy\\udc80\\x00\n")
     assert len(error) < 2100
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_somebody_who_waits_is_told_at_once(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, before seconds of imports; elsewhere nobody waits."""
+    told: list[str] = []
+
+    def handler_of(_: str) -> Callable[[object], int]:
+        told.append(capsys.readouterr().err)
+        return lambda _: 0
+
+    monkeypatch.setattr(cli, "handler_of", handler_of)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    assert cli.main(["run", "quickstart"]) == 0
+    assert cli.main(["run", "quickstart", "--quiet"]) == 0
+    assert told == ["run: opening what it needs ...\n" if is_terminal else "", ""]

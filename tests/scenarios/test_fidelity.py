@@ -256,8 +256,9 @@ def test_each_load_has_its_table() -> None:
     assert low.title == "load 0.3 (30.0 images/s), 2 hardware runs a router"
     assert high.title.startswith("load 0.8 (80.0 images/s)")
     row = dict(zip((column.title for column in low.columns), low.rows[0], strict=True))
-    assert (row["router"], row["simulated ms"], row["hardware ms"]) == ("a", "1000.00", "1050.00 +-635.31")
-    assert (row["latency error %"], row["noise %"]) == ("-4.5 +-57.8", "6.7")
+    worlds = [row[f"{world} mean latency ms"] for world in ("simulated", "hardware")]
+    assert (row["router"], *worlds) == ("a", "1000.00", "1050.00 +-635.31")
+    assert (row["mean latency error %"], row["hardware noise %"]) == ("-4.5 +-57.8", "6.7")
     assert [column.head for column in low.columns].count("allowed") == 3  # latency, p99, energy per image
     assert low.rows[0][low.columns.index(next(c for c in low.columns if c.head == "allowed"))] == "5.0 met"
     assert [table.title.partition(":")[0].partition(",")[0] for table in saturation_tables(found)] == [
@@ -355,10 +356,12 @@ def test_a_run_that_needs_more_cpu_than_there_is_is_marked_in_every_table() -> N
     found = validated(*runs)
     assert found["rows"][0]["cpu"] == {"router": 0.95, "agent": 0.1, "cores": 0.6}
     tables = [*errors_tables(found), *saturation_tables(found)]
-    cells = [[row[[each.title for each in table.columns].index("CPU %")] for row in table.rows] for table in tables]
+    cells = [
+        [row[[each.title for each in table.columns].index("busiest core %")] for row in table.rows] for table in tables
+    ]
     assert cells == [["95 starved"], ["91 starved"], ["90"]]
     assert "Starved: in rows marked `starved`" in format_validation(found)
-    assert any(note.startswith("CPU: ") for note in validation_notes(found))
+    assert any(note.startswith("Busiest core: ") for note in validation_notes(found))
     assert "Starved" not in format_validation(validated(taken(0.9, 0.9, 0.9)))
 
 
@@ -378,7 +381,7 @@ def test_a_validation_that_knows_no_cpu_is_shown() -> None:
     for row in found["rows"]:
         del row["cpu"]
     text = format_validation(found)
-    assert "CPU" not in text
+    assert "usiest core" not in text
     assert "tarved" not in text
 
 

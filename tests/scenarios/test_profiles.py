@@ -183,7 +183,7 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "beta 1.000, across processes 0.900 +-0.050" in words
     assert "slow spells: 10 % of the time, 0.2 s each, things take 1.50 times as long" in words
     page = profile_page(measured())
-    assert all(f">{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
+    assert all(f">{cell}</span></td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
 
 

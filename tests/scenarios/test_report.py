@@ -11,13 +11,16 @@ from xml.etree import ElementTree
 import pytest
 
 from policies.errors import InputError
+from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder
+from scenarios.show.charts import RoundTicks
 from scenarios.show.html import Chart, Grid
 from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import under_load
-from scenarios.show.profile_page import profile_page
+from scenarios.show.profile_page import origin_badge, profile_page
 from scenarios.show.report import build_report, gather, report
+from sim.profile import Profile
 from tests import worlds
 from tests.scenarios.folders import run_folder
 
@@ -55,11 +58,16 @@ class _Tags(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.fetched: list[str] = []
+        self.linked: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
             self.open.append(tag)
-        self.fetched += [f"{value}" for name, value in attrs if name in ("src", "href", "xlink:href", "data", "srcset")]
+        found = [f"{value}" for name, value in attrs if name in ("src", "href", "xlink:href", "data", "srcset")]
+        if tag == "a":
+            self.linked += found
+        else:
+            self.fetched += found
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -73,6 +81,53 @@ def test_the_page_is_whole_and_self_contained(page: str) -> None:
     assert tags.open == []
     assert [address for address in tags.fetched if not address.startswith("#")] == []
     assert re.findall(r"url\((?!#)|@import|<script|<link|<img", page) == []
+
+
+def test_every_charted_run_can_be_looked_at_in_perfetto(folder: RunFolder, page: str) -> None:
+    """The page leads there, and to the files that it opens; to nothing else."""
+    tags = _Tags()
+    tags.feed(page)
+    perfetto, *files = tags.linked
+    assert perfetto == "https://ui.perfetto.dev/"
+    places = [f"{world}/{router}-seed0" for router in ("random", "_ppo_") for world in ("simulation", "hardware")]
+    assert files == [f"{place}/timeline.json" for place in places]
+    for file in files:
+        assert read_json(folder / file)["traceEvents"]
+
+
+def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> None:
+    """The badge has the color of the weaker origin, and names both."""
+    measured = (folder / "profiles" / "a.yaml").read_text(encoding="utf-8")
+    profile = Profile.from_yaml(measured, "a")
+    assert origin_badge(profile) == ("datasheet", "latency measured, power datasheet")
+    power = profile.power.model_copy(update={"provenance": Provenance.MEASURED})
+    assert origin_badge(profile.model_copy(update={"power": power})) == ("measured", "measured")
+    other = RunFolder(tmp_path)
+    other.write_text(other / "profiles" / "a.yaml", measured)
+    page = build_report(other).read_text(encoding="utf-8")
+    assert '<span class="badge datasheet">profiles: latency measured, power datasheet</span>' in page
+    assert 'class="badge measured"' not in page
+
+
+def test_the_answers_stand_before_all_else(page: str) -> None:
+    """In a frame, above the paragraph and the first heading."""
+    box = page[page.index('<div class="box">') : page.index("</div>", page.index('<div class="box">'))]
+    assert re.findall(r'<h2 class="(\w+)">([^<]*)</h2>', box) == [
+        ("open", "Did a learned router win?"),
+        ("no", "Can the simulation be trusted?"),
+        ("open", "What to do next?"),
+    ]
+    assert page.index('<div class="box">') < page.index("<figure>")
+
+
+@pytest.mark.parametrize("low", [0.02, 0.9, 1.0, 15.0, 3.0e4])
+@pytest.mark.parametrize("span", [1.01, 1.3, 2.0, 7.0, 40.0, 1e3, 1e7, 1e14])
+def test_ticks_of_a_logarithmic_axis_have_room(low: float, span: float) -> None:
+    """Two at least, never more than there is room for; along decades they are round, and evenly far from each other."""
+    ticks = [tick for tick in RoundTicks(6).tick_values(low, low * span) if low <= tick <= low * span]
+    assert 2 <= len(ticks) <= 6
+    if span > 100:
+        assert {f"{tick:e}"[0] for tick in ticks} <= {"1", "2", "3", "5"}
 
 
 def test_names_are_escaped(page: str) -> None:
@@ -114,7 +169,7 @@ def test_every_axis_names_its_unit(folder: RunFolder) -> None:
     profile = worlds.profile()
     loaded = under_load(profile)
     for figure in (utilization_by_batch(profile), latency_by_utilization(profile, loaded)):
-        labels |= {figure.get_supxlabel(), figure.get_supylabel()}
+        labels |= {figure.axes[-1].get_xlabel(), figure.get_supylabel()}
     assert labels >= {"batch size", "utilization of the device, %", "mean latency of a batch, ms"}
     counts = {"batch size", "decisions", "reward", "entropy"}
     assert [label for label in labels - counts if not re.search(r", (ms|s|%|W|J/image)( \(|$)", label)] == []
@@ -147,7 +202,7 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     other.write_json(other / "validation.json", validation)
     page = build_report(other).read_text(encoding="utf-8")
     assert "Other programs kept this host busy: what differs is not the simulator&#39;s alone." in page
-    assert "90 busy</td>" in page
+    assert "90 busy</span></td>" in page
     assert '<p class="warning">Busy host: ' in page
 
 

@@ -148,7 +148,7 @@ def test_every_table_of_a_comparison_has_the_mark() -> None:
     compared = compare_results([{**run, "scenario": "paper"} for run in runs])
     first, paper, paired, trade_offs = comparison_tables(compared)
     heads = [column.head for column in first.columns]
-    assert heads[:4] == ["router", "completed", "failed", "p99"]
+    assert heads[:4] == ["router", "images completed", "images failed", "p99 latency"]
     assert [row[:3] for row in first.rows] == [
         ["random", "99.50 +-0.00", "0.50 +-0.00"],
         ["shedder !", "95.00 +-0.00", "5.00 +-0.00"],
@@ -172,7 +172,8 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
     assert found["hypervolume"] == {}
     assert comparison_table(found).warnings[-1] == "Every router leaves more than 1 % unserved: nobody wins."
     assert comparison_table(found).base == "random !"
-    assert [column.head for column in comparison_table(found).columns][1:4] == ["completed", "unfinished", "failed"]
+    heads = [column.head for column in comparison_table(found).columns]
+    assert heads[1:4] == ["images completed", "images unfinished", "images failed"]
     trade_off_chart(found)
 
 
@@ -193,7 +194,7 @@ def test_a_comparison_of_a_former_version_is_shown_as_it_was() -> None:
         for key in ("shares", "failures", "is_marked"):
             del row[key]
     first, trade_offs = comparison_tables(found)
-    assert [column.head for column in first.columns][:2] == ["router", "p99"]
+    assert [column.head for column in first.columns][:2] == ["router", "p99 latency"]
     assert [row[0] for row in trade_offs.rows] == ["random", "jsq"]
 
 

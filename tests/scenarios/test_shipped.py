@@ -15,8 +15,10 @@ from hw.datasets import Dataset, load_dataset
 from hw.evaluation import evaluate
 from hw.networks import ModelFile, Network
 from policies.registry import RULES
+from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
+from scenarios.files.shipped import scenario_file
 from scenarios.files.spec import RatesWorkload
 from scenarios.job.network import training_knobs, training_text
 from scenarios.learn.stale import why_tune
@@ -82,6 +84,30 @@ SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 LIVE_SCENARIOS = sorted((ROOT / "scenarios" / "live").glob("*.yaml"))
 LIVE = "paper-live"  # on emulated devices: nothing is reported of them
 REPORTED = [p for p in SCENARIOS if p.stem.startswith(("main-", "paper")) and not p.stem.startswith(LIVE)]
+
+
+@pytest.mark.parametrize("name", ["quickstart", "paper-live-x1", "live/bursts"])
+def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the user is; what lies there by that name comes first, and a path is a path."""
+    monkeypatch.chdir(tmp_path)
+    assert scenario_file(Path(name)) == ROOT / "scenarios" / f"{name}.yaml"
+    for path in (Path(f"{name}.yaml"), Path("elsewhere", name), tmp_path / name):
+        assert scenario_file(path) == path
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_text("a user's own")
+    assert scenario_file(Path(name)) == Path(name)
+
+
+def test_a_name_that_no_scenario_has_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is one of what lies below the scenarios, and is none, taken for one."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["simulate", "quikstart"]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "quikstart: no such file, and no shipped scenario has this name; did you mean 'quickstart'?" in told
+    assert scenario_file(Path("data/profiles/t4")) == Path("data/profiles/t4")
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -69,7 +69,9 @@ def test_a_page_escapes_names_and_writes_intervals_small() -> None:
     head = [Column("router"), Column("x", "ms", meaning="So <long>.", provenance="datasheet")]
     table = Table(head, [["<b>", "1.0 +-0.5"]], "T & Co", ["a note"], ["beware"], base="<b>")
     page = render(Page("name", {"One": [table], "Two": []}))
-    assert '<tr class="base"><td class="text">&lt;b&gt;</td><td>1.0 <small>±0.5</small></td></tr>' in page
+    cells = '<td class="text" data-head="router"><span>&lt;b&gt;</span></td>'
+    cells += '<td data-head="x ms"><span>1.0 <small>±0.5</small></span></td>'
+    assert f'<tr class="base">{cells}</tr>' in page
     assert 'title="So &lt;long&gt;. Provenance: datasheet.">x, ms</th>' in page
     assert "<h3>T &amp; Co</h3>" in page
     assert '<p class="note">a note</p>' in page

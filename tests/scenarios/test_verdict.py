@@ -12,7 +12,8 @@ from scenarios.metrics.fidelity import Validation, ValidationRun, validate_resul
 from scenarios.metrics.result import Result
 from scenarios.metrics.service import Promise
 from scenarios.metrics.standing import compared, validated
-from scenarios.show.verdict import standing_bars, verdict
+from scenarios.show.standing_bars import standing_bars
+from scenarios.show.verdict import verdict
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
