@@ -1,4 +1,7 @@
-"""What ships with the project, in `scenarios/data`: profiles by name, and everything by its former path as well."""
+"""What ships with the project: scenarios and profiles by name, and all of `scenarios/data` by its former path as well.
+
+All of it lies inside the packages, so that an installed wheel has it, too.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from policies.files import lies_there
 
 SHIPPED: Final = Path(__file__).parents[1] / "data"
 SHIPPED_PROFILES: Final = SHIPPED / "profiles"
+SHIPPED_SCENARIOS: Final = SHIPPED.parent  # with those of `scenarios/live` below it
 SHIPPED_HOST: Final = SHIPPED / "host.yaml"  # what serving cost the host that datasheet profiles name
 CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
 _MOVED: Final = ("models", "profiles", "routers", "traces")  # they lay beside the scenarios; now they lie in `data`
@@ -50,6 +54,23 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
         problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]
+
+
+def scenario_file(named: Path) -> Path:
+    """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
+
+    Raises:
+        ValueError: a bare word that no shipped scenario has.
+    """
+    if lies_there(named) or named.is_absolute() or ".." in named.parts or named.suffix:
+        return named
+    found = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
+    if found.is_file() and not found.is_relative_to(SHIPPED):
+        return found
+    if not is_shipped_name(str(named)):
+        return named
+    names = sorted(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml"))
+    raise ValueError(f"{named}: no such file, and no shipped scenario has this name; {nearest(named.name, names)}")
 
 
 def is_shipped_name(text: str) -> bool:
