@@ -129,7 +129,7 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         InputError: there is none, or anything in it, or in a file that it names, is wrong.
 
     Example:
-        short = slimsched.load("paper", {"duration_s": 4, "workload.rate_img_s": 600})
+        short = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "workload.rate_img_s": 300})
         print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
     """
     from scenarios.files.reading import load_scenario, scenario_path
@@ -249,8 +249,7 @@ def train(
         WorkError: no setting of a rule keeps the accuracy that is asked for.
 
     Example:
-        learning = slimsched.load("paper", {"duration_s": 4, "compare.routers": ["random", "ppo"],
-                                            "training.decisions": 20_000})
+        learning = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "training.decisions": 20_000})
         made = slimsched.train(learning, out="runs/learning")
         result = slimsched.simulate(learning, made.routers[0].path)
     """
@@ -326,8 +325,8 @@ def tune(
         WorkError: no setting keeps the accuracy.
 
     Example:
-        quick = slimsched.load("main-poisson70-10g", {"duration_s": 4, "warmup_s": 1, "tuning.episode_s": 2,
-                                                     "tuning.levels": 1})
+        changes = {"duration_s": 4, "warmup_s": 1, "tuning.episode_s": 2, "tuning.levels": 1}
+        quick = slimsched.load("main-poisson70-10g", changes)
         rule = slimsched.tune(quick, "ladder", floor=0.72, decisions=20_000, searches=1, out="ladder.rule.yaml")
         print(f"{1000 * rule.latency_mean_s:.1f} ms at {rule.accuracy:.2%}")
         result = slimsched.simulate(quick, rule.path)

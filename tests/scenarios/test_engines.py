@@ -181,7 +181,7 @@ def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     world = make_world(load_scenario(path, changes), tmp_path)
     run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", excerpt=Excerpt())
     simulation = world.simulation(run, "simpy")
-    while (asked := simulation.advance()) is not None:
+    while simulation.advance() is not None:
         simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.groups[2]))
     requests = simulation.columns().requests
     done = requests.status == 0
