@@ -252,7 +252,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._is_truncated = (self._status == ENDED) & ~over
         out = self._out
         self._decided += ~over
-        self._replaced += out.replaced & ~over
+        self._replaced += out.replaced  # of who was reset, none was
         infos = self._infos(np.ones(self.num_envs, np.bool_))
         never = np.zeros(self.num_envs, np.bool_)
         return out.observations.copy(), out.rewards.copy(), never, self._is_truncated.copy(), infos

@@ -85,11 +85,12 @@ def test_the_last_info_tells_what_the_episode_came_to() -> None:
         return {"completed": float((columns.requests.status == 0).sum()), "decided": float(columns.decisions)}
 
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), figures=figures)
-    for _ in range(2):
+    shares = set()
+    for width in (3, 2):
         infos = [env.reset(seed=0)[1]]
         truncated = False
         while not truncated:
-            *_, truncated, info = env.step(np.array([0, 3, 0]))
+            *_, truncated, info = env.step(np.array([0, width, 0]))
             infos.append(info)
         replaced = [info["replaced"] for info in infos[1:]]
         told = {
@@ -98,8 +99,10 @@ def test_the_last_info_tells_what_the_episode_came_to() -> None:
             "replaced_share": np.mean(replaced),
         }
         assert infos[-1]["figures"] == pytest.approx(told)
-        assert 0 < np.mean(replaced) < 1
+        shares.add(np.mean(replaced))
         assert not any("figures" in info for info in infos[:-1])
+    assert len(shares) == 2
+    assert 0 < min(shares) < max(shares) < 1
 
 
 def test_masks_in_a_row_are_those_of_its_parts() -> None:
