@@ -17,7 +17,7 @@ from policies.own import is_own
 from scenarios.files.documents import read_text
 from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_router
-from scenarios.files.shipped import moved, profile_file, scenario_file
+from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -54,6 +54,9 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     for key, value in (changes or {}).items():
         _change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
+    if parsed.model.accuracy is not None:
+        shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
+        parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=shipped)})
     scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
     if scenario.model.accuracy is not None:
         read_text(Path(scenario.model.accuracy), source, "model.accuracy")
