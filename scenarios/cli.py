@@ -331,6 +331,41 @@ def _jobs_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="the same seed, the same trace (0)")
 
 
+def _jobs_init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=path, metavar="TRACE", help="a trace that `jobs import` or `generate` made")
+    text = "equal nodes, such as 64x8, 64x8:v100 or 16x4:a100=VC; may be given several times"
+    parser.add_argument("--nodes", action="append", required=True, metavar="NODES", help=text)
+    parser.add_argument("--out", type=path, metavar="FILE", help="the scenario; TRACE's name with .yaml by default")
+
+
+def _jobs_scenario(parser: argparse.ArgumentParser) -> None:
+    text = "a scenario of training jobs (YAML); `jobs init` writes a first one"
+    parser.add_argument("scenario", type=path, metavar="SCENARIO", help=text)
+    text = "move arrivals closer together or apart, so that this is the load; the scenario's by default"
+    parser.add_argument("--load", type=above_zero, metavar="SHARE", help=text)
+
+
+def _jobs_policy(parser: argparse.ArgumentParser) -> None:
+    text = "by name (docs/jobs.md), or a file ending in .jobpolicy.yaml"
+    parser.add_argument("--policy", required=True, metavar="NAME_OR_FILE", help=text)
+    parser.add_argument("--out", type=path, metavar="FILE", help="also keep what became of each job (Parquet)")
+
+
+def _jobs_compare(parser: argparse.ArgumentParser) -> None:
+    text = "instead of the scenario's; may be given several times, the first is the baseline"
+    parser.add_argument("--policy", action="append", metavar="NAME_OR_FILE", help=text)
+    text = "runs beside each other, each in a process of its own; by default one a core"
+    parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
+    text = "keep every run there, so that none is made twice, with comparison.json and prices.svg"
+    parser.add_argument("--out", type=new_folder, metavar="DIR", help=text)
+    parser.add_argument("--no-bound", action="store_true", help="leave the bound out, which takes some seconds")
+
+
+def _jobs_bound(parser: argparse.ArgumentParser) -> None:
+    text = "draw the price of a GPU-hour over time there (.png or .svg)"
+    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
+
+
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
@@ -393,6 +428,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "jobs", "what a trace holds: load, sizes, durations, users, waits, predictability", (_jobs_inspect,)
     ),
     "jobs generate": Command("jobs", "draw a trace of a given load, sizes and tails", (_jobs_generate,)),
+    "jobs init": Command("jobs", "write a first scenario for a trace and a cluster", (_jobs_init,)),
+    "jobs simulate": Command("jobs", "one policy on a trace", (_jobs_scenario, _jobs_policy)),
+    "jobs compare": Command(
+        "jobs",
+        "policies on the same trace: waits, fairness, who wins, how far from the bound",
+        (_jobs_scenario, _jobs_compare),
+    ),
+    "jobs bound": Command(
+        "jobs", "what no policy can beat, and the price of a GPU-hour over time", (_jobs_scenario, _jobs_bound)
+    ),
     "cluster drain": Command(
         "draining", "send a server, or a host's servers, no new block, while a run goes on", (_drained,)
     ),
@@ -404,7 +449,7 @@ _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
     "cluster": "look after hosts: what they have, what they printed, which are drained",
-    "jobs": "training jobs of a cluster: read its log, look at a trace, draw one",
+    "jobs": "training jobs of a cluster: read its log, look at a trace, set policies against each other",
 }
 
 

@@ -1,14 +1,20 @@
-"""Commands for training jobs of a cluster: its log as a trace, what a trace holds, traces that are drawn."""
+"""Commands for training jobs of a cluster: its log as a trace, what a trace holds, and policies on it."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from policies.errors import InputError
+from scenarios.files.documents import write_json, write_text
 from scenarios.terminal.output import Output
-from scenarios.terminal.places import writable_file
+from scenarios.terminal.places import writable_file, writable_folder
 from scenarios.terminal.progress import Progress
+
+if TYPE_CHECKING:
+    from scenarios.training_jobs.bounding import CaseBound
+    from scenarios.training_jobs.case import JobsCase
 
 ENDING = ".jobtrace.parquet"
 MOST_AT_ONCE = 200_000  # jobs that are looked at in a moment
@@ -75,6 +81,126 @@ def jobs_generate(arguments: Namespace) -> int:
     write_trace(out, trace)
     found = summarize(trace, drawing.gpus)
     return output.result(f"trace: {out}\n\n{summary_text(found, out.name)}", {**found, "trace": str(out)})
+
+
+def jobs_init(arguments: Namespace) -> int:
+    """A first scenario for a trace, with a comment at each choice."""
+    from scenarios.training_jobs.starter import nodes_of, starter
+    from scenarios.training_jobs.trace import read_trace
+
+    output = Output(arguments)
+    out = writable_file(arguments.out or Path(f"{arguments.trace.name.partition('.')[0] or 'jobs'}.yaml"))
+    if out.exists():
+        raise InputError(str(out), "", "is there already; name another file with --out, or remove it")
+    nodes = tuple(nodes_of(text) for text in arguments.nodes)
+    text = starter(read_trace(arguments.trace), arguments.trace.absolute(), nodes)
+    write_text(out, text)
+    return output.result(f"scenario: {out}; next: slimsched jobs compare {out}", {"scenario": str(out)})
+
+
+def jobs_simulate(arguments: Namespace) -> int:
+    """One policy on a scenario's jobs."""
+    from scenarios.training_jobs.comparing import PolicyRun, result_document, run_policy
+    from scenarios.training_jobs.comparison_tables import result_text
+    from scenarios.training_jobs.records import fingerprint, write_run
+
+    output = Output(arguments)
+    out = None if arguments.out is None else writable_file(arguments.out)
+    case = _case(arguments, output, (arguments.policy,))
+    named = case.policies[0]
+    with Progress(f"{named.name} on {len(case.jobs):,} jobs", 1, unit="run", quiet=output.quiet) as progress:
+        record = run_policy(case, named)
+        progress.update()
+    if out is not None:
+        write_run(out, record, case.jobs.job_id, fingerprint(case, named))
+    found = result_document(case, PolicyRun(named.name, named.policy.is_preemptive, record))
+    return output.result(result_text(found), found)
+
+
+def jobs_compare(arguments: Namespace) -> int:
+    """All policies of a scenario, set against one of them and against the bound."""
+    from scenarios.runs.parallel import core_count
+    from scenarios.show.charts import save
+    from scenarios.training_jobs.comparing import comparison_document, run_all
+    from scenarios.training_jobs.comparison_tables import comparison_text
+    from scenarios.training_jobs.prices_chart import prices_chart
+
+    output = Output(arguments)
+    folder = None if arguments.out is None else writable_folder(arguments.out)
+    case = _case(arguments, output, tuple(arguments.policy or ()))
+    processes = arguments.jobs or min(core_count(), len(case.policies))
+    with Progress("policies", len(case.policies), unit="run", quiet=output.quiet) as progress:
+
+        def told(name: str, was_there: bool) -> None:
+            progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
+            progress.update()
+
+        runs = run_all(case, processes, folder, told)
+    bounds = [] if arguments.no_bound else _bounds(case, output)
+    found = comparison_document(case, runs, bounds)
+    if folder is not None:
+        write_json(folder / "comparison.json", found)
+        if bounds:
+            save(prices_chart(bounds), folder / "prices.svg")
+    return output.result(comparison_text(found), found)
+
+
+def jobs_bound(arguments: Namespace) -> int:
+    """What no policy can beat, and when GPU time is dear."""
+    from scenarios.show.charts import save
+    from scenarios.training_jobs.comparison_tables import bound_text
+    from scenarios.training_jobs.prices_chart import prices_chart
+
+    output = Output(arguments)
+    case = _case(arguments, output, ())
+    bounds = _bounds(case, output)
+    if arguments.picture is not None:
+        save(prices_chart(bounds), arguments.picture)
+    found = {
+        "schema": "slimsched.jobsbound/1",
+        "scenario": case.scenario.name,
+        "jobs": bounds[0].jobs,
+        "gpus": case.scenario.cluster.gpus,
+        "load": case.load,
+        "bounds": [_bound_document(bound) for bound in bounds],
+    }
+    return output.result(bound_text(found), found)
+
+
+def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> JobsCase:
+    """The scenario with what the flags say instead of its own; what is odd about it is told."""
+    from scenarios.training_jobs.case import read_case, read_scenario, with_flags
+    from scenarios.training_jobs.doubts import doubts
+
+    scenario = with_flags(read_scenario(arguments.scenario), policies, arguments.load)
+    case = read_case(scenario, str(arguments.scenario))
+    for doubt in doubts(case):
+        output.remark(f"warning: {doubt}")
+    return case
+
+
+def _bounds(case: JobsCase, output: Output) -> list[CaseBound]:
+    from scenarios.terminal.compiling import telling
+    from scenarios.training_jobs.bounding import both_bounds
+
+    with telling(output.remark), Progress("bounds", 2, unit="bound", quiet=output.quiet) as progress:
+        return both_bounds(case, progress.update)
+
+
+def _bound_document(bound: CaseBound) -> dict[str, Any]:
+    """Its prices are hours of completion time that a GPU-hour is worth: by pool, over time."""
+    prices = bound.bound.prices
+    return {
+        "is_preemptive": bound.is_preemptive,
+        "jct_mean_s": bound.jct_mean_s,
+        "wait_mean_s": bound.wait_mean_s,
+        "price_mean": float(prices.mean()),
+        "price_max": float(prices.max()),
+        "free_share": float((prices == 0).mean()),
+        "cell_s": bound.bound.cell_s,
+        "begins_s": bound.bound.begins_s,
+        "prices": dict(zip(bound.pools, prices.tolist(), strict=True)),
+    }
 
 
 def _timezone(name: str | None) -> str | None:

@@ -1,6 +1,7 @@
 """The page of a scenario's keys, made from the schema itself so that it can't lie. It knows Markdown and nothing else.
 
-`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew.
+`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew; `scenarios.training_jobs.keys_page` does so for
+scenarios of training jobs.
 """
 
 from __future__ import annotations
@@ -21,24 +22,29 @@ _HEAD = """# The keys of a scenario file
 Made from `scenarios/files/spec.py` by `python -m scenarios.files.keys_page`: edit the descriptions there.
 
 A scenario is a YAML file. Unknown keys are refused. Paths are relative to the file's own folder. Durations are
-seconds, as a number or as `45s`, `5m`, `1h`, `200ms`. `null` stands for what the description says.
+seconds, as a number or as `45s`, `5m`, `1h`, `2d`, `200ms`. `null` stands for what the description says.
 """
 _BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 
 
 def scenario_keys_markdown() -> str:
     """The whole page: one table a section, in the file's order."""
-    parts = [_HEAD]
+    return keys_markdown(Scenario, _HEAD)
+
+
+def keys_markdown(document: type[BaseModel], head: str) -> str:
+    """A document's keys under a head of one's own."""
+    parts = [head]
     shown: dict[type[BaseModel], str] = {}
-    for title, model in _sections(Scenario, ""):
+    for title, model in _sections(document, ""):
         if model in shown:
             parts.append(f"## {title}\n\nThe same keys as {shown[model]}.\n")
             continue
         shown[model] = title
         doc = " ".join((model.__doc__ or "").split())
         rows = [_row(field.alias or name, field) for name, field in model.model_fields.items()]
-        head = "| key | allowed | default | meaning |\n|---|---|---|---|"
-        parts.append(f"## {title}\n\n{doc}\n\n{head}\n" + "\n".join(rows) + "\n")
+        columns = "| key | allowed | default | meaning |\n|---|---|---|---|"
+        parts.append(f"## {title}\n\n{doc}\n\n{columns}\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 

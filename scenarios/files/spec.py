@@ -34,17 +34,19 @@ from sim.profile import Count, Loss, NonNegative, Positive, Share
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `45s`, `5m`, `1.5h`, `200ms` or a plain number of seconds; raises ValueError for anything else."""
+    """Seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError for all else."""
     match = _DURATION.fullmatch(text.strip())
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        raise ValueError(f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 200ms") from None
+        raise ValueError(
+            f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
+        ) from None
 
 
 def _seconds(value: Any) -> Any:

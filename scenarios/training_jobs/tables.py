@@ -61,10 +61,12 @@ def _head(found: Mapping[str, Any], name: str) -> str:
         f"busy GPUs on average: {number(load['busy_gpus'], 1, grouped=True)}",
     ]
     if load["gpus"] is not None:
-        lines[2] += f", {_share(load['load'])} of {load['gpus']:,}"
+        lines[2] += f", {share_text(load['load'])} of {load['gpus']:,}"
     if load["days_above_capacity_share"] is not None:
-        lines.append(f"days on which more was submitted than they can do: {_share(load['days_above_capacity_share'])}")
-    lines.append(f"begun more than once: {_share(found['more_than_one_attempt_share'])} of the jobs")
+        lines.append(
+            f"days on which more was submitted than they can do: {share_text(load['days_above_capacity_share'])}"
+        )
+    lines.append(f"begun more than once: {share_text(found['more_than_one_attempt_share'])} of the jobs")
     return "\n".join(lines)
 
 
@@ -73,7 +75,7 @@ def _spreads(found: Mapping[str, Any]) -> Table:
     waits, load = found["recorded_waits"], found["load"]["days_quantiles"]
     rows = [["run time", *_times(found["durations"])]]
     if waits["mean_s"] is not None:
-        rows.append([f"recorded wait ({_share(waits['known_share'])} known)", *_times(waits)])
+        rows.append([f"recorded wait ({share_text(waits['known_share'])} known)", *_times(waits)])
     if load is not None:
         rows.append(["busy GPUs by day", NONE, NONE, *(number(value, 1, grouped=True) for value in load.values())])
     names = list(found["durations"]["quantiles_s"])
@@ -85,15 +87,21 @@ def _spreads(found: Mapping[str, Any]) -> Table:
 
 
 def _times(of: Mapping[str, Any]) -> list[str]:
-    return [_time(of["mean_s"]), number(of["cv2"], 1), *map(_time, of["quantiles_s"].values())]
+    return [time_text(of["mean_s"]), number(of["cv2"], 1), *map(time_text, of["quantiles_s"].values())]
 
 
-def _time(value_s: float) -> str:
-    """In the unit that reads best."""
-    for unit_s, unit in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
-        if value_s >= 2 * unit_s:
-            return f"{value_s / unit_s:.1f} {unit}"
-    return f"{value_s:.1f} s"
+def unit_of(value_s: float) -> tuple[float, str]:
+    """The unit that a time reads best in: its seconds, and its name."""
+    known = ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min"))
+    return next(((unit_s, unit) for unit_s, unit in known if abs(value_s) >= 2 * unit_s), (1.0, "s"))
+
+
+def time_text(value_s: float | None) -> str:
+    """In the unit that reads best; `-` for none."""
+    if value_s is None:
+        return NONE
+    unit_s, unit = unit_of(value_s)
+    return f"{value_s / unit_s:.1f} {unit}"
 
 
 def _sizes(found: Sequence[Mapping[str, Any]]) -> Table:
@@ -104,10 +112,10 @@ def _sizes(found: Sequence[Mapping[str, Any]]) -> Table:
         [
             f"{each['gpus']:,}",
             f"{each['jobs']:,}",
-            _share(each["jobs"] / jobs),
-            _share(each["gpu_time_share"]),
-            _time(each["run_mean_s"]),
-            _time(each["run_p50_s"]),
+            share_text(each["jobs"] / jobs),
+            share_text(each["gpu_time_share"]),
+            time_text(each["run_mean_s"]),
+            time_text(each["run_p50_s"]),
         ]
         for each in sorted(largest, key=lambda each: each["gpus"])
     ]
@@ -120,7 +128,8 @@ def _groups(found: Sequence[Mapping[str, Any]], head: str) -> Table | None:
     if len(found) == 1 and found[0]["name"] in ("", "unknown"):
         return None
     rows = [
-        [each["name"] or "(none)", f"{each['jobs']:,}", _share(each["gpu_time_share"])] for each in found[:MOST_ROWS]
+        [each["name"] or "(none)", f"{each['jobs']:,}", share_text(each["gpu_time_share"])]
+        for each in found[:MOST_ROWS]
     ]
     return Table(columns(head, "jobs", "of GPU time"), rows, notes=_more(found, "more with less"))
 
@@ -133,10 +142,10 @@ def _prediction(found: Sequence[Mapping[str, Any]]) -> Table:
     rows = [
         [
             each["name"],
-            _share(each["known_share"]),
+            share_text(each["known_share"]),
             number(each["factor_median"], 2),
             number(each["factor_p90"], 2),
-            _share(each["within_two"]),
+            share_text(each["within_two"]),
         ]
         for each in found
     ]
@@ -152,5 +161,6 @@ def _jobs(count: int) -> str:
     return f"{count:,} job{'' if count == 1 else 's'}"
 
 
-def _share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
+    """In percent; `-` for none."""
     return NONE if value is None else f"{number(value, 1, 100)} %"

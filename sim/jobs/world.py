@@ -183,6 +183,7 @@ class JobSimulation:
         self._set_off()
         agenda, scheduler = self._agenda, self.scheduler
         last_ns = int(self._submit_ns[-1]) + self.spec.longest_ns
+        agenda.at(last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
         while agenda.next_ns <= last_ns and not self._is_over:
             agenda.step()
             while agenda.is_instant_over and scheduler.next_wake_ns == agenda.now_ns:

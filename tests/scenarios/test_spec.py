@@ -268,7 +268,7 @@ def test_a_trace_of_dates(tmp_path: Path) -> None:
     assert times_s[1] - times_s[0] == 1.5
 
 
-@given(st.floats(0.001, 1e5), st.sampled_from([("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)]))
+@given(st.floats(0.001, 1e5), st.sampled_from([("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0)]))
 def test_durations(value: float, unit: tuple[str, float]) -> None:
     """A number with a unit is that many seconds, and a plain number is itself."""
     text = f"{value:.3f}"

@@ -1,0 +1,72 @@
+"""What is odd about a scenario of training jobs, and can be run all the same: warnings in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from policies.errors import nearest
+from policies.vocabulary import NS_PER_S
+from scenarios.training_jobs.case import JobsCase
+
+_MOST_NAMED: Final = 5
+
+
+def doubts(case: JobsCase) -> Iterator[str]:
+    """What to know before a figure is believed."""
+    cluster = case.scenario.cluster
+    if case.load > 1:
+        yield (
+            f"the load is {case.load:.2f}: more work is submitted than {cluster.gpus:,} GPUs can do, so queues grow as "
+            "long as the trace lasts, and waits say more of its length than of a policy"
+        )
+    yield from _idle_nodes(case)
+    yield from _short_rounds(case)
+    unknown = _classes_without_speeds(case)
+    if unknown:
+        yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+
+
+def _short_rounds(case: JobsCase) -> Iterator[str]:
+    """Jobs that are stopped before their first checkpoint after a restart go on for ever without getting anywhere."""
+    world = case.world
+    needed_ns = world.restart_ns + world.checkpoint_ns
+    for each in case.policies:
+        knobs = each.policy.knobs
+        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.least_run_ns) <= needed_ns:
+            yield (
+                f"{each.name}: a restart and the time to the first checkpoint are {needed_ns / NS_PER_S:g} s, and jobs "
+                f"may be stopped after {max(knobs.round_ns, knobs.least_run_ns) / NS_PER_S:g} s: some may never get "
+                "anywhere; give preemption.least_run_s more than that"
+            )
+
+
+def _idle_nodes(case: JobsCase) -> Iterator[str]:
+    """What jobs ask for that no node has, and nodes that no job may use."""
+    groups = case.scenario.cluster.nodes
+    jobs, kinds, vcs = case.jobs, {group.type for group in groups}, {group.vc for group in groups}
+    asked = {kind for text in set(jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    if missing := sorted(asked - kinds):
+        may = np.array([not text or bool(kinds & set(text.split("|"))) for text in jobs.gpu_types.tolist()])
+        lost = f"; {np.sum(~may):,} jobs may run nowhere, and are refused" if not may.all() else ""
+        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}"
+    if "" not in vcs:
+        without = ~np.isin(jobs.vc.astype(str), sorted(vcs))
+        if without.any():
+            names = sorted(set(jobs.vc[without].tolist()))
+            yield f"{without.sum():,} jobs are of VC {_some(names)}, which has no nodes, and are refused"
+    if unused := sorted(vcs - {""} - set(jobs.vc.tolist())):
+        yield f"no job is of VC {_some(unused)}, so its nodes stand idle; {nearest(unused[0], set(jobs.vc.tolist()))}"
+
+
+def _classes_without_speeds(case: JobsCase) -> str:
+    if case.scenario.cluster.throughputs is None:
+        return ""
+    return _some(sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(repr(name) for name in names[:_MOST_NAMED]) + more
