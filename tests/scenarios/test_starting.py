@@ -103,6 +103,7 @@ def test_no_file_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
     assert "one file" in capsys.readouterr().err
 
 
+@pytest.mark.timeout(60)  # one that waits for another answer would wait for ever
 def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     """What no flag says; Enter takes what stands in brackets, and what is none is asked again."""
     ours, theirs = pty.openpty()
