@@ -17,6 +17,7 @@ from scenarios.commands.outputs import require_apart
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
+    Version,
     above_zero,
     add_ray,
     duration_or_none_s,
@@ -108,7 +109,7 @@ def _go_on(parser: argparse.ArgumentParser) -> None:
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
-    parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
+    parser.add_argument("-j", "--jobs", type=up_to(1024), metavar="N", help=text)
     text = "differences to this router, seed by seed; to random by default, where it is compared"
     parser.add_argument("--against", metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
@@ -229,6 +230,26 @@ def _capacity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", type=precision, default=0.05, metavar="SHARE", help=text)
     text = "poisson, without faults, by default: a rate that can last; own: the scenario's arrivals and faults"
     parser.add_argument("--workload", type=one_of("poisson", "own"), metavar="KIND", default="poisson", help=text)
+
+
+def _init(parser: argparse.ArgumentParser) -> None:
+    text = "the file to write (scenario.yaml); what no flag says is asked on a terminal, and has a default elsewhere"
+    parser.add_argument("file", nargs="?", type=path, default="scenario.yaml", metavar="FILE", help=text)
+    text = "a server's GPU: a shipped profile's name, or a profile's file; may be given several times"
+    parser.add_argument("--gpu", action="append", metavar="PROFILE", help=text)
+    parser.add_argument("--link", metavar="NAME", help="to every server: wifi5, 1gbe, 10gbe ... (1gbe)")
+    parser.add_argument("--rate", metavar="N", help="images a second (1000)")
+    text = "whom `compare` compares; may be given several times (random, jsq, sticky, ladder)"
+    parser.add_argument("--router", action="append", metavar="NAME_OR_FILE", help=text)
+    parser.add_argument("--duration", metavar="TIME", help="of a run (10s)")
+    text = "a table of accuracies by width tuple, of the profiles' network; the paper's by default"
+    parser.add_argument("--accuracy", type=file_here, metavar="FILE", help=text)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    kinds = ("scenarios", "routers", "profiles", "runs")
+    text = f"{', '.join(kinds)}; all by default"
+    parser.add_argument("kind", nargs="?", type=one_of(*kinds), metavar="KIND", help=text)
 
 
 def _drained(parser: argparse.ArgumentParser) -> None:
@@ -362,6 +383,8 @@ class Command:
 
 
 COMMANDS: Final[Mapping[str, Command]] = {
+    "init": Command("starting", "write a first scenario of your own, with a comment at each choice", (_init,)),
+    "list": Command("listing", "what can be named: scenarios, routers, profiles, and the runs that lie here", (_list,)),
     "run": Command(
         "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario, _go_on)
     ),
@@ -437,6 +460,7 @@ _GROUPS = {
 def build_parser() -> Parser:
     """The whole command line."""
     parser = Parser(prog="slimsched", description="Schedules slimmable networks over a cluster of unequal devices.")
+    parser.add_argument("-V", "--version", action=Version, nargs=0, help="tell the version, and end")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     groups = {}
     for name, text in _GROUPS.items():

@@ -1,24 +1,47 @@
-"""Registers the simulated cluster with Gymnasium: `gymnasium.make("SlimCluster-v0", scenario="scenarios/...yaml")`.
+"""The simulated cluster as a Gymnasium environment: one step is one routing decision.
 
-`gymnasium.make_vec("SlimCluster-v0", num_envs=64, scenario=...)` makes many of them on the compiled engine (with
-`vectorization_mode="sync"`, one by one on the reference); they observe and are paid the same, bit for bit.
+`gymnasium.make("slimsched:SlimCluster-v0", scenario=...)` makes one; without `slimsched:` once `slimsched` is imported.
+`gymnasium.make_vec` makes many on the compiled engine, with `num_envs=64`, say (with `vectorization_mode="sync"` one by
+one on the reference). They observe and are paid the same, bit for bit. `scenario` is a file, or the name of a shipped
+one; `changes={"workload.rate_img_s": 600}` are other values than its own. `duration_s` is the length of an episode,
+`training.horizon_s` of the scenario by default; `engine` of a single one is `simpy` or `compiled`.
 
-A cluster of training jobs is `gymnasium.make("JobCluster-v0", scenario="....yaml")`, for a scenario of
+An action is (server, width index, group index). What is masked is replaced by the nearest that is allowed: `info` has
+`server_mask` and `width_mask` before, and `replaced` after. `action_masks()` has them in one row, as sb3-contrib's
+`MaskablePPO` asks for it. With `holds_s=[0.002, 0.01]` a fourth index waits so long for others to join (0: does not).
+
+When an episode ends, `info["figures"]` tells what its run came to: `accuracy`, `latency_mean_s`, `latency_p99_s`,
+`energy_per_image_j`, `energy_j`, `throughput_img_s`, `completed_share`, over all its images; and `replaced_share`, the
+share of its actions that were masked and replaced. Not-a-number stands where nothing was completed.
+
+Example:
+    import gymnasium
+
+    env = gymnasium.make("slimsched:SlimCluster-v0", scenario="paper", duration_s=0.5)
+    observation, info = env.reset(seed=0)
+    truncated = False
+    while not truncated:
+        server = int(info["server_mask"].argmax())  # the first that is free, at its narrowest width
+        action = (server, int(info["width_mask"][server].argmax()), 0)
+        observation, reward, _, truncated, info = env.step(action)
+    print(info["figures"])
+
+A cluster of training jobs is `gymnasium.make("slimsched:JobCluster-v0", scenario="....yaml")`, for a scenario of
 `slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
-
-Importing this module registers it (`gymnasium.make("scenarios.gym:SlimCluster-v0", ...)` does both); it opens nothing
-heavy until an environment is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
 if TYPE_CHECKING:
+    from policies.records import RunColumns
     from scenarios.metrics.result import Simulator
     from scenarios.world.world import World
     from sim.cluster import RunSpec
@@ -28,22 +51,30 @@ if TYPE_CHECKING:
 
 ID = "SlimCluster-v0"
 JOBS_ID = "JobCluster-v0"
+FIGURES = (
+    *("accuracy", "latency_mean_s", "latency_p99_s", "energy_per_image_j", "energy_j", "throughput_img_s"),
+    "completed_share",
+)
+"""Of an episode, as `scenarios.metrics.catalogue` names and explains them."""
 
 
 def make_env(
-    scenario: str | Path, duration_s: float | None = None, engine: Simulator = "simpy", holds_s: Sequence[float] = ()
+    scenario: str | Path,
+    duration_s: float | None = None,
+    engine: Simulator = "simpy",
+    holds_s: Sequence[float] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
     With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.hold_limit_s` must be as long.
+    `changes` are other values than the file's (`scenarios.files.reading.load_scenario`).
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
             compiled engine can't do.
     """
-    from scenarios.world.materials import load_world
-
-    return world_env(load_world(Path(scenario)), duration_s, engine, holds_s)
+    return world_env(_world(scenario, changes), duration_s, engine, holds_s)
 
 
 def world_env(
@@ -60,22 +91,46 @@ def world_env(
         return world.simulation(_episode(world, duration_s, seed), engine)
 
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    return SlimClusterEnv(simulate, ObservationSpec(limits_w), holds_s)
+    return SlimClusterEnv(simulate, ObservationSpec(limits_w), holds_s, figures_of)
 
 
 def make_vector_env(
-    scenario: str | Path, num_envs: int = 1, duration_s: float | None = None, holds_s: Sequence[float] = ()
+    scenario: str | Path,
+    num_envs: int = 1,
+    duration_s: float | None = None,
+    holds_s: Sequence[float] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> SlimClusterVectorEnv:
     """Environments on the compiled engine, stepped together.
 
     Raises:
         InputError: the scenario needs something measured first, or something that the compiled engine can't do.
     """
-    from scenarios.world.materials import load_world
     from sim.compiled.env import SlimClusterVectorEnv
 
-    world = load_world(Path(scenario))
-    return SlimClusterVectorEnv(world.cluster, lambda seed: _episode(world, duration_s, seed), num_envs, holds_s)
+    world = _world(scenario, changes)
+    plan = partial(_episode, world, duration_s)
+    return SlimClusterVectorEnv(world.cluster, plan, num_envs, holds_s, figures_of)
+
+
+def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
+    """`FIGURES` of an episode, over all its images."""
+    from policies.vocabulary import NS_PER_S, Provenance
+    from scenarios.metrics.catalogue import measures
+    from scenarios.metrics.result import RunLabel, Window, summarise
+
+    label = RunLabel("", "", run.seed, "simulation", "simpy", Provenance.MODELLED, "measured")
+    result = summarise(columns, label, Window(0.0, run.horizon_ns / NS_PER_S, end="cut"), wall_s=0.0)
+    found = {measure.name: measure.of(result) for measure in measures(*FIGURES)}
+    return {name: nan if value is None else float(value) for name, value in found.items()}
+
+
+def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
+    from scenarios.files.reading import load_scenario, scenario_path
+    from scenarios.world.materials import default_folder, make_world
+
+    found = load_scenario(scenario_path(scenario), changes)
+    return make_world(found, default_folder(found))
 
 
 def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:

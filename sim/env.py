@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from operator import index
 from typing import Any, Protocol
 
@@ -11,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policies.observation import ObservationSpec, masks
+from policies.records import RunColumns
 from policies.reward import RewardTerms
 from policies.vocabulary import Choice, ClusterView, Decide, Hold
 from policies.waits import Waits
-from sim.cluster import ClusterSpec
+from sim.cluster import ClusterSpec, RunSpec
 
 Observation = NDArray[np.float32]
 Action = NDArray[np.int64]
@@ -24,6 +26,7 @@ class Run(Protocol):
     """What is asked of a simulation: `sim.cluster.Simulation` and `CompiledSimulation` have it."""
 
     cluster: ClusterSpec
+    spec: RunSpec
 
     @property
     def pending(self) -> Decide | None:
@@ -42,6 +45,14 @@ class Run(Protocol):
         """(decision, reward) of the blocks that have ended since the last call."""
         ...
 
+    def columns(self) -> RunColumns:
+        """What a run's figures are computed from, once it has ended."""
+        ...
+
+
+Figures = Callable[[RunSpec, RunColumns], Mapping[str, float]]
+"""What is told of a run that has ended: numbers by name, the same names for each; not-a-number where one has none."""
+
 
 class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     """One step is one routing decision.
@@ -55,17 +66,24 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     Holds: with `holds_s`, H waits in seconds, an action has a fourth index: 0 goes on, k holds the candidates until the
         next larger group is full, for `holds_s[k - 1]` at most; the other three are not looked at then. `info` has
         `hold_mask` (1 + H,), bool; a hold that is masked is replaced by going on.
-    Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates by itself.
+    Episode: one run of `simulate(seed)`; it is truncated when the run ends and never terminates by itself. The last
+        `info` has `figures`, a dictionary of floats: what the argument of that name tells of the run, and
+        `replaced_share`, the share of the episode's actions that were replaced as they were masked.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own declaration
 
     def __init__(
-        self, simulate: Callable[[int], Run], observation: ObservationSpec, holds_s: Sequence[float] = ()
+        self,
+        simulate: Callable[[int], Run],
+        observation: ObservationSpec,
+        holds_s: Sequence[float] = (),
+        figures: Figures = lambda spec, columns: {},
     ) -> None:
         self._simulate = simulate
-        self._observer = observation
+        self._observer, self._figures = observation, figures
         self._simulation = simulate(0)
+        self._steps = self._replaced = 0
         config = self._simulation.cluster.router
         self._widths, self._groups = config.widths, config.groups
         self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
@@ -80,14 +98,16 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         """Start a run; without a seed, the next one of this environment's own generator."""
         super().reset(seed=seed)
         self._simulation = self._simulate(int(self.np_random.integers(2**31)))
+        self._steps = self._replaced = 0
         return self._observe(replaced=False)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Decide, and run to the next decision; raises `ValueError` for an action that is not in the space."""
         asked = self._simulation.pending
         if asked is None:
-            raise gymnasium.error.ResetNeeded("the run has ended; call reset() first")
+            raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
         choice, replaced = self._legal(asked.view, action)
+        self._steps, self._replaced = self._steps + 1, self._replaced + replaced
         self._simulation.decide(choice)
         observation, info = self._observe(replaced)
         reward = 0.0
@@ -100,12 +120,31 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         credits = [(decision, terms.total) for decision, terms in self._simulation.take_credits()]
         info: dict[str, Any] = {"credits": credits, "replaced": replaced}
         if asked is None:
+            info["figures"] = self._told()
             return np.zeros(self._observer.size, np.float32), info
         info["decision"] = asked.decision
         info["server_mask"], info["width_mask"] = masks(asked.view)
         if self._waits.choices:
             info["hold_mask"] = self._waits.mask(asked.view)
         return self._observer.observe(asked.view), info
+
+    def _told(self) -> dict[str, float]:
+        share = self._replaced / self._steps if self._steps else nan
+        return {**self._figures(self._simulation.spec, self._simulation.columns()), "replaced_share": share}
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """What may be chosen now, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `holds_s`.
+
+        sb3-contrib's `MaskablePPO` asks for it by this name. A width is allowed where any valid server holds it; of
+        such a server another width may still be replaced by the nearest that it holds. All is allowed where no
+        decision is asked for.
+        """
+        if self._simulation.pending is None:
+            return np.ones(sum(self._choices), np.bool_)
+        view = self._simulation.pending.view
+        servers, widths = masks(view)
+        holds = [self._waits.mask(view)] if self._waits.choices else []
+        return np.concatenate([servers, widths[servers].any(axis=0), np.ones(len(self._groups), np.bool_), *holds])
 
     def _parts(self, action: Action) -> tuple[int, ...]:
         try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("policies", "sim", "hw", "calibrate", "scenarios")
+PACKAGES = ("policies", "sim", "hw", "calibrate", "scenarios", "slimsched")
 SOURCES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
     for package in PACKAGES

@@ -12,7 +12,7 @@ PAGES = sorted(
     (*ROOT.glob("*.md"), *(page for name in ("docs", "scenarios", "examples") for page in (ROOT / name).rglob("*.md")))
 )
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-RUN = re.compile(r"python -m ((?:policies|sim|hw|calibrate|scenarios|tests)[\w.]*)")
+RUN = re.compile(r"python -m ((?:policies|sim|hw|calibrate|scenarios|slimsched|tests)[\w.]*)")
 
 
 def slug(heading: str) -> str:
@@ -50,7 +50,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_modules_that_are_named_can_be_run() -> None:
     """`python -m X` of a module that does nothing when it is run would be silent."""
     sources = [
-        path for name in ("policies", "sim", "hw", "calibrate", "scenarios") for path in (ROOT / name).rglob("*.py")
+        path
+        for name in ("policies", "sim", "hw", "calibrate", "scenarios", "slimsched")
+        for path in (ROOT / name).rglob("*.py")
     ]
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]  # it also names what has gone
     named = {module for page in (*pages, *sources) for module in RUN.findall(page.read_text(encoding="utf-8"))}

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 
 from policies.errors import InputError, WorkError
-from scenarios.commands.shared import (
-    announcing_compilation,
-    begin_job,
-    load_world_of,
-    make_job,
-    read_scenario,
-    require_made,
-    scenario_and_folder,
-    spread,
-    tell_effort,
-    tell_overload,
-    with_routers,
-)
+from scenarios.commands.shared import asked_of, read_scenario
 from scenarios.files.documents import told_of
-from scenarios.files.made_routers import PPO, made_kinds
-from scenarios.files.spec import Scenario
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
@@ -34,6 +19,8 @@ from scenarios.show.result import format_score
 from scenarios.show.table import to_text
 from scenarios.show.validation import format_validation
 from scenarios.show.verdict import verdict
+from scenarios.tasks import making
+from scenarios.tasks.asked import announcing_compilation, job_of, world_of
 from scenarios.terminal.output import Output
 from scenarios.terminal.screen import screen_width
 from scenarios.world.materials import default_folder
@@ -46,8 +33,9 @@ def run(arguments: Namespace) -> int:
     from scenarios.job.sizes import cuts_text
 
     output = Output(arguments)
-    scenario, folder = scenario_and_folder(arguments)
-    job = make_job(_going_on(scenario, arguments), folder, output)
+    asked = asked_of(arguments, output)
+    scenario = asked.scenario
+    job = job_of(asked.with_section("validate_", go_on=True) if arguments.go_on else asked)
     with (
         job.folder.opened(arguments.scenario),
         announcing_compilation(output, job.routers),
@@ -67,54 +55,23 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _going_on(scenario: Scenario, arguments: Namespace) -> Scenario:
-    """With `--go-on`."""
-    if not arguments.go_on:
-        return scenario
-    return scenario.model_copy(update={"validate_": scenario.validate_.model_copy(update={"go_on": True})})
-
-
 def train(arguments: Namespace) -> int:
     """Train the routers that the scenario's own run makes; PPO where it names none."""
-    from scenarios.job.router import make_routers
-
     output = Output(arguments)
-    scenario, folder = scenario_and_folder(arguments)
-    kinds = made_kinds((*scenario.compare.routers, *scenario.validate_.routers)) or (PPO,)
-    if arguments.decisions is not None:
-        scenario = _with_decisions(scenario, arguments.decisions, kinds)
-    if arguments.seed is not None:
-        scenario = scenario.model_copy(update={"seed": arguments.seed})
-    job = make_job(scenario, folder, output)
-    with job.folder.opened(arguments.scenario), announcing_compilation(output, (PPO,), arguments.engine):
-        world = begin_job(job)
-        tell_effort(output, world, len(kinds), arguments.engine)  # of the runs that score them
-        tell_overload(output, world)
-        scores = make_routers(job, world, arguments.engine, kinds)
-    texts = [f"{kind}: {format_score(score)}\nrouter: {job.made(kind)}" for kind, score in scores.items()]
-    made = [{"router": str(job.made(kind)), "score": score} for kind, score in scores.items()]
+    found = making.train(asked_of(arguments, output), arguments.decisions, arguments.seed, arguments.engine)
+    texts = [f"{kind}: {format_score(score)}\nrouter: {path}" for kind, path, score in found]
+    made = [{"router": str(path), "score": score} for _, path, score in found]
     output.result("\n".join(texts), {"engine": arguments.engine, "routers": made})
-    for kind, score in scores.items():
+    for kind, _, score in found:
         if "shares" in score and not score["shares"]["completed"]:
             problem = f"the trained {kind} completed nothing on the run that it was scored on"
             raise WorkError(f"{problem}; train it for longer (--decisions), or lower the rate")
     return 0
 
 
-def _with_decisions(scenario: Scenario, decisions: int, kinds: Sequence[str]) -> Scenario:
-    """For gradients and for direct search."""
-    if PPO in kinds and decisions < scenario.training.batch:
-        problem = f"{decisions} is less than training.batch ({scenario.training.batch}): not one update"
-        raise InputError("--decisions", "", problem)
-    longer = {"decisions": decisions}
-    update = {name: getattr(scenario, name).model_copy(update=longer) for name in ("training", "tuning")}
-    return scenario.model_copy(update=update)
-
-
 def tune(arguments: Namespace) -> int:
     """Tune a rule, and write its file."""
-    from scenarios.learn.course import MOST_THREADS
-    from scenarios.learn.tuning import Tuning, tune_router, tuned_text
+    from scenarios.learn.tuning import Tuning, tuned_text
 
     output = Output(arguments)
     wanted = Tuning(
@@ -131,26 +88,19 @@ def tune(arguments: Namespace) -> int:
     )
     path = wanted.path
     scenario = read_scenario(arguments)  # refuses results in the place of its files
-    tell_overload(output, load_world_of(scenario, default_folder(scenario)))
-    with announcing_compilation(output, (), "compiled"), spread(arguments, lambda: MOST_THREADS) as jobs:
-        found, document = tune_router(wanted, quiet=output.quiet, say=output.remark, jobs=jobs)
+    world = world_of(scenario, default_folder(scenario))
+    found, document = making.tune(wanted, world, output, arguments.ray)
     limit_s = document["p99_limit_s"] if document["objective"] == "energy" else None
     return output.result(f"{tuned_text(found, limit_s)}\nrouter: {path}", document)
 
 
 def validate(arguments: Namespace) -> int:
     """Simulation against real executors."""
-    from scenarios.job import validation as stage
-    from scenarios.job.deciding import with_decision_times
+    from scenarios.tasks.validating import validate as compare_worlds
 
     output = Output(arguments)
-    scenario, folder = scenario_and_folder(arguments)
-    scenario = with_routers(_going_on(scenario, arguments), "validate_", arguments)
-    require_made(scenario.validate_.routers, folder)
-    job = make_job(scenario, folder, output)
-    with job.folder.opened(arguments.scenario), announcing_compilation(output, scenario.validate_.routers):
-        world = with_decision_times(job, begin_job(job), scenario.validate_.routers)
-        validation = stage.validate(job, world)
+    asked = asked_of(arguments, output).with_routers("validate_", arguments.router or (), arguments.seed or ())
+    validation = compare_worlds(asked, goes_on=arguments.go_on)
     output.result(format_validation(validation), validation)
     require_completed(results_in(validation))
     require_hopeful(validation)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 
 from policies.errors import InputError
-from scenarios.commands.shared import make_job, require_unique, scenario_and_folder
+from scenarios.commands.shared import asked_of
 from scenarios.executors.devices import chosen_devices
-from scenarios.files.spec import Scenario
 from scenarios.show.table import Table, columns, to_text
+from scenarios.tasks.asked import Asked, job_of, require_unique
 from scenarios.terminal.output import Output
 from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
@@ -18,13 +18,13 @@ def model_train(arguments: Namespace) -> int:
     from scenarios.job.network import make_accuracy, make_model
 
     output = Output(arguments)
-    scenario, folder = scenario_and_folder(arguments)
-    scenario = _without_table(scenario)
+    asked = _without_table(asked_of(arguments, output))
+    scenario, folder = asked.scenario, asked.folder
     given = scenario.model
     if given.network is None or given.checkpoint is not None:
         found = "missing; it names the network to train" if given.network is None else "a checkpoint is named as well"
         raise InputError(str(arguments.scenario), "model.network", f"{found}; give network and no checkpoint")
-    job = make_job(scenario, folder, output)
+    job = job_of(asked)
     with job.folder.opened(arguments.scenario):
         make_model(job)
         make_accuracy(job)
@@ -37,9 +37,9 @@ def model_train(arguments: Namespace) -> int:
     return output.result(text, {"model": str(path), "accuracy": str(folder / ACCURACY_FILE), "uniform": document})
 
 
-def _without_table(scenario: Scenario) -> Scenario:
+def _without_table(asked: Asked) -> Asked:
     """The network is to be looked at itself, whatever table the scenario brings."""
-    return scenario.model_copy(update={"model": scenario.model.model_copy(update={"accuracy": None})})
+    return asked.with_section("model", accuracy=None)
 
 
 def model_evaluate(arguments: Namespace) -> int:
@@ -47,9 +47,9 @@ def model_evaluate(arguments: Namespace) -> int:
     from scenarios.job.network import make_accuracy
 
     output = Output(arguments)
-    scenario, folder = scenario_and_folder(arguments)
-    scenario = _without_table(scenario)
-    job = make_job(scenario, folder, output)
+    asked = _without_table(asked_of(arguments, output))
+    scenario, folder = asked.scenario, asked.folder
+    job = job_of(asked)
     if not job.model.path.is_file():
         remedy = "name the file that you mean" if scenario.model.checkpoint else "`slimsched model train` makes it"
         raise InputError(str(arguments.scenario), "model", f"no {job.model.path} yet; {remedy}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
+from typing import Any
 
 from hw.datasets import is_image_folder, require_image_folder
 from policies import strict
@@ -16,7 +17,7 @@ from policies.own import is_own
 from scenarios.files.documents import read_text
 from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_router
-from scenarios.files.shipped import moved, profile_file
+from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -29,8 +30,19 @@ from sim.network import PRESETS
 from sim.profile import Profile
 
 
-def load_scenario(path: Path | str) -> Scenario:
+def scenario_path(named: Path | str) -> Path:
+    """The file of a scenario, or of the shipped one that has this name; raises `InputError` where none has."""
+    try:
+        return scenario_file(Path(named))
+    except ValueError as error:
+        raise InputError("scenario", "", str(error)) from None
+
+
+def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) -> Scenario:
     """Read a scenario and check it whole. Paths in it are relative to its folder, and absolute in what is returned.
+
+    Args:
+        changes: other values than the file's, by dotted keys: `workload.rate_img_s`, `cluster.servers.0.link`.
 
     Raises:
         InputError: anything in it, or in a file that it names, is wrong.
@@ -38,7 +50,13 @@ def load_scenario(path: Path | str) -> Scenario:
     path = Path(path)
     source = str(path)
     folder = path.parent.absolute()
-    parsed = strict.parse(Scenario, read_text(path), source)
+    raw = strict.mapping(read_text(path), source)
+    for key, value in (changes or {}).items():
+        _change(raw, key.split("."), value, source)
+    parsed = strict.validate(Scenario, raw, source)
+    if parsed.model.accuracy is not None:
+        shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
+        parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=shipped)})
     scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
     if scenario.model.accuracy is not None:
         read_text(Path(scenario.model.accuracy), source, "model.accuracy")
@@ -50,6 +68,25 @@ def load_scenario(path: Path | str) -> Scenario:
     _check_routers(scenario, source)
     scenario.workload.require_files()
     return scenario
+
+
+def _change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
+    """Put a value at a key of what was read; sections that are missing are made."""
+    place: Any = raw
+    for depth, part in enumerate(key):
+        is_last, told = depth == len(key) - 1, ".".join(key[: depth + 1])
+        if isinstance(place, list):
+            if not (part.isascii() and part.isdigit() and int(part) < len(place)):
+                raise InputError(source, told, f"no such item; the list has {len(place)}, counted from 0")
+            at: Any = int(part)
+        elif isinstance(place, dict):
+            at = part
+        else:
+            raise InputError(source, told, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
+        if is_last:
+            place[at] = value
+        else:
+            place = place[at] if isinstance(place, list) else place.setdefault(at, {})
 
 
 def read_profile(path: Path, source: str | None = None, key: str = "", *, to_show: bool = False) -> Profile:

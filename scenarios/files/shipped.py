@@ -56,6 +56,12 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
     return shipped[path.name.lower()]
 
 
+def accuracy_file(named: str, folder: Path) -> str:
+    """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one."""
+    found = SHIPPED / "models" / f"{named}.accuracy.json"
+    return str(found) if is_shipped_name(named) and not lies_there(folder / named) and found.is_file() else named
+
+
 def scenario_file(named: Path) -> Path:
     """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
 

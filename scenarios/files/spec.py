@@ -136,7 +136,9 @@ class ModelSection(StrictModel):
         description="a trained network's file (safetensors); of a class of your own, `network` must name it as well",
     )
     accuracy: FilePath | None = Field(
-        None, description="a file of accuracy by width tuple; made from the network where there is one"
+        None,
+        description="a file of accuracy by width tuple, or `slimresnet18-paper`, the paper's table, which ships; made "
+        "from the network where there is one",
     )
 
     @model_validator(mode="after")

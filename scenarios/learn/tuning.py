@@ -32,6 +32,7 @@ class Tuning:
         out: the file; by default named by its kind, in the current folder.
         objective, p99_limit_s: what is made small, at most which p99.
         control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
+        changed: what is otherwise than in the scenario's file, for who reads how the router was made.
     """
 
     scenario: Path
@@ -44,6 +45,7 @@ class Tuning:
     objective: Objective | None = None
     p99_limit_s: float | None = None
     control: bool = False
+    changed: str = ""
 
     @property
     def path(self) -> Path:
@@ -72,7 +74,7 @@ class Tuning:
         if knobs.objective != "latency":
             words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
         words += ["--control"] if self.control else []
-        return shlex.join(words)
+        return f"{shlex.join(words)}  # with {self.changed}" if self.changed else shlex.join(words)
 
 
 def knobs_of(
@@ -113,18 +115,26 @@ def knobs_of(
 
 
 def tune_router(
-    wanted: Tuning, *, quiet: bool = False, say: Say = lambda _: None, jobs: Jobs = MOST_THREADS
+    wanted: Tuning,
+    world: World | None = None,
+    *,
+    quiet: bool = False,
+    say: Say = lambda _: None,
+    jobs: Jobs = MOST_THREADS,
 ) -> tuple[Tuned, dict[str, Any]]:
     """Tune, and write the router's file, or beside it why there is none; returns what was found and is reported.
 
     How many decisions it will about take is said first, and those that it took at the end.
+
+    Args:
+        world: of the scenario that is wanted, where it is read already.
 
     Raises:
         InputError: something wanted is wrong.
         FloorError: no setting keeps the accuracy.
     """
     path = wanted.path
-    world = load_world(wanted.scenario)
+    world = world or load_world(wanted.scenario)
     knobs = wanted.knobs(world)
     command = wanted.command(knobs)
     began_s = time.monotonic()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -16,6 +17,9 @@ from scenarios.files.shipped import moved, scenario_file
 SHORTEST_S: Final = 1e-3
 
 
+SHORT: Final = {"--out": "-o", "--quiet": "-q", "--router": "-r", "--seed": "-s"}  # wherever a command has the flag
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that accepts no abbreviations and raises `InputError` instead of ending the process."""
 
@@ -24,9 +28,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        """As every parser does; long flags are remembered."""
+        """As every parser does; long flags are remembered, and the most used have a short form."""
         self._flags += [name for name in names if name.startswith("--")]
-        return super().add_argument(*names, **options)
+        short = [SHORT[name] for name in names if name in SHORT]
+        return super().add_argument(*short, *names, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong, with the command that explains it."""
@@ -42,6 +47,17 @@ class Parser(argparse.ArgumentParser):
         """Raises `InputError` for a word that is not known, with the nearest that is."""
         if word not in (words := tuple(known)):
             self.error(f"{name}: unknown {word!r}; {nearest(word, words)}")
+
+
+class Version(argparse.Action):
+    """Tells the version that runs here, which is looked up only now, and ends the command."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """As argparse's own action for versions."""
+        from hw.version import own_version
+
+        sys.stdout.write(f"slimsched {own_version()}\n")
+        parser.exit()
 
 
 # ------------------------------------------------------------------------------------------------ what a flag's text is
@@ -91,6 +107,11 @@ def share(text: str) -> float:
 def above_zero(text: str) -> float:
     """More than 0; at most 1000."""
     return _between(text, 1e-6, 1000.0)
+
+
+def rate(text: str) -> float:
+    """Of images a second."""
+    return _between(text, 1e-3, 1e9)
 
 
 def pairs(text: str) -> dict[str, str]:

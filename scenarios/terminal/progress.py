@@ -1,12 +1,17 @@
 """How long work tells that it goes on: a bar on a terminal, a plain line every few seconds elsewhere, or nothing.
 
-It always writes to standard error, so that standard output holds results alone.
+It always writes to standard error, so that standard output holds results alone. A Python program may hear of it
+instead (`heard_by`).
 """
 
 from __future__ import annotations
 
 import sys
 import time  # noqa: TID251 - progress is told in real time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +21,39 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 LINE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far some work is, or something that there is to say of it.
+
+    Attributes:
+        title: what is being done; empty for a remark about all of it.
+        done: how many steps are done.
+        total: of how many; None where nobody knows.
+        unit: what a step is, in the singular: `run`, `decision`, `point`.
+        text: the remark; empty where steps were done.
+    """
+
+    title: str = ""
+    done: int = 0
+    total: int | None = None
+    unit: str = ""
+    text: str = ""
+
+
+Hear = Callable[[Step], None]
+_hearing: ContextVar[Hear | None] = ContextVar("hearing", default=None)
+
+
+@contextmanager
+def heard_by(hear: Hear) -> Iterator[None]:
+    """Within it, progress is told to `hear`, and nothing is written. What `hear` raises ends the work."""
+    before = _hearing.set(hear)
+    try:
+        yield
+    finally:
+        _hearing.reset(before)
 
 
 class Progress:
@@ -35,7 +73,9 @@ class Progress:
     def __init__(
         self, title: str, total: int | None = None, *, unit: str = "step", quiet: bool = False, stream: Any = None
     ) -> None:
-        self._title, self._total, self._unit, self._quiet = title, total, unit, quiet
+        self._hear = _hearing.get()
+        self._title, self._total, self._unit = title, total, unit
+        self._quiet = quiet or self._hear is not None
         self._stream: TextIO = stream or sys.stderr
         self.note = ""
         self._bar: tqdm[Any] | None = None
@@ -46,6 +86,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._started_s = self._told_s = _now_s()
+        self._is_heard()
         if not self._quiet and self._stream.isatty():
             from tqdm import tqdm
 
@@ -63,6 +104,7 @@ class Progress:
     def update(self, steps: int = 1) -> None:
         """So many more steps are done."""
         self._done += steps
+        self._is_heard()
         if self._bar is not None:
             self._bar.update(steps)
         elif _now_s() - self._told_s >= LINE_EVERY_S:
@@ -90,11 +132,16 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """A line of its own, above the bar where there is one."""
+        self._is_heard(text)
         if self._bar is not None:
             self._bar.write(visible_text(text), file=self._stream)
         elif not self._quiet:
             self._stream.write(f"{visible_text(text)}\n")
             self._stream.flush()
+
+    def _is_heard(self, text: str = "") -> None:
+        if self._hear is not None:
+            self._hear(Step(self._title, self._done, self._total, self._unit, text))
 
     def _say(self, text: str) -> None:
         if not self._quiet:

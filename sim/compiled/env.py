@@ -6,6 +6,7 @@ Every cluster does what `sim.env.SlimClusterEnv` does, number for number: this i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import nan
 from typing import Any
 
 import gymnasium
@@ -20,12 +21,14 @@ from policies.waits import Waits
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide, decide_to_hold
 from sim.compiled.codes import ASKED, ENDED, NO_CURVE, NO_TUPLE
+from sim.compiled.columns import run_columns
 from sim.compiled.errors import problem_of
 from sim.compiled.layout import Cluster, Credit, Parameters
 from sim.compiled.observation import code_of, write_observation
 from sim.compiled.program import addressed, program_of
 from sim.compiled.rows import knobs_of, request_at, server_at
 from sim.compiled.run import RunRow
+from sim.env import Figures
 
 Observations = NDArray[np.float32]
 Actions = NDArray[np.int64]
@@ -47,6 +50,12 @@ class _Outputs:
         self.hold_masks = np.zeros((clusters, holds), np.bool_)
         self.counts = np.zeros(clusters, np.int64)  # of the credits
         self.credited, self.credits = np.zeros((clusters, 0), np.int64), np.zeros((clusters, 0))
+
+    def masks(self, groups: int) -> Bools:
+        """`SlimClusterEnv.action_masks` of each cluster that is asked for a decision: (E, N + W + G [+ 1 + H])."""
+        widths = (self.width_masks & self.server_masks[:, :, None]).any(axis=1)
+        free = np.ones((len(self.counts), groups), np.bool_)
+        return np.concatenate([self.server_masks, widths, free, self.hold_masks], axis=1)
 
     def make_room(self, credits: int) -> None:
         """For so many credits of each cluster."""
@@ -164,14 +173,15 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     A step takes actions (E, 3), or (E, 4) with `holds_s`, and returns observations (E, 2 + 3 N) float32, rewards (E,)
     float64, terminations and truncations (E,) bool, and infos: `decision`, `server_mask`, `width_mask`, `hold_mask`
     (with `holds_s`), `replaced` and `credits` (an object array of lists), each with its `_key` that says which clusters
-    have it. A cluster whose episode has ended is reset by the step that follows, whatever action that brings
-    (Gymnasium's `AutoresetMode.NEXT_STEP`).
+    have it; where an episode ends `figures` as well, a dictionary of arrays. A cluster whose episode has ended is reset
+    by the step that follows, whatever action that brings (Gymnasium's `AutoresetMode.NEXT_STEP`).
 
     Args:
         cluster: what is simulated.
         plan: a seed to a run of it.
         num_envs: clusters, E.
         holds_s: the waits to choose from, in seconds, ascending; empty: an action is no hold.
+        figures: what is told of a run that has ended; without it runs keep no requests.
 
     Raises:
         UnsupportedScenario: something that only the reference can do; `SyncVectorEnv` of `SlimClusterEnv` can.
@@ -180,7 +190,12 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 - theirs
 
     def __init__(
-        self, cluster: ClusterSpec, plan: Callable[[int], RunSpec], num_envs: int = 1, holds_s: Sequence[float] = ()
+        self,
+        cluster: ClusterSpec,
+        plan: Callable[[int], RunSpec],
+        num_envs: int = 1,
+        holds_s: Sequence[float] = (),
+        figures: Figures | None = None,
     ) -> None:
         config = cluster.router
         self.num_envs = num_envs
@@ -190,7 +205,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self.single_action_space = gymnasium.spaces.MultiDiscrete(choices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._program, self._plan = program_of(cluster), plan
+        self._program, self._plan, self._figures = program_of(cluster), plan, figures
         self._choices, self._groups = np.array(choices), np.array(config.groups, np.int64)
         self._waits_ns = np.array(waits.waits_ns, np.int64)
         self._runs = [self._run(0)] * num_envs
@@ -198,6 +213,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._rows, self._parameters, self._tasks = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._status = np.full(num_envs, ENDED, np.int64)
         self._is_truncated = np.zeros(num_envs, np.bool_)
+        self._decided, self._replaced = np.zeros(num_envs, np.int64), np.zeros(num_envs, np.int64)
         self._out = _Outputs(num_envs, config.servers, len(config.widths), waits.choices)
 
     def reset(
@@ -225,12 +241,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def step(self, actions: Actions) -> tuple[Observations, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         """Decide in every cluster, and run each to its next decision."""
-        given = np.asarray(actions)
-        actions = np.ascontiguousarray(given, np.int64) if given.dtype.kind in "iu" else np.full(3, -1)
-        shape = (self.num_envs, len(self._choices))
-        if actions.shape != shape or (actions < 0).any() or (actions >= self._choices).any():
-            allowed = f"{shape} of whole numbers, each from 0 and below {self._choices.tolist()}"
-            raise ValueError(f"actions must be {allowed}")
+        actions = self._checked(actions)
         over = self._is_truncated
         if ((self._status != ASKED) & ~over).any():
             raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
@@ -240,12 +251,31 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         self._advance(actions)
         self._is_truncated = (self._status == ENDED) & ~over
         out = self._out
+        self._decided += ~over
+        self._replaced += out.replaced  # of who was reset, none was
         infos = self._infos(np.ones(self.num_envs, np.bool_))
         never = np.zeros(self.num_envs, np.bool_)
         return out.observations.copy(), out.rewards.copy(), never, self._is_truncated.copy(), infos
 
+    def action_masks(self) -> Bools:
+        """What may be chosen now, part by part; a row is `SlimClusterEnv.action_masks`: (E, N + W + G [+ 1 + H])."""
+        is_asked = (self._status == ASKED)[:, None]
+        return np.asarray(self._out.masks(len(self._groups)) | ~is_asked)
+
+    def _checked(self, actions: Any) -> Actions:
+        """Raises `ValueError` for what is not in the space: it names the first that is not."""
+        shape, given = (self.num_envs, len(self._choices)), np.asarray(actions)
+        allowed = f"actions must be {shape} of whole numbers, each from 0 and below {self._choices.tolist()}"
+        if given.shape != shape or given.dtype.kind not in "iu":
+            raise ValueError(f"{allowed}; found {given.shape} of {given.dtype}")
+        wrong = ((given < 0) | (given >= self._choices)).any(axis=1)
+        if wrong.any():
+            e = int(np.argmax(wrong))
+            raise ValueError(f"{allowed}; found {given[e].tolist()} for cluster {e}")
+        return np.ascontiguousarray(given, np.int64)
+
     def _run(self, seed: int) -> RunRow:
-        return RunRow(self._program, self._plan(seed), keeps=False)
+        return RunRow(self._program, self._plan(seed), keeps=self._figures is not None)
 
     def _begin(self, chosen: Bools, seeds: Sequence[int | None]) -> None:
         for e in np.flatnonzero(chosen).tolist():
@@ -255,6 +285,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
             self._runs[e] = self._run(int(generator.integers(2**31)))
             self._place(e)
             self._out.replaced[e] = False
+            self._decided[e] = self._replaced[e] = 0
             self._tasks[e] = _GO_ON
 
     def _place(self, e: int) -> None:
@@ -293,7 +324,7 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         """As `VectorEnv._add_info` would gather them from the wanted clusters."""
         out = self._out
         asked = wanted & (self._status == ASKED)
-        infos = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
+        infos: dict[str, Any] = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
         masks = {"credits": wanted.copy(), "replaced": wanted.copy()}
         if asked.any():
             infos |= {"decision": np.where(asked, out.decisions, 0)}
@@ -304,7 +335,21 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
                 infos |= {"hold_mask": out.hold_masks & asked[:, None]}
                 names.append("hold_mask")
             masks |= {key: asked.copy() for key in names}
+        ended = wanted & (self._status == ENDED)
+        if ended.any():
+            infos |= {"figures": self._told(ended)}
+            masks |= {"figures": ended.copy()}
         return infos | {f"_{key}": mask for key, mask in masks.items()}
+
+    def _told(self, ended: Bools) -> dict[str, Any]:
+        """The figures of the clusters that have ended, gathered as `VectorEnv._add_info` does."""
+        told: dict[str, Any] = {}
+        for e in np.flatnonzero(ended).tolist():
+            run, steps = self._runs[e], int(self._decided[e])
+            found = dict(self._figures(run.run, run_columns(run))) if self._figures is not None else {}
+            found["replaced_share"] = int(self._replaced[e]) / steps if steps else nan
+            told = self._add_info(told, found, e)
+        return told
 
     def _credits(self, wanted: Bools) -> NDArray[np.object_]:
         """Each wanted cluster's (decision id, reward) pairs; None for the others."""

@@ -14,20 +14,16 @@ from policies.plan_of import plan_of
 from policies.records import (
     BatchRecord,
     BlockRecord,
-    DeviceTotals,
-    Downtime,
     RequestRecord,
     RequestStatus,
     RunColumns,
     RunRecord,
-    ServerTotals,
     TelemetryPoint,
 )
 from policies.reward import RewardTerms
 from policies.vocabulary import (
     ANYWHERE,
     IMAGE,
-    NS_PER_S,
     Choice,
     ClusterView,
     Decide,
@@ -42,24 +38,21 @@ from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.codes import (
     ASKED,
     COMPLETED,
-    DOWN_REASONS,
     ENDED,
     FAILED,
     IN_FLIGHT,
     NO_CURVE,
     NO_TUPLE,
-    NONE,
     REASONS,
 )
-from sim.compiled.columns import request_columns
+from sim.compiled.columns import run_columns
 from sim.compiled.decide import run_cluster
 from sim.compiled.errors import problem_of
-from sim.compiled.layout import Credit, HeadSeen, Server, ServerSeen, WorkSeen
+from sim.compiled.layout import Credit, HeadSeen, ServerSeen, WorkSeen
 from sim.compiled.observation import read_view
 from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
 from sim.compiled.run_plan import NO_ANSWER, NO_PLAN, NO_SHEET, run_to_end
-from sim.compiled.totals import chores_ns, device_of, energy_j
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
@@ -257,20 +250,7 @@ class CompiledSimulation:
     def columns(self) -> RunColumns:
         """What the run's figures are computed from, without an object for each request; it must have ended."""
         assert self._has_ended, "the run has not ended"
-        c, records, is_detailed = self._run.cluster, self._run.records, self.spec.detail
-        reasons = tuple(REASONS[number] for number in range(len(REASONS)))
-        return RunColumns(
-            ended_ns=c.ended_ns,
-            requests=request_columns(records.requests[: c.request_rows], self._program.widths, reasons, is_detailed),
-            servers=tuple(self._server_totals(index, c.ended_ns) for index in range(self._program.servers)),
-            devices=tuple(self._device_totals(index, c.ended_ns) for index in range(len(self.cluster.devices))),
-            gpu_var=records.variances[: c.variances if is_detailed else 0],
-            decisions=c.decision,
-            downtimes=tuple(
-                Downtime(server, down_ns, None if up_ns == NONE else up_ns, DOWN_REASONS[reason])
-                for server, down_ns, up_ns, reason in records.downtimes[: c.downtimes].tolist()
-            ),
-        )
+        return run_columns(self._run)
 
     def _requests(self, is_detailed: bool) -> tuple[RequestRecord, ...]:
         found, widths = self._run.records.requests[: self._run.cluster.request_rows], self._program.widths
@@ -343,33 +323,3 @@ class CompiledSimulation:
     def _telemetry(self) -> tuple[TelemetryPoint, ...]:
         found = self._run.records.readings[: self._run.cluster.reading_rows].tolist()
         return tuple(TelemetryPoint(*reading) for reading in found)
-
-    def _server_totals(self, index: int, ended_ns: int) -> ServerTotals:
-        c, p, spec = self._run.cluster, self._run.shape.p, self.cluster.servers[index]
-        server, device = Server(c, p.servers_at + index * p.server_size), device_of(self._run, spec.device)
-        tables = self.cluster.devices[spec.device]
-        chored_ns, busy_permille = chores_ns(device, ended_ns), max(device.busy_permille, tables.chores_permille)
-        busy = device.busy_permille_ns + device.busy_permille * (ended_ns - device.updated_ns - chored_ns)
-        busy += busy_permille * chored_ns
-        return ServerTotals(
-            name=spec.name,
-            device=spec.device,
-            busy_s=busy / NS_PER_S / 1000,
-            images=server.images,
-            batches=server.batches,
-            loads=server.loads,
-            unloads=server.unloads,
-            vram_peak_bytes=server.peak_bytes,
-        )
-
-    def _device_totals(self, index: int, ended_ns: int) -> DeviceTotals:
-        device, tables = device_of(self._run, index), self.cluster.devices[index]
-        open_ns = ended_ns - device.updated_ns if device.is_extrapolated else 0
-        power = tables.profile.power
-        return DeviceTotals(
-            name=tables.name,
-            energy_j=energy_j(self._run, index, ended_ns),
-            bare_idle_w=power.bare_idle_w,
-            context_idle_w=power.context_idle_w,
-            extrapolated_s=(device.extrapolated_ns + open_ns) / NS_PER_S,
-        )

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from scenarios.cli import main
-from scenarios.commands import calibrate
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
 from scenarios.job.job import Job
+from scenarios.tasks import calibrating
 from tests import worlds
 
 SCENARIO = """
@@ -79,9 +79,9 @@ def test_calibrate_replaces_only_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
-    monkeypatch.setattr(calibrate, "model_costs", lambda *_: None)
-    monkeypatch.setattr(calibrate, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(calibrate, "with_serving", lambda *_, **__: SERVED)
+    monkeypatch.setattr(calibrating, "model_costs", lambda *_: None)
+    monkeypatch.setattr(calibrating, "calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr(calibrating, "with_serving", lambda *_, **__: SERVED)
     (tmp_path / "model.safetensors").touch()
     place = tmp_path / "profiles" / "cpu0.yaml"
     place.parent.mkdir()

@@ -18,14 +18,16 @@ from policies.jit import Ints, entry
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.vocabulary import Choice
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
-from scenarios.gym import ID
+from scenarios.gym import FIGURES, ID
 from scenarios.metrics.result import Simulator
 from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.compiling import compiling_text, telling
 from scenarios.world.materials import make_world
+from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
 from tests.scenarios.files import write_scenario
@@ -153,6 +155,40 @@ def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, optio
         assert steps[0][1:3] == steps[1][1:3]
         seen = [step[0] for step in steps]
         together = many.step(np.array([mine, other]))[0]
+
+
+def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
+    """The same numbers on both engines, by one environment and by many, and those of the same run by itself."""
+    path = str(write_scenario(tmp_path))
+    changes = {"workload.rate_img_s": 300, "router.outstanding_blocks": 64}
+    first: dict[str, float] = {}
+    for engine in ("simpy", "compiled"):
+        env = gymnasium.make(f"slimsched:{ID}", scenario=path, duration_s=0.3, engine=engine, changes=changes)
+        env.reset(seed=5)
+        truncated = False
+        while not truncated:
+            *_, truncated, info = env.step(np.array([1, 0, 2]))
+        first = first or info["figures"]
+        assert info["figures"] == first
+    many = gymnasium.make_vec(ID, num_envs=2, scenario=path, duration_s=0.3, changes=changes)
+    many.reset(seed=5)
+    ended = np.zeros(2, np.bool_)
+    while not ended[0]:
+        *_, ended, infos = many.step(np.array([[1, 0, 2], [1, 0, 2]]))
+    assert {name: infos["figures"][name][0] for name in first} == first
+    assert first.keys() == {*FIGURES, "replaced_share"}
+    seed = int(gymnasium.utils.seeding.np_random(5)[0].integers(2**31))
+    world = make_world(load_scenario(path, changes), tmp_path)
+    run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", excerpt=Excerpt())
+    simulation = world.simulation(run, "simpy")
+    while simulation.advance() is not None:
+        simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.groups[2]))
+    requests = simulation.columns().requests
+    done = requests.status == 0
+    latencies_s = (requests.finished_ns - requests.arrived_ns)[done] / 1e9
+    assert first["latency_mean_s"] == pytest.approx(latencies_s.mean())
+    assert first["accuracy"] == requests.correct[done].mean()
+    assert (first["completed_share"], first["replaced_share"]) == (done.mean(), 0.0)
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare"])

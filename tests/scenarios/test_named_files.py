@@ -9,12 +9,14 @@ from typing import Any, Literal, get_args
 import pytest
 from pydantic import BaseModel
 
+from policies.errors import InputError
 from policies.rules.specs import LadderRule
 from policies.strict import StrictModel
 from scenarios.cli import main
 from scenarios.files.named_files import marker_of, named_files, with_paths
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
+from scenarios.files.shipped import SHIPPED
 from scenarios.files.spec import FilePath, Scenario
 from tests.scenarios.files import write_scenario
 
@@ -130,3 +132,16 @@ def test_a_stage_is_made_anew_when_a_file_that_it_used_has_changed(
     assert (tmp_path / file).read_text() != text
     assert main(["compare", str(path), "--out", str(tmp_path / "run"), "--seed", "0"]) == 0
     assert "compare: its inputs have changed" in capsys.readouterr().err
+
+
+def test_a_shipped_table_of_accuracies_has_a_name(tmp_path: Path) -> None:
+    """From any folder; a file that lies there by this name is the one that is meant, and another word is none."""
+    path = write_scenario(tmp_path, "accuracy: accuracy.json", "accuracy: slimresnet18-paper")
+    named = load_scenario(path).model.accuracy
+    assert named is not None
+    assert Path(named) == SHIPPED / "models" / "slimresnet18-paper.accuracy.json"
+    (tmp_path / "accuracy.json").rename(tmp_path / "slimresnet18-paper")
+    assert load_scenario(path).model.accuracy == str(tmp_path / "slimresnet18-paper")
+    path = write_scenario(tmp_path, "accuracy: accuracy.json", "accuracy: slimresnet18-papers")
+    with pytest.raises(InputError, match=r"model.accuracy: .*slimresnet18-papers: no such file"):
+        load_scenario(path)

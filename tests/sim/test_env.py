@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
 from policies.errors import InputError
 from policies.observation import ObservationSpec
-from sim.cluster import Simulation
+from policies.records import RunColumns
+from sim.cluster import RunSpec, Simulation
 from sim.env import SlimClusterEnv
 from tests import worlds
 
@@ -71,6 +73,66 @@ def test_masked_choices_are_replaced_and_said() -> None:
         _, _, _, truncated, info = env.step(np.array([0, 3, 0]))
         seen.append((bool(allowed[0, 3]), info["replaced"]))
     assert (False, True) in seen
+
+
+def test_the_last_info_tells_what_the_episode_came_to() -> None:
+    """The run's figures, of its record; and the share of actions that were masked. An episode begins to count anew."""
+    spec = worlds.cluster(greedy={"vram_cap_bytes": 160_000_000})
+    run = worlds.run(spec, worlds.poisson_s(50, 1.0), 1.0)
+
+    def figures(asked: RunSpec, columns: RunColumns) -> dict[str, float]:
+        assert asked is run
+        return {"completed": float((columns.requests.status == 0).sum()), "decided": float(columns.decisions)}
+
+    env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), figures=figures)
+    shares = set()
+    for width in (3, 2):
+        infos = [env.reset(seed=0)[1]]
+        truncated = False
+        while not truncated:
+            *_, truncated, info = env.step(np.array([0, width, 0]))
+            infos.append(info)
+        replaced = [info["replaced"] for info in infos[1:]]
+        told = {
+            "completed": float(len(run.arrivals_ns)),
+            "decided": float(len(replaced)),
+            "replaced_share": np.mean(replaced),
+        }
+        assert infos[-1]["figures"] == pytest.approx(told)
+        shares.add(np.mean(replaced))
+        assert not any("figures" in info for info in infos[:-1])
+    assert len(shares) == 2
+    assert 0 < min(shares) < max(shares) < 1
+
+
+def test_masks_in_a_row_are_those_of_its_parts() -> None:
+    """As sb3-contrib wants them: servers, widths that some valid server holds, groups, holds; all where nobody asks."""
+    spec = worlds.cluster(
+        greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1, "hold_limit_ns": 10**7}
+    )
+    run = worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5)
+    env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002,))
+    assert env.action_masks().all()
+    _, info = env.reset(seed=0)
+    seen, truncated = set(), False
+    while not truncated:
+        row = env.action_masks()
+        assert (row.shape, row.dtype) == ((sum(env.action_space.nvec),), np.bool_)
+        servers, widths, groups, holds = np.split(row, np.cumsum(env.action_space.nvec)[:-1])
+        assert servers.tolist() == info["server_mask"].tolist()
+        held = info["width_mask"][info["server_mask"]]
+        assert widths.tolist() == [any(held[:, place]) for place in range(4)]
+        assert groups.all()
+        assert holds.tolist() == info["hold_mask"].tolist()
+        seen.add((servers.all(), widths.all(), holds.all()))
+        *_, truncated, info = env.step(np.array([0, 0, 0, 0]))
+    assert {False, True} == {servers for servers, _, _ in seen} == {widths for _, widths, _ in seen}
+    assert env.action_masks().all()
+
+
+def test_a_step_before_a_reset_says_what_to_do() -> None:
+    with pytest.raises(gymnasium.error.ResetNeeded, match="or none has begun; call reset"):
+        make_env().step(np.array([0, 0, 0]))
 
 
 def test_an_action_may_be_to_wait() -> None:

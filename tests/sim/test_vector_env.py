@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import gymnasium
@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policies.errors import WorkError
 from policies.faults import Crash, Outage
 from policies.observation import ObservationSpec
+from policies.records import RunColumns
 from sim.accuracy import MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
@@ -87,15 +88,34 @@ def pair(
 ) -> tuple[SlimClusterVectorEnv, SyncVectorEnv[Any, Any]]:
     spec, plan = made
     limits = ObservationSpec(tuple(tables.profile.power.cap_w for tables in spec.devices))
-    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits, holds_s)] * clusters
-    return SlimClusterVectorEnv(spec, plan, clusters, holds_s), SyncVectorEnv(single)
+    single = [lambda: SlimClusterEnv(lambda seed: Simulation(spec, plan(seed)), limits, holds_s, figures)] * clusters
+    return SlimClusterVectorEnv(spec, plan, clusters, holds_s, figures), SyncVectorEnv(single)
+
+
+def figures(run: RunSpec, columns: RunColumns) -> dict[str, float]:
+    """Of all that a run's figures are computed from, something."""
+    requests, totals = columns.requests, (*columns.servers, *columns.devices)
+    found = {
+        "seed": run.seed,
+        "decisions": columns.decisions,
+        "ended_ns": columns.ended_ns,
+        "downs": len(columns.downtimes),
+    }
+    found |= {name: getattr(requests, name).sum() for name in ("status", "correct", "energy_j", "moves", "finished_ns")}
+    numbers = [value for each in totals for value in astuple(each) if not isinstance(value, str)]
+    return {name: float(value) for name, value in found.items()} | {
+        f"total {i}": float(v) for i, v in enumerate(numbers)
+    }
 
 
 def same_infos(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     assert ours.keys() == theirs.keys()
     for key in theirs:
+        if key == "figures":
+            same_infos(ours[key], theirs[key])
+            continue
         assert ours[key].dtype == theirs[key].dtype, key
-        assert ours[key].tolist() == theirs[key].tolist(), key
+        assert repr(ours[key].tolist()) == repr(theirs[key].tolist()), key  # not-a-number is itself
 
 
 def same_answers(ours: Any, theirs: Any) -> None:
@@ -112,16 +132,19 @@ def test_is_syncvectorenv_over_the_single_environment(make: Callable[[], Any], e
     ours, theirs = pair(make(), 3)
     same_answers(ours.reset(seed=5), theirs.reset(seed=5))
     rng = np.random.default_rng(0)
-    ended, replaced, credited = 0, 0, 0
+    ended, replaced, credited, told = 0, 0, 0, 0
     while ended < ends:
         actions = rng.integers(0, [3, 4, 6], size=(3, 3))
         mine, other = ours.step(actions), theirs.step(actions)
         same_answers(mine, other)
+        assert ours.action_masks().tolist() == np.array(theirs.call("action_masks")).tolist()
+        told += int(mine[-1].get("_figures", np.zeros(3)).sum())
         assert (mine[1] != 0).any() or not any(mine[-1]["credits"])
         ended += int(mine[3].sum())
         replaced += int(mine[-1]["replaced"].sum())
         credited += sum(len(each) for each in mine[-1]["credits"])
     assert replaced > 0, "no action was illegal"
+    assert told >= ended
     assert credited > 100
 
 
@@ -227,8 +250,10 @@ def test_what_is_refused() -> None:
     env.reset(seed=0)
     shapes = (np.array([[0, 0, 0], [3, 0, 0]]), np.array([[0, 0, 0], [0, -1, 0]]), np.zeros((1, 3), np.int64))
     for wrong in (*shapes, np.full((2, 3), 0.5), np.array([["0"] * 3] * 2)):
-        with pytest.raises(ValueError, match="actions must be"):
+        with pytest.raises(ValueError, match=r"actions must be \(2, 3\) of whole numbers, .* below \[3, 4, 6\]; found"):
             env.step(wrong)
+    with pytest.raises(ValueError, match=r"found \[3, 0, 0\] for cluster 1"):
+        env.step(shapes[0])
     with pytest.raises(ValueError, match="3 seeds for 2 clusters"):
         env.reset(seed=[1, 2, 3])
     with pytest.raises(ValueError, match="reset_mask"):

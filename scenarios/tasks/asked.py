@@ -1,0 +1,209 @@
+"""What several tasks need: a scenario with its file and run folder, its world, and remarks before the work.
+
+What is wrong is told of the flag that says it on the command line; `slimsched` names its arguments instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from policies.errors import InputError
+from scenarios.files.made_routers import made_file, made_kinds
+from scenarios.files.router_names import check_router, is_compiled, is_router_file
+from scenarios.files.spec import Scenario, unique
+from scenarios.runs.folder import RunFolder
+from scenarios.terminal.places import writable_folder
+
+if TYPE_CHECKING:
+    from scenarios.job.job import Job
+    from scenarios.metrics.result import Simulator
+    from scenarios.runs.parallel import Jobs
+    from scenarios.world.world import World
+
+
+class Listener(Protocol):
+    """Who hears of the work (`scenarios.terminal.output.Output` is one)."""
+
+    quiet: bool
+
+    def remark(self, text: str) -> None:
+        """Something about the work."""
+
+
+class Silent:
+    """Hears nothing, and lets no bar be drawn."""
+
+    quiet = True
+
+    def remark(self, text: str) -> None:
+        """Nobody is told."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A scenario that something is to be done with.
+
+    Attributes:
+        path: its file.
+        folder: its run folder, which may not be there yet.
+        output: who hears of the work.
+    """
+
+    path: Path
+    scenario: Scenario
+    folder: Path
+    output: Listener
+
+    def with_routers(self, section: str, routers: Sequence[str], seeds: Sequence[int]) -> Asked:
+        """With these routers and seeds in a section (`compare`, `validate_`), where some are named.
+
+        Raises:
+            InputError: one is not known, or named twice.
+        """
+        update: dict[str, Any] = {}
+        if routers:
+            for name in routers:
+                check_router(name, "--router")
+            named = tuple(str(Path(n).absolute()) if is_router_file(n) else n for n in routers)
+            update["routers"] = require_unique("--router", named)
+        if seeds:
+            update["seeds"] = require_unique("--seed", tuple(seeds))
+        return self.with_section(section, **update)
+
+    def with_section(self, section: str, **update: Any) -> Asked:
+        """With other values in a section of the scenario."""
+        changed = getattr(self.scenario, section).model_copy(update=update)
+        return replace(self, scenario=self.scenario.model_copy(update={section: changed}))
+
+
+def run_folder_of(scenario: Scenario, path: Path, out: Path | None) -> Path:
+    """The run folder `out`, or else the scenario's own, which must not be that of another file.
+
+    Raises:
+        InputError: it is, or nothing can be written there.
+    """
+    from scenarios.world.materials import default_folder
+
+    folder = writable_folder(out or default_folder(scenario))
+    if out is None:
+        RunFolder(folder).require_scenario(path)
+    return folder
+
+
+def world_of(scenario: Scenario, folder: Path) -> World:
+    """The world that a scenario and its run folder make."""
+    from scenarios.world.materials import make_world
+
+    return make_world(scenario, folder)
+
+
+def job_of(asked: Asked) -> Job:
+    """The job of a scenario in its run folder."""
+    from scenarios.job.job import Job
+
+    return Job(asked.scenario, asked.folder, say=asked.output.remark, quiet=asked.output.quiet)
+
+
+def begin_job(job: Job) -> World:
+    """The world of a job whose stages are done singly; the job is written into its folder, which is open."""
+    from scenarios.job.run import describe
+
+    world = job.world()
+    describe(job)
+    return world
+
+
+def tell_effort(
+    output: Listener,
+    world: World,
+    runs: int,
+    engine: str = "simpy",
+    *,
+    duration_s: float | None = None,
+    jobs: int = 1,
+) -> None:
+    """Tell of hours and gigabytes before they are spent.
+
+    Raises:
+        InputError: the runs take more memory than this machine has.
+    """
+    from scenarios.runs.effort import effort_of, require_effort
+
+    simulator: Simulator = "compiled" if engine == "compiled" else "simpy"
+    effort = effort_of(world, runs, simulator, duration_s=duration_s, processes=jobs)
+    if (warning := require_effort(effort, world.scenario.name)) is not None:
+        output.remark(warning)
+
+
+def tell_foreign(output: Listener, world: World, routers: Sequence[str]) -> None:
+    """Warn of routers that were tuned for another cluster, and of those that can't follow what `service` asks for."""
+    from scenarios.world.routers import deaf_routers, foreign_routers
+
+    for warning in (
+        *foreign_routers(routers, world.device_names, world.cluster),
+        *deaf_routers(routers, world.scenario),
+    ):
+        output.remark(warning)
+
+
+def tell_overload(output: Listener, world: World) -> None:
+    """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
+    from scenarios.runs.bound import busy_router_of, overload_of
+
+    if output.quiet:
+        return
+    for problem in filter(None, (busy_router_of(world), overload_of(world))):
+        output.remark(f"warning: {problem}")
+
+
+def announcing_compilation(
+    output: Listener, routers: Sequence[str], engine: str = "simpy"
+) -> AbstractContextManager[None]:
+    """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
+    if engine == "simpy" and not any(map(is_compiled, routers)):
+        return contextlib.nullcontext()
+    from scenarios.terminal.compiling import telling
+
+    return telling(output.remark)
+
+
+@contextlib.contextmanager
+def spread(ray: str | None, jobs: int | None, own: Callable[[], Jobs]) -> Iterator[Jobs]:
+    """Where runs are made: on the Ray cluster at an address, or on this machine.
+
+    Args:
+        jobs: how many processes were asked for here.
+        own: how many there are where nobody asked.
+
+    Raises:
+        InputError: there is no such cluster, or processes are asked for, too.
+    """
+    if ray is None:
+        yield jobs or own()
+        return
+    if jobs is not None:
+        raise InputError("--jobs", "", "says how many processes run here, and --ray that they run elsewhere; give one")
+    from scenarios.runs.ray_pool import ray_pool
+
+    with ray_pool(ray) as pool:
+        yield pool
+
+
+def require_unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The values; raises `InputError` where one is given twice."""
+    try:
+        return unique(values)
+    except ValueError as error:
+        raise InputError(flag, "", str(error)) from None
+
+
+def require_made(routers: Sequence[str], folder: Path) -> None:
+    """Raises `InputError` where one is named that the scenario's run makes, and it is not there."""
+    for kind in made_kinds(routers):
+        if not (folder / made_file(kind)).is_file():
+            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; run `slimsched train` first")

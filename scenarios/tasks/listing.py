@@ -1,0 +1,134 @@
+"""What can be named: scenarios, routers and profiles, those that ship and those that lie here; and runs that lie here.
+
+Files are known by what stands at their beginning, and are not checked: that is done where they are used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from policies.names import ROUTER_NAMES
+from policies.registry import KINDS, TUNED
+from scenarios.files.made_routers import MADE_KINDS, RULE_SUFFIX, TUNED_HERE, made_file, made_name
+from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
+from scenarios.runs import layout
+from scenarios.runs.manifest import read_manifest
+
+_BEGINNING: Final = 20_000  # bytes of a file that are looked at
+_RUNS: Final = Path("runs")
+_MADE: Final = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Something that can be named.
+
+    Attributes:
+        name: as a command takes it: a word, or a path from here.
+        about: what it is, in a few words.
+        ships: whether it comes with the project.
+    """
+
+    name: str
+    about: str
+    ships: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """All of it."""
+
+    scenarios: tuple[Named, ...]
+    routers: tuple[Named, ...]
+    profiles: tuple[Named, ...]
+    runs: tuple[Named, ...]
+
+
+def what_is_here() -> Found:
+    """From the current folder."""
+    return Found(tuple(_scenarios()), tuple(_routers()), tuple(_profiles()), tuple(_runs()))
+
+
+def _scenarios() -> Iterator[Named]:
+    for path in (*sorted(SHIPPED_SCENARIOS.glob("*.yaml")), *sorted(SHIPPED_SCENARIOS.glob("live/*.yaml"))):
+        name = path.relative_to(SHIPPED_SCENARIOS).with_suffix("").as_posix()
+        yield Named(name, _first_sentence(_beginning(path)))
+    yield from _of_schema(Path().glob("*.yaml"), "slimsched.scenario/", _first_sentence)
+
+
+def _routers() -> Iterator[Named]:
+    for name in ROUTER_NAMES:
+        yield Named(name, KINDS[name].help if name in KINDS else "a placement, at full width")
+    yield from (Named(f"{kind.name}:...", kind.help) for kind in KINDS.values() if kind.needs_numbers)
+    for kind in MADE_KINDS:
+        if not made_name(kind).startswith(TUNED_HERE) and made_name(kind) not in ROUTER_NAMES:
+            yield Named(made_name(kind), "made by the scenario's own `slimsched train` or `run`")
+    yield Named(f"{TUNED_HERE}KIND", f"tuned by the same: {', '.join(TUNED)}")
+    yield from _of_schema(Path().glob(f"*{RULE_SUFFIX}"), "slimsched.rule/", _kind)
+
+
+def _profiles() -> Iterator[Named]:
+    yield from (Named(path.stem, _device(_beginning(path))) for path in sorted(SHIPPED_PROFILES.glob("*.yaml")))
+    yield from _of_schema(CALIBRATED.glob("*.yaml"), "slimsched.profile/", _device)
+
+
+def _runs() -> Iterator[Named]:
+    for folder in (Path(), *_folders(Path()), *_folders(_RUNS)):
+        known = read_manifest(layout.manifest_of(folder))
+        if known is not None:
+            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or Path(known.scenario or "").stem
+            made = [name for name in _MADE if name in known.entries]
+            runs = {
+                place.rsplit("/", 1)[0] for place in known.entries if place.startswith(("simulation/", "hardware/"))
+            }
+            told = [*([f"{len(runs)} runs kept"] if runs else []), *made]
+            yield Named(
+                str(folder), f"{scenario or 'no scenario'}: {', '.join(told) or 'nothing finished'}", ships=False
+            )
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return sorted(Path(folder, entry.name) for entry in os.scandir(folder) if entry.is_dir())
+    except OSError:  # not there, or not ours
+        return []
+
+
+def _of_schema(paths: Iterable[Path], schema: str, about: Callable[[str], str]) -> Iterator[Named]:
+    """Files that begin with a schema."""
+    for path in sorted(paths):
+        text = _beginning(path)
+        if _value(text, "schema").startswith(schema):
+            yield Named(str(path), about(text), ships=False)
+
+
+def _beginning(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_BEGINNING).decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _value(text: str, key: str, indent: str = "") -> str:
+    found = re.search(rf"^{indent}{key}: *(.+?) *$", text, re.MULTILINE)
+    return found[1].strip("'\"") if found else ""
+
+
+def _first_sentence(text: str) -> str:
+    """Of the comment at the top; of a part after a colon in it, no word."""
+    lines = [line.lstrip("# ") for line in text.splitlines()[: text.count("\n")] if line.startswith("#")]
+    return re.split(r"(?<=[.:;]) ", f"{' '.join(lines)} ")[0].strip(" .:;")
+
+
+def _device(text: str) -> str:
+    return ", ".join(filter(None, (_value(text, "name", "  "), _value(text, "provenance"))))
+
+
+def _kind(text: str) -> str:
+    return _value(text, "kind")

@@ -1,0 +1,129 @@
+"""Runs and comparisons in simulation."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from scenarios.files.router_names import check_router, display_name
+from scenarios.runs.folder import RunFolder
+from scenarios.tasks.asked import (
+    Asked,
+    Listener,
+    announcing_compilation,
+    begin_job,
+    job_of,
+    require_made,
+    spread,
+    tell_effort,
+    tell_foreign,
+    tell_overload,
+    world_of,
+)
+
+if TYPE_CHECKING:
+    from scenarios.metrics.comparison import Bounds, Comparison
+    from scenarios.metrics.result import Result, Simulator
+    from scenarios.terminal.progress import Progress
+    from scenarios.world.world import World
+
+
+def simulate(asked: Asked, router: str, seed: int | None, engine: Simulator, *, keeps: bool) -> Result:
+    """One simulated run; its record is kept in the run folder where `keeps`.
+
+    Raises:
+        InputError: no such router, or something that the run needs is missing.
+        UnsupportedScenario: the compiled engine can't do what the scenario asks for.
+    """
+    from scenarios.runs.records import write_run
+    from scenarios.runs.simulate import run_simulation, simulate_metrics
+
+    check_router(router, "--router")
+    output, scenario = asked.output, asked.scenario
+    world = world_of(scenario, asked.folder)
+    tell_effort(output, world, 1, engine)
+    tell_foreign(output, world, (router,))
+    tell_overload(output, world)
+    seed = scenario.seed if seed is None else seed
+    policy, name = world.router(router, asked.folder), display_name(router)
+    with announcing_compilation(output, (router,), engine):
+        if not keeps:
+            return simulate_metrics(world, policy, name, seed, engine=engine)
+        folder = RunFolder(asked.folder, output.remark)
+        with folder.opened(asked.path, maker="simulate"):
+            result, record = run_simulation(world, policy, name, seed, engine=engine)
+            write_run(folder, result, record)
+    return result
+
+
+def compare(
+    asked: Asked,
+    engine: Simulator,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    against: str | None = None,
+    with_bound: bool = False,
+) -> tuple[Comparison, list[Result]]:
+    """The scenario's routers with its seeds in simulation, kept in the run folder; and the runs.
+
+    Args:
+        jobs: processes beside each other; by default as many as the work is worth.
+        ray: a Ray cluster's address, whose cores make the runs.
+        against: the router of the paired differences.
+
+    Raises:
+        InputError: a router was not made yet, `against` is not compared, or something is missing.
+        UnsupportedScenario: the compiled engine can't do what the scenario asks for.
+    """
+    from scenarios.job import comparison as stage
+    from scenarios.job.deciding import with_decision_times
+    from scenarios.runs.bound import require_solvable
+    from scenarios.runs.simulate import default_jobs
+
+    given, output = asked.scenario.compare, asked.output
+    require_made(given.routers, asked.folder)
+    runs = len(given.routers) * len(given.seeds)
+    world = world_of(asked.scenario, asked.folder)
+    tell_effort(output, world, runs, engine, jobs=jobs or 1)
+    if with_bound:
+        require_solvable(world)
+    tell_foreign(output, world, given.routers)
+    job = job_of(asked)
+    with job.folder.opened(asked.path), announcing_compilation(output, given.routers, engine):
+        world = with_decision_times(job, begin_job(job), given.routers)
+        tell_overload(output, world)
+        with spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], engine)) as places:
+            comparison = stage.compare(
+                job,
+                world,
+                engine,
+                jobs=places,
+                against=None if against is None else display_name(against),
+                bounds=(lambda found: _bounds(world, found, output)) if with_bound else None,
+            )
+    return comparison, stage.results_of(job)
+
+
+def _bounds(world: World, comparison: Comparison, output: Listener) -> Bounds:
+    """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
+    from scenarios.metrics.comparison import bound_accuracies
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel
+
+    accuracies = bound_accuracies(comparison)
+    curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
+    with solving(OF_A_BOUND * len(accuracies), output) as progress:
+        model = FluidModel(world, on_solved=progress.update)
+        for accuracy in accuracies:
+            found = model.bound(accuracy, world.mean_rate_img_s)
+            curves["latency_mean_s"].append((accuracy, found.latency_s))
+            if found.energy_per_image_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
+    return curves
+
+
+def solving(programmes: int, output: Listener) -> Progress:
+    """A bar over the programmes of a bound."""
+    from scenarios.terminal.progress import Progress
+
+    return Progress("bound", programmes, unit="programme", quiet=output.quiet)

@@ -1,0 +1,36 @@
+"""Questions on a terminal, each with an answer that Enter takes; standard output stays free for results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from policies.errors import InputError
+from scenarios.terminal.visible import visible_text
+
+Answer = TypeVar("Answer")
+
+
+def can_ask() -> bool:
+    """Whether somebody sits there: both what is asked and what is answered go by a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
+    """The answer as `read` makes it of a line; what it refuses is told, and asked again.
+
+    Args:
+        read: raises `InputError` or `argparse.ArgumentTypeError` for what is none.
+    """
+    while True:
+        sys.stderr.write(f"{question} [{default}]: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:  # the end of what is typed: as an interruption
+            raise KeyboardInterrupt
+        try:
+            return read(line.strip() or default)
+        except (InputError, argparse.ArgumentTypeError) as error:
+            sys.stderr.write(f"  {visible_text(str(error))}\n")

@@ -1,0 +1,216 @@
+"""The functions do what the commands do, tell who asks, write nothing to the terminal, and name their own arguments."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slimsched
+from scenarios.cli import COMMANDS, main
+from scenarios.files.documents import read_json
+from scenarios.tasks import calibrating
+from slimsched import InputError, Step
+from tests import worlds
+from tests.scenarios.files import write_scenario
+
+PROFILE = worlds.profile("a")
+
+
+@pytest.fixture
+def scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """A small one, in a folder of its own; after the test nothing has been printed."""
+    path = write_scenario(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield path
+    streams = capfd.readouterr()
+    assert (streams.out, streams.err) == ("", "")
+
+
+def test_it_opens_nothing_heavy() -> None:
+    """What it is asked for opens that."""
+    heavy = ("torch", "simpy", "numba", "scipy", "matplotlib", "pydantic", "yaml", "pandas", "pyarrow")
+    code = f"import sys, slimsched; print([name for name in {heavy} if name in sys.modules], slimsched.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ")
+    assert done.stdout.split()[-1] != "[]"
+
+
+def test_it_is_typed_and_whole() -> None:
+    """Tools that check types look for the mark; what is named as public is there, functions as commands are called."""
+    assert Path(slimsched.__file__).with_name("py.typed").is_file()
+    assert all(hasattr(slimsched, name) for name in slimsched.__all__)
+    assert {"simulate", "compare", "train", "tune", "validate", "calibrate"} <= COMMANDS.keys() & set(slimsched.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
+        _ = slimsched.simulat
+
+
+def command(*words: str | Path) -> dict[str, Any]:
+    """What a command writes as JSON."""
+    assert main([*map(str, words), "--quiet", "--json", "found.json"]) == 0
+    found: dict[str, Any] = read_json(Path("found.json"))
+    return found
+
+
+def timeless(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key != "wall_s"}
+
+
+def test_a_run_is_the_commands(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    theirs = command("simulate", scenario, "--router", "jsq", "--seed", "3")
+    capfd.readouterr()
+    ours = slimsched.simulate(scenario, "jsq", seed=3)
+    assert timeless(json.loads(ours.to_json())) == timeless(theirs)
+    assert (ours.router, ours.seed, ours.latency_p99_s) == ("jsq", 3, theirs["latency_s"]["p99"])
+    assert not Path("runs").exists()
+    kept = slimsched.simulate(scenario, "jsq", seed=3, out="kept")
+    assert timeless(read_json(Path("kept/simulation/jsq-seed3/result.json"))) == timeless(dict(kept.document))
+
+
+def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
+    scenario: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    theirs = command("compare", scenario, "--router", "random", "--router", "jsq", "--seed", "4", "--out", "theirs")
+    capfd.readouterr()
+    steps: list[Step] = []
+    ours = slimsched.compare(scenario, ["random", "jsq"], [4], out=Path("ours"), progress=steps.append)
+    assert json.loads(ours.to_json()) == theirs
+    assert ours.folder == Path("ours")
+    assert [(step.done, step.total, step.unit) for step in steps if step.title == "compare"] == [
+        (done, 2, "run") for done in range(3)
+    ]
+    assert ours.remarks == tuple(step.text for step in steps if step.text)
+    assert "compare: not done yet" in ours.remarks
+    again = slimsched.compare(scenario, ["random", "jsq"], [4], out="ours")
+    assert "compare: skipped, done before" in again.remarks
+    assert again.document == ours.document
+
+
+def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
+    """What it raises comes through, and what was finished is kept."""
+
+    def stop(step: Step) -> None:
+        if step.done == 2:
+            raise TimeoutError("enough")
+
+    with pytest.raises(TimeoutError, match="enough"):
+        slimsched.compare(scenario, out="run", progress=stop)
+    begun: list[Step] = []
+    slimsched.compare(scenario, out="run", progress=begun.append)
+    assert max(step.done for step in begun if step.title == "compare") == 4
+    assert [step.done for step in begun if step.title == "compare"][:3] == [0, 1, 2]
+
+
+def test_a_scenario_may_be_changed(scenario: Path) -> None:
+    """By dotted keys, checked as the file is; what was loaded is taken where a file is."""
+    changed = slimsched.load(
+        scenario, {"duration_s": 0.5, "cluster.servers.1.link": "wifi5", "router": {"groups": [1]}}
+    )
+    assert (changed.name, changed.path) == ("tiny", scenario)
+    assert changed.keys.duration_s == 0.5
+    assert changed.keys.cluster.named_servers[1].link == "wifi5"
+    assert changed.keys.router.groups == (1,)
+    assert json.loads(changed.changed)["duration_s"] == 0.5
+    short, long = slimsched.simulate(changed), slimsched.simulate(scenario)
+    assert 0 < short.images_arrived < long.images_arrived
+    assert slimsched.load(scenario).changed == ""
+    with pytest.raises(InputError, match="was read before"):
+        slimsched.load(changed, {"duration_s": 1})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"durations_s": 1}, "tiny.yaml: durations_s: unknown key; did you mean 'duration_s'"),
+        ({"duration_s": "long"}, "tiny.yaml: duration_s: no duration"),
+        ({"cluster.servers.2.link": "wifi5"}, "cluster.servers.2: no such item; the list has 2"),
+        ({"duration_s.x": 1}, "duration_s.x: duration_s is 1 and no section"),
+        ({"workload.rate_img_s": float("nan")}, "workload.*rate_img_s"),
+        ({"workload.rate_img_s": object()}, "no plain number"),
+    ],
+)
+def test_a_change_that_is_none_is_told(scenario: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        slimsched.load(scenario, changes)
+
+
+def test_shipped_scenarios_have_names(scenario: Path) -> None:
+    assert slimsched.load("paper").name == "paper"
+    assert slimsched.load("live/bursts").name == "live-bursts"
+    with pytest.raises(InputError, match=r"scenario: papr: no such file, .*did you mean 'paper'"):
+        slimsched.load("papr")
+
+
+def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
+    """Not of flags, which a program has not given; what it raises is a ValueError."""
+    with pytest.raises(InputError, match=r"^router: unknown router 'jqs'; did you mean 'jsq'") as caught:
+        slimsched.simulate(scenario, "jqs")
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.source, caught.value.key) == ("router", "")
+    with pytest.raises(InputError, match=r"^routers: .*'jqs'"):
+        slimsched.compare(scenario, ["jqs"])
+    with pytest.raises(InputError, match=r"^seeds: 1 is given twice"):
+        slimsched.compare(scenario, seeds=[1, 1])
+    with pytest.raises(InputError, match=r"^against: 'jsq' is not compared here"):
+        slimsched.compare(scenario, ["random"], [0], against="jsq")
+    with pytest.raises(InputError, match=r"^decisions: 7 is less than training.batch"):
+        slimsched.train(scenario, decisions=7)
+    with pytest.raises(InputError, match=r"^p99_limit_s: "):
+        slimsched.tune(scenario, "fixed", p99_limit_s=0.1)
+    with pytest.raises(InputError, match=r"^model: give the network's file"):
+        slimsched.calibrate()
+    with pytest.raises(InputError, match=r"tiny: validate: .*give one to 'fast', 'slow'"):
+        slimsched.validate(scenario, ["jsq"])
+
+
+def test_own_code_is_told_and_can_be_refused(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine_here.py").write_text(
+        "from policies.vocabulary import Choice\n\n\nclass First:\n    def __init__(self, context):\n"
+        "        self.config = context.config\n\n    def choose(self, view, rng):\n"
+        "        index = [server.valid for server in view.servers].index(True)\n"
+        "        return Choice(index, self.config.widths[0], 1)\n"
+    )
+    own = "mine_here:First"
+    said = slimsched.simulate(scenario, own).remarks
+    assert any("own code: mine_here.py: First" in text for text in said)
+    monkeypatch.setenv("SLIMSCHED_NO_OWN_CODE", "1")
+    with pytest.raises(InputError, match="which --no-own-code"):
+        slimsched.simulate(scenario, own)
+
+
+def test_a_rule_is_tuned_into_its_file(scenario: Path) -> None:
+    """What changed in the scenario stands with how it was made; the file is a router's name."""
+    changed = slimsched.load(scenario, {"duration_s": 0.6, "tuning": {"levels": 1, "episode_s": 0.3}})
+    found = slimsched.tune(changed, "fixed", floor=0.6, out="mine.rule.yaml")
+    assert (found.router, found.path, found.floor) == ("fixed", Path("mine.rule.yaml"), 0.6)
+    assert found.accuracy >= 0.6
+    assert '# with {"duration_s": 0.6' in found.document["command"]
+    assert slimsched.simulate(changed, found.path).router == "mine"
+    assert found.rows()[0]["latency_p99_s"] == found.document["latency_p99_s"]
+
+
+def test_devices_are_calibrated(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into profiles; nothing is measured here."""
+    asked: list[Any] = []
+
+    def measured(wanted: Any, **_: Any) -> Any:
+        asked.append(wanted)
+        return PROFILE
+
+    monkeypatch.setattr(calibrating, "calibrate_device", measured)
+    monkeypatch.setattr(calibrating, "with_serving", lambda profile, *_, **__: profile)
+    found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=100, out="here", batch_limit=8, seed=5)
+    assert found.profiles == (Path("here/emulated-rtx-2080-ti-x4.yaml"),)
+    assert (asked[0].batch_limit, asked[0].seed, asked[0].budget_s) == (8, 5, 100 - calibrating.SERVING_S)
+    assert found.rows()[0]["device"] == PROFILE.device.name
+    assert json.loads(found.to_json()) == {"profiles": ["here/emulated-rtx-2080-ti-x4.yaml"], "warnings": []}
+
+
+def test_the_module_is_the_command_line(scenario: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "slimsched", "simulat"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "did you mean 'simulate'" in done.stderr
