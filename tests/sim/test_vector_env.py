@@ -94,7 +94,8 @@ def pair(
 
 def figures(run: RunSpec, columns: RunColumns) -> dict[str, float]:
     """Of all that a run's figures are computed from, something."""
-    requests, totals = columns.requests, (*columns.servers, *columns.devices)
+    requests = columns.requests
+    totals: list[Any] = [*columns.servers, *columns.devices]
     found = {
         "seed": run.seed,
         "decisions": columns.decisions,
