@@ -14,6 +14,9 @@ When an episode ends, `info["figures"]` tells what its run came to: `accuracy`, 
 `energy_per_image_j`, `energy_j`, `throughput_img_s`, `completed_share`, over all its images; and `replaced_share`, the
 share of its actions that were masked and replaced. Not-a-number stands where nothing was completed.
 
+A cluster of training jobs is `gymnasium.make("slimsched:JobCluster-v0", scenario="....yaml")`, for a scenario of
+`slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
+
 Example:
     import gymnasium
 
@@ -25,9 +28,6 @@ Example:
         action = (server, int(info["width_mask"][server].argmax()), 0)
         observation, reward, _, truncated, info = env.step(action)
     print(info["figures"])
-
-A cluster of training jobs is `gymnasium.make("slimsched:JobCluster-v0", scenario="....yaml")`, for a scenario of
-`slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
 """
 
 from __future__ import annotations

@@ -98,8 +98,12 @@ def test_nothing_private_is_imported() -> None:
 
 MOST_PARAMETERS = 8
 KERNELS = (
-    "sim/compiled/", "policies/compiled/", "policies/ppo/kernels.py", "policies/ppo/vectors.py", "policies/jobs/room.py",
-)  # fmt: skip
+    "sim/compiled/",
+    "policies/compiled/",
+    "policies/jobs/room.py",
+    "policies/ppo/kernels.py",
+    "policies/ppo/vectors.py",
+)
 
 
 def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -118,7 +118,8 @@ def test_masks_in_a_row_are_those_of_its_parts() -> None:
     while not truncated:
         row = env.action_masks()
         choices = getattr(env.action_space, "nvec")  # noqa: B009 - of a MultiDiscrete, which its type does not say
-        assert (row.shape, row.dtype) == ((sum(choices),), np.bool_)
+        assert row.shape == (sum(choices),)
+        assert row.dtype == np.bool_
         servers, widths, groups, holds = np.split(row, np.cumsum(choices)[:-1])
         assert servers.tolist() == info["server_mask"].tolist()
         held = info["width_mask"][info["server_mask"]]
