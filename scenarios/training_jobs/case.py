@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ from policies import strict
 from policies.errors import InputError, nearest
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.estimates import ORACLE
+from policies.jobs.multifactor import MultifactorKnobs
 from policies.jobs.policy import JobPolicy, PreemptionKnobs
 from policies.jobs.rivals import policy_of, shown_name
 from policies.jobs.speeds import Speeds
+from policies.jobs.variability import Variability
 from policies.jobs.vocabulary import JobArrived
 from policies.jobs_ppo.files import Learned, read_learned
 from policies.vocabulary import NS_PER_S
@@ -29,13 +31,15 @@ from scenarios.training_jobs.spec import (
     POLICY_SUFFIX,
     ClusterSection,
     JobsScenario,
+    MultifactorSection,
     PolicyFile,
     PreemptionSection,
 )
-from scenarios.training_jobs.throughputs import images_s, read_throughputs, relative_to, with_others
+from scenarios.training_jobs.throughputs import OTHERS, images_s, read_throughputs, relative_to, with_others
 from scenarios.training_jobs.trace import JobTrace, read_trace
 from sim.jobs.failures import Outage, drawn_outages
 from sim.jobs.jobs import Found, JobList, found_at
+from sim.jobs.variability import drawn_variability
 from sim.jobs.world import JobRun, JobWorld
 
 
@@ -152,7 +156,7 @@ def _of_file(source: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.source not in ("cluster", "policy", "speeds", "trace", "run", "load", "failures"):
+        if error.source not in ("cluster", "policy", "speeds", "trace", "run", "load", "failures", "variability"):
             raise
         place = "" if error.source == "run" else error.source
         raise InputError(source, ".".join(filter(None, (place, error.key))), error.problem) from None
@@ -168,7 +172,8 @@ def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy
         return NamedPolicy(_with_oracle(shown, policy), policy, learned)
     if not name.endswith(POLICY_SUFFIX):
         try:
-            policy = policy_of(name, _knobs(scenario.preemption, scenario.cluster))
+            named = policy_of(name)
+            policy = _with_numbers(named, scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
             raise InputError(source, "policies", error.problem) from None
         return NamedPolicy(shown_name(policy), policy)
@@ -183,14 +188,8 @@ def read_policy(path: Path, cluster: ClusterSection) -> NamedPolicy:
     """
     given = strict.parse(PolicyFile, read_text(path), str(path))
     with _in_policy_file(path):
-        policy = JobPolicy(
-            given.order,
-            given.queueing,
-            given.preemption.kind,
-            given.placement,
-            given.estimate,
-            _knobs(given.preemption, cluster),
-        )
+        words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
+        policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
     return NamedPolicy(_with_oracle(path.name.removesuffix(POLICY_SUFFIX), policy), policy)
 
 
@@ -206,14 +205,18 @@ def _in_policy_file(path: Path) -> Iterator[None]:
         raise InputError(str(path), error.key, error.problem) from None
 
 
-def _knobs(given: PreemptionSection, cluster: ClusterSection) -> PreemptionKnobs:
+def _with_numbers(
+    policy: JobPolicy, given: PreemptionSection, said: MultifactorSection, cluster: ClusterSection
+) -> JobPolicy:
+    """The policy with what a file says of preemption and priorities; its own round where that says none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
-    return PreemptionKnobs(
-        round(given.round_s * NS_PER_S),
+    knobs = PreemptionKnobs(
+        policy.knobs.round_ns if given.round_s is None else round(given.round_s * NS_PER_S),
         given.hysteresis,
         round(given.least_run_s * NS_PER_S),
         round(restart_s * NS_PER_S),
     )
+    return replace(policy, knobs=knobs, multifactor=MultifactorKnobs(**said.model_dump()))
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobList, source: str) -> None:
@@ -241,7 +244,17 @@ def _world(scenario: JobsScenario, trace: JobTrace, source: str) -> JobWorld:
         round(cluster.restart_s * NS_PER_S),
         round(cluster.checkpoint_s * NS_PER_S),
         _outages(scenario, nodes, float(trace.submit_s[-1])),
+        _variability(scenario, groups, trace),
     )
+
+
+def _variability(scenario: JobsScenario, groups: tuple[NodeGroup, ...], trace: JobTrace) -> Variability | None:
+    spreads = scenario.cluster.variability
+    if not spreads:
+        return None
+    of_all = dict.fromkeys(trace.codes("job_class")[0].tolist(), spreads[OTHERS]) if OTHERS in spreads else {}
+    named = {job_class: spread for job_class, spread in spreads.items() if job_class != OTHERS}
+    return drawn_variability(groups, {**of_all, **named}, scenario.seed)
 
 
 def _speeds(cluster: ClusterSection, trace: JobTrace, source: str) -> Mapping[str, Mapping[str, float]]:

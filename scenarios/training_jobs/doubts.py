@@ -24,6 +24,7 @@ def doubts(case: JobsCase) -> Iterator[str]:
         )
     yield from _idle_nodes(case)
     yield from _short_rounds(case)
+    yield from _whole_for_shares(case)
     unknown = _classes_without_speeds(case)
     if unknown:
         yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
@@ -41,6 +42,15 @@ def _short_rounds(case: JobsCase) -> Iterator[str]:
                 f"may be stopped after {max(knobs.round_ns, knobs.least_run_ns) / NS_PER_S:g} s: some may never get "
                 "anywhere; give preemption.least_run_s more than that"
             )
+
+
+def _whole_for_shares(case: JobsCase) -> Iterator[str]:
+    """Not every policy knows of shares of a GPU."""
+    if not (case.jobs.gpu_share < 1).any():
+        return
+    packs = case.world.variability is None
+    if whole := [each.name for each in case.policies if not (packs and each.policy.packs_shares)]:
+        yield f"jobs that ask for a share of a GPU hold a whole one under {_some(whole)}"
 
 
 def _idle_nodes(case: JobsCase) -> Iterator[str]:

@@ -17,7 +17,7 @@ from policies.jobs.rounds import ROUNDS
 from policies.strict import StrictModel
 from scenarios.files.named_files import FileName
 from scenarios.files.spec import NAME, FilePath, PossiblePath, ProfileName, parse_duration
-from sim.profile import Count
+from sim.profile import Count, Positive
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
@@ -34,6 +34,7 @@ def _seconds(value: object) -> object:
 Time = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=_LONGEST_S)]
 Span = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=_LONGEST_S)]
 Load = Annotated[float, Field(gt=0, le=100)]
+Weight = Annotated[float, Field(ge=0, le=1e9)]
 
 
 def _is_policy_file(text: str) -> bool:
@@ -98,6 +99,11 @@ class ClusterSection(StrictModel):
     checkpoint_s: Time = Field(
         0.0, description="jobs keep their work so often, and lose the rest when they are stopped; 0: they lose nothing"
     )
+    variability: dict[str, Annotated[float, Field(ge=0, le=2)]] = Field(
+        default_factory=dict,
+        description="GPUs of one type that are not equally fast: by job class (`*`: those not named) the standard "
+        "deviation of the logarithm of their speed; a gang runs at its slowest GPU (PAL, SC'24)",
+    )
     failures: FailuresSection | None = Field(None, description="nodes that fail by chance; null: none does")
     outages: tuple[OutageSection, ...] = Field((), description="nodes that are out of service at given times")
 
@@ -132,7 +138,10 @@ class WindowSection(StrictModel):
 class PreemptionSection(StrictModel):
     """When running jobs make room, for policies that preempt; a policy's own file may say otherwise."""
 
-    round_s: Span = Field(60.0, description="while jobs wait, all are compared anew so often")
+    round_s: Span | None = Field(
+        None,
+        description="while jobs wait, all are compared anew so often; null: 60 s, and 360 s for `gavel`",
+    )
     hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
         1.0, description="a job gives way where its index is more than so many times that of the one that waits"
     )
@@ -140,6 +149,21 @@ class PreemptionSection(StrictModel):
     restart_s: Time | None = Field(
         None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
     )
+
+
+class MultifactorSection(StrictModel):
+    """Slurm's multifactor priority, as `slurm.conf` has it; for the order `multifactor`."""
+
+    weight_age: Weight = Field(1000.0, description="PriorityWeightAge")
+    weight_size: Weight = Field(1000.0, description="PriorityWeightJobSize")
+    weight_fairshare: Weight = Field(10_000.0, description="PriorityWeightFairshare")
+    max_age_s: Span = Field(14 * 86400.0, description="PriorityMaxAge: the age that counts as 1")
+    favors_small: bool = Field(False, description="PriorityFavorSmall")
+    half_life_s: Span = Field(14 * 86400.0, description="PriorityDecayHalfLife of usage")
+    damping: Positive = Field(1.0, description="FairShareDampeningFactor")
+    period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
+    account: Literal["user", "vc"] = Field("user", description="whose usage counts")
+    shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
 
 
 class BoundSection(StrictModel):
@@ -173,6 +197,9 @@ class JobsScenario(StrictModel):
     )
     longest_s: Span = Field(366 * 86400.0, description="the run is ended so long after the last submission")
     preemption: PreemptionSection = Field(default_factory=PreemptionSection, description="of policies given by name")
+    multifactor: MultifactorSection = Field(
+        default_factory=MultifactorSection, description="of the policies `multifactor` given by name"
+    )
     policies: tuple[PolicyName, ...] = Field(
         description=f"names ([list](jobs.md#policies)), files ending in `{POLICY_SUFFIX}`, or learned "
         f"ones ending in `{LEARNED_SUFFIX}`",
@@ -211,6 +238,9 @@ class PolicyFile(StrictModel):
         "strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
     )
     preemption: PolicyPreemption = Field(default_factory=PolicyPreemption, description="who makes room, and when")
+    multifactor: MultifactorSection = Field(
+        default_factory=MultifactorSection, description="of the order `multifactor`"
+    )
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
     estimate: str = Field(
         "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"

@@ -258,3 +258,40 @@ def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> No
     assert info["action_mask"].any()
     with pytest.raises(InputError, match="leave no window"):
         gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"))
+
+
+def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)], gpu_share=[0.5, 1.0])
+    case = case_of(tmp_path, trace, policies=["fifo", "fifo-easy-oracle"])
+    assert list(doubts(case)) == ["jobs that ask for a share of a GPU hold a whole one under 'fifo-easy-oracle'"]
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "variability": {"*": 0.1}}
+    assert "under 'fifo'" in "".join(doubts(case_of(tmp_path, trace, policies=["fifo"], cluster=cluster)))
+
+
+def test_gpus_that_differ(tmp_path: Path) -> None:
+    """A class that is sensitive runs longer on all GPUs but the fastest; the seed draws which that is."""
+    trace = trace_of([(0, 100, 1), (0, 100, 1)], job_class=["a", "b"])
+    ends_s = {}
+    for seed in (0, 1):
+        cluster = {"nodes": [{"count": 1, "gpus": 2}], "variability": {"a": 0.0, "*": 0.5}}
+        case = case_of(tmp_path, trace, cluster=cluster, seed=seed)
+        ends_s[seed] = (run_policy(case, case.policies[0]).end_ns / 1e9).tolist()
+        assert ends_s[seed][0] == 100
+    assert max(ends_s[0][1], ends_s[1][1]) > 101
+    assert ends_s[0] != ends_s[1]
+
+
+def test_numbers_of_policies_by_name(tmp_path: Path) -> None:
+    """`gavel` keeps its paper's rounds where the scenario says nothing; Slurm's weights are the scenario's."""
+    keys: dict[str, Any] = {
+        "policies": ["gavel", "las", "multifactor"],
+        "multifactor": {"weight_age": 7, "shares": {"a": 2}},
+    }
+    case = case_of(tmp_path, trace_of(FOUR), **keys)
+    assert [named.policy.knobs.round_ns / 1e9 for named in case.policies] == [360, 60, 60]
+    knobs = case.policies[2].policy.multifactor
+    assert (knobs.weight_age, knobs.weight_size, dict(knobs.shares)) == (7, 1000, {"a": 2})
+    said = case_of(tmp_path, trace_of(FOUR), **keys, preemption={"round_s": 90})
+    assert {named.policy.knobs.round_ns / 1e9 for named in said.policies} == {90}
+    with pytest.raises(InputError, match=r"multifactor\.account"):
+        case_of(tmp_path, trace_of(FOUR), multifactor={"account": "group"})

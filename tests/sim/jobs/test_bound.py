@@ -89,13 +89,13 @@ def test_the_bounds_are_near_the_best_schedules() -> None:
     """In the median of drawn worlds, whose jobs are large beside the cluster: what no prices can close."""
     rng = np.random.default_rng(0)
     shares, preemptive = [], []
-    for _ in range(30):
+    for _ in range(60):
         rows = [(int(rng.integers(0, 5)), int(rng.integers(1, 5)), int(rng.integers(1, 4))) for _ in range(5)]
         problem = problem_of(rows)
         best, best_preemptive = best_without_preemption(rows, GPUS), best_with_preemption(rows, GPUS)
         shares.append(lower_bound(problem, passes=200, cell_s=1.0).total_s / best)
         preemptive.append(lower_bound(problem, True, passes=200, cell_s=1.0).total_s / best_preemptive)
-    assert np.median(shares) >= 0.89
+    assert np.median(shares) >= 0.9
     assert np.median(preemptive) >= 0.82
     assert max(shares) <= 1 + 1e-9
     assert max(preemptive) <= 1 + 1e-9
