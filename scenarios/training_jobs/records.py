@@ -25,7 +25,14 @@ SUFFIX: Final = ".jobsrun.parquet"
 _KEY: Final = b"slimsched"
 _SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
 _COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in _SCALARS)
-_NOT_IN_A_RUN: Final = ("name", "policies", "baseline", "bound", "preemption")  # a policy brings its own numbers
+_NOT_IN_A_RUN: Final = (
+    "name",
+    "policies",
+    "baseline",
+    "bound",
+    "preemption",
+    "multifactor",
+)  # a policy brings its own numbers
 
 
 def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
