@@ -370,6 +370,57 @@ def _jobs_bound(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
 
 
+def _jobs_beside(parser: argparse.ArgumentParser) -> None:
+    text = "runs beside each other, each in a process of its own; by default one a core"
+    parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
+
+
+def _jobs_whatif(parser: argparse.ArgumentParser) -> None:
+    text = "KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given several times"
+    parser.add_argument("--change", action="append", required=True, metavar="CHANGE", help=text)
+    text = "by name, or a file; the scenario's by default; may be given several times"
+    parser.add_argument("--policy", action="append", metavar="NAME_OR_FILE", help=text)
+
+
+def _jobs_one_policy(parser: argparse.ArgumentParser) -> None:
+    text = "by name (docs/jobs.md), or a file; the scenario's first by default"
+    parser.add_argument("--policy", metavar="NAME_OR_FILE", help=text)
+
+
+def _jobs_capacity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--wait", type=duration_s, required=True, metavar="TIME", help="the limit, such as 10m")
+    text = "of all waits what must keep it: mean (by default), p50, p90, p99"
+    parser.add_argument("--of", type=one_of("mean", "p50", "p90", "p99"), default="mean", metavar="WORD", help=text)
+    text = "what is sought: the largest load (by default), or the fewest nodes of the first group"
+    parser.add_argument("--by", type=one_of("load", "nodes"), default="load", metavar="WORD", help=text)
+    parser.add_argument("--precision", type=precision, default=0.02, metavar="SHARE", help="of a load (0.02)")
+
+
+def _jobs_tune(parser: argparse.ArgumentParser) -> None:
+    text = "where it goes; ends in .jobpolicy.yaml"
+    parser.add_argument("--out", type=path, default="tuned.jobpolicy.yaml", metavar="FILE", help=text)
+    parser.add_argument("--tries", type=up_to(10_000), default=30, metavar="N", help="of numbers (30)")
+    text = "the share of the time that is searched on; the rest judges (0.5)"
+    parser.add_argument("--split", type=share, default=0.5, metavar="SHARE", help=text)
+    text = "whose mean is made small: wait (by default), jct, slowdown"
+    parser.add_argument(
+        "--objective", type=one_of("wait", "jct", "slowdown"), default="wait", metavar="WORD", help=text
+    )
+
+
+def _jobs_train(parser: argparse.ArgumentParser) -> None:
+    kinds = ("rltune-fixed", "rltune-faithful")
+    text = "rltune-fixed (by default), or rltune-faithful: as its authors ran it (docs/jobs-learning.md)"
+    parser.add_argument("--kind", type=one_of(*kinds), default=kinds[0], metavar="KIND", help=text)
+    parser.add_argument("--base", default="fifo", metavar="ORDER", help="the order that it sees jobs in (fifo)")
+    text = "where it goes; goes on from there where it was interrupted"
+    parser.add_argument("--out", type=path, default="rltune.safetensors", metavar="FILE", help=text)
+    parser.add_argument("--epochs", type=up_to(100_000), default=20, metavar="N", help="updates (20)")
+    parser.add_argument("--episodes", type=up_to(100_000), default=100, metavar="N", help="windows an epoch (100)")
+    parser.add_argument("--window", type=up_to(1_000_000), default=256, metavar="N", help="jobs of a window (256)")
+    parser.add_argument("--judged", type=up_to(100_000), default=50, metavar="N", help="windows that judge it (50)")
+
+
 # --------------------------------------------------------------------------------------------------------- the commands
 
 
@@ -439,6 +490,31 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "policies on the same trace: waits, fairness, who wins, how far from the bound",
         (_jobs_scenario, _jobs_compare),
     ),
+    "jobs whatif": Command(
+        "jobs_operator",
+        "the same jobs before and after a change of the scenario, with intervals",
+        (_jobs_scenario, _jobs_whatif, _jobs_beside),
+    ),
+    "jobs capacity": Command(
+        "jobs_operator",
+        "the largest load, or the fewest nodes, at which waits stay below a limit",
+        (_jobs_scenario, _jobs_one_policy, _jobs_capacity),
+    ),
+    "jobs validate-log": Command(
+        "jobs_operator",
+        "how far simulated waits are from those that the log recorded",
+        (_jobs_scenario, _jobs_one_policy),
+    ),
+    "jobs tune": Command(
+        "jobs_operator",
+        "seek a policy's numbers on earlier weeks, and judge them on later ones",
+        (_jobs_scenario, _jobs_one_policy, _jobs_tune, _jobs_beside),
+    ),
+    "jobs train": Command(
+        "jobs_operator",
+        "train RLTune on windows of a trace, and judge it on later ones beside rivals",
+        (_jobs_scenario, _jobs_train, _jobs_beside),
+    ),
     "jobs bound": Command(
         "jobs", "what no policy can beat, and the price of a GPU-hour over time", (_jobs_scenario, _jobs_bound)
     ),
@@ -494,7 +570,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
     """The function that does a command; its module, and all that it imports, is opened only now."""
     module = import_module(f"scenarios.commands.{COMMANDS[command].module}")
-    found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_"))
+    found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_").replace("-", "_"))
     return found
 
 

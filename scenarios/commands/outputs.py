@@ -14,7 +14,16 @@ from scenarios.runs.manifest import read_manifest
 
 _READ: Final = ("scenario", "router", "model", "profile", "log", "trace", "tasks")
 _WRITTEN: Final = ("json", "picture", "plot", "file")
-_OUT_IS_A_FILE: Final = ("tune", "profile synth", "jobs import", "jobs generate", "jobs init", "jobs simulate")
+_OUT_IS_A_FILE: Final = (
+    "tune",
+    "profile synth",
+    "jobs import",
+    "jobs generate",
+    "jobs init",
+    "jobs simulate",
+    "jobs tune",
+    "jobs train",
+)
 
 
 def require_apart(arguments: Namespace, named: Iterable[Path] = ()) -> None:

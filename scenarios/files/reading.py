@@ -52,7 +52,7 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     folder = path.parent.absolute()
     raw = strict.mapping(read_text(path), source)
     for key, value in (changes or {}).items():
-        _change(raw, key.split("."), value, source)
+        change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
     if parsed.model.accuracy is not None:
         shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
@@ -70,7 +70,7 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     return scenario
 
 
-def _change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
+def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
     """Put a value at a key of what was read; sections that are missing are made."""
     place: Any = raw
     for depth, part in enumerate(key):

@@ -25,7 +25,7 @@ from policies.jobs_ppo.files import Learned, read_learned
 from policies.vocabulary import NS_PER_S
 from scenarios.files.documents import read_text
 from scenarios.files.named_files import with_paths
-from scenarios.files.reading import read_profile
+from scenarios.files.reading import change, read_profile
 from scenarios.training_jobs.spec import (
     LEARNED_SUFFIX,
     POLICY_SUFFIX,
@@ -103,13 +103,19 @@ class JobsCase:
             )
 
 
-def read_scenario(path: Path) -> JobsScenario:
+def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsScenario:
     """A scenario from its file, with the files that it names by absolute paths.
 
+    Args:
+        changes: other values than the file's, by dotted keys: `cluster.nodes.0.count`, `cluster.restart_s`.
+
     Raises:
-        InputError: it is none.
+        InputError: it is none, or a change does not fit.
     """
-    scenario = strict.parse(JobsScenario, read_text(path), str(path))
+    raw = strict.mapping(read_text(path), str(path))
+    for key, value in (changes or {}).items():
+        change(raw, key.split("."), value, str(path))
+    scenario = strict.validate(JobsScenario, raw, str(path))
     folder = path.absolute().parent
     return with_paths(scenario, lambda text: str(folder / text))
 

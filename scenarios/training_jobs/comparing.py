@@ -107,7 +107,7 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
             "above_bound": _above(mine, bounds, run.is_preemptive),
         }
         if run is not base:
-            row["against_baseline"] = _against(mine, columns[base.name], resamples)
+            row["against_baseline"] = against(mine, columns[base.name], resamples)
             row["groups"] = list(_by_group(run.record, mine, columns[base.name]))
         rows.append(row)
     return {
@@ -143,7 +143,7 @@ def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -
     return None
 
 
-def _against(mine: JobColumns, base: JobColumns, resamples: Resamples) -> dict[str, Any]:
+def against(mine: JobColumns, base: JobColumns, resamples: Resamples) -> dict[str, Any]:
     """Means of differences, and the share by which means differ, of jobs that both have done."""
     both = mine.is_done & base.is_done
     found: dict[str, Any] = {}

@@ -33,8 +33,7 @@ def test_weeks_that_differ_widen_it() -> None:
 
 
 def test_it_covers_the_truth() -> None:
-    """Of 60 drawn histories with weeks that differ, at least 80 % of the intervals hold the true mean (95 asked for:
-    with 20 blocks they are known to be somewhat narrow)."""
+    """Of 60 drawn histories with weeks that differ, nine of ten intervals hold the true mean."""
     held = 0
     for seed in range(60):
         rng = np.random.default_rng(seed)
@@ -42,7 +41,7 @@ def test_it_covers_the_truth() -> None:
         level = rng.normal(10, 3, 21)[(submit_s // WEEK_S).astype(int)]
         found = Resamples.of(submit_s, seed, draws=400).mean(level + rng.normal(0, 1, 1000), np.ones(1000, bool))
         held += found["low"] <= 10 <= found["high"]  # type: ignore[operator]
-    assert held >= 48
+    assert held >= 54
 
 
 def test_differences_are_paired() -> None:

@@ -1,0 +1,171 @@
+"""What an operator is told: of a change, of what a cluster carries, of a log's own waits, of tuned numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scenarios.show.numbers import NONE, number
+from scenarios.show.table import Column, Table, columns, to_text
+from scenarios.terminal.screen import screen_width
+from scenarios.training_jobs.comparison_tables import interval_text
+from scenarios.training_jobs.room_for import Limit, Tried
+from scenarios.training_jobs.tables import share_text, time_text, unit_of
+
+
+def signed_interval(found: Mapping[str, Any]) -> str:
+    """A difference of times with its interval."""
+    if found["value"] is None:
+        return NONE
+    unit_s, unit = unit_of(found["value"])
+    low, high = (f"{found[key] / unit_s:+.1f}" for key in ("low", "high"))
+    return f"{found['value'] / unit_s:+.1f} {unit} ({low} to {high})"
+
+
+def share_interval(found: Mapping[str, Any]) -> str:
+    """A change in percent with its interval."""
+    if found["value"] is None:
+        return NONE
+    low, high = (number(found[key], 1, 100, signed=True) for key in ("low", "high"))
+    return f"{number(found['value'], 1, 100, signed=True)} % ({low} to {high})"
+
+
+def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
+    """Before and after, and the change in one sentence a policy."""
+    rows, said = [], []
+    for row in found["policies"]:
+        for world in ("now", "then"):
+            waits = row[world]["wait_s"]
+            used = share_text(row[world]["utilization"])
+            rows.append(
+                [f"{row['policy']}, {world}", *(time_text(waits[key]) for key in ("mean", "p50", "p99", "max")), used]
+            )
+        said.append(_sentence(row))
+    (before, after), (load_now, load_then) = found["gpus"], found["load"]
+    head = (
+        f"{found['scenario']}, {found['jobs']:,} jobs; what if {', '.join(changes)}?\n"
+        f"GPUs {before:,} -> {after:,}, load {load_now:.2f} -> {load_then:.2f}"
+    )
+    heads = ("", "mean wait", "median", "p99", "max", "utilization")
+    note = f"Intervals (95 %) by drawing blocks of {time_text(found['policies'][0]['block_s'])} anew, paired by job."
+    return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=[note]), *said], screen_width())
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+    change = row["change"]
+    wait, less, more = change["wait_s"], change["less_wait_share"], change["more_wait_share"]
+    if wait["difference"]["value"] is None:
+        return f"{row['policy']}: no job was done in both."
+    is_clear = wait["difference"]["low"] > 0 or wait["difference"]["high"] < 0
+    told = "" if is_clear else " Chance explains that."
+    return (
+        f"{row['policy']}: the mean wait changes by {signed_interval(wait['difference'])}, that is "
+        f"{share_interval(wait['share'])}; {share_text(less)} of the jobs wait less, {share_text(more)} more.{told}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ capacity
+
+
+def limit_text(limit: Limit) -> str:
+    """In words."""
+    name = "a mean wait" if limit.key == "mean" else f"a {limit.key} of waits"
+    return f"{name} of at most {time_text(limit.wait_s)}"
+
+
+def tried_text(tried: Tried, what: str) -> str:
+    """One try."""
+    wait = "jobs are not done" if tried.wait_s == float("inf") else time_text(tried.wait_s)
+    return f"{what} {tried.value:g}: {wait}"
+
+
+def load_text(found: Mapping[str, Any], limit: Limit) -> str:
+    """The largest load."""
+    head = f"{found['scenario']}, {found['policy']}: "
+    low, high = found["load_kept"], found["load_broken"]
+    if low is None:
+        return f"{head}even a load of {high:g} breaks {limit_text(limit)}"
+    until = f", not {high:.3g}" if high is not None else ", the largest that was tried"
+    factor = low / found["load_now"]
+    return (
+        f"{head}carries a load of {low:.3g}{until}, at {limit_text(limit)}\n"
+        f"  now the load is {found['load_now']:.3g}: {factor:.2f} times as many jobs of this kind fit"
+    )
+
+
+def nodes_text(found: Mapping[str, Any], limit: Limit) -> str:
+    """The fewest nodes."""
+    return (
+        f"{found['scenario']}, {found['policy']}: {found['nodes']:,} nodes of the first group are enough, at "
+        f"{limit_text(limit)}; there are {found['nodes_now']:,}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- validation
+
+
+def validation_text(found: Mapping[str, Any]) -> str:
+    """The verdict first, then how far all is apart."""
+    simulated, recorded = found["simulated_s"], found["recorded_s"]
+    said = f"{found['policy']}, {found['jobs']:,} jobs with a recorded wait, load {found['load']:.2f}"
+    head = f"{found['scenario']}: {said}\n{_verdict(found)}"
+    rows = [
+        ["simulated", *map(time_text, simulated.values())],
+        ["recorded", *map(time_text, recorded.values())],
+    ]
+    notes = [
+        f"Mean error {signed_interval(found['error_s'])}, {share_interval(found['error_share'])}.",
+        f"Job by job: {share_text(found['near_share'])} within a minute or a factor of 2; "
+        f"{share_text(found['only_simulated_share'])} wait in simulation alone, "
+        f"{share_text(found['only_recorded_share'])} in the log alone; rank correlation "
+        f"{number(found['rank_correlation'], 2)}.",
+    ]
+    tables = [Table([Column("wait"), *columns(*simulated)], rows, notes=notes)]
+    for kind, title in (("size", "GPUs"), ("vc", "VC")):
+        cells = [
+            [each["name"], f"{each['jobs']:,}", time_text(each["simulated_mean_s"]), time_text(each["recorded_mean_s"])]
+            for each in found["groups"]
+            if each["kind"] == kind
+        ][:12]
+        if cells:
+            tables.append(Table([Column(title), *columns("jobs", "simulated mean wait", "recorded")], cells))
+    return to_text([head, *tables], screen_width())
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    share = found["error_share"]
+    if share["value"] is None:
+        return "The log's jobs did not wait: nothing can be said of simulated waits."
+    if not found["simulated_s"]["max"]:
+        return (
+            "No simulated job waits: there are always GPUs free. What the log recorded has other causes (start-up, "
+            "limits of users, nodes held back), and no policy changes it."
+        )
+    size = abs(share["value"])
+    if size <= 0.2 and found["near_share"] >= 0.8:
+        return "The simulation waits as the log did: within a fifth in the mean, and for four jobs of five."
+    rules = "its rules, its nodes or what else ran there are not those of the scenario"
+    return f"Simulated waits are not the recorded ones: {rules}. Believe differences between policies with care."
+
+
+# -------------------------------------------------------------------------------------------------------------- tuning
+
+
+def tuning_text(found: Mapping[str, Any]) -> str:
+    """The numbers, what they came to where they were sought, and what they are worth later."""
+    rows = [
+        [name, f"{found['own'][name]:g}", f"{value:g}"] for name, value in found["best"].items()
+    ]  # the same names in both
+    figures = f"{found['own_figure']:,.4g} -> {found['best_figure']:,.4g}"
+    later = found["judged"]
+    wait = later["change"]["wait_s"]
+    said = (
+        f"On earlier jobs, where it was sought, {found['key']} has a mean of {figures}, after {found['tries']} tries.\n"
+        f"On later ones: mean wait {time_text(later['waits_s']['own']['value'])} "
+        f"({interval_text(later['waits_s']['own'])}) -> {time_text(later['waits_s']['tuned']['value'])} "
+        f"({interval_text(later['waits_s']['tuned'])}), a change of {share_interval(wait['share'])}."
+    )
+    is_clear = wait["difference"]["high"] is not None and wait["difference"]["high"] < 0
+    told = "" if is_clear else "Later jobs do not wait less than chance explains: keep the former numbers."
+    table = Table([Column("number"), *columns("before", "tuned")], rows)
+    return to_text(filter(None, [f"{found['policy']}", table, said, told]), screen_width())

@@ -1,0 +1,277 @@
+"""What an operator asks: what if, what it carries, the log's own waits, tuned numbers; as library and as commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.errors import InputError
+from scenarios.cli import main
+from scenarios.training_jobs.case import JobsCase, read_case, read_scenario
+from scenarios.training_jobs.comparing import run_policy
+from scenarios.training_jobs.figures import figures
+from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from scenarios.training_jobs.log_validation import validation_document
+from scenarios.training_jobs.operator_tables import validation_text
+from scenarios.training_jobs.room_for import Limit, fewest_nodes, largest_load
+from scenarios.training_jobs.trace import JobTrace
+from scenarios.training_jobs.tuning import tune
+from scenarios.training_jobs.whatif import WhatIf
+from tests.scenarios.training_jobs.cases import case_of, trace_of, write_case
+
+MEAN = Limit("mean", 300.0)
+
+
+SIZES = {1: 0.7, 2: 0.2, 4: 0.1}
+
+
+def drawn(seed: int = 0, jobs: int = 300, load: float = 0.85) -> JobTrace:
+    laws = law("lognormal", DURATIONS, ""), law("poisson", ARRIVALS, "")
+    return draw(Drawing(jobs, 16, load, *laws, SIZES, seed=seed))
+
+
+def on_nodes(folder: Path, trace: JobTrace, nodes: int = 4, **keys: Any) -> JobsCase:
+    return case_of(folder, trace, **{"cluster": {"nodes": [{"count": nodes, "gpus": 4}]}, **keys})
+
+
+# -------------------------------------------------------------------------------------------------------------- what if
+
+
+def test_nothing_changes_where_nothing_is_changed(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(), policies=["fifo", "smallest"])
+    for row in WhatIf(case, case).document(1)["policies"]:
+        assert row["now"] == row["then"]
+        assert row["change"]["wait_s"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+        assert (row["change"]["less_wait_share"], row["change"]["more_wait_share"]) == (0, 0)
+
+
+def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
+    """The change is that of the means, and its interval is around it."""
+    trace = drawn()
+    now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
+    row = WhatIf(now, then).document(1)["policies"][0]
+    change = row["change"]["wait_s"]["difference"]
+    assert change["value"] == pytest.approx(row["then"]["wait_s"]["mean"] - row["now"]["wait_s"]["mean"])
+    assert change["low"] < change["value"] < min(change["high"], 0)
+
+
+def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
+    trace = drawn()
+    now = on_nodes(tmp_path, trace)
+    then = on_nodes(tmp_path, trace, window={"from_s": float(trace.submit_s[10])})
+    with pytest.raises(InputError, match="the change makes 290 jobs of 300"):
+        WhatIf(now, then)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+def test_the_interval_holds_the_truth(tmp_path: Path) -> None:
+    """Of 100 drawn histories of one law, 75 of the intervals of a change hold its mean over all (95 are asked for).
+
+    A history of 1,500 jobs has few busy times, and a few of them make the mean.
+    """
+    found = []
+    laws = law("exponential", DURATIONS, ""), law("poisson", ARRIVALS, "")
+    for seed in range(100):
+        trace = draw(Drawing(1500, 16, 0.8, *laws, {1: 0.8, 2: 0.2}, seed=seed))
+        now, then = (on_nodes(tmp_path, trace, nodes, seed=seed) for nodes in (4, 5))
+        found.append(WhatIf(now, then).document(1)["policies"][0]["change"]["wait_s"]["difference"])
+    truth = float(np.mean([each["value"] for each in found]))
+    held = sum(each["low"] <= truth <= each["high"] for each in found)
+    assert held >= 75, held
+
+
+# ------------------------------------------------------------------------------------------------------------- capacity
+
+
+def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn())
+    tried = []
+    low, high = largest_load(case, MEAN, told=tried.append)
+    assert low is not None
+    assert high is not None
+    assert 1 < high / low <= 1.02 + 1e-9
+    kept = {each.value for each in tried if each.wait_s <= MEAN.wait_s}
+    assert low in kept
+    assert high not in kept
+
+
+def test_loads_that_no_search_finds(tmp_path: Path) -> None:
+    """None keeps a limit that a job alone breaks, and all keep one that nobody reaches."""
+    together = trace_of([(0, 100, 4), (0, 100, 4), (1000, 10, 1)])
+    assert largest_load(on_nodes(tmp_path, together, 1), Limit("max", 1.0))[0] is None
+    assert largest_load(on_nodes(tmp_path, together, 1), Limit("max", 1e8))[1] is None
+
+
+def test_the_fewest_nodes(tmp_path: Path) -> None:
+    trace = drawn()
+    nodes = fewest_nodes(on_nodes(tmp_path, trace, 3), MEAN)
+    waits_s = []
+    for count in (nodes - 1, nodes):
+        case = on_nodes(tmp_path, trace, count)
+        waits_s.append(figures(run_policy(case, case.policies[0]), 4 * count)["wait_s"]["mean"])
+    assert waits_s[0] > MEAN.wait_s >= waits_s[1]
+
+
+def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
+    trace = trace_of([(0, 100, 8), (1000, 10, 1), (2000, 10, 1)])
+    assert fewest_nodes(on_nodes(tmp_path, trace, 4), MEAN) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- validation
+
+
+def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
+    """A log whose waits are those of a simulation agrees with it to the second, and with another policy it does not."""
+    trace = drawn(load=1.0)
+    case = on_nodes(tmp_path, trace)
+    recorded_s = run_policy(case, case.policies[0]).wait_s
+    logged = trace_of(
+        list(zip(trace.submit_s.tolist(), trace.run_s.tolist(), trace.gpus.tolist(), strict=True)),
+        recorded_wait_s=recorded_s.tolist(),
+    )
+    same = on_nodes(tmp_path, logged)
+    found = validation_document(same, same.policies[0])
+    assert found["error_s"]["value"] == pytest.approx(0, abs=1e-6)
+    assert (found["near_share"], found["rank_correlation"]) == (1, pytest.approx(1))
+    assert "waits as the log did" in validation_text(found)
+    other = on_nodes(tmp_path, logged, policies=["sjf-oracle"])
+    found = validation_document(other, other.policies[0])
+    assert found["error_s"]["value"] < 0
+    assert "not the recorded ones" in validation_text(found)
+
+
+def test_jobs_without_a_recorded_wait_are_left_out(tmp_path: Path) -> None:
+    rows = [(0.0, 100.0, 4), (1.0, 100.0, 4), (2.0, 10.0, 4)]
+    case = case_of(tmp_path, trace_of(rows, recorded_wait_s=[0.0, float("nan"), 300.0]))
+    found = validation_document(case, case.policies[0])
+    assert (found["jobs"], found["left_out"]) == (2, 1)
+    assert (found["simulated_s"]["mean"], found["recorded_s"]["mean"]) == ((0 + 198) / 2, 150)
+    assert found["near_share"] == 1
+
+
+def test_a_log_without_waits_is_refused(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1)]))
+    with pytest.raises(InputError, match="the log recorded no waits"):
+        validation_document(case, case.policies[0])
+
+
+def test_a_cluster_on_which_nobody_waits_says_so(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, trace_of([(0, 10, 1), (100, 10, 1)], recorded_wait_s=[5.0, 70.0]))
+    assert "No simulated job waits" in validation_text(validation_document(case, case.policies[0]))
+
+
+# --------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> None:
+    """Restarts are so dear here that stopping anybody is a loss: the search finds to stop nobody early."""
+    trace = drawn(jobs=400, load=0.9)
+    cluster = {"nodes": [{"count": 4, "gpus": 4}], "restart_s": 1200}
+    keys: dict[str, Any] = {"cluster": cluster, "policies": ["las"], "preemption": {"round_s": 1300}}
+    cut_s = float(trace.submit_s[200])
+    earlier = case_of(tmp_path, trace, **keys, window={"until_s": cut_s})
+    later = case_of(tmp_path, trace, **keys, window={"from_s": cut_s})
+    found = tune(earlier, later, 10, 1)
+    own, best = found.tried[0], min(found.tried, key=lambda each: each[1])
+    assert own[0] == {"round_s": 1300, "hysteresis": 1, "least_run_s": 0}
+    assert best[1] < own[1]
+    knobs = found.best.policy.knobs
+    assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx((best[0]["round_s"], best[0]["hysteresis"]))
+    assert found.judged["change"]["wait_s"]["difference"]["value"] is not None
+
+
+def test_the_same_seed_tries_the_same(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=60), policies=["las"])
+    first, again = (tune(case, case, 4, 1).tried for _ in range(2))
+    assert first == again
+
+
+def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=20), policies=["smallest"])
+    with pytest.raises(InputError, match="has no numbers to tune"):
+        tune(case, case, 2, 1)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_case(tmp_path, drawn(jobs=120), cluster={"nodes": [{"count": 4, "gpus": 4}]}, policies=["fifo", "las"])
+    return tmp_path
+
+
+def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--change", "cluster.nodes.0.count=6", "--change", "cluster.restart_s=5", "--json", "w.json"]
+    assert main(["jobs", "whatif", "s.yaml", *flags, "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "GPUs 16 -> 24" in said
+    assert re.search(r"fifo: the mean wait changes by -\d", said)
+    found = json.loads((here / "w.json").read_text())
+    assert found["changes"] == {"cluster.nodes.0.count": 6, "cluster.restart_s": 5}
+    assert [row["policy"] for row in found["policies"]] == ["fifo", "las"]
+
+
+def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--precision", "0.2"]) == 0
+    assert "small, fifo: carries a load of" in capsys.readouterr().out
+    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--by", "nodes", "--of", "p90"]) == 0
+    assert "nodes of the first group are enough, at a p90 of waits of at most 10.0 min" in capsys.readouterr().out
+
+
+def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--policy", "las", "--tries", "4", "--jobs", "1", "--out", "mine.jobpolicy.yaml", "--json", "t.json"]
+    assert main(["jobs", "tune", "s.yaml", *flags]) == 0
+    assert "On later ones" in capsys.readouterr().out
+    case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
+    assert main(["jobs", "simulate", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
+    found = json.loads((here / "t.json").read_text())
+    assert found["best_figure"] <= found["own_figure"]
+    assert json.loads((here / "r.json").read_text())["policy"] == "mine"
+    assert len(case.jobs) == 120
+
+
+def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained for two epochs on short windows, judged beside rivals, and run by its file."""
+    flags = ["--epochs", "2", "--episodes", "4", "--window", "16", "--judged", "4", "--jobs", "1", "--json", "t.json"]
+    assert main(["jobs", "train", "s.yaml", *flags]) == 0
+    assert "| rltune-fixed |" in capsys.readouterr().out
+    found = json.loads((here / "t.json").read_text())
+    assert found["windows"] == 4
+    assert {"smallest", "fifo-easy-oracle", "rltune-fixed"} <= set(found["mean_wait_s"])
+    assert main(["jobs", "simulate", "s.yaml", "--policy", "rltune.safetensors"]) == 0
+    assert "small: rltune, 120 jobs measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["whatif", "--change", "cluster.nodes.9.count=1"], "no such item; the list has 1"),
+        (["whatif", "--change", "cluster.nodez=1"], "did you mean 'nodes'"),
+        (["whatif", "--change", "load"], "must be KEY=VALUE"),
+        (["whatif", "--change", "window.from_s=100"], "no job could be set against itself"),
+        (["whatif"], "--change"),
+        (["capacity"], "--wait"),
+        (["capacity", "--wait", "soon"], "no duration"),
+        (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
+        (["validate-log"], "the log recorded no waits"),
+        (["tune", "--out", "x.yaml"], "ends in .jobpolicy.yaml"),
+        (["tune", "--policy", "fifo"], "has no numbers to tune"),
+        (["train", "--out", "x.yaml"], ".safetensors"),
+        (["train", "--window", "5000"], "leave no window of 5000"),
+        (["train", "--kind", "rltune"], "did you mean"),
+        (["simulate", "--policy", "no.safetensors"], "no.safetensors"),
+    ],
+)
+def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", words[0], "s.yaml", *words[1:]]) == 2
+    streams = capsys.readouterr()
+    assert said in streams.err
+    assert "Traceback" not in streams.err
