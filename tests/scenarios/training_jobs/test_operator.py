@@ -18,7 +18,7 @@ from scenarios.training_jobs.figures import figures
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from scenarios.training_jobs.log_validation import validation_document
 from scenarios.training_jobs.operator_tables import validation_text
-from scenarios.training_jobs.room_for import Limit, fewest_nodes, largest_load
+from scenarios.training_jobs.room_for import Limit, Tried, fewest_nodes, largest_load
 from scenarios.training_jobs.trace import JobTrace
 from scenarios.training_jobs.tuning import tune
 from scenarios.training_jobs.whatif import WhatIf
@@ -91,7 +91,7 @@ def test_the_interval_holds_the_truth(tmp_path: Path) -> None:
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn())
-    tried = []
+    tried: list[Tried] = []
     low, high = largest_load(case, MEAN, told=tried.append)
     assert low is not None
     assert high is not None
