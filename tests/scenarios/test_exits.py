@@ -70,7 +70,7 @@ def test_results_refuse_what_they_cant_write(
     path = tmp_path / "there"
     path.write_text("a file") if flag == "--out" else path.mkdir()
     assert study(["results", flag, str(path)]) == 2
-    assert f"results: argument {flag}: {path}: {said}" in capsys.readouterr().err
+    assert f"{flag}: {path}: {said}" in capsys.readouterr().err
 
 
 def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

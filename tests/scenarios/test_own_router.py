@@ -31,6 +31,7 @@ FINE = "Choice([server.valid for server in view.servers].index(True), 1.0, 4)"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the user is; Python does not look there by itself, as an installed command's does not."""
     monkeypatch.chdir(tmp_path)
+    sys.modules.pop("mine", None)
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part not in ("", str(tmp_path))])
     yield tmp_path
     sys.modules.pop("mine", None)

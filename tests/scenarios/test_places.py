@@ -12,10 +12,34 @@ from scenarios.cli import COMMANDS, main
 from scenarios.terminal.places import writable_file, writable_folder
 from tests.scenarios.files import write_scenario
 
-READ = ("--model",)  # files that are there already
-GIVEN = {"calibrate": ["--model", "x"], "tune": ["--router", "tide"], "model check": ["x"], "model bench": ["x"]}
-NAMES = {"tune": "x.rule.yaml", "--picture": "x.png"}  # that end as they must
-WITHOUT = ("devices", "profile schema", "profile synth", "calibrate", "model check", "model bench", "jobs generate")
+READ = ("--model", "--accuracy", "--policy")  # files that are there already
+GIVEN = {
+    "calibrate": ["--model", "x"],
+    "tune": ["--router", "tide"],
+    "model check": ["x"],
+    "model bench": ["x"],
+    "jobs init": ["--nodes", "1x1"],
+    "jobs simulate": ["--policy", "fifo"],
+    "jobs whatif": ["--change", "a=1"],
+    "jobs capacity": ["--wait", "1m"],
+}
+NAMES = {  # that end as they must
+    "tune": "x.rule.yaml",
+    "--picture": "x.png",
+    "jobs tune": "x.jobpolicy.yaml",
+    "jobs train": "x.safetensors",
+}
+WITHOUT = (
+    "devices",
+    "profile schema",
+    "profile synth",
+    "calibrate",
+    "model check",
+    "model bench",
+    "jobs generate",
+    "list",
+    "init",
+)
 
 
 def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
@@ -40,8 +64,8 @@ def _refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The scenario is not even opened: there is none. The flags come from each command's help, so none is forgotten."""
     (tmp_path / "file").write_text("x")
-    (tmp_path / "folder" / "x.png").mkdir(parents=True)
-    (tmp_path / "folder" / "x.rule.yaml").mkdir()
+    for name in NAMES.values():
+        (tmp_path / "folder" / name).mkdir(parents=True)
     flags = _flags(capsys)
     assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures", "--picture"}
     for command, flag, kind in flags:
