@@ -435,15 +435,19 @@ class Command:
 
 COMMANDS: Final[Mapping[str, Command]] = {
     "init": Command("starting", "write a first scenario of your own, with a comment at each choice", (_init,)),
-    "list": Command("listing", "what can be named: scenarios, routers, profiles, and the runs that lie here", (_list,)),
-    "run": Command(
-        "job", "model, calibration, router, comparison, validation, report: all of it, resumable", (_scenario, _go_on)
+    "list": Command(
+        "listing", "list what commands can name: scenarios, routers, profiles, and the runs here", (_list,)
     ),
-    "devices": Command("profile", "the devices here, and which telemetry really works", ()),
-    "calibrate": Command("calibrate", "measure the local devices for a model; writes profiles", (_calibrate,)),
+    "run": Command(
+        "job", "do the whole job: network, calibration, routers, comparison, validation, report", (_scenario, _go_on)
+    ),
+    "devices": Command("profile", "list the devices here, and which of their sensors work", ()),
+    "calibrate": Command(
+        "calibrate", "measure how the devices here run a network; writes a profile of each", (_calibrate,)
+    ),
     "profile show": Command("profile", "print, check and plot a profile", (_profile_show,)),
-    "profile synth": Command("profile", "a profile labelled `datasheet` from a published GPU", (_profile_synth,)),
-    "profile check": Command("profile", "does a profile still hold? fresh points against it", (_profile_check,)),
+    "profile synth": Command("profile", "make a profile of a GPU from its data sheet", (_profile_synth,)),
+    "profile check": Command("profile", "measure a device again: does its profile still hold?", (_profile_check,)),
     "profile schema": Command("profile", "print the JSON Schema of profiles", ()),
     "model train": Command("model", "train the scenario's network, and fill its accuracy table", (_scenario,)),
     "model evaluate": Command("model", "fill the accuracy table of the scenario's network", (_scenario,)),
@@ -452,57 +456,61 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "model bench": Command(
         "model",
-        "does slimming pay on a device? times every segment and width",
+        "time every segment and width: is a narrow network quicker on a device?",
         (_named_network, _model_bench),
     ),
     "cluster check": Command(
         "cluster",
-        "what every host of a scenario has before a run, and what does not fit",
+        "look at every host of a scenario before a run: what it has, and what does not fit",
         (_scenario_alone,),
     ),
     "cluster logs": Command(
         "cluster", "gather what agents have printed on every host of a scenario", (_scenario_alone, _logs_folder)
     ),
     "train": Command("job", "train the scenario's own routers in simulation: PPO, rules", (_scenario, _train)),
-    "tune": Command("job", "tune a rule to be quick at an accuracy, by direct search", (_tune,)),
-    "simulate": Command("simulate", "one simulated run with one router", (_scenario, _router, _engine)),
+    "tune": Command("job", "search for the numbers that make a rule quick at an accuracy", (_tune,)),
+    "simulate": Command("simulate", "simulate one run with one router", (_scenario, _router, _engine)),
     "compare": Command(
-        "simulate", "routers x seeds, simulated: the paper's table", (_scenario, _routers, _engine, _compare)
+        "simulate",
+        "simulate several routers with several seeds, and compare them",
+        (_scenario, _routers, _engine, _compare),
     ),
-    "validate": Command("job", "the same workload in simulation and on real executors", (_scenario, _routers, _go_on)),
+    "validate": Command(
+        "job", "run the same arrivals in simulation and on real processes, and compare", (_scenario, _routers, _go_on)
+    ),
     "capacity": Command(
         "simulate",
-        "the largest rate that a router carries: stable, at a p99 and an accuracy",
+        "find the largest rate that a router carries, with limits of p99 and accuracy",
         (_scenario, _capacity, _engine),
     ),
-    "bound": Command("simulate", "what no router can beat: the fluid model's bound", (_scenario, _bound)),
-    "jobs import": Command(
-        "jobs", "a cluster's log of training jobs as a trace; what is left out and why", (_jobs_import,)
-    ),
+    "bound": Command("simulate", "compute a bound that no router can beat", (_scenario, _bound)),
+    "jobs import": Command("jobs", "make a trace of a cluster's log; tells what is left out, and why", (_jobs_import,)),
     "jobs inspect": Command(
-        "jobs", "what a trace holds: load, sizes, durations, users, waits, predictability", (_jobs_inspect,)
+        "jobs", "tell what a trace holds: load, sizes, run times, users, waits, predictability", (_jobs_inspect,)
     ),
-    "jobs generate": Command("jobs", "draw a trace of a given load, sizes and tails", (_jobs_generate,)),
+    "jobs generate": Command(
+        "jobs", "draw a trace with a load, sizes and run times that you choose", (_jobs_generate,)
+    ),
     "jobs init": Command("jobs", "write a first scenario for a trace and a cluster", (_jobs_init,)),
-    "jobs simulate": Command("jobs", "one policy on a trace", (_jobs_scenario, _jobs_policy)),
+    "jobs simulate": Command("jobs", "simulate one policy on a trace", (_jobs_scenario, _jobs_policy)),
     "jobs compare": Command(
         "jobs",
-        "policies on the same trace: waits, fairness, who wins, how far from the bound",
+        "compare policies on the same trace: waits, fairness, who wins, how far from the bound",
         (_jobs_scenario, _jobs_compare),
     ),
     "jobs whatif": Command(
         "jobs_operator",
-        "the same jobs before and after a change of the scenario, with intervals",
+        "compare the same jobs before and after a change of the scenario",
         (_jobs_scenario, _jobs_whatif, _jobs_beside),
     ),
     "jobs capacity": Command(
         "jobs_operator",
-        "the largest load, or the fewest nodes, at which waits stay below a limit",
+        "find the largest load, or the fewest nodes, at which waits stay below a limit",
         (_jobs_scenario, _jobs_one_policy, _jobs_capacity),
     ),
     "jobs validate-log": Command(
         "jobs_operator",
-        "how far simulated waits are from those that the log recorded",
+        "tell how far simulated waits are from those in the log",
         (_jobs_scenario, _jobs_one_policy),
     ),
     "jobs tune": Command(
@@ -516,26 +524,31 @@ COMMANDS: Final[Mapping[str, Command]] = {
         (_jobs_scenario, _jobs_train, _jobs_beside),
     ),
     "jobs bound": Command(
-        "jobs", "what no policy can beat, and the price of a GPU-hour over time", (_jobs_scenario, _jobs_bound)
+        "jobs",
+        "compute a bound that no policy can beat, and the price of a GPU-hour over time",
+        (_jobs_scenario, _jobs_bound),
     ),
     "cluster drain": Command(
-        "draining", "send a server, or a host's servers, no new block, while a run goes on", (_drained,)
+        "draining", "send no new block to a server, or a host's servers, while a run goes on", (_drained,)
     ),
     "cluster return": Command("draining", "send blocks there again", (_drained,)),
-    "replay": Command("job", "replay a run's event logs through fresh cores", (_run_folder,)),
+    "replay": Command("job", "feed a run's event logs to fresh cores: do they decide the same?", (_run_folder,)),
     "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),
 }
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",
     "model": "train, evaluate, check or time a slimmable network",
-    "cluster": "look after hosts: what they have, what they printed, which are drained",
-    "jobs": "training jobs of a cluster: read its log, look at a trace, set policies against each other",
+    "cluster": "look after hosts: check them, gather what they printed, drain them",
+    "jobs": "training jobs: read a cluster's log, look at a trace, compare policies",
 }
 
 
 def build_parser() -> Parser:
     """The whole command line."""
-    parser = Parser(prog="slimsched", description="Schedules slimmable networks over a cluster of unequal devices.")
+    parser = Parser(
+        prog="slimsched",
+        description="Compares and runs schedulers of slimmable networks on unequal devices, and of training jobs.",
+    )
     parser.add_argument("-V", "--version", action=Version, nargs=0, help="tell the version, and end")
     top = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     groups = {}
