@@ -47,7 +47,7 @@ lint: install docs  ## style, types, the layers of docs/architecture.md, and the
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: install  ## the documentation site, in site/: open site/index.html, or `mkdocs serve`
+docs: install  ## the documentation site, in site/: open site/index.html; `mkdocs serve` also searches
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)

@@ -1,4 +1,4 @@
-"""The site is built without a warning, and what its pages tell a reader to do works: commands, files and programs."""
+"""What the pages of the site tell a reader to do works: commands, files, programs. `make docs` builds it, strictly."""
 
 from __future__ import annotations
 
@@ -51,8 +51,12 @@ def beside(page: Path) -> Iterator[Path]:
             yield page.parent / link
 
 
-def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a reader does, from top to bottom, in an empty folder."""
+def words(line: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", line))
+
+
+def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
+    """As a reader does, from top to bottom, in an empty folder; gives each step when it is done."""
     for path in beside(page):
         shutil.copy(path, folder)
     monkeypatch.chdir(folder)
@@ -65,18 +69,28 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for program, *arguments in step.commands:
             assert program == "slimsched"
             assert main(arguments) == 0, shlex.join(arguments)
+        yield step
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_all_that_a_page_says_can_be_done(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    follow(page, tmp_path, monkeypatch)
+def test_all_that_a_page_says_can_be_done(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is shown as printed is printed, but for its numbers."""
+    said: list[set[str]] = []
+    for step in follow(page, tmp_path, monkeypatch):
+        told = capsys.readouterr()
+        said += [words(line) for line in (told.out + told.err).splitlines()]
+        if step.language == "text":
+            shown = step.text.splitlines()
+            assert [line for line in shown if not any(words(line) <= each for each in said)] == []
 
 
 @pytest.mark.workers
 @pytest.mark.release
 def test_the_engineers_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It calibrates two devices and serves for real; a whole job is also run by `tests/scenarios/test_run.py`."""
-    follow(MEASURING, tmp_path, monkeypatch)
+    """It calibrates two devices and serves for real, so what is printed differs from host to host."""
+    assert list(follow(MEASURING, tmp_path, monkeypatch))
 
 
 @pytest.mark.parametrize("page", ["researcher", "engineer", "operator"])
