@@ -72,6 +72,7 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
 def test_all_that_a_page_says_can_be_done(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
