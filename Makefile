@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart dist installed test parity fuzz lint profiles results routers gpu bench bench-peers bench-sb3 clean
+.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench bench-peers bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -41,11 +41,14 @@ SECONDS ?= 1200
 fuzz: install  ## hostile inputs, torn run folders, kills and a failing host (docs/tests.md), for SECONDS; what fails is kept in runs/fuzz
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --jobs $(JOBS)
 
-lint: install  ## style, types, and the layers of docs/architecture.md
+lint: install docs  ## style, types, the layers of docs/architecture.md, and the site without a warning
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install  ## the documentation site, in site/: open site/index.html; `mkdocs serve` also searches
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
 	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
@@ -87,4 +90,4 @@ bench-sb3: $(SB3)/bin/.installed  ## our PPO beside Stable-Baselines3's on one c
 	$(SB3)/bin/python -m tests.bench.sb3 --json runs/sb3.json
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

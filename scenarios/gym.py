@@ -18,6 +18,7 @@ A cluster of training jobs is `gymnasium.make("slimsched:JobCluster-v0", scenari
 `slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
 
 Example:
+    ```python
     import gymnasium
 
     env = gymnasium.make("slimsched:SlimCluster-v0", scenario="paper", duration_s=0.5)
@@ -28,6 +29,7 @@ Example:
         action = (server, int(info["width_mask"][server].argmax()), 0)
         observation, reward, _, truncated, info = env.step(action)
     print(info["figures"])
+    ```
 """
 
 from __future__ import annotations

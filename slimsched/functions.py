@@ -129,8 +129,10 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         InputError: there is none, or anything in it, or in a file that it names, is wrong.
 
     Example:
+        ```python
         short = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "workload.rate_img_s": 300})
         print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
+        ```
     """
     from scenarios.files.reading import load_scenario, scenario_path
 
@@ -170,9 +172,11 @@ def simulate(
         InputError: no such scenario or router, or something that it needs is missing.
 
     Example:
+        ```python
         result = slimsched.simulate(short, "jsq", seed=1)
         print(f"{1000 * result.latency_p99_s:.1f} ms at {result.accuracy:.1%}, {result.energy_per_image_j:.3f} J")
         print([(server.name, round(server.utilization, 2)) for server in result.servers])
+        ```
     """
     from scenarios.tasks import simulating
 
@@ -197,7 +201,8 @@ def compare(
 
     Args:
         scenario: what `load` returned, or takes.
-        routers, seeds: the scenario's by default (`compare` in it).
+        routers: by name or file; the scenario's by default (`compare.routers`).
+        seeds: the scenario's by default (`compare.seeds`).
         engine: as for `simulate`.
         jobs: runs beside each other, each in a process of its own. With more than one, a script must keep what it does
             under `if __name__ == "__main__":`, as Python's multiprocessing asks.
@@ -209,11 +214,13 @@ def compare(
         InputError: a router is not known or not made yet, or something that it needs is missing.
 
     Example:
+        ```python
         table = slimsched.compare(short, ["random", "jsq", "ladder"], seeds=[0, 1], out="runs/short")
         for summary in table.routers:
             latency = summary.estimates["latency_mean_s"]
             print(summary.router, f"{1000 * latency.mean:.1f} +-{1000 * latency.ci95:.1f} ms")
         rows = table.rows()  # a row a router and seed; table.to_frame() is the same for pandas
+        ```
     """
     from scenarios.tasks import simulating
 
@@ -249,9 +256,11 @@ def train(
         WorkError: no setting of a rule keeps the accuracy that is asked for.
 
     Example:
+        ```python
         learning = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "training.decisions": 20_000})
         made = slimsched.train(learning, out="runs/learning")
         result = slimsched.simulate(learning, made.routers[0].path)
+        ```
     """
     from scenarios.tasks import making
 
@@ -325,11 +334,13 @@ def tune(
         WorkError: no setting keeps the accuracy.
 
     Example:
+        ```python
         changes = {"duration_s": 4, "warmup_s": 1, "tuning.episode_s": 2, "tuning.levels": 1}
         quick = slimsched.load("main-poisson70-10g", changes)
         rule = slimsched.tune(quick, "ladder", floor=0.72, decisions=20_000, searches=1, out="ladder.rule.yaml")
         print(f"{1000 * rule.latency_mean_s:.1f} ms at {rule.accuracy:.2%}")
         result = slimsched.simulate(quick, rule.path)
+        ```
     """
     from scenarios.learn.tuning import Tuning
     from scenarios.tasks import making
@@ -363,7 +374,8 @@ def validate(
 
     Args:
         scenario: what `load` returned, or takes.
-        routers, seeds: the scenario's by default (`validate` in it).
+        routers: by name or file; the scenario's by default (`validate.routers`).
+        seeds: the scenario's by default (`validate.seeds`).
         go_on: also where the first two hardware runs are more than 50 % from their simulation.
         out: the run folder; `runs/NAME` by default. It keeps every run's record.
         progress: told of seconds as they pass, and of remarks.
@@ -373,9 +385,11 @@ def validate(
         WorkError: executors failed.
 
     Example:
+        ```python
         live = slimsched.load("paper-live", {"validate": {"routers": ["jsq"], "duration_s": 3, "warmup_s": 1}})
         checked = slimsched.validate(live, out="runs/live")
         print({name: error for name, error in checked.pairs[0].error_pct.items() if error is not None})
+        ```
     """
     from scenarios.tasks import validating
 
@@ -427,8 +441,10 @@ def calibrate(
         InputError: something wanted is wrong, the budget is too small, or a device is busy or can't be used.
 
     Example:
+        ```python
         found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=20, batch_limit=8)
         print(found.profiles, found.warnings)
+        ```
     """
     from scenarios.tasks import calibrating
 

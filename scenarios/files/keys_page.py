@@ -84,6 +84,8 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
+    if value == "":
+        return "empty"
     return "null" if value is None else f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

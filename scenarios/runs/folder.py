@@ -47,37 +47,7 @@ class Stage:
 
 
 class RunFolder:
-    """One run's folder.
-
-    ==============================  ==============================================================================
-    file                            holds
-    ==============================  ==============================================================================
-    `scenario.yaml`                 the scenario as run
-    `environment.json`              of each stage: versions, devices and seed with which it was made
-    `model.safetensors`             the network that the run trained
-    `accuracy.json`                 its top-1 at every width tuple
-    `calibration/`                  logs of calibrations, profiles as they were calibrated, and in `served/` with
-                                    what serving costs
-    `profiles/SERVER.yaml`          each server's profile as it is used
-    `router.safetensors`            the PPO router that the run trained; `KIND.rule.yaml` the rules that it tuned
-    `training/`                     what an interrupted training goes on from
-    `training.json`                 the PPO training's scalars, a list of {"decisions": ..., name: value}
-    `score.json`, `score-KIND.json` `slimsched.score/1`: a trained router on a run that training has not seen
-    `simulation/ROUTER-seedN/`      `result.json` and the record of a simulated run (`records.write_run`)
-    `hardware/ROUTER-seedN/`        the same of a run on real executors, with its event logs: the router's, one for each
-                                    life of each server, and `lives.json`, which lists those (`logs.write_logs`); of
-                                    one of several loads or repeats, `ROUTER-load0.8-seedN-rep1` (`saturated` or `near`
-                                    in the place of a load)
-    `cores.json`                    the settings of the real runs' cores, for their replay
-    `results.json`                  the results that were compared, a list of `slimsched.result/1`
-    `comparison.json`               `slimsched.comparison/1`
-    `validation.json`               `slimsched.validation/1`
-    `report.html`                   all of it to look at
-    `.stages/`                      a mark for each finished stage, and what an interrupted one goes on from
-    `.slimsched/`                   the folder's own mark: who works in it (`lock`), what was made in it (`manifest`);
-                                    while servers are up, what its operator wants drained (`operator/`)
-    `NAME.damaged`                  what was found in the place of a file that had been made
-    ==============================  ==============================================================================
+    """One run's folder; docs/run-folder.md says what lies in it.
 
     Looking at it makes and changes nothing. Whatever writes does so between `opened` and its end, alone; what writes
     singly opens it for as long.

@@ -1,7 +1,8 @@
-"""`docs/api.md` is made of the docstrings, and its examples are a program that runs and says only what it prints."""
+"""`docs/api.md` shows every public name, and the examples of the docstrings are a program that says what it prints."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -9,24 +10,24 @@ from pathlib import Path
 
 import pytest
 
+import scenarios.gym
 import slimsched
-from slimsched.api_page import api_page
 from tests.test_docs import ROOT
 
-PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+SHOWN = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
 MEASURING = "slimsched.calibrate"  # a minute
 
 
-def test_the_page_is_what_the_docstrings_say() -> None:
-    """Written by `python -m slimsched.api_page`."""
-    assert api_page() == PAGE
+def _examples() -> list[str]:
+    """In the page's order: the environment's, then those of the functions."""
+    shown = [getattr(slimsched, name.partition(".")[2]) for name in SHOWN if name.startswith("slimsched.")]
+    docs = [inspect.getdoc(each) or "" for each in (scenarios.gym, *shown)]
+    found = [re.findall(r"^ +```python\n(.*?)^ +```$", doc, re.DOTALL | re.MULTILINE) for doc in docs]
+    return [inspect.cleandoc("\n" + example) for examples in found for example in examples]
 
 
 def test_everything_public_is_on_it() -> None:
-    headings = re.findall(r"^## `(\w+)`$", PAGE, re.MULTILINE)
-    assert sorted(headings) == sorted(slimsched.__all__)
-    assert "Raises:" in PAGE.partition("## `load`")[2].partition("## `")[0]
+    assert sorted(SHOWN) == sorted(["slimsched", "scenarios.gym", *(f"slimsched.{name}" for name in slimsched.__all__)])
 
 
 def run(examples: list[str], folder: Path) -> str:
@@ -44,8 +45,8 @@ def run(examples: list[str], folder: Path) -> str:
 @pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
     """One after another, in an empty folder; nothing but them is printed."""
-    examples = [example for example in EXAMPLES if MEASURING not in example]
-    assert len(examples) == len(EXAMPLES) - 1 == 7
+    examples = [example for example in _examples() if MEASURING not in example]
+    assert len(examples) == len(_examples()) - 1 == 7
     lines = run(examples, tmp_path).splitlines()
     assert "paper 2.0 ['fast0', 'fast1', 'slow']" in lines
     assert len(lines) == sum(example.count("print(") for example in examples) + 2  # one of them is in a loop of three
@@ -57,5 +58,5 @@ def test_the_examples_run(tmp_path: Path) -> None:
 @pytest.mark.release
 def test_the_example_of_measuring_runs(tmp_path: Path) -> None:
     """A minute of real time: an emulated device, and what serving costs here."""
-    (example,) = [example for example in EXAMPLES if MEASURING in example]
+    (example,) = [example for example in _examples() if MEASURING in example]
     assert "emulated-rtx-2080-ti-x4.yaml" in run([example], tmp_path)

@@ -1,0 +1,127 @@
+"""What the pages of the site tell a reader to do works: commands, files, programs. `make docs` builds it, strictly."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from policies.errors import InputError
+from scenarios.cli import main, parse
+from scenarios.study.commands_page import commands_markdown
+from tests.test_docs import LINK, PAGES, ROOT
+from tests.tutorial_log import FILE, tutorial_log
+
+DOCS = ROOT / "docs"
+FENCED = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MEASURING = DOCS / "tutorials" / "engineer.md"  # two minutes of real time
+RUN = sorted({*DOCS.glob("tutorials/*.md"), *DOCS.glob("how-to/*.md")} - {MEASURING})
+COMMAND = re.compile(r"^(?:    |\$ |)(slimsched [^&|#\n]*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A fenced block of a page: what is written to a file, or done."""
+
+    language: str
+    file: str
+    text: str
+
+    @property
+    def commands(self) -> list[list[str]]:
+        lines = self.text.replace("\\\n", " ").splitlines() if self.language == "sh" else []
+        return [shlex.split(line, comments=True) for line in lines if line.strip()]
+
+
+def steps(page: Path) -> list[Step]:
+    return [Step(*found) for found in FENCED.findall(page.read_text(encoding="utf-8"))]
+
+
+def beside(page: Path) -> Iterator[Path]:
+    """Files that a reader takes from the page: its links to no other page."""
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "/" not in link and not link.startswith("#") and not link.partition("#")[0].endswith(".md"):
+            yield page.parent / link
+
+
+def words(line: str) -> set[str]:
+    return set(re.findall(r"[^\W\d]\w*", line))
+
+
+def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
+    """As a reader does, from top to bottom, in an empty folder; gives each step when it is done."""
+    for path in beside(page):
+        shutil.copy(path, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    for step in steps(page):
+        if step.file:
+            Path(step.file).write_text(step.text, encoding="utf-8")
+        elif step.language == "python":
+            subprocess.run([sys.executable, "-c", step.text], check=True, timeout=200)
+        for program, *arguments in step.commands:
+            assert program == "slimsched"
+            assert main(arguments) == 0, shlex.join(arguments)
+        yield step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_all_that_a_page_says_can_be_done(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is shown as printed is printed, but for its numbers."""
+    said: list[set[str]] = []
+    for step in follow(page, tmp_path, monkeypatch):
+        told = capsys.readouterr()
+        said += [words(line) for line in (told.out + told.err).splitlines()]
+        if step.language == "text":
+            shown = step.text.splitlines()
+            assert [line for line in shown if not any(words(line) <= each for each in said)] == []
+
+
+@pytest.mark.workers
+@pytest.mark.release
+def test_the_engineers_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It calibrates two devices and serves for real, so what is printed differs from host to host."""
+    assert list(follow(MEASURING, tmp_path, monkeypatch))
+
+
+@pytest.mark.parametrize("page", ["researcher", "engineer", "operator"])
+def test_a_tutorial_has_steps(page: str) -> None:
+    """So that the tests above can fail."""
+    assert sum(len(step.commands) for step in steps(DOCS / "tutorials" / f"{page}.md")) >= 6
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its flags; files that are not of this project are the reader's."""
+    monkeypatch.chdir(ROOT)
+    wrong = []
+    for line in COMMAND.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
+        try:
+            parse(shlex.split(line.replace(" ... ", " "))[1:])
+        except InputError as error:
+            if "no such file" not in str(error) or " scenarios/" in line:
+                wrong.append(f"{line}: {error}")
+        except SystemExit:  # --help
+            pass
+    assert wrong == []
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    """`docs/commands.md` is what `python -m scenarios.study.commands_page` writes."""
+    assert (DOCS / "commands.md").read_text(encoding="utf-8") == commands_markdown()
+
+
+def test_the_log_of_the_tutorial_is_what_its_maker_makes(tmp_path: Path) -> None:
+    import gzip
+
+    assert gzip.decompress(FILE.read_bytes()).decode() == tutorial_log(tmp_path)
