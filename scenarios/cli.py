@@ -45,6 +45,10 @@ from scenarios.terminal.output import Output
 ENGINES = ("simpy", "compiled")
 LOG_FORMATS = ("sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
+_AT_ONCE = (
+    "init", "list", "profile show", "profile schema", "cluster logs", "cluster drain", "cluster return", "jobs import",
+    "jobs inspect", "jobs generate", "jobs init",
+)  # fmt: skip  # they answer within a second
 
 
 # ----------------------------------------------------------------------------------------------------------- the flags
@@ -447,7 +451,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "profile show": Command("profile", "print, check and plot a profile", (_profile_show,)),
     "profile synth": Command("profile", "make a profile of a GPU from its data sheet", (_profile_synth,)),
-    "profile check": Command("profile", "measure a device again: does its profile still hold?", (_profile_check,)),
+    "profile check": Command("checking", "measure a device again: does its profile still hold?", (_profile_check,)),
     "profile schema": Command("profile", "print the JSON Schema of profiles", ()),
     "model train": Command("model", "train the scenario's network, and fill its accuracy table", (_scenario,)),
     "model evaluate": Command("model", "fill the accuracy table of the scenario's network", (_scenario,)),
@@ -598,7 +602,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         require_apart(arguments)
         is_refused: bool = getattr(arguments, "no_own_code", False)
         output = Output(arguments)
-        if command in _RESUMING and sys.stderr.isatty():
+        if command not in _AT_ONCE and sys.stderr.isatty():
             output.remark(f"{command}: opening what it needs ...")  # torch and numba take seconds
         with telling(output.remark, is_refused=is_refused):
             return handler_of(command)(arguments)

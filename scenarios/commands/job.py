@@ -47,8 +47,8 @@ def run(arguments: Namespace) -> int:
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}
-    ending = [job.wall_text, *filter(None, [cuts_text(scenario)]), f"report: {outcome.report}"]
-    output.result("\n\n".join([*texts, "\n".join(ending)]), document)
+    ending = to_text(["\n".join([job.wall_text, *filter(None, [cuts_text(scenario)])])], screen_width())
+    output.result("\n\n".join([*texts, f"{ending}\nreport: {outcome.report}"]), document)
     require_completed([*results_of(job), *(results_in(outcome.validation) if outcome.validation else [])])
     if outcome.validation is not None:
         require_hopeful(outcome.validation)

@@ -7,7 +7,6 @@ from math import hypot, sqrt
 from typing import TypedDict
 
 import numpy as np
-from scipy.special import stdtrit
 
 from policies.vocabulary import Provenance
 
@@ -39,6 +38,8 @@ def estimate(values: Sequence[float | None]) -> Estimate:
         return Estimate(mean=None, ci95=None)
     if len(known) == 1:
         return Estimate(mean=float(known[0]), ci95=None)
+    from scipy.special import stdtrit  # slow to open, and every command passes here
+
     t = float(stdtrit(len(known) - 1, 0.975))
     return Estimate(mean=float(np.mean(known)), ci95=t * float(np.std(known, ddof=1)) / sqrt(len(known)))
 

@@ -17,7 +17,7 @@ from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Row, Validation, is_marked
 from scenarios.metrics.standing import Contender, Standing, compared, validated
-from scenarios.show.numbers import number, plural
+from scenarios.show.numbers import interval, number, plural
 from scenarios.show.validation import busy_warnings, emulated_devices
 from scenarios.show.verdict import (
     alike_pairs,
@@ -29,14 +29,15 @@ from scenarios.show.verdict import (
     on_executors,
     points_text,
 )
-from scenarios.show.words import provenance
+from scenarios.show.words import kept_measures, promise_text, provenance_text
 from scenarios.terminal.screen import screen_width
 
 Mood = Literal["yes", "no", "open"]
 WON, TRUSTED, NEXT = "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
 _WIDEST: Final = 100  # characters of a box: longer lines are hard to read
 _MOST_SEEDS: Final = 200  # more are no advice
-_MEAN, _P99 = MEASURES["latency_mean_s"], MEASURES["latency_p99_s"]
+_WELL_KEPT: Final = 0.95  # of the windows
+_MEAN, _P99, _KEPT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "kept_share"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +60,10 @@ def answers(comparison: Comparison | None, validation: Validation | None) -> lis
     if max((len(standing.contenders) + len(standing.left_out) for _, standing in worlds), default=0) < 2:
         return []
     told = [_won(where, standing) for where, standing in worlds]
-    won = Answer(WON, " ".join(text for _, text in told), told[0][0])
+    most = _most_kept(comparison)
+    won = Answer(WON, " ".join([*(text for _, text in told), *([most.text] if most else [])]), told[0][0])
     trusted = _trusted(comparison, validation)
-    return [won, trusted, Answer(NEXT, " ".join(_next(worlds, validation, trusted)))]
+    return [won, trusted, Answer(NEXT, " ".join(_next(worlds, validation, trusted, most)))]
 
 
 def format_answers(comparison: Comparison | None, validation: Validation | None) -> str:
@@ -90,8 +92,8 @@ def _won(where: str, standing: Standing) -> tuple[Mood, str]:
     if not learned:
         absent = [name for name in standing.left_out if name in LEARNED]
         if not absent:
-            return "open", f"{where}: no learned router took part."
-        return "no", f"{where}: no, {', '.join(absent)} can't be judged, or left too much unserved."
+            return "open", f"No learned router took part. {_best_rule(there, standing)}"
+        return "no", f"No: {there} {', '.join(absent)} can't be judged, or left too much unserved."
     if winner is None:
         return "no", f"No: {there} nobody wins, whoever is quicker is less accurate."
     if winner.router in LEARNED:
@@ -108,6 +110,16 @@ def _won(where: str, standing: Standing) -> tuple[Mood, str]:
     return "no", f"No: {there} {wins}; {figures}."
 
 
+def _best_rule(there: str, standing: Standing) -> str:
+    winner = standing.winner
+    if winner is None:
+        return f"{there[:1].upper()}{there[1:]} no rule wins: whoever is quicker is less accurate."
+    rival = standing.next_of(winner)
+    figures = f"{ms(winner.mean_s)} at {at(winner)}, {lead_text(winner, rival)} ({at(rival)})"
+    chance = "" if winner.lead(rival)["differs"] else f", {_why_open(winner, rival)}"
+    return f"Of the rules {winner.router} is the quickest {there}: a mean latency of {figures}{chance}."
+
+
 def _learned_wins(there: str, winner: Contender, rival: Contender) -> tuple[Mood, str]:
     figures = f"{winner.router} has a mean latency of {ms(winner.mean_s)} at {at(winner)}"
     figures += f", {lead_text(winner, rival)} ({at(rival)})"
@@ -120,12 +132,35 @@ def _why_open(one: Contender, other: Contender) -> str:
     return "and one run says nothing of chance" if one.lead(other)["differs"] is None else "which chance explains"
 
 
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Who keeps what the scenario promises in most of the time, in which share of it, and that in a sentence."""
+
+    router: str
+    share: float
+    text: str
+
+
+def _most_kept(comparison: Comparison | None) -> _Kept | None:
+    """None where nothing is promised, or nobody can be judged."""
+    service = None if comparison is None else comparison.get("service")
+    if comparison is None or service is None or not kept_measures(service):
+        return None
+    found = {row["router"]: _KEPT.of(row) for row in comparison["rows"] if not row.get("is_marked")}
+    able = {router: kept for router, kept in found.items() if kept["mean"] is not None}
+    if not able:
+        return None
+    best = max(able, key=lambda router: able[router]["mean"])
+    share = f"{interval(able[best], 1, 100)} % of them"
+    return _Kept(best, able[best]["mean"], f"Promised is {promise_text(service)}: {best} keeps most, {share}.")
+
+
 # -------------------------------------------------------------------------------------- can the simulation be trusted?
 
 
 def _trusted(comparison: Comparison | None, validation: Validation | None) -> Answer:
     if validation is None:
-        origin = f" Its numbers are {provenance(comparison)}." if comparison is not None else ""
+        origin = f" {provenance_text(comparison)}" if comparison is not None else ""
         return Answer(TRUSTED, f"Not known: nothing of this was run on executors.{origin}")
     rows = [row for row in validation["rows"] if not _is_marked(row)]
     judged = [met for row in rows for measure in (_MEAN, _P99) if (met := row["met"][measure.stem]) is not None]
@@ -189,11 +224,15 @@ def _beware(validation: Validation) -> Iterator[str]:
 # -------------------------------------------------------------------------------------------------- what to do next?
 
 
-def _next(worlds: Sequence[tuple[str, Standing]], validation: Validation | None, trusted: Answer) -> Iterator[str]:
+def _next(
+    worlds: Sequence[tuple[str, Standing]], validation: Validation | None, trusted: Answer, most: _Kept | None
+) -> Iterator[str]:
     """At most a few sentences, the most useful one first."""
     standing = worlds[0][1]
     if any(each.left_out for _, each in worlds):
         yield "Lower the rate, or add a server, until every router serves what arrives."
+    elif most is not None and most.share < _WELL_KEPT:
+        yield "Nobody keeps what is promised all the time: lower the rate, add a server, or promise less (`service`)."
     if validation is None:
         yield "Measure your own devices (`slimsched calibrate`), then set this beside real runs (`slimsched validate`)."
     elif busy_warnings(validation):

@@ -19,7 +19,8 @@ from scenarios.metrics.standing import COMPARABLE, Contender, Standing, compared
 from scenarios.metrics.statistics import change_pct
 from scenarios.show.numbers import NONE, PLUS_MINUS, duration, interval, number, plural, share
 from scenarios.show.validation import busy_warnings, emulated_devices, rows_at_middle
-from scenarios.show.words import kept_measures, promise_text, provenance
+from scenarios.show.words import kept_measures, promise_text
+from sim.profile import origin_of
 
 LADDER = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
 MOST_TOLD = 3  # routers, of those that keep most of what is promised
@@ -61,9 +62,10 @@ def on_executors(validation: Validation) -> str:
 
 
 def in_simulation(comparison: Comparison) -> str:
-    """Likewise of a comparison's runs, with the weakest origin of their numbers."""
+    """Likewise of a comparison's runs, with the weakest origin of what they rest on."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
-    return f"In simulation ({provenance(comparison)}, {plural(seeds, 'seed')})"
+    origin = origin_of(comparison["provenance"], comparison.get("emulated_slowdowns", []))
+    return f"In simulation ({origin}, {plural(seeds, 'seed')})"
 
 
 def _kept(comparison: Comparison) -> Iterator[str]:
@@ -71,7 +73,7 @@ def _kept(comparison: Comparison) -> Iterator[str]:
     service = comparison.get("service")
     if service is None or not kept_measures(service):
         return
-    able = [row for row in comparison["rows"] if not row.get("is_marked") and _KEPT.of(row)["mean"] is not None]
+    able = [row for row in comparison["rows"] if not row.get("is_marked") and _KEPT.of(row)["mean"]]  # None, or never
     able.sort(key=lambda row: (-_KEPT.of(row)["mean"], _ENERGY.of(row)["mean"] or inf))
     told = [f"{row['router']} {interval(_KEPT.of(row), 1, 100)} % ({_felt(row, able[0])})" for row in able[:MOST_TOLD]]
     if told:

@@ -27,6 +27,24 @@ def provenance(of: Result | Comparison) -> str:
     return origin if accuracy == MEASURED else f"{origin}; accuracy: {accuracy}"
 
 
+_ORIGINS: Final[Mapping[str, str]] = {
+    "measured": "All of it rests on devices that were measured.",
+    "polled": "All of it rests on devices that were measured, some by sensors that are read now and then.",
+    "modelled": "Part of it is modelled (power, where no sensor tells it), the rest was measured.",
+    "emulated": "Its devices are emulated{slower}: they play profiles.",
+    "datasheet": "Its devices come from datasheets: nothing of them was measured.",
+}
+
+
+def provenance_text(of: Comparison) -> str:
+    """The same in a sentence or two, for who does not know the words."""
+    slowdowns = "/".join(f"{slowdown:g}" for slowdown in of.get("emulated_slowdowns", []))
+    slower = f", {slowdowns} times as slow as the real ones" if slowdowns else ""
+    told = _ORIGINS[of["provenance"]].format(slower=slower)
+    accuracy = of.get("accuracy_provenance", MEASURED)
+    return told if accuracy == MEASURED else f"{told} Accuracies are of the {accuracy}, and of no network."
+
+
 def late_text(of: Lateness) -> str:
     """How late ends were seen, and whether that is too much to tell anything."""
     found = f"ends seen {duration(of['p50'])} late (p50), {duration(of['p99'])} (p99: {share(lateness_share(of))} of"

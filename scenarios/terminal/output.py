@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from scenarios.files.documents import json_text, write_json
+from scenarios.terminal.progress import say
 from scenarios.terminal.visible import visible_text
 
 Say = Callable[[str], None]
@@ -25,7 +26,7 @@ class Output:
     def remark(self, text: str) -> None:
         """Something about the work."""
         if not self.quiet:
-            sys.stderr.write(visible_text(text) + "\n")
+            say(text)
 
     def result(self, text: str, document: Any) -> int:
         """The result for people, and as a document where one was asked for; returns exit code 0."""

@@ -162,5 +162,14 @@ class Progress:
         return f", {max(0.0, left_s):.0f} s left"
 
 
+def say(text: str) -> None:
+    """A line on standard error; above the bars that are there, which would else go on in it."""
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    if tqdm is None or not sys.stderr.isatty():
+        sys.stderr.write(f"{visible_text(text)}\n")
+    else:
+        tqdm.write(visible_text(text), file=sys.stderr)
+
+
 def _now_s() -> float:
     return time.monotonic_ns() / 1e9

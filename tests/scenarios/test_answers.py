@@ -9,6 +9,7 @@ import pytest
 
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.service import Promise
 from scenarios.show.answers import Answer, answers, box_text
 from scenarios.show.comparison import comparison_tables
 from scenarios.show.table import to_text
@@ -81,8 +82,37 @@ def _lead(found: Validation) -> Any:
 
 def test_rules_alone() -> None:
     won, _, after = told(comparison((FIXED, 1.0, 0.95), (LADDER, 1.25, 0.95)), None)
-    assert (won.mood, won.text) == ("open", "In simulation (datasheet, 3 seeds): no learned router took part.")
+    assert won.mood == "open"
+    assert won.text == (
+        "No learned router took part. Of the rules tuned:fixed is the quickest in simulation (datasheet, 3 seeds): a "
+        "mean latency of 1000.00 ms at 95.00 % accuracy, 20.0 +-0.5 % below that of tuned:ladder (95.00 % accuracy)."
+    )
     assert "Serve with tuned:fixed" in after.text
+
+
+def test_a_promise_is_told_and_that_nobody_keeps_it() -> None:
+    """Who keeps most of it; what to do where that is too little; nothing of who is marked."""
+    runs = []
+    for router, kept, unserved in (("tide", 0.5, 0.0), (LADDER, 0.25, 0.0), ("lost", 1.0, 0.5)):
+        one = result(router, 1.0, 0.95, promise=Promise(0.9, 0.01))
+        one["kept"], one["shares"]["unserved"] = {"both": kept, "floor": kept, "p99_limit": kept}, unserved
+        runs.append(one)
+    won, *_ = told(compare_results(runs), None)
+    assert "Promised is an accuracy of at least 90.00 % and a p99 of at most 10.00 ms in each of" in won.text
+    assert won.text.endswith(": tide keeps most, 50.0 % of them.")
+    runs[2]["shares"]["unserved"] = 0.0
+    runs[2]["kept"] = {"both": 0.9, "floor": 0.9, "p99_limit": 0.9}
+    assert "Nobody keeps what is promised all the time" in told(compare_results(runs), None)[2].text
+    runs[2]["kept"] = {"both": 0.99, "floor": 0.99, "p99_limit": 0.99}
+    assert "Nobody keeps" not in told(compare_results(runs), None)[2].text
+
+
+def test_where_numbers_come_from_is_told_in_words() -> None:
+    found = comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95))
+    emulated: Any = {**found, "provenance": "emulated", "emulated_slowdowns": [4.0], "accuracy_provenance": "paper"}
+    text = told(emulated, None)[1].text
+    assert "Its devices are emulated, 4 times as slow as the real ones: they play profiles." in text
+    assert text.endswith("Accuracies are of the paper, and of no network.")
 
 
 def test_who_is_quick_and_inaccurate_has_not_won() -> None:
@@ -110,7 +140,8 @@ def test_simulation_is_judged_by_the_router_that_it_is_farthest_off_for() -> Non
 def test_what_nobody_checked_is_said() -> None:
     """Nothing ran; or the devices were emulated; or power was a formula."""
     simulated = told(comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95)), None)
-    assert simulated[1].text == "Not known: nothing of this was run on executors. Its numbers are datasheet."
+    unknown = "Not known: nothing of this was run on executors."
+    assert simulated[1].text == f"{unknown} Its devices come from datasheets: nothing of them was measured."
     assert "slimsched validate" in simulated[2].text
     found = validation(*CLEAR)
     for pair in found["pairs"]:
@@ -137,7 +168,7 @@ def test_who_serves_too_little_has_not_won() -> None:
     runs[0]["shares"] = {**runs[0]["shares"], "unserved": 0.1}
     won, _, after = told(compare_results(runs), None)
     assert won.mood == "no"
-    assert "no, ppo can't be judged, or left too much unserved." in won.text
+    assert won.text.endswith("1 seed) ppo can't be judged, or left too much unserved.")
     assert after.text.startswith("Lower the rate, or add a server")
 
 

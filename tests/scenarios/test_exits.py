@@ -101,4 +101,7 @@ def test_somebody_who_waits_is_told_at_once(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     assert cli.main(["run", "quickstart"]) == 0
     assert cli.main(["run", "quickstart", "--quiet"]) == 0
-    assert told == ["run: opening what it needs ...\n" if is_terminal else "", ""]
+    assert cli.main(["bound", "quickstart"]) == 0
+    assert cli.main(["list"]) == 0  # answers as soon as that
+    at_once = ["run: opening what it needs ...\n", "", "bound: opening what it needs ...\n", ""]
+    assert told == (at_once if is_terminal else [""] * 4)

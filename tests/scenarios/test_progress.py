@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
@@ -101,3 +102,14 @@ def test_steps_of_unequal_length_tell_the_time_left_themselves(clock: list[float
             bar.set(10, 20, 290.0)
     assert plain.getvalue().splitlines()[0] == "calibrate: 10 of 20 steps, 290 s left"
     assert "300 s left" in terminal.getvalue()
+
+
+def test_a_remark_does_not_go_on_in_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a line of its own, above the bar, which is drawn again below it."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Progress("compare", 2, unit="run"):
+        progress.say("compiling")
+    before, after = terminal.getvalue().split("compiling\n")
+    assert before.endswith("\r")
+    assert "compare:   0%" in after

@@ -84,6 +84,17 @@ def test_what_is_kept_of_a_promise_comes_before_all() -> None:
     )
 
 
+def test_who_never_keeps_a_promise_does_not_keep_most_of_it() -> None:
+    runs = []
+    for router, kept in (("tide", 0.5), ("never", 0.0)):
+        one = result(router, 1.0, 0.95, promise=Promise(0.9, 0.01))
+        one["kept"] = {"both": kept, "floor": kept, "p99_limit": kept}
+        runs.append(one)
+    text = verdict(compare_results(runs), None)
+    assert "most is kept by tide 50.0 %" in text
+    assert "never 0.0 %" not in text
+
+
 def test_a_clear_loss_comes_first() -> None:
     """A learned router that a rule beats is the first thing to be read."""
     found = validation(("tide", 1.0, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95), ("ppo", 1.0, 1.1, 0.94))
