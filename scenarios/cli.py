@@ -114,10 +114,10 @@ def _go_on(parser: argparse.ArgumentParser) -> None:
 def _compare(parser: argparse.ArgumentParser) -> None:
     text = "runs beside each other, each in a process of its own; by default one a core, or one where work is little"
     parser.add_argument("-j", "--jobs", type=up_to(1024), metavar="N", help=text)
-    text = "differences to this router, seed by seed; to random by default, where it is compared"
-    parser.add_argument("--against", metavar="ROUTER", help=text)
+    text = "changes and differences are to this router, seed by seed; to random by default, where it is compared"
+    parser.add_argument("--baseline", type=router, metavar="ROUTER", help=text)
     text = "also draw accuracy against latency, its p99 and energy there (.png or .svg)"
-    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
+    parser.add_argument("--plot", type=picture, metavar="FILE", help=text)
     text = "also show the bound that no router can beat; takes some seconds"
     parser.add_argument("--bound", action="store_true", help=text)
     add_ray(parser)
@@ -267,9 +267,9 @@ def _run_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=path, metavar="RUN", help="a run folder")
 
 
-def _picture(parser: argparse.ArgumentParser) -> None:
+def _plot(parser: argparse.ArgumentParser) -> None:
     text = "also write the latency distributions of both worlds there (.png or .svg)"
-    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
+    parser.add_argument("--plot", type=picture, metavar="FILE", help=text)
 
 
 def _profile_show(parser: argparse.ArgumentParser) -> None:
@@ -371,7 +371,7 @@ def _jobs_compare(parser: argparse.ArgumentParser) -> None:
 
 def _jobs_bound(parser: argparse.ArgumentParser) -> None:
     text = "draw the price of a GPU-hour over time there (.png or .svg)"
-    parser.add_argument("--picture", type=picture, metavar="FILE", help=text)
+    parser.add_argument("--plot", type=picture, metavar="FILE", help=text)
 
 
 def _jobs_beside(parser: argparse.ArgumentParser) -> None:
@@ -537,7 +537,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "cluster return": Command("draining", "send blocks there again", (_drained,)),
     "replay": Command("job", "feed a run's event logs to fresh cores: do they decide the same?", (_run_folder,)),
-    "report": Command("job", "write a run folder's report.html again", (_run_folder, _picture)),
+    "report": Command("job", "write a run folder's report.html again", (_run_folder, _plot)),
 }
 _GROUPS = {
     "profile": "show profiles, check them, synthesize them, print their schema",

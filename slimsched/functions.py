@@ -193,7 +193,7 @@ def compare(
     *,
     engine: Engine = "simpy",
     jobs: int = 1,
-    against: str | None = None,
+    baseline: str | None = None,
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -206,7 +206,7 @@ def compare(
         engine: as for `simulate`.
         jobs: runs beside each other, each in a process of its own. With more than one, a script must keep what it does
             under `if __name__ == "__main__":`, as Python's multiprocessing asks.
-        against: the router that differences are to, seed by seed; `random` by default, where it is compared.
+        baseline: the router that changes and differences are to, seed by seed; `random` by default, where it is compared.
         out: the run folder; `runs/NAME` by default. It keeps the results.
         progress: told of every run as it is done, and of remarks.
 
@@ -226,7 +226,7 @@ def compare(
 
     with _working(progress, router="routers", seed="seeds") as remarks:
         asked = _asked(scenario, out, remarks).with_routers("compare", [*map(_router, routers or ())], seeds or ())
-        document, runs = simulating.compare(asked, engine, jobs=jobs, against=against)
+        document, runs = simulating.compare(asked, engine, jobs=jobs, baseline=baseline)
         return Comparison.of(document, runs, asked.folder, remarks.said)
 
 

@@ -129,6 +129,6 @@ def report(arguments: Namespace) -> int:
     output = Output(arguments)
     with told_of(arguments.run, "make it anew with `slimsched run`"):
         path = build_report(RunFolder(arguments.run, output.remark))
-        if arguments.picture is not None:
-            save_picture(arguments.run, arguments.picture)
+        if arguments.plot is not None:
+            save_picture(arguments.run, arguments.plot)
     return output.result(f"report: {path}", {"report": str(path)})

@@ -154,8 +154,8 @@ def jobs_bound(arguments: Namespace) -> int:
     output = Output(arguments)
     case = _case(arguments, output, ())
     bounds = _bounds(case, output)
-    if arguments.picture is not None:
-        save(prices_chart(bounds), arguments.picture)
+    if arguments.plot is not None:
+        save(prices_chart(bounds), arguments.plot)
     found = {
         "schema": "slimsched.jobsbound/1",
         "scenario": case.scenario.name,

@@ -13,7 +13,7 @@ from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import read_manifest
 
 _READ: Final = ("scenario", "router", "model", "profile", "log", "trace", "tasks")
-_WRITTEN: Final = ("json", "picture", "plot", "file")
+_WRITTEN: Final = ("json", "plot", "file")
 _OUT_IS_A_FILE: Final = (
     "tune",
     "profile synth",

@@ -40,15 +40,15 @@ def compare(arguments: Namespace) -> int:
         arguments.engine,
         jobs=arguments.jobs,
         ray=arguments.ray,
-        against=arguments.against,
+        baseline=arguments.baseline,
         with_bound=arguments.bound,
     )
     texts = filter(None, [format_answers(comparison, None), format_all(comparison)])
     output.result("\n\n".join(texts), comparison)
-    if arguments.picture is not None and any(comparison["pareto"]["fronts"].values()):
+    if arguments.plot is not None and any(comparison["pareto"]["fronts"].values()):
         from scenarios.show import charts
 
-        charts.save(charts.trade_off_chart(comparison), arguments.picture)
+        charts.save(charts.trade_off_chart(comparison), arguments.plot)
     require_completed(results)
     return 0
 

@@ -30,26 +30,26 @@ def compare(
     engine: Simulator = "simpy",
     *,
     jobs: Jobs = 1,
-    against: str | None = None,
+    baseline: str | None = None,
     bounds: Callable[[Comparison], Bounds] | None = None,
 ) -> Comparison:
     """Every router with every seed, in simulation.
 
     Args:
         jobs: where runs are made.
-        against: the router of the paired differences; see `compare_results`.
+        baseline: see `compare_results`.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
 
     Raises:
-        InputError: `against` is not compared.
+        InputError: `baseline` is not compared.
     """
     names = [display_name(router) for router in job.scenario.compare.routers]
-    if against is not None and against not in names:
-        raise InputError("--against", "", f"{against!r} is not compared here; {nearest(against, names)}")
+    if baseline is not None and baseline not in names:
+        raise InputError("--baseline", "", f"{baseline!r} is not compared here; {nearest(baseline, names)}")
     results = _compared(job, world, engine, jobs)
-    document = compare_results(results, against=against)
+    document = compare_results(results, baseline)
     if bounds is not None:
-        document = compare_results(results, against=against, bounds=bounds(document))
+        document = compare_results(results, baseline, bounds=bounds(document))
     job.folder.write_json(job.folder / "comparison.json", document)
     return document
 

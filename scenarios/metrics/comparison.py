@@ -99,26 +99,28 @@ Bounds = Mapping[str, Sequence[tuple[float, float]]]
 
 def compare_results(
     results: Sequence[Result],
-    baseline: str = BASELINE,
+    baseline: str | None = None,
     *,
-    against: str | None = None,
     bounds: Bounds | None = None,
     references: Mapping[str, Point] | None = None,
 ) -> Comparison:
     """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
 
     Args:
-        against: the router of the paired differences; the baseline by default, where it is among the results.
+        baseline: the router that changes and paired differences are to; `random` by default, where it is among them.
         bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
 
     Raises:
-        InputError: `against` is no router of the results.
+        InputError: `baseline` is no router of the results.
     """
     assert results, "nothing to compare"
     by_router: dict[str, list[Result]] = {}
     for result in results:
         by_router.setdefault(result["router"], []).append(result)
+    if baseline is not None and baseline not in by_router:
+        raise InputError("--baseline", "", f"{baseline!r} is not compared here; {nearest(baseline, by_router)}")
+    baseline = baseline or BASELINE
     base = {result["seed"]: result for result in by_router.get(baseline, [])}
     rows = [_row(router, runs, base) for router, runs in by_router.items()]
     points, able = _points(rows), {row["router"] for row in rows if not row["is_marked"]}
@@ -131,7 +133,7 @@ def compare_results(
         engine=results[0]["engine"],
         baseline=baseline if base else None,
         rows=rows,
-        paired=_paired(by_router, against or baseline) if base or against else None,
+        paired=_paired(by_router, baseline) if base else None,
         pareto=_pareto(rows, points, serving, bounds or {}),
         hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
@@ -170,10 +172,8 @@ def _fold(values: Sequence[Any]) -> Any:
 # ---------------------------------------------------------------------------------------------------- pairs and worst
 
 
-def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
-    if against not in by_router:
-        raise InputError("--against", "", f"{against!r} is not compared here; {nearest(against, by_router)}")
-    others = {result["seed"]: result for result in by_router[against]}
+def _paired(by_router: Mapping[str, Sequence[Result]], baseline: str) -> Paired:
+    others = {result["seed"]: result for result in by_router[baseline]}
     rows: list[dict[str, Any]] = []
     for router, runs in by_router.items():
         common = [run for run in runs if run["seed"] in others]
@@ -182,7 +182,7 @@ def _paired(by_router: Mapping[str, Sequence[Result]], against: str) -> Paired:
             values = [measure.of(run) for run in common]
             row[measure.name] = paired_difference(values, [measure.of(others[run["seed"]]) for run in common])
         rows.append(row)
-    return Paired(against=against, rows=rows)
+    return Paired(against=baseline, rows=rows)
 
 
 def _worst(router: str, runs: Sequence[Result]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def compare(
     *,
     jobs: int | None = None,
     ray: str | None = None,
-    against: str | None = None,
+    baseline: str | None = None,
     with_bound: bool = False,
 ) -> tuple[Comparison, list[Result]]:
     """The scenario's routers with its seeds in simulation, kept in the run folder; and the runs.
@@ -70,10 +70,10 @@ def compare(
     Args:
         jobs: processes beside each other; by default as many as the work is worth.
         ray: a Ray cluster's address, whose cores make the runs.
-        against: the router of the paired differences.
+        baseline: the router that changes and differences are to; `random` by default, where it is compared.
 
     Raises:
-        InputError: a router was not made yet, `against` is not compared, or something is missing.
+        InputError: a router was not made yet, `baseline` is not compared, or something is missing.
         UnsupportedScenario: the compiled engine can't do what the scenario asks for.
     """
     from scenarios.job import comparison as stage
@@ -99,7 +99,7 @@ def compare(
                 world,
                 engine,
                 jobs=places,
-                against=None if against is None else display_name(against),
+                baseline=None if baseline is None else display_name(baseline),
                 bounds=(lambda found: _bounds(world, found, output)) if with_bound else None,
             )
     return comparison, stage.results_of(job)

@@ -172,7 +172,7 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "trace": ("fast.yaml", "pipe", "null", "folder", "loop", "no.yaml", "ppo.safetensors", ""),
 }
-PATHS: Final = ("--json", "--out", "--picture", "--plot", "--figures")
+PATHS: Final = ("--json", "--out", "--plot", "--figures")
 
 
 def _actions() -> dict[str, list[argparse.Action]]:
@@ -225,13 +225,13 @@ def flags(draw: st.DrawFn) -> Case:
 def _text_of(action: argparse.Action) -> st.SearchStrategy[str]:
     name = action.option_strings[0]
     if name in PATHS:
-        endings = {"--picture": ".svg", "--plot": ".html"}
-        return st.sampled_from(PLACES).map(lambda place: place + endings.get(name, ""))
+        ending = ".svg" if name == "--plot" else ""
+        return st.sampled_from(PLACES).map(lambda place: place + ending)
     sane = {
         "--router": ("random", "jsq", "ladder.rule.yaml", "tide.rule.yaml", "ppo.safetensors", "ppo", "fixed:0.5,1"),
         "--seed": ("0", "1", "7"), "--engine": ("simpy", "compiled"), "--jobs": ("1", "2"), "--duration": ("0.5",
         "500ms"),
-        "--window": ("0.5", "1s"), "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"), "--against": ("jsq",),
+        "--window": ("0.5", "1s"), "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"), "--baseline": ("jsq",),
         "--network": ("digits", "slimresnet18"), "--options": ("{}", '{"a": 1}', "[" * 3000, '{"a": NaN}'),
     }.get(name, ("1",))  # fmt: skip
     return st.one_of(st.sampled_from(sane), st.sampled_from(sane), st.sampled_from(TEXTS))

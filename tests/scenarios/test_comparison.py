@@ -119,8 +119,10 @@ def test_differences_are_between_runs_of_one_seed() -> None:
     assert jsq["latency_mean_s"]["difference"]["mean"] == -2.0
     assert jsq["latency_mean_s"]["percent"]["mean"] == pytest.approx((-50 - 75) / 2)
     assert jsq["latency_mean_s"]["differs"] is False
-    other = compare_results(runs, against="jsq")["paired"]
+    moved = compare_results(runs, "jsq")
+    other, change = moved["paired"], moved["rows"][0]["latency_change_pct"]
     assert other is not None
+    assert (other["against"], moved["baseline"], change["mean"]) == ("jsq", "jsq", pytest.approx((100 + 300) / 2))
     assert other["rows"][0]["latency_mean_s"]["difference"]["mean"] == 2.0
     assert {measure.name for measure in PAIRED} < set(other["rows"][0])
 
@@ -134,7 +136,7 @@ def test_one_seed_decides_nothing() -> None:
     }  # fmt: skip
     assert compare_results([run("jsq", 0, 0.7, 1.0)])["paired"] is None
     with pytest.raises(InputError, match="did you mean 'jsq'"):
-        compare_results([run("jsq", 0, 0.7, 1.0)], against="jqs")
+        compare_results([run("jsq", 0, 0.7, 1.0)], baseline="jqs")
 
 
 def test_the_worst_seed_of_each_metric() -> None:

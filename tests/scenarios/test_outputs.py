@@ -10,7 +10,7 @@ from scenarios.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_profiles import measured
 
-PICTURE = ["--picture", "x.svg"]
+PICTURE = ["--plot", "x.svg"]
 RULE = "schema: slimsched.rule/1\nkind: fixed\ntuple: [0.5, 0.5]\n"
 
 
@@ -32,7 +32,7 @@ def _refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) ->
         ["simulate", "tiny.yaml", "--json", "fast.yaml"],
         ["bound", "tiny.yaml", "--json", "accuracy.json"],
         ["compare", "tiny.yaml", "--router", "jsq", "--router", "own.rule.yaml", "--json", "own.rule.yaml"],
-        ["compare", "picture.svg", "--picture", "picture.svg"],
+        ["compare", "picture.svg", "--plot", "picture.svg"],
         ["tune", "tiny.yaml", "--router", "fixed", "--json", "slow.yaml"],
         ["tune", "own.rule.yaml", "--router", "fixed", "--out", "own.rule.yaml"],
         ["profile", "show", "fast.yaml", "--plot", "fast.yaml"],

@@ -25,7 +25,7 @@ GIVEN = {
 }
 NAMES = {  # that end as they must
     "tune": "x.rule.yaml",
-    "--picture": "x.png",
+    "--plot": "x.png",
     "jobs tune": "x.jobpolicy.yaml",
     "jobs train": "x.safetensors",
 }
@@ -67,7 +67,7 @@ def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: p
     for name in NAMES.values():
         (tmp_path / "folder" / name).mkdir(parents=True)
     flags = _flags(capsys)
-    assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures", "--picture"}
+    assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures"}
     for command, flag, kind in flags:
         name = NAMES.get(command if flag == "--out" else flag, "x")
         there = (

@@ -156,8 +156,8 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
         slimsched.compare(scenario, ["jqs"])
     with pytest.raises(InputError, match=r"^seeds: 1 is given twice"):
         slimsched.compare(scenario, seeds=[1, 1])
-    with pytest.raises(InputError, match=r"^against: 'jsq' is not compared here"):
-        slimsched.compare(scenario, ["random"], [0], against="jsq")
+    with pytest.raises(InputError, match=r"^baseline: 'jsq' is not compared here"):
+        slimsched.compare(scenario, ["random"], [0], baseline="jsq")
     with pytest.raises(InputError, match=r"^decisions: 7 is less than training.batch"):
         slimsched.train(scenario, decisions=7)
     with pytest.raises(InputError, match=r"^p99_limit_s: "):

@@ -176,7 +176,7 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
     assert (here / "o" / "prices.svg").stat().st_size > 5000
     assert main(["jobs", "compare", "s.yaml", *flags, "--no-bound"]) == 0
     assert "fifo: skipped, its run is there" in capsys.readouterr().err
-    assert main(["jobs", "bound", "s.yaml", "--picture", "p.png", "--json", "-", "--quiet"]) == 0
+    assert main(["jobs", "bound", "s.yaml", "--plot", "p.png", "--json", "-", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bounds"][0]["price_max"] > 0
     assert len(found["bounds"][0]["prices"]["64 gpu"]) > 24
@@ -214,7 +214,7 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "s.yaml", "--load", "0"], "--load"),
         (["simulate", "s.yaml"], "--policy"),
         (["simulate", "s.yaml", "--policy", "fifo", "--out", "s.yaml"], "the command reads this file"),
-        (["bound", "s.yaml", "--picture", "p.bmp"], "p.bmp"),
+        (["bound", "s.yaml", "--plot", "p.bmp"], "p.bmp"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
