@@ -151,11 +151,14 @@ class JobLearner:
         )
 
     def update(self, episodes: Sequence[Episode]) -> UpdateStats:
-        """Learn from all of them at once.
+        """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
 
         Raises:
             WorkError: a loss is no number any more.
         """
+        episodes = [each for each in episodes if len(each.counts)]
+        if not episodes:
+            return UpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
         seen = [slots_of(each) if self.has_slots else each.pooled for each in episodes]
         inputs = torch.from_numpy(np.concatenate(seen))
         with torch.no_grad():

@@ -81,7 +81,8 @@ class Resamples:
         value = float(above.sum() / below.sum()) - less
         low, high = np.nanquantile(drawn[np.isfinite(drawn)], [0.025, 0.975]).tolist()
         wider = self._widening
-        return Interval(value=value, low=value + wider * (low - value), high=value + wider * (high - value))
+        least = 0.0 - less if above.min() >= 0 and below.min() >= 0 else -np.inf
+        return Interval(value=value, low=max(value + wider * (low - value), least), high=value + wider * (high - value))
 
     @property
     def _widening(self) -> float:

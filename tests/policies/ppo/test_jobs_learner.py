@@ -104,6 +104,27 @@ def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     assert stats.kl > 0.015
 
 
+def test_windows_without_a_choice_teach_nothing() -> None:
+    """Beside others they change nothing; alone they leave the networks as they are."""
+    rng = np.random.default_rng(0)
+    some = episode(rng, JobNet(fresh_weights(SIZES, 1, "actor")))
+    nothing = np.zeros(0, np.float32)
+    none = replace(
+        some,
+        rows=some.rows[:0],
+        counts=some.counts[:0],
+        chosen=some.chosen[:0],
+        log_prob=nothing,
+        pooled=some.pooled[:0],
+        rewards=nothing,
+    )
+    both, alone, idle = (JobLearner(JobPPOKnobs(steps=3), 1, has_slots=False) for _ in range(3))
+    assert both.update([none, some, none]) == alone.update([some])
+    before = taken(idle.actor)
+    assert idle.update([none, none]).decisions == 0
+    assert all((before[name] == after).all() for name, after in taken(idle.actor).items())
+
+
 # ----------------------------------------------------------------------------------------------------------- files
 
 SPEC = LearnedSpec(FAITHFUL, "sjf", "oracle", "philly")

@@ -72,6 +72,16 @@ def test_a_share_of_means() -> None:
     assert (found["value"], found["low"], found["high"]) == (-0.5, -0.5, -0.5)
 
 
+def test_no_wait_is_below_0() -> None:
+    """A few long waits in one week of four: the widened interval would reach below what a mean of waits can be."""
+    submit_s = np.linspace(0, 4 * WEEK_S, 400)
+    waits = np.where(submit_s > 3.5 * WEEK_S, 1000.0, 0.0)
+    resamples = Resamples.of(submit_s, 0)
+    assert resamples.mean(waits, ALL[:400])["low"] == 0.0
+    assert resamples.mean(-waits, ALL[:400])["low"] < -waits.mean()  # type: ignore[operator]
+    assert resamples.ratio(waits, np.full(400, 10.0), ALL[:400], less=1.0)["low"] == -1.0
+
+
 def test_nothing_counts() -> None:
     found = Resamples.of(np.arange(4.0), 0).mean(np.ones(4), np.zeros(4, bool))
     assert found == {"value": None, "low": None, "high": None}
