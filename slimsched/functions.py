@@ -201,7 +201,7 @@ def compare(
         engine: as for `simulate`.
         jobs: runs beside each other, each in a process of its own. With more than one, a script must keep what it does
             under `if __name__ == "__main__":`, as Python's multiprocessing asks.
-        baseline: the router that changes and differences are to, seed by seed; `random` by default, where it is compared.
+        baseline: whom changes and differences are to, seed by seed; `random` by default, where it is compared.
         out: the run folder; `runs/NAME` by default. It keeps the results.
         progress: told of every run as it is done, and of remarks.
 
