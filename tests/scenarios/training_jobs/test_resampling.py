@@ -78,7 +78,7 @@ def test_no_wait_is_below_0() -> None:
     waits = np.where(submit_s > 3.5 * WEEK_S, 1000.0, 0.0)
     resamples = Resamples.of(submit_s, 0)
     assert resamples.mean(waits, ALL[:400])["low"] == 0.0
-    assert resamples.mean(-waits, ALL[:400])["low"] < -waits.mean()  # type: ignore[operator]
+    assert resamples.mean(-waits, ALL[:400])["low"] < -waits.mean()
     assert resamples.ratio(waits, np.full(400, 10.0), ALL[:400], less=1.0)["low"] == -1.0
 
 
