@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from scenarios.show.answers import box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
+from scenarios.training_jobs.answers import answers
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
 _HEADS: Final = {"size": "GPUs", "vc": "VC"}
@@ -50,13 +52,15 @@ def _lost(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def comparison_text(found: Mapping[str, Any]) -> str:
-    """All policies beside each other, who wins and who loses, and how far all are from the bound."""
+    """Answers in a box, then all policies beside each other, who wins and who loses, and all bounds."""
     rows = found["policies"]
     refused = max(row["jobs"]["refused"] for row in rows)
     head = f"{found['scenario']}: {found['jobs']:,} jobs on {found['gpus']:,} GPUs, load {found['load']:.2f}"
     head += f"; {refused:,} can never fit and are refused" if refused else ""
     tables = [_waits(found), _slowdowns(rows), _cluster(rows), *_groups(found)]
-    return to_text([head, *tables, *_lost(rows)], screen_width())
+    found_answers = answers(found)
+    box = [box_text(found_answers, screen_width())] if found_answers else []
+    return to_text([*box, head, *tables, *_lost(rows)], screen_width())
 
 
 def _waits(found: Mapping[str, Any]) -> Table:
@@ -74,14 +78,15 @@ def _waits(found: Mapping[str, Any]) -> Table:
     for bound in found["bounds"]:
         kind = "may preempt" if bound["is_preemptive"] else "does not preempt"
         rows.append([f"bound: who {kind}", f">= {time_text(max(bound['wait_mean_s'], 0.0))}", *[NONE] * 6])
-    heads = ("policy", "mean wait", "95 %", "median", "p99", "max", f"than {found['baseline']}", "JCT above its bound")
+    against = f"against {found['baseline']}"
+    heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
         f"Intervals: blocks of {time_text(found['block_s'])} of submissions drawn anew, paired by job; they say what "
         "other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):
         notes.append("A policy with `oracle` in its name knows true run times: no scheduler does.")
-    return Table([Column(heads[0]), *columns(*heads[1:])], rows, title="Waits", notes=notes)
+    return Table([Column("policy"), *columns(*heads)], rows, title="Waits", notes=notes)
 
 
 def interval_text(found: Mapping[str, Any]) -> str:
@@ -89,7 +94,7 @@ def interval_text(found: Mapping[str, Any]) -> str:
     if found["low"] is None:
         return NONE
     unit_s, unit = unit_of(found["value"])
-    return f"{found['low'] / unit_s:.1f}-{found['high'] / unit_s:.1f} {unit}"
+    return f"{found['low'] / unit_s:.1f} to {found['high'] / unit_s:.1f} {unit}"
 
 
 def _change(against: Mapping[str, Any] | None) -> str:

@@ -13,12 +13,14 @@ import yaml
 from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
+from scenarios.training_jobs.answers import answers
 from scenarios.training_jobs.bounding import both_bounds
 from scenarios.training_jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
 from scenarios.training_jobs.comparing import comparison_document, run_all
 from scenarios.training_jobs.comparison_tables import comparison_text
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from scenarios.training_jobs.records import fingerprint
+from scenarios.training_jobs.tables import time_text
 from tests.scenarios.training_jobs.cases import case_of, trace_of
 
 DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
@@ -86,6 +88,34 @@ def test_unfinished_jobs_have_no_distance_to_the_bound(tmp_path: Path) -> None:
     found = comparison_document(case, run_all(case, 1), both_bounds(case))
     assert found["policies"][0]["above_bound"] is None
     assert "in no mean, so means look better than they are: fifo 1" in comparison_text(found)
+
+
+def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
+    """Both small jobs pass the long one, which waits for them; the first is there already."""
+    trace = trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2), (30, 10, 2)])
+    case = case_of(tmp_path, trace, policies=["fifo", "smallest", "sjf-oracle"])
+    found = comparison_document(case, run_all(case, 1), both_bounds(case))
+    least, pays, room = answers(found)
+    waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
+    assert waits["smallest"] < waits["fifo"]
+    assert least.text.startswith(f"smallest, {time_text(waits['smallest'])} in the mean; fifo has ")
+    assert pays.text.startswith("25.0 % of the jobs wait longer than under fifo, 50.0 % wait less.")
+    assert "Jobs of 3-4 GPUs pay most: 50.0 % of them wait longer." in pays.text
+    assert "that stops no job" in room.text
+    assert "Which policy makes users wait least?" in comparison_text(found)
+
+
+def test_who_knows_run_times_or_leaves_jobs_is_no_answer(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2)]), policies=["fifo", "sjf-oracle"])
+    assert not answers(comparison_document(case, run_all(case, 1), []))
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), policies=["fifo", "smallest"], longest_s=100)
+    assert not answers(comparison_document(case, run_all(case, 1), []))
+
+
+def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1), (9, 10, 1)]), policies=["fifo", "smallest"])
+    (told,) = answers(comparison_document(case, run_all(case, 1), []))
+    assert told.text == "fifo, the baseline: 0.0 s in the mean. No other is below it."
 
 
 # ---------------------------------------------------------------------------------------------------------- what's kept
@@ -170,7 +200,7 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
     streams = capsys.readouterr()
     assert "fifo-easy-requested: done" in streams.err
     assert "warning" not in streams.err
-    for said in ("Waits", "bound: who does not preempt", "Who wins and who loses, by virtual cluster", "than fifo"):
+    for said in ("Waits", "bound: who does not preempt", "Who wins and who loses, by virtual cluster", "against fifo"):
         assert said in streams.out
     assert json.loads((here / "c.json").read_text()) == json.loads((here / "o" / "comparison.json").read_text())
     assert (here / "o" / "prices.svg").stat().st_size > 5000
