@@ -198,7 +198,8 @@ def _environment(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _environment_texts(found: Mapping[str, Any]) -> dict[str, str]:
     devices = "; ".join(
-        ", ".join(f"{key} {value}" for key, value in device.items()) for device in found.get("devices", [])
+        ", ".join(f"{key} {_device_text(value)}" for key, value in device.items())
+        for device in found.get("devices", [])
     )
     return {
         "system": f"{found.get('system')}, {found.get('cores')} cores, Python {found.get('python')}",
@@ -207,6 +208,13 @@ def _environment_texts(found: Mapping[str, Any]) -> dict[str, str]:
         "code": found.get("code", NONE),
         "seeds": ", ".join(f"{name} {value}" for name, value in found.get("seeds", {}).items()) or NONE,
     }
+
+
+def _device_text(value: object) -> str:
+    """A sensor's answers in words, not as Python writes a dictionary."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_device_text(each)}" for key, each in value.items()) or NONE
+    return NONE if value is None else str(value)
 
 
 # -------------------------------------------------------------------------------------------------------------- worlds

@@ -93,13 +93,16 @@ def _felt(row: Mapping[str, Any], first: Mapping[str, Any]) -> str:
 
 def lead_text(found: Contender, other: Contender) -> str:
     """By how much it is slower or quicker, `8.3 +-1.1 % below that of x`: of the other's mean, not a mean of percents,
-    which one slow run can turn round."""
+    which one slow run can turn round. An interval wider than the other's mean leaves no number worth reading."""
     lead, of_s = found.lead(other)["difference"], other.mean_s
     mean_s, half_s = lead["mean"], lead["ci95"]
     if mean_s is None:
         return f"{NONE} %"
+    side = f"{'below' if mean_s <= 0 else 'above'} that of {other.router}"
+    if half_s is not None and half_s > max(of_s, abs(mean_s)):
+        return f"{side} (runs differ too much to say by how much)"
     half = "" if half_s is None else PLUS_MINUS + number(half_s / of_s, 1, 100)
-    return f"{number(abs(mean_s) / of_s, 1, 100)}{half} % {'below' if mean_s <= 0 else 'above'} that of {other.router}"
+    return f"{number(abs(mean_s) / of_s, 1, 100)}{half} % {side}"
 
 
 def at(found: Contender) -> str:

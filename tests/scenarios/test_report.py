@@ -130,6 +130,10 @@ def test_ticks_of_a_logarithmic_axis_have_room(low: float, span: float) -> None:
         assert {f"{tick:e}"[0] for tick in ticks} <= {"1", "2", "3", "5"}
 
 
+def test_devices_are_told_in_words(page: str) -> None:
+    assert "name toy, kind cpu, telemetry power: polled" in page
+
+
 def test_names_are_escaped(page: str) -> None:
     """A name of the user's is text, never markup."""
     assert "&lt;ppo&gt;" in page
