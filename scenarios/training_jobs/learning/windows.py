@@ -76,6 +76,11 @@ class Windows:
         warmup_s = float(jobs.submit_s[self.warm] - jobs.submit_s[0]) if self.warm else 0.0
         return JobSimulation(self.world, JobRun(jobs, policy, warmup_s, choosing=choosing))
 
+    @property
+    def gpus(self) -> int:
+        """Of the cluster."""
+        return sum(group.nodes * group.gpus for group in self.world.groups)
+
     def count(self, record: JobsRecord) -> slice:
         """Which rows of a window's record count."""
         return slice(self.warm, self.warm + self.length)

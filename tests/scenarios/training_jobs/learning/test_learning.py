@@ -28,7 +28,6 @@ from scenarios.training_jobs.learning.judging import (
     stalled,
     table_of,
 )
-from scenarios.training_jobs.learning.philly_study import study
 from scenarios.training_jobs.learning.windows import Windows, gain, in_system_s, philly_cluster, score_of
 from sim.jobs.jobs import JobList
 from sim.jobs.world import JobWorld
@@ -217,16 +216,3 @@ def test_a_table_explains_a_network_that_is_one() -> None:
     other = explain(net(3), windows(), range(40, 140, 10))
     assert other is not None
     assert other.r_squared < 0.999
-
-
-@pytest.mark.slow
-def test_the_study_of_a_trace_is_made_once(tmp_path: Path) -> None:
-    """A drawn trace in Philly's place, one epoch each."""
-    rng = stream(2, "jobs")
-    sizes = rng.choice([1, 2, 4, 8, 16], 1600)
-    trace = JobList.of(np.sort(rng.integers(0, 30_000, 1600)), rng.integers(1, 2000, 1600), sizes)
-    found = study(trace, tmp_path, epochs=(1, 1), episodes=2, windows=2)
-    assert [table.count("\n") for table in found.tables.values()] == [11, 11, 11]
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-    assert study(trace, tmp_path, epochs=(1, 1), episodes=2, windows=2).tables == found.tables
-    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
