@@ -13,7 +13,7 @@ from policies.jobs_ppo.files import FAITHFUL, FIXED
 from scenarios.show.charts import COLORS, canvas
 from scenarios.show.table import Table, columns, to_markdown
 from scenarios.training_jobs.learning.judging import BASELINES, Estimate, Numbers, mean_of, ratio_of, table_of
-from scenarios.training_jobs.learning.windows import gain
+from scenarios.training_jobs.learning.windows import TRAINING_JOBS, gain
 from sim.jobs.jobs import JobList
 
 BASE: Final = "fifo-stall"
@@ -41,7 +41,7 @@ CHANGED: Final = {
 }
 SHOWN: Final = {"philly": "Philly", "helios": "Helios (drawn)", "alibaba": "Alibaba (drawn)"}
 PLACES: Final = {
-    "cold": "on an empty cluster, of the first 10,000 jobs",
+    "cold": f"on an empty cluster, of the first {TRAINING_JOBS:,} jobs",
     "whole": "on an empty cluster, of the whole trace",
     "warm": "on a warm cluster, of the last 40 % of the time",
 }
@@ -147,7 +147,8 @@ def _head(study: Study) -> str:
         f"mended (`rltune-fixed`), beside rivals; [what they are](jobs-learning.md). The trace has {len(jobs):,} jobs "
         f"of {days:,.1f} days, {jobs.load_on(192):.2f} of what RLTune's 192 GPUs of Philly can do. Waits are means of "
         f"{study.effort['windows']} windows of 256 jobs; brackets hold 95 % of the bootstrap over windows, and "
-        "differences are paired. `-stall`: who is first stalls the cluster until it fits. `oracle`: run times are known."
+        "differences are paired. `-stall`: who is first stalls the cluster until it fits. `oracle`: run "
+        "times are known."
     )
 
 
@@ -155,18 +156,36 @@ def _head(study: Study) -> str:
 
 
 def _in_short(judged: Sequence[Judged]) -> str:
-    rows, lost, times = [], dict.fromkeys(LEARNED, 0), len(judged)
-    for each in judged:
-        for name in LEARNED:
-            less, same, more = _standing(each, name)
-            lost[name] += any("oracle" not in rival for rival in less)
-            rows.append([each.title, f"`{name}`", _names(less), _names(same), _names(more)])
     heads = ("windows", "learned", "**loses to**", "can't be told from", "beats")
-    sentences = [
-        f"- `{name}` loses to a rival that has learned nothing and knows no run times on {many} of {times} sets of windows."
-        for name, many in lost.items()
+    rows = [
+        [each.title, f"`{name}`", *(_names(rivals) for rivals in _standing(each, name))]
+        for name in LEARNED
+        for each in judged
     ]
-    return "## In short\n\n" + "\n".join(sentences) + "\n\n" + to_markdown(Table(columns(*heads), rows))
+    sentences = "\n".join(_losses(judged, name) for name in LEARNED)
+    return f"## In short\n\n{sentences}\n\n{to_markdown(Table(columns(*heads), rows))}"
+
+
+def _losses(judged: Sequence[Judged], name: str) -> str:
+    """To rivals that know no run times: how often, and the greatest as a share of its wait."""
+    lost = {each.title: [rival for rival in _standing(each, name)[0] if "oracle" not in rival] for each in judged}
+    ratios = [
+        (ratio_of(each.waits_s[rival], each.waits_s[name]).mean, rival, each)
+        for each in judged
+        for rival in lost[each.title]
+    ]
+    text = f"- `{name}` loses to rivals that have learned nothing and know no run times on"
+    text += f" {sum(map(bool, lost.values()))} of {len(judged)} sets of windows"
+    if not ratios:
+        return f"{text}."
+    _, rival, at = min(ratios, key=lambda found: found[0])
+    own, least, more = (
+        mean_of(waits) for waits in (at.waits_s[name], at.waits_s[rival], at.waits_s[rival] - at.waits_s[name])
+    )
+    change = f"{more.mean:+,.0f}, {more.low:+,.0f} to {more.high:+,.0f}"
+    return (
+        f"{text}; at worst ({at.title}) its jobs wait {own.mean:,.0f} s and `{rival}`'s {least.mean:,.0f} s ({change})."
+    )
 
 
 def _standing(judged: Judged, name: str) -> tuple[list[str], list[str], list[str]]:
@@ -235,7 +254,7 @@ def _without_learning(judged: Sequence[Judged]) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------- learning, taken apart
+# ------------------------------------------------------------------------------------------------ learning, taken apart
 
 
 def _ablation(philly: Sequence[Judged], lessons: Sequence[Lesson]) -> str:
@@ -279,10 +298,10 @@ def _training(study: Study) -> str:
     table = Table(columns(*heads), [_training_row(each) for each in study.lessons])
     return (
         "## Training\n\n"
-        f"An epoch is {study.effort['episodes']} windows and an update. Its time is the median, with so many processes. "
-        "Steps are the mean of an update's gradient steps of the policy, of so many at most; its bound is on the mean "
-        "log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its base policy's "
-        f"B, which stalls for `{FAITHFUL}` and not for `{FIXED}`.\n\n" + to_markdown(table) + "\n\n"
+        f"An epoch is {study.effort['episodes']} windows and an update. Its time is the median, with so many "
+        "processes. Steps are the mean of an update's gradient steps of the policy, of so many at most; its bound is on "
+        "the mean log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its base "
+        f"policy's B. That stalls, but for `{FIXED}` and `against`.\n\n" + to_markdown(table) + "\n\n"
         f"![Rewards by epoch, a line a training]({study.picture})"
     )
 

@@ -9,7 +9,7 @@ clusters of Helios and Alibaba have drawn jobs: their GPUs and run times are of 
 from __future__ import annotations
 
 import sys
-import time
+import time  # noqa: TID251 - how long an epoch took
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -31,12 +31,11 @@ from scenarios.training_jobs.generate import Drawing, Law, draw
 from scenarios.training_jobs.learning.course import Course, history_in, train
 from scenarios.training_jobs.learning.explaining import explain
 from scenarios.training_jobs.learning.judging import BASELINES, Contender, Numbers, judge, learned_choice
-from scenarios.training_jobs.learning.windows import LENGTH, Windows, philly_cluster
+from scenarios.training_jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
 from scenarios.training_jobs.trace import read_trace
 from sim.jobs.jobs import JobList
 from sim.jobs.world import JobWorld
 
-TRAINING_JOBS: Final = 10_000  # of a trace: RLTune learns on its first ones
 DRAWN_JOBS: Final = 20_000
 DRAWN_LOAD: Final = 0.9
 EXPLAINED: Final = 60  # windows
@@ -204,7 +203,7 @@ def _train(cases: tuple[Case, ...], out: Path, effort: Effort, say: Say) -> dict
     for number, (case, name, course) in enumerate(courses, start=1):
         head = f"training {number} of {len(courses)}: {case}, {name}"
         say(head)
-        clock = _Clock(_times(out, case, name), effort, lambda text, head=head: say(f"{head}, {text}"))
+        clock = _Clock(_times(out, case, name), effort, head, say)
         learned[case, name] = train(course, _file(out, case, name), effort.processes, told=clock.told)
     return learned
 
@@ -220,8 +219,8 @@ def _times(out: Path, case: str, name: str) -> Path:
 class _Clock:
     """Keeps how long each epoch took: a training's file has the same bytes wherever it was made, so it can't."""
 
-    def __init__(self, path: Path, effort: Effort, say: Say) -> None:
-        self._path, self._effort, self._say = path, effort, say
+    def __init__(self, path: Path, effort: Effort, head: str, say: Say) -> None:
+        self._path, self._effort, self._head, self._say = path, effort, head, say
         self._since_s = time.perf_counter()
 
     def told(self, epoch: int, stats: UpdateStats, own: float, base: float) -> None:
@@ -230,9 +229,8 @@ class _Clock:
         known: list[Any] = read_checked(self._path) if self._path.is_file() else []
         write_checked(self._path, [*(each for each in known if each["epoch"] < epoch), taken])
         self._since_s = now_s
-        self._say(
-            f"epoch {epoch + 1} of {self._effort.epochs}: mean wait {own:,.0f} s, of the base policy {base:,.0f} s"
-        )
+        scores = f"mean wait {own:,.0f} s, of the base policy {base:,.0f} s"
+        self._say(f"{self._head}, epoch {epoch + 1} of {self._effort.epochs}: {scores}")
 
 
 def _judge(

@@ -19,6 +19,7 @@ from sim.jobs.record import JobsRecord
 from sim.jobs.world import JobRun, JobSimulation, JobWorld
 
 LENGTH: Final = 256
+TRAINING_JOBS: Final = 10_000  # of a trace: RLTune learns on its first ones
 _SMALL, _LARGE = "p100x2", "p100x8"
 
 
