@@ -104,6 +104,30 @@ def test_steps_end_where_the_policy_has_moved_far_enough() -> None:
     assert stats.kl > 0.015
 
 
+@pytest.mark.parametrize("many", [0, 5])
+def test_windows_without_a_choice_move_no_policy(many: int) -> None:
+    """Nobody ever waited, or each was the only one."""
+    rows, ones = np.zeros((many, 7), np.float32), np.zeros(many, np.float32)
+    forced = Episode(
+        rows, np.ones(many, np.int64), np.zeros(many, np.int64), ones, np.zeros((many, 15), np.float32), ones, 0, 0
+    )
+    learner = JobLearner(JobPPOKnobs(), 0, has_slots=True)
+    before = taken(learner.actor)
+    stats = learner.update([forced])
+    assert (stats.decisions, stats.steps, stats.kl) == (many, 0, 0.0)
+    assert all((before[name] == value).all() for name, value in taken(learner.actor).items())
+
+
+def test_the_value_of_slots_sees_the_first_of_a_longer_queue() -> None:
+    rows = np.random.default_rng(0).random((300, 7), np.float32)
+    none = np.zeros(2, np.float32)
+    made = Episode(rows, np.array([200, 100]), np.zeros(2, np.int64), none, np.zeros((2, 15), np.float32), none, 0, 0)
+    first, second = slots_of(made).reshape(2, 128, 7)
+    assert (first == rows[:128]).all()
+    assert (second[:100] == rows[200:]).all()
+    assert (second[100:] == np.array(sight.PADDING, np.float32)).all()
+
+
 # ----------------------------------------------------------------------------------------------------------- files
 
 SPEC = LearnedSpec(FAITHFUL, "sjf", "oracle", "philly")
