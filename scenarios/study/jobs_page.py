@@ -300,8 +300,8 @@ def _training(study: Study) -> str:
         "## Training\n\n"
         f"An epoch is {study.effort['episodes']} windows and an update. Its time is the median, with so many "
         "processes. Steps are the mean of an update's gradient steps of the policy, of so many at most; its bound is "
-        "on the mean log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its base "
-        f"policy's B. That stalls, but for `{FIXED}` and `against`.\n\n" + to_markdown(table) + "\n\n"
+        "on the mean log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its "
+        f"base policy's B. That stalls, but for `{FIXED}` and `against`.\n\n" + to_markdown(table) + "\n\n"
         f"![Rewards by epoch, a line a training]({study.picture})"
     )
 
