@@ -36,6 +36,7 @@ class LearnedSpec:
         trace: the name of the trace that it was trained on.
         features: the version of what the network sees.
         is_drawn: whether it draws its choices, as it was trained, or takes the likeliest.
+        queueing: how its choice is asked for; empty for its kind's way.
 
     Raises:
         InputError: for a kind that there is not, or features of another version.
@@ -47,6 +48,7 @@ class LearnedSpec:
     trace: str = ""
     features: str = sight.VERSION
     is_drawn: bool = True
+    queueing: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -58,7 +60,8 @@ class LearnedSpec:
     @property
     def policy(self) -> JobPolicy:
         """The words around the network."""
-        return JobPolicy(self.base, KINDS[self.kind], placement="lowest", estimate=self.estimate, learned=self.kind)
+        queueing = self.queueing or KINDS[self.kind]
+        return JobPolicy(self.base, queueing, placement="lowest", estimate=self.estimate, learned=self.kind)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -100,12 +100,13 @@ def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Flo
 
 
 def slots_of(episode: Episode) -> Floats:
-    """(D, 896) The rows of each decision in 128 slots, with what stands in those that nobody has."""
+    """(D, 896) The first rows of each decision in 128 slots, with what stands in those that nobody has."""
     slots = np.empty((len(episode.counts), VISIBLE, len(NAMES)), np.float32)
     slots[:] = PADDING
     decision = np.repeat(np.arange(len(episode.counts)), episode.counts)
     place = np.arange(len(decision)) - np.repeat(np.cumsum(episode.counts) - episode.counts, episode.counts)
-    slots[decision, place] = episode.rows
+    is_seen = place < VISIBLE
+    slots[decision[is_seen], place[is_seen]] = episode.rows[is_seen]
     return slots.reshape(len(slots), SLOTS)
 
 
@@ -177,6 +178,8 @@ class JobLearner:
 
     def _improve(self, choices: _Choices) -> tuple[int, float, float]:
         kl, first_loss = 0.0, 0.0
+        if not len(choices.picked):  # all were forced
+            return 0, kl, first_loss
         for step in range(self.knobs.steps + 1):
             log_ratio = choices.log_prob_by(self.actor) - choices.log_prob
             kl = -float(log_ratio.detach().sum()) / choices.decisions

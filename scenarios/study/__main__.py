@@ -14,7 +14,18 @@ from scenarios.commands.shared import spread
 from scenarios.files.documents import read_json
 from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
-from scenarios.study import ablation, carried, faster, fronts, live, margins, paper_table, results, tune_all
+from scenarios.study import (
+    ablation,
+    carried,
+    faster,
+    fronts,
+    jobs_results,
+    live,
+    margins,
+    paper_table,
+    results,
+    tune_all,
+)
 from scenarios.study.page import ablation_table
 from scenarios.study.tuned_rows import Asked
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
@@ -169,6 +180,33 @@ def _live(parser: Parser) -> Work:
     return work
 
 
+def _jobs_results(parser: Parser) -> Work:
+    effort = jobs_results.Effort()
+    text = "of training jobs, as `slimsched jobs import` makes it"
+    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help=text)
+    for flag, what in (
+        ("epochs", "of each training"),
+        ("episodes", "windows before each update"),
+        ("windows", "of each judgement"),
+    ):
+        most: int = getattr(effort, flag)
+        parser.add_argument(f"--{flag}", type=positive, default=most, metavar="N", help=f"{what} ({most})")
+    text = "for what is trained and judged; an interrupted command goes on there (runs/jobs-results)"
+    parser.add_argument("--out", type=new_folder, default="runs/jobs-results", metavar="DIR", help=text)
+    page = "docs/jobs-results.md"
+    parser.add_argument("--page", type=new_file, default=page, metavar="FILE", help=f"{page} by default")
+    _jobs(parser, "windows")
+
+    def work(given: argparse.Namespace) -> int:
+        effort = jobs_results.Effort(given.epochs, given.episodes, given.windows, given.jobs or core_count())
+        with terminated_as_interrupted():
+            jobs_results.make_page(given.trace, given.out, given.page, effort)
+        sys.stdout.write(f"{given.page}\n")
+        return 0
+
+    return work
+
+
 def _paper_table(parser: Parser) -> Work:
     def work(given: argparse.Namespace) -> int:
         sys.stdout.write(paper_table.text())
@@ -192,6 +230,7 @@ COMMANDS: Final[dict[str, tuple[ModuleType, Callable[[Parser], Work]]]] = {
     "ablation": (ablation, _ablation),
     "carried": (carried, _carried),
     "faster": (faster, _faster),
+    "jobs": (jobs_results, _jobs_results),
     "live": (live, _live),
     "margins": (margins, _margins),
     "fronts": (fronts, _fronts),

@@ -85,8 +85,9 @@ def run_folder(
     folder.write_json(folder / "comparison.json", compare_results(results))
     folder.write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
     folder.write_text(folder / "scenario.yaml", "name: toy\n")
+    device = {"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}
     for stage in ("compare", "validate"):
-        note_environment(folder, stage, environment([{"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}], {"seed": 0}))
+        note_environment(folder, stage, environment([device], {"seed": 0}))
     folder.write_json(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],

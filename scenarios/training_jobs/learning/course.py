@@ -22,7 +22,7 @@ from policies.errors import InputError
 from policies.jobs.choices import Choosing
 from policies.jobs.policy import JobPolicy
 from policies.jobs_ppo.choosers import Memory, NetChooser
-from policies.jobs_ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned, write_learned
+from policies.jobs_ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
 from policies.jobs_ppo.learner import Episode, JobLearner, JobPPOKnobs, UpdateStats, taken
 from policies.jobs_ppo.net import JobNet, Weights
 from scenarios.runs.parallel import Jobs, each
@@ -30,6 +30,11 @@ from scenarios.training_jobs.learning.windows import SCORES, Windows, gain, in_s
 from sim.jobs.record import JobsRecord
 
 LEAST_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards of `rltune-fixed` are shares of
+_WORDS: Final = {  # of a course; what `rltune-faithful` and `rltune-fixed` have where nothing is said
+    "reward": ("", "end", "steps"),
+    "against": ("", "stall", "first-fit"),
+    "value": ("", "slots", "means"),
+}
 Told = Callable[[int, UpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
 
 
@@ -42,9 +47,12 @@ class Course:
         windows: to learn on.
         score: one of RLTune's five, for `rltune-faithful`.
         epochs, episodes: updates, and windows before each.
+        reward: `end`, RLTune's at the end of an episode, or `steps`, after each choice; empty for the kind's.
+        against: how the base policy waits, `stall` or `first-fit`; empty for the kind's.
+        value: of `slots` (128), or of `means` and largest values over the queue; empty for the kind's.
 
     Raises:
-        InputError: for a score that there is not, or no epochs or episodes.
+        InputError: for a word that is none of these, or no epochs or episodes.
     """
 
     spec: LearnedSpec
@@ -54,23 +62,27 @@ class Course:
     epochs: int = 100
     episodes: int = 100
     seed: int = 0
+    reward: str = ""
+    against: str = ""
+    value: str = ""
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise InputError("training", "score", f"{self.score!r:.60} is none of {', '.join(SCORES)}")
+        for key, known in {"score": SCORES, **_WORDS}.items():
+            word = getattr(self, key)
+            if word not in known:
+                raise InputError("training", key, f"{word!r:.60} is none of {', '.join(filter(None, known))}")
         if min(self.epochs, self.episodes) < 1:
             raise InputError("training", "epochs", "epochs and episodes must be at least 1")
+
+    def word(self, key: str) -> str:
+        """What is said of `reward`, `against` or `value`, or else its kind's."""
+        return getattr(self, key) or _WORDS[key][1 if self.spec.kind == FAITHFUL else 2]
 
     @property
     def base(self) -> JobPolicy:
         """Whom the rewards are set against: the first in order, in RLTune's way, or whoever fits."""
         spec = self.spec
-        return JobPolicy(
-            spec.base,
-            "stall" if spec.kind == FAITHFUL else "first-fit",
-            placement="lowest",
-            estimate=spec.estimate,
-        )
+        return JobPolicy(spec.base, self.word("against"), placement="lowest", estimate=spec.estimate)
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must have been begun with; the number of epochs may change."""
@@ -81,6 +93,7 @@ class Course:
             "score": self.score,
             "episodes": self.episodes,
             "seed": self.seed,
+            **{key: self.word(key) for key in _WORDS},
             "windows": [len(windows.jobs), windows.first, windows.last, windows.length, windows.warm],
         }
 
@@ -101,11 +114,12 @@ def play(course: Course, task: Task) -> Episode:
     base = windows.run(task.start, course.base)
     own = windows.run(task.start, course.spec.policy, Choosing(chooser))
     many = len(memory.chosen)
-    if course.spec.kind == FIXED:
+    if course.word("reward") == "steps":
         rewards, score, base_score = _stepwise(windows, memory, base, own)
     else:
-        gpus = sum(group.nodes * group.gpus for group in windows.world.groups)
-        score, base_score = (score_of(record, course.score, gpus, windows.count(record)) for record in (own, base))
+        score, base_score = (
+            score_of(record, course.score, windows.gpus, windows.count(record)) for record in (own, base)
+        )
         rewards = np.zeros(many)
         rewards[-1] = gain(base_score, score)
     return Episode(
@@ -140,7 +154,7 @@ def train(course: Course, path: Path, jobs: Jobs = 1, resume: bool = True, told:
         InputError: the file is of another training.
         WorkError: training diverged, or a process was killed.
     """
-    learner = JobLearner(course.knobs, course.seed, has_slots=course.spec.kind == FAITHFUL)
+    learner = JobLearner(course.knobs, course.seed, has_slots=course.word("value") == "slots")
     history: list[dict[str, float]] = _resumed(course, path, learner) if resume and path.is_file() else []
     for epoch in range(len(history), course.epochs):
         seed = derived_seed(course.seed, f"jobs epoch:{epoch}")

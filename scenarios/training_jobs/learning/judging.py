@@ -105,10 +105,12 @@ def judge(
     folder: Path,
     seed: int = 0,
     jobs: Jobs = 1,
+    score: str = "wait",
 ) -> Iterable[tuple[Contender, Numbers]]:
     """(contender, (windows,) mean wait of those that count in each window, seconds), one after another.
 
     Args:
+        score: another of RLTune's five instead of the wait; it has a folder of its own.
         folder: keeps what is known of each contender.
 
     Raises:
@@ -119,11 +121,14 @@ def judge(
         raise InputError("policies", "", f"two have one name among {', '.join(names)}: name them apart")
     tasks = [_Window(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
     for contender in contenders:
-        yield contender, _waits(contender, windows, tasks, folder / f"{contender.name}.json", jobs)
+        yield contender, _scores(contender, windows, tasks, score, folder / f"{contender.name}.json", jobs)
 
 
-def _waits(contender: Contender, windows: Windows, tasks: list[_Window], path: Path, jobs: Jobs) -> Numbers:
+def _scores(
+    contender: Contender, windows: Windows, tasks: list[_Window], score: str, path: Path, jobs: Jobs
+) -> Numbers:
     made_of = inputs_hash(
+        score,
         contender.identity(),
         [windows.length, windows.warm, *windows.jobs.submit_s.tolist(), *windows.jobs.run_s.tolist()],
         windows.jobs.gpus.tolist(),
@@ -133,20 +138,20 @@ def _waits(contender: Contender, windows: Windows, tasks: list[_Window], path: P
     known: list[float] = []
     if path.is_file():
         kept = read_checked(path)
-        known = list(kept["waits_s"]) if kept["inputs"] == made_of else []
+        known = list(kept["scores"]) if kept["inputs"] == made_of else []
     while len(known) < len(tasks):
         batch = tasks[len(known) : len(known) + _BATCH]
-        made = dict(each(_wait, (contender, windows), batch, jobs))
+        made = dict(each(_score, (contender, windows, score), batch, jobs))
         known += [made[place] for place in range(len(batch))]
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_checked(path, {"inputs": made_of, "waits_s": known})
+        write_checked(path, {"inputs": made_of, "scores": known})
     return np.array(known)
 
 
-def _wait(common: tuple[Contender, Windows], task: _Window) -> float:
-    contender, windows = common
+def _score(common: tuple[Contender, Windows, str], task: _Window) -> float:
+    contender, windows, score = common
     record = windows.run(task.start, contender.policy, contender.choosing(task.seed))
-    return score_of(record, "wait", 1, windows.count(record))
+    return score_of(record, score, windows.gpus, windows.count(record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,15 @@ def mean_of(waits_s: Numbers, seed: int = 0) -> Estimate:
     drawn = stream(seed, "job windows:bootstrap").integers(many, size=(DRAWS, many))
     low, high = np.percentile(waits_s[drawn].mean(axis=1), (2.5, 97.5))
     return Estimate(float(waits_s.mean()), float(low), float(high))
+
+
+def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> Estimate:
+    """The mean of one over the mean of another, on the windows of `mean_of`; 1 where the other one's is 0."""
+    drawn = stream(seed, "job windows:bootstrap").integers(len(own), size=(DRAWS, len(own)))
+    tops, bottoms = (np.append(each[drawn].mean(axis=1), each.mean()) for each in (own, base))
+    ratios = np.divide(tops, bottoms, out=np.ones(DRAWS + 1), where=bottoms != 0)
+    low, high = np.percentile(ratios[:-1], (2.5, 97.5))
+    return Estimate(float(ratios[-1]), float(low), float(high))
 
 
 def table_of(waits_s: dict[str, Numbers], against: str | None) -> str:

@@ -19,6 +19,7 @@ from sim.jobs.record import JobsRecord
 from sim.jobs.world import JobRun, JobSimulation, JobWorld
 
 LENGTH: Final = 256
+TRAINING_JOBS: Final = 10_000  # of a trace: RLTune learns on its first ones
 _SMALL, _LARGE = "p100x2", "p100x8"
 
 
@@ -75,6 +76,11 @@ class Windows:
         jobs = self.jobs.rows(slice(start - self.warm, start + self.length))
         warmup_s = float(jobs.submit_s[self.warm] - jobs.submit_s[0]) if self.warm else 0.0
         return JobSimulation(self.world, JobRun(jobs, policy, warmup_s, choosing=choosing))
+
+    @property
+    def gpus(self) -> int:
+        """Of the cluster."""
+        return sum(group.nodes * group.gpus for group in self.world.groups)
 
     def count(self, record: JobsRecord) -> slice:
         """Which rows of a window's record count."""

@@ -24,11 +24,11 @@ from scenarios.training_jobs.learning.judging import (
     judge,
     learned_choice,
     mean_of,
+    ratio_of,
     rival,
     stalled,
     table_of,
 )
-from scenarios.training_jobs.learning.philly_study import study
 from scenarios.training_jobs.learning.windows import Windows, gain, in_system_s, philly_cluster, score_of
 from sim.jobs.jobs import JobList
 from sim.jobs.world import JobWorld
@@ -145,6 +145,39 @@ def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: 
     assert read_learned(tmp_path / "whole.safetensors")[0].spec == this.spec
 
 
+def test_a_faithful_course_with_all_things_changed_is_the_mended_one(tmp_path: Path) -> None:
+    fixed = course(FIXED)
+    spec = LearnedSpec(FAITHFUL, queueing="choice")
+    changed = replace(fixed, spec=spec, reward="steps", against="first-fit", value="means")
+    one, other = train(fixed, tmp_path / "a.safetensors"), train(changed, tmp_path / "b.safetensors")
+    assert all((one.net.weights[name] == value).all() for name, value in other.net.weights.items())
+    assert changed.base == fixed.base
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"reward": "steps"},
+        {"against": "first-fit"},
+        {"value": "means"},
+        {"spec": LearnedSpec(FAITHFUL, queueing="choice")},
+    ],
+    ids=str,
+)
+def test_one_thing_changed_is_another_training(one: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    train(replace(course(FAITHFUL), epochs=1), path)
+    with pytest.raises(InputError, match="begun with another"):
+        train(course(FAITHFUL, **one), path)
+    learned = train(course(FAITHFUL, **one), tmp_path / "b.safetensors")
+    assert read_learned(tmp_path / "b.safetensors")[0].spec == learned.spec
+
+
+def test_a_course_with_a_word_that_there_is_not_is_refused() -> None:
+    with pytest.raises(InputError, match="reward: 'ends' is none of end, steps"):
+        course(FAITHFUL, reward="ends")
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     one = train(course(FAITHFUL, epochs=1), tmp_path / "one.safetensors", jobs=1)
@@ -200,6 +233,23 @@ def test_an_interval_holds_the_mean_of_drawn_windows() -> None:
     assert 85 <= sum(each.low <= 1 <= each.high for each in intervals) <= 99
 
 
+def test_a_ratio_is_of_means_on_the_same_windows() -> None:
+    waits = np.array([0.0, 10.0, 50.0])
+    ratio = ratio_of(0.5 * waits, waits)
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5), abs=1)
+    assert ratio.mean == 0.5
+    assert ratio_of(waits, np.zeros(3)).mean == 1
+
+
+def test_another_score_is_judged_by_its_name(tmp_path: Path) -> None:
+    these = [stalled("fifo")]
+    ((_, busy),) = judge(these, windows(), [40], tmp_path / "utilisation", score="utilisation")
+    record = windows().run(40, these[0].policy)
+    assert busy.tolist() == [score_of(record, "utilisation", 8)]
+    ((_, waits),) = judge(these, windows(), [40], tmp_path / "utilisation")
+    assert waits.tolist() == [score_of(record, "wait", 8)]
+
+
 def test_a_table_explains_a_network_that_is_one() -> None:
     """A network that looks at GPUs, and at what is the same for all at one instant, is explained whole; one that was
     drawn, in part."""
@@ -217,16 +267,3 @@ def test_a_table_explains_a_network_that_is_one() -> None:
     other = explain(net(3), windows(), range(40, 140, 10))
     assert other is not None
     assert other.r_squared < 0.999
-
-
-@pytest.mark.slow
-def test_the_study_of_a_trace_is_made_once(tmp_path: Path) -> None:
-    """A drawn trace in Philly's place, one epoch each."""
-    rng = stream(2, "jobs")
-    sizes = rng.choice([1, 2, 4, 8, 16], 1600)
-    trace = JobList.of(np.sort(rng.integers(0, 30_000, 1600)), rng.integers(1, 2000, 1600), sizes)
-    found = study(trace, tmp_path, epochs=(1, 1), episodes=2, windows=2)
-    assert [table.count("\n") for table in found.tables.values()] == [11, 11, 11]
-    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
-    assert study(trace, tmp_path, epochs=(1, 1), episodes=2, windows=2).tables == found.tables
-    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")} == before
