@@ -192,7 +192,9 @@ def find_gpu(name: str) -> Gpu:
     """
     key = gpu_key(name)
     if key is None:
-        raise InputError("profile synth", "gpu", f"no published figures of {name!r}; {nearest(name.lower(), GPUS)}")
+        known = nearest(name.lower(), GPUS, same_numbers=True)
+        problem = f"no published figures of {name!r}; {known}; for a GPU of your own give --from SHEET.yaml"
+        raise InputError("profile synth", "gpu", problem)
     return GPUS[key]
 
 
