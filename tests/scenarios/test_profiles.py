@@ -216,7 +216,9 @@ def test_unknown_names_give_the_nearest(tmp_path: Path) -> None:
     """In a scenario with its key, on the command line with what was given."""
     path = tmp_path / "shipped.yaml"
     path.write_text(SHIPPED_SCENARIO.replace("gtx-980-ti", "gtx-980"))
-    with pytest.raises(InputError, match=r"cluster.servers.1.profile \(old\): gtx-980: no such profile; did you mean 'gtx-980-ti'"):
+    with pytest.raises(
+        InputError, match=r"cluster.servers.1.profile \(old\): gtx-980: no such profile; did you mean 'gtx-980-ti'"
+    ):
         load_scenario(path)
     with pytest.raises(InputError, match=r"rtx-2080: .*did you mean 'rtx-2080-ti'"):
         read_profile(Path("rtx-2080"))
