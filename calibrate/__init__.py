@@ -3,7 +3,7 @@
 from calibrate.calibration import Calibration
 from calibrate.check import CheckedMetric
 from calibrate.costs import ModelCosts, costs_of
-from calibrate.datasheet import GPUS, find_gpu, synthesize
+from calibrate.datasheet import GPUS, Sheet, find_gpu, synthesize
 from calibrate.measure import Progress
 from calibrate.session import Listener, calibrate, check_profile, model_costs
 
@@ -14,6 +14,7 @@ __all__ = [
     "Listener",
     "ModelCosts",
     "Progress",
+    "Sheet",
     "calibrate",
     "check_profile",
     "costs_of",

@@ -18,14 +18,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from statistics import median
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
 
 from calibrate.costs import ELEMENT_BYTES, Key, KeyCost, ModelCosts
 from calibrate.host import STAMP, MeasuredHost
 from calibrate.plan import full_grid
 from calibrate.sensors import gpu_sensor
 from hw.telemetry.nvml import timing_of
+from policies import strict
 from policies.errors import InputError, nearest
+from policies.strict import StrictModel
 from policies.vocabulary import Provenance
 from sim.profile import (
     SCHEMA,
@@ -66,7 +71,7 @@ class Gpu:
     Attributes:
         tflop_s: FP32, at its peak.
         gb_s, gb: bandwidth of its memory and its size, in 10^9 bytes.
-        architecture: by NVIDIA's name, which decides how its power sensor lags (`hw.telemetry`).
+        architecture: by NVIDIA's name, which decides how its power sensor lags (`hw.telemetry`); empty: unknown.
         memory: its kind, which decides what a context that does nothing draws.
     """
 
@@ -74,11 +79,16 @@ class Gpu:
     multiprocessors: int
     tflop_s: float
     gb_s: float
-    gb: int
+    gb: float
     tdp_w: float
     idle_w: float
     architecture: str
     memory: MemoryKind
+
+    @property
+    def key(self) -> str:
+        """Its name as a file's and a profile's: `RTX 2080 Ti` is `rtx-2080-ti`."""
+        return re.sub(r"[^a-z0-9.]+", "-", re.sub(r" SXM.*", "", self.name).lower()).strip("-")
 
     @property
     def peak_flop_s(self) -> float:
@@ -93,7 +103,7 @@ class Gpu:
     @property
     def vram_bytes(self) -> int:
         """Its memory."""
-        return self.gb * 10**9
+        return round(self.gb * 1e9)
 
     @property
     def context_idle_w(self) -> float:
@@ -120,7 +130,52 @@ _TABLE = (
     Gpu("H100 SXM", 132, 67, 3350, 80, 700, 70, "Hopper", "HBM"),
     Gpu("H200", 132, 67, 4800, 141, 700, 77, "Hopper", "HBM"),
 )
-GPUS: dict[str, Gpu] = {re.sub(r" SXM.*", "", gpu.name).lower().replace(" ", "-"): gpu for gpu in _TABLE}
+GPUS: dict[str, Gpu] = {gpu.key: gpu for gpu in _TABLE}
+
+
+class Sheet(StrictModel):
+    """What is published of a GPU that is not in the table, as a user writes it into a file (YAML).
+
+    Bounds are wide, and yet refuse a number in another unit: gigaflops, terabytes a second, megabytes.
+    """
+
+    schema_: Literal["slimsched.sheet/1"] = Field(alias="schema")
+    name: str = Field(min_length=1, max_length=100, pattern="[A-Za-z0-9]")
+    multiprocessors: Annotated[int, Field(ge=1, le=1024)]
+    tflop_s: Annotated[float, Field(ge=0.05, le=2000)]
+    gb_s: Annotated[float, Field(ge=5, le=100_000)]
+    gb: Annotated[float, Field(ge=0.5, le=2000)]
+    tdp_w: Annotated[float, Field(ge=1, le=5000)]
+    memory: MemoryKind
+    idle_w: Annotated[float, Field(ge=0, le=1000)] | None = None
+    architecture: Literal["Maxwell", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell"] | None = None
+
+    @model_validator(mode="after")
+    def _more_than_idle(self) -> Self:
+        most_w = (1 - CONTEXT_SHARES[self.memory]) * self.tdp_w
+        if self.idle_w is not None and self.idle_w >= most_w:
+            problem = (
+                f"idle_w ({self.idle_w:g}) must be below {most_w:g}: of tdp_w ({self.tdp_w:g}) the rest is what an"
+            )
+            raise ValueError(f"{problem} open context draws; leave idle_w out where it is not known")
+        return self
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str) -> Sheet:
+        """Raises `InputError` naming `source` and the key where it is none."""
+        return strict.parse(cls, text, source)
+
+    @property
+    def gpu(self) -> Gpu:
+        """As the table has it; an idle power that is not known is the table's median share of the TDP."""
+        idle_w = self.idle_w if self.idle_w is not None else rounded(idle_share(self.memory) * self.tdp_w)
+        figures = (self.multiprocessors, self.tflop_s, self.gb_s, self.gb, self.tdp_w, idle_w)
+        return Gpu(self.name, *figures, architecture=self.architecture or "", memory=self.memory)
+
+
+def idle_share(memory: MemoryKind) -> float:
+    """Idle power over TDP, the median of the table's GPUs with this kind of memory."""
+    return median(gpu.idle_w / gpu.tdp_w for gpu in _TABLE if gpu.memory == memory)
 
 
 def gpu_key(name: str) -> str | None:
@@ -137,27 +192,26 @@ def find_gpu(name: str) -> Gpu:
     """
     key = gpu_key(name)
     if key is None:
-        raise InputError("profile synth", "gpu", f"no published figures of {name!r}; {nearest(name.lower(), GPUS)}")
+        known = nearest(name.lower(), GPUS, same_numbers=True)
+        problem = f"no published figures of {name!r}; {known}; for a GPU of your own give --from SHEET.yaml"
+        raise InputError("profile synth", "gpu", problem)
     return GPUS[key]
 
 
-def synthesize(
-    gpu_name: str, costs: ModelCosts, batch_limit: int = 128, *, host: MeasuredHost | None = None
-) -> Profile:
+def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: MeasuredHost | None = None) -> Profile:
     """A profile of a GPU running a model, derived from the GPU's published figures.
 
     Args:
         host: what deciding for it costs, and the ways to its server; none of it is in the profile where it is None.
 
     Raises:
-        InputError: no such GPU in the table, or the batch limit is below 1.
+        InputError: the batch limit is below 1.
     """
-    gpu = find_gpu(gpu_name)
     if batch_limit < 1:
         raise InputError("profile synth", "batch_limit", f"must be at least 1, found {batch_limit}")
     return Profile(
         schema=SCHEMA,
-        name=f"{gpu_key(gpu_name)}-{costs.info.name}",
+        name=f"{gpu.key}-{costs.info.name}",
         provenance=Provenance.DATASHEET,
         device=DeviceInfo(kind="cuda", name=gpu.name, vram_bytes=gpu.vram_bytes, stamps=_stamps(host)),
         model=costs.info,

@@ -140,7 +140,10 @@ class _Document:
         except InputError as error:
             raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error.problem})") from None
         except (ValueError, RecursionError) as error:
-            raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error})") from None
+            problem = (
+                f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model evaluate` writes one"
+            )
+            raise InputError(str(path), "", problem) from None
         document = cls(str(path), found if isinstance(found, dict) else {})
         if document.fields.get("schema") != SCHEMA:
             what = f"is {shown(document.fields.get('schema'))}" if document.fields else "there is none"

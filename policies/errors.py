@@ -11,7 +11,8 @@ class InputError(ValueError):
 
     Attributes:
         source: the file (or flag) that holds it.
-        key: the key inside it, dotted (`cluster.servers.0.profile`), or empty for the file as a whole.
+        key: the key inside it, dotted, with the name of a list's item after it (`cluster.servers.0.profile (fast)`), or
+            empty for the file as a whole.
         problem: what was found and what is allowed, with the remedy.
     """
 
@@ -34,9 +35,19 @@ def in_a_line(text: str, most: int = 300) -> str:
     return short if len(short) <= most else f"{short[:most]} ..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A phrase that names the known word nearest to an unknown one, and all the known ones."""
+def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbers: bool = False) -> str:
+    """A phrase that names the known word nearest to an unknown one, and all the known ones.
+
+    Args:
+        lead: before the known ones.
+        same_numbers: only a word with the same digits is near: an RTX 5090 is no mistyped RTX 4090.
+    """
     words = sorted(known)
-    close = difflib.get_close_matches(name[:100], words, n=1)
+    near = [word for word in words if not same_numbers or _digits(word) == _digits(name)]
+    close = difflib.get_close_matches(name[:100], near, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(words)}"
+    return f"{hint}{lead} {', '.join(words)}"
+
+
+def _digits(name: str) -> str:
+    return "".join(filter(str.isdigit, name))

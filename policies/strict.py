@@ -9,15 +9,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from policies.errors import InputError, nearest
+
+_KINDS: Final = {
+    "slimsched.scenario": "a scenario of serving, for `slimsched simulate`, `compare` and `run`",
+    "slimsched.jobs": "a scenario of training jobs, for `slimsched jobs compare` and the like",
+    "slimsched.jobpolicy": "a policy for training jobs, for `slimsched jobs compare --policy`",
+    "slimsched.profile": "a device's profile, for a scenario's servers and `slimsched profile show`",
+    "slimsched.rule": "a router's rule, for --router and a scenario's routers",
+    "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth --from`",
+}
 
 
 class StrictModel(BaseModel):
@@ -205,22 +214,74 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
             raise InputError(source, line, f"nested more than {MOST_LEVELS} levels deep") from None
         kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
-        raise InputError(source, line, f"{kind}{problem}") from None
+        helps = _of_yaml(text, mark) if kind else ""
+        raise InputError(source, line, f"{kind}{problem}{helps}") from None
     if not isinstance(raw, dict):
         found = "nothing: the file is empty" if raw is None else type(raw).__name__
-        raise InputError(source, "", f"expected keys and values, found {found}")
+        remedy = "is it the file that you mean? `slimsched init` writes a first scenario"
+        raise InputError(source, "", f"expected keys and values, found {found}; {remedy}")
     return raw
+
+
+def _of_yaml(text: str, mark: Any) -> str:
+    """What helps against the commonest mistakes in YAML itself."""
+    lines = text.splitlines()
+    if mark is None:
+        return "; is it the file that you mean?"
+    if mark.line < len(lines) and "\t" in lines[mark.line]:
+        return "; the line has a tab: indent with spaces"
+    return "; look at indentation, brackets and quotes there and in the line before"
 
 
 def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
     """Check plain data against a `model`; raises `InputError` as `parse` does."""
+    _require_schema(model, raw, source)
     try:
         # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
         return model.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        raise _explain(model, error, source) from None
+        found = _explain(model, error, source)
+        raise InputError(source, with_name(raw, found.key), found.problem) from None
     except (TypeError, ValueError) as error:
         raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
+
+
+def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
+    """Before all keys: a document of another kind has another `schema`, and hardly a key in common."""
+    allowed, found = get_args(_fields(model).get("schema")), raw.get("schema")
+    if allowed and found is not None and found not in allowed:
+        kind = _KINDS.get(str(found).partition("/")[0])
+        named = f"{kind}; " if kind else ""
+        raise InputError(source, "schema", f"found {found!r:.80}: {named}wanted here is {allowed[0]!r}")
+
+
+def with_name(raw: Any, key: str) -> str:
+    """A dotted key with the name of the list's item that it leads through: `servers.2.link (gpu-a)`."""
+    name, place = None, raw
+    for part in key.split("."):
+        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+            place = place[int(part)]
+            name = place.get("name", name) if isinstance(place, dict) else name
+        else:
+            place = place.get(part) if isinstance(place, dict) else None
+    return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
+
+
+def _remedy(kind: str, found: Any, context: Mapping[str, Any]) -> str:
+    """What helps against some mistakes that many make; empty for others."""
+    if kind == "less_than_equal" and context.get("le") == 1 and isinstance(found, int | float) and 1 < found <= 100:
+        return f"; {found:g} % is {found / 100:g}"
+    if kind in ("float_type", "int_type") and isinstance(found, str):
+        number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", found[:80])
+        if number and found.strip().endswith("%"):
+            return f"; write {float(number[1]) / 100:g}"
+        return f"; write the number alone, without unit and quotes: {number[1]}" if number else ""
+    if kind in ("tuple_type", "list_type") and isinstance(found, str | int | float):
+        return f"; a list stands in brackets: [{found!s:.40}]"
+    if kind == "literal_error" and isinstance(found, str):
+        close = nearest(found, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
+        return f"; {close[0]}?" if close[1] else ""
+    return ""
 
 
 def _explain(model: type[BaseModel], error: ValidationError, source: str) -> InputError:
@@ -234,11 +295,14 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     if is_unknown:
         unknown = str(first["loc"][-1])
         known = {name for each in models for name in _fields(each)}
-        return InputError(source, ".".join([*parts, unknown]), f"unknown key; {nearest(unknown, known)}{more}")
+        comma = "a number has no comma (1000, not 1,000); " if unknown.isdigit() else ""
+        return InputError(source, ".".join([*parts, unknown]), f"unknown key; {comma}{nearest(unknown, known)}{more}")
     if first["type"] == "union_tag_invalid":
         tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
         if known <= _FORMS.keys():
+            words = sorted(_words_in([_fields(each)[parts[-1]] for each in _follow(model, location[:-1])[1]]))
             allowed = " or ".join(_FORMS[each] for each in sorted(known, reverse=True))
+            allowed = allowed.replace("a word", f"a word ({', '.join(words)})", 1) if words else allowed
             return InputError(source, ".".join(parts), f"allowed is {allowed} (found {first['input']!r:.80}){more}")
         key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
         return InputError(source, key, f"unknown {tag!r}; {nearest(tag, known)}{more}")
@@ -246,10 +310,12 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         parts.append(first["ctx"]["discriminator"].strip("'"))
     key = ".".join(parts)
     if first["type"] in ("missing", "union_tag_not_found"):
-        return InputError(source, key, f"missing; it must be given{more}")
+        written = f": `schema: {get_args(_fields(model)['schema'])[0]}`" if key == "schema" else ""
+        return InputError(source, key, f"missing; it must be given{written}{more}")
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
-    return InputError(source, key, message[0].lower() + message[1:] + found + more)
+    helps = _remedy(first["type"], first["input"], first.get("ctx", {}))
+    return InputError(source, key, message[0].lower() + message[1:] + found + helps + more)
 
 
 def _causes(error: ValidationError) -> list[ErrorDetails]:
@@ -285,6 +351,15 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {annotation}
     return {model for argument in get_args(annotation) for model in _models_in(argument)}
+
+
+def _words_in(annotations: Sequence[object]) -> set[str]:
+    """Texts that types allow literally."""
+    found: set[str] = set()
+    for each in annotations:
+        parts = get_args(each)
+        found |= {part for part in parts if isinstance(part, str)} if get_origin(each) is Literal else _words_in(parts)
+    return found
 
 
 def to_yaml(document: StrictModel) -> str:

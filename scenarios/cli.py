@@ -283,6 +283,8 @@ def _profile_show(parser: argparse.ArgumentParser) -> None:
 
 def _profile_synth(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("gpu", nargs="?", metavar="GPU", help="such as rtx-2080-ti")
+    text = "of a GPU of your own: its published figures (docs/profiles.md)"
+    parser.add_argument("--from", dest="sheet", type=path, metavar="SHEET.yaml", help=text)
     parser.add_argument("--all", action="store_true", help="one of every GPU that is known, into the folder --out")
     _network(parser, "slimresnet18")
     parser.add_argument("--batch-limit", type=up_to(4096), default=128, metavar="N", help="largest batch (128)")

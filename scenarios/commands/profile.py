@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 from argparse import Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from policies.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.documents import json_text, read_text, write_text
+from scenarios.files.documents import json_text, read_text, with_remedy, write_text
 from scenarios.files.reading import as_made, read_profile
 from scenarios.files.shipped import SHIPPED_HOST
 from scenarios.show.profile import described
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file, writable_folder
 from sim.profile import Profile
+
+if TYPE_CHECKING:
+    from calibrate.datasheet import Gpu
 
 
 def profile_show(arguments: Namespace) -> int:
@@ -35,15 +39,14 @@ def profile_show(arguments: Namespace) -> int:
 
 
 def profile_synth(arguments: Namespace) -> int:
-    """A profile from published figures, or one of every GPU."""
+    """A profile from published figures: of the table's GPU, of every one of them, or of a sheet's."""
     from calibrate.costs import costs_of
     from calibrate.datasheet import GPUS, synthesize
     from calibrate.host import MeasuredHost
     from hw.networks import Network
 
     output = Output(arguments)
-    if arguments.all == (arguments.gpu is not None):
-        raise InputError("profile synth", "", f"name a GPU or give --all; GPUs: {', '.join(GPUS)}")
+    gpus = _gpus(arguments)
     if arguments.all and arguments.out is None:
         raise InputError("profile synth", "--all", "needs --out DIR, a folder for the profiles")
     if arguments.out is not None:
@@ -55,15 +58,28 @@ def profile_synth(arguments: Namespace) -> int:
     costs = costs_of(network.build(), network.label, network.label)
     host = MeasuredHost.from_yaml(read_text(SHIPPED_HOST), str(SHIPPED_HOST))
     if arguments.all:
-        for key, path in zip(GPUS, paths, strict=True):
-            write_text(path, synthesize(key, costs, arguments.batch_limit, host=host).to_yaml())
+        for gpu, path in zip(gpus, paths, strict=True):
+            write_text(path, synthesize(gpu, costs, arguments.batch_limit, host=host).to_yaml())
         return output.result("\n".join(f"profile: {path}" for path in paths), {"profiles": [str(p) for p in paths]})
-    profile = synthesize(arguments.gpu, costs, arguments.batch_limit, host=host)
+    profile = synthesize(gpus[0], costs, arguments.batch_limit, host=host)
     document = profile.model_dump(mode="json", by_alias=True)
     if arguments.out is None:
         return output.result(profile.to_yaml().rstrip(), document)
     write_text(arguments.out, profile.to_yaml())
     return output.result(f"profile: {arguments.out}", document)
+
+
+def _gpus(arguments: Namespace) -> list[Gpu]:
+    """Of which profiles are asked for; raises `InputError` where that is none, or said in two ways."""
+    from calibrate.datasheet import GPUS, Sheet, find_gpu
+
+    if [arguments.all, arguments.gpu is not None, arguments.sheet is not None].count(True) != 1:
+        problem = f"name one GPU ({', '.join(GPUS)}), or give --all, or for a GPU of your own --from SHEET.yaml"
+        raise InputError("profile synth", "", problem)
+    if arguments.sheet is None:
+        return list(GPUS.values()) if arguments.all else [find_gpu(arguments.gpu)]
+    with with_remedy("docs/profiles.md#a-gpu-of-your-own has a sheet to copy"):
+        return [Sheet.from_yaml(read_text(arguments.sheet), str(arguments.sheet)).gpu]
 
 
 def profile_schema(arguments: Namespace) -> int:

@@ -114,13 +114,18 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
         return read_bytes(path, source=source or "", key=key, hint=hint).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         named = f"{path}: " if source else ""
-        raise InputError(source or str(path), key, f"{named}not UTF-8 text (byte {error.start})") from None
+        remedy = "is it the file that you mean?"
+        raise InputError(source or str(path), key, f"{named}not UTF-8 text (byte {error.start}); {remedy}") from None
 
 
 def _neighbor(path: Path) -> str:
     """A hint: where what ships by this former path lies now, or the nearest file of that kind in the same folder."""
     if (now := shipped_as(path)) is not None:
         return f"; what ships by this name is {now}"
-    here = path.parent.glob("*") if lies_there(path.parent) else []
-    others = sorted(other.name for other in here if other.suffix == path.suffix)
-    return f"; in that folder: {nearest(path.name, others[:20])}" if others else ""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""
+        return f"; there is no folder {folder}{remedy}"
+    others = sorted(other.name for other in folder.glob("*") if other.suffix == path.suffix)
+    place = "that folder" if path.is_absolute() else str(folder)
+    return f"; in {place}: {nearest(path.name, others[:20])}" if others else f"; looked in {folder}"

@@ -6,7 +6,8 @@ It builds nothing from what it read.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hw.datasets import is_image_folder, require_image_folder
 from policies import strict
 from policies.errors import InputError, nearest
 from policies.own import is_own
-from scenarios.files.documents import read_text
+from scenarios.files.documents import read_text, with_remedy
 from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_router
 from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
@@ -58,8 +59,26 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
         shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
         parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=shipped)})
     scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
+    with _naming_items(raw, source):
+        _check(scenario, source)
+    return scenario
+
+
+@contextmanager
+def _naming_items(raw: Mapping[str, Any], source: str) -> Iterator[None]:
+    """What is wrong with an item of a list is told with its name: nobody counts servers."""
+    try:
+        yield
+    except InputError as error:
+        key = strict.with_name(raw, error.key) if error.source == source else error.key
+        raise InputError(error.source, key, error.problem) from None
+
+
+def _check(scenario: Scenario, source: str) -> None:
+    """All that no key says by itself; raises `InputError`."""
     if scenario.model.accuracy is not None:
-        read_text(Path(scenario.model.accuracy), source, "model.accuracy")
+        with with_remedy("`slimsched model evaluate` writes one; slimresnet18-paper names the paper's, which ships"):
+            read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
     _check_dataset(scenario, source)
     _check_servers(scenario, source)
@@ -67,7 +86,6 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     check_faults(scenario, source)
     _check_routers(scenario, source)
     scenario.workload.require_files()
-    return scenario
 
 
 def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
@@ -151,7 +169,7 @@ def _check_servers(scenario: Scenario, source: str) -> None:
     for index, server in enumerate(servers):
         key = f"cluster.servers.{index}"
         if server.name in names:
-            raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; names must differ")
+            raise InputError(source, f"{key}.name", f"{server.name!r} is given twice; rename one of the two")
         names.add(server.name)
         _check_device(server, owners.keys(), source, key)
         _check_emulation(server, owners, real, source, key)
@@ -196,29 +214,54 @@ def _check_profiles(scenario: Scenario, source: str) -> None:
         if server.known_profile is None:
             continue
         key = f"cluster.servers.{index}"
-        profile = read_profile(Path(server.known_profile), source, f"{key}.{server.profile_key}")
+        named = f"{key}.{server.profile_key}"
+        with _named_by(source, f"{named} ({server.name})"):
+            profile = read_profile(Path(server.known_profile), source, named)
         first = first or (server.name, profile)
         if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
-            found = f"{profile.model.segments} segments and widths {list(profile.model.widths)}"
-            raise InputError(source, f"{key}.{server.profile_key}", f"{found}; {first[0]!r} has another network")
+            found, other = _network_of(profile), f"{first[0]!r} has another network: {_network_of(first[1])}"
+            remedy = "give all servers profiles of one network (`slimsched profile synth --network`, or calibrate)"
+            raise InputError(source, named, f"{profile.name!r} is of {found}; {other}; {remedy}")
         knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
         _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
+
+
+def _network_of(profile: Profile) -> str:
+    return f"{profile.model.name}, {profile.model.segments} segments, widths {list(profile.model.widths)}"
+
+
+@contextmanager
+def _named_by(source: str, key: str) -> Iterator[None]:
+    """What is wrong within a file is told with the place that named it."""
+    try:
+        yield
+    except InputError as error:
+        if error.source == source:
+            raise
+        raise InputError(error.source, error.key, f"{error.problem} (named by {source}: {key})") from None
 
 
 def _check_server_against(
     profile: Profile, server: ServerSection, greedy: GreedySection, source: str, key: str, *, spans_hosts: bool
 ) -> None:
     if greedy.batch_limit > profile.batch_limit:
-        problem = f"{greedy.batch_limit} is beyond what the profile covers; allowed are 1 to {profile.batch_limit}"
-        raise InputError(source, f"{key}.greedy.batch_limit", problem)
+        problem = f"{greedy.batch_limit} is beyond what the profile of {server.name!r} covers"
+        problem += f"; allowed are 1 to {profile.batch_limit}"
+        raise InputError(source, _greedy_key(server, "batch_limit", key), problem)
     known = {(cost.segment, cost.width) for cost in profile.memory.instances}
     for pair in () if isinstance(greedy.preload, str) else greedy.preload:
         if pair not in known:
             allowed = f"segments 1 to {profile.model.segments} at widths {list(profile.model.widths)}"
-            raise InputError(source, f"{key}.greedy.preload", f"no instance {list(pair)}; allowed are {allowed}")
+            problem = f"no instance {list(pair)} of {server.name!r}; allowed are {allowed}"
+            raise InputError(source, _greedy_key(server, "preload", key), problem)
     if server.link == "measured" and profile.link is None and not (spans_hosts and server.emulated):
         allowed = f"{', '.join(PRESETS)} or latency_s and bandwidth_bytes_s"
         raise InputError(source, f"{key}.link", f"'measured', but the profile holds no link; allowed are {allowed}")
+
+
+def _greedy_key(server: ServerSection, knob: str, key: str) -> str:
+    """Where a knob of a server was given: there, or for the whole cluster."""
+    return f"{key}.greedy.{knob}" if knob in server.greedy.model_fields_set else f"cluster.greedy.{knob}"
 
 
 def check_faults(scenario: Scenario, source: str) -> None:

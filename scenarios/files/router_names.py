@@ -95,6 +95,8 @@ def check_router(name: str, source: str, key: str = "") -> None:
         parse_router_name(name, source, key)
     except InputError as error:
         problem = f"{error.problem}, or one that the run makes: `ppo`, `tide`, `tuned:KIND` for a rule"
+        if name.endswith((".yaml", ".yml")):
+            problem = f"{name}: no router's file has this ending; a rule's file ends in {RULE_SUFFIX}: rename it"
         raise InputError(source, key, problem) from None
 
 

@@ -51,7 +51,9 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
     if path.name.lower() not in shipped:
         calibrated = CALIBRATED / f"{path.name}.yaml"
         hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
-        problem = f"no such file, and no shipped profile has this name; {hint}{nearest(path.name.lower(), shipped)}"
+        known = nearest(path.name.lower(), shipped, "those that ship are", same_numbers=True)
+        remedy = "for a GPU of your own: `slimsched profile synth --from sheet.yaml` (docs/profiles.md)"
+        problem = f"no such profile; {hint}{known}; {remedy}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]
 
@@ -76,7 +78,9 @@ def scenario_file(named: Path) -> Path:
     if not is_shipped_name(str(named)):
         return named
     names = sorted(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml"))
-    raise ValueError(f"{named}: no such file, and no shipped scenario has this name; {nearest(named.name, names)}")
+    remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
+    problem = f"no such file, and no shipped scenario has this name; {nearest(named.name, names)}; {remedy}"
+    raise ValueError(f"{named}: {problem}")
 
 
 def is_shipped_name(text: str) -> bool:

@@ -34,8 +34,23 @@ from sim.profile import Count, Loss, NonNegative, Positive, Share
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_NAME = re.compile(NAME)
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)")
+
+_LONG_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*(millisec\w*|sec\w*|min\w*|hour\w*|hr\w*|days?)")
+
+
+def plain_name(text: str) -> str:
+    """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
+    if _NAME.fullmatch(text):
+        return text
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:100]).strip("-._")
+    allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
+    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
+
+
+Name = Annotated[str, AfterValidator(plain_name)]
 
 
 def parse_duration(text: str) -> float:
@@ -44,9 +59,10 @@ def parse_duration(text: str) -> float:
     try:
         return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
     except ValueError:
-        raise ValueError(
-            f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
-        ) from None
+        problem = f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
+        near = _LONG_UNIT.fullmatch(text.strip()[:40].lower())
+        unit = "ms" if near and near[2].startswith("milli") else near[2][0] if near else ""
+        raise ValueError(f"{problem}; write {near[1]}{unit}" if near else problem) from None
 
 
 def _seconds(value: Any) -> Any:
@@ -277,7 +293,7 @@ class GreedySection(StrictModel):
 class ServerSection(StrictModel):
     """One server: a queue with a scheduler, on a device."""
 
-    name: str = Field(description="unique in the cluster; up to 100 letters, digits, `.`, `_` and `-`", pattern=NAME)
+    name: Name = Field(description="unique in the cluster; up to 100 letters, digits, `.`, `_` and `-`")
     device: DeviceSection | None = Field(None, description="the real device; null for a server that is only simulated")
     profile: ProfileName | None = Field(
         None, description="a file, or a shipped profile's name; null: the local device is calibrated"
@@ -288,11 +304,10 @@ class ServerSection(StrictModel):
         "measured", description="a preset (`wifi5` is one medium for all), what calibration `measured`, or numbers"
     )
     shares_device_with: str | None = Field(None, description="the server whose device this one runs on, too")
-    host: str | None = Field(
+    host: Name | None = Field(
         None,
         description="under `backend: ray`: the host that it is on, by the label `host` of its node or its own name; "
         "null: the router's",
-        pattern=NAME,
     )
     greedy: GreedySection = Field(
         default_factory=GreedySection, description="knobs that differ from `cluster.greedy` on this server"
@@ -912,7 +927,7 @@ class Scenario(StrictModel):
     EXAMPLE: ClassVar[str] = "scenarios/quickstart.yaml"
 
     schema_: Literal["slimsched.scenario/1"] = Field(alias="schema", description="the form of this file")
-    name: str = Field(description="names the run folder; up to 100 letters, digits, `.`, `_` and `-`", pattern=NAME)
+    name: Name = Field(description="names the run folder; up to 100 letters, digits, `.`, `_` and `-`")
     model: ModelSection = Field(description="the network")
     cluster: ClusterSection = Field(description="the servers")
     router: RouterSection = Field(default_factory=RouterSection, description="the router's core")

@@ -136,7 +136,9 @@ def _between(text: str, least: float, most: float) -> float:
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a number from {least:g} to {most:g}")
+        number = text.strip().removesuffix("%")
+        helps = f"; {number} % is {float(number) / 100:g}" if number.isdecimal() and 1 < float(number) <= 100 else ""
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: must be a number from {least:g} to {most:g}{helps}")
     return value
 
 

@@ -143,7 +143,7 @@ def read_case(scenario: JobsScenario, source: str) -> JobsCase:
     Raises:
         InputError: a file that it names is none, or something does not fit together.
     """
-    trace = read_trace(Path(scenario.trace))
+    trace = _trace(scenario, source)
     policies = tuple(_named_policy(name, scenario, source) for name in scenario.policies)
     with _of_file(source):
         world = _world(scenario, trace, source)
@@ -154,6 +154,15 @@ def read_case(scenario: JobsScenario, source: str) -> JobsCase:
     for each in policies:
         case.run_of(each)
     return case
+
+
+def _trace(scenario: JobsScenario, source: str) -> JobTrace:
+    """Raises `InputError`, of a missing one with the key that named it."""
+    path = Path(scenario.trace)
+    if not path.exists():
+        remedy = "`slimsched jobs import LOG` writes one of a cluster's log, `jobs generate` draws one"
+        raise InputError(source, "trace", f"{path}: no such file; {remedy}")
+    return read_trace(path)
 
 
 @contextmanager

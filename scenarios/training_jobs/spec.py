@@ -16,7 +16,7 @@ from policies.jobs.queueing import QUEUEINGS
 from policies.jobs.rounds import ROUNDS
 from policies.strict import StrictModel
 from scenarios.files.named_files import FileName
-from scenarios.files.spec import NAME, FilePath, PossiblePath, ProfileName, parse_duration
+from scenarios.files.spec import FilePath, Name, PossiblePath, ProfileName, parse_duration
 from sim.profile import Count, Positive
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
@@ -179,7 +179,7 @@ class JobsScenario(StrictModel):
     """A trace, a cluster, and the policies that are set against each other."""
 
     schema_: Literal["slimsched.jobs/1"] = Field(alias="schema", description="this form's name")
-    name: str = Field(description="up to 100 letters, digits, `.`, `_` and `-`", pattern=NAME)
+    name: Name = Field(description="up to 100 letters, digits, `.`, `_` and `-`")
     trace: FilePath = Field(description="a trace that `slimsched jobs import` or `generate` made")
     cluster: ClusterSection = Field(description="what the jobs run on")
     window: WindowSection = Field(default_factory=WindowSection, description="the part of the trace that is run")

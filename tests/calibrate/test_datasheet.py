@@ -30,7 +30,7 @@ from sim.profile import LatencyCurve, Profile
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle
 
 COSTS = costs_of(Network("slimresnet18").build(), "slimresnet18", "0")
-PROFILES = {name: synthesize(name, COSTS, 128) for name in GPUS}
+PROFILES = {name: synthesize(GPUS[name], COSTS, 128) for name in GPUS}
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -152,4 +152,4 @@ def test_names_are_forgiving_and_unknown_ones_are_refused() -> None:
     with pytest.raises(InputError, match="did you mean 'rtx-2080-ti'"):
         find_gpu("rtx 2080")
     with pytest.raises(InputError, match="at least 1, found 0"):
-        synthesize("t4", COSTS, 0)
+        synthesize(GPUS["t4"], COSTS, 0)

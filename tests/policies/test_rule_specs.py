@@ -135,7 +135,7 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"group": 2.5}, "group", ["found 2.5"]),
         ({"group": True}, "group", ["found True"]),
         ({"group": "big"}, "group", ["found 'big'", "'largest'"]),
-        ({"group": [4]}, "group", ["found [4]", "a word or a number"]),
+        ({"group": [4]}, "group", ["found [4]", "a word (largest) or a number"]),
         ({"rungs": []}, "rungs", ["found []", "at least 1 item"]),
         ({"rungs": [[1, 1, 0, 1], [1, 1, 1, 1]]}, "rungs.0.2", ["found 0", "greater than 0"]),
         ({"rungs": ["1111", "2222"]}, "rungs.0", ["found '1111'", "valid array"]),

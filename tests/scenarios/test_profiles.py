@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import textwrap
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +82,7 @@ def test_shipped_profiles_are_what_the_model_makes() -> None:
     files = {path.stem: path for path in shipped.SHIPPED_PROFILES.iterdir()}
     assert files.keys() == GPUS.keys()
     for key, path in files.items():
-        assert path.read_text(encoding="utf-8") == synthesize(key, costs, 128, host=host).to_yaml(), (
+        assert path.read_text(encoding="utf-8") == synthesize(GPUS[key], costs, 128, host=host).to_yaml(), (
             f"{path}: run `make profiles`"
         )
         assert path.stat().st_size < 60_000
@@ -130,12 +132,69 @@ def test_the_whole_table_is_written_by_one_command(tmp_path: Path, capsys: pytes
     assert {path.stem for path in (tmp_path / "new").iterdir()} == GPUS.keys()
     assert main(["profile", "synth", "--all", *flags]) == 2
     assert "--out" in capsys.readouterr().err
-    for wrong in (["--all", "t4"], []):
+    for wrong in (["--all", "t4"], ["--from", "x.yaml", "t4"], []):
         assert main(["profile", "synth", *wrong]) == 2
         assert "rtx-2080-ti" in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert main(["profile", "synth", "--all", *flags, "--out", str(tmp_path / "file")]) == 2
     assert "this is a file" in capsys.readouterr().err
+
+
+def test_a_gpu_of_ones_own_is_made_of_its_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sheet of the documentation, and a table's GPU written as a sheet: the same but for its name."""
+    page = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
+    text = re.search(r"(?:^    .*\n)+", page[page.index("schema: slimsched.sheet/1") - 4 :], re.MULTILINE)
+    assert text is not None
+    sheet, flags = tmp_path / "sheet.yaml", ["--network", "slimresnet-tiny", "--batch-limit", "4"]
+    sheet.write_text(textwrap.dedent(text[0]))
+    assert main(["profile", "synth", "--from", str(sheet), *flags, "--out", str(tmp_path / "own.yaml")]) == 0
+    own = read_profile(tmp_path / "own.yaml")
+    assert (own.name, own.device.name, own.device.vram_bytes) == ("rtx-4070-slimresnet-tiny", "RTX 4070", 12 * 10**9)
+    assert (round(own.power.bare_idle_w, 1), round(own.power.context_idle_w, 1)) == (17.1, 53.1)  # as the page says
+    sheet.write_text(
+        "{schema: slimsched.sheet/1, name: Tesla T4, multiprocessors: 40, tflop_s: 8.1, gb_s: 320, gb: 16, tdp_w: 70, "
+        "idle_w: 10, architecture: Turing, memory: GDDR}"
+    )
+    capsys.readouterr()
+    documents = []
+    for words in (["t4"], ["--from", str(sheet)]):
+        assert main(["profile", "synth", *words, *flags, "--json", "-"]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    assert [document.pop("name") for document in documents] == ["t4-slimresnet-tiny", "tesla-t4-slimresnet-tiny"]
+    assert [document["device"].pop("name") for document in documents] == ["T4", "Tesla T4"]
+    assert documents[0] == documents[1]
+
+
+SHEET = (
+    "{schema: slimsched.sheet/1, name: X, multiprocessors: 46, tflop_s: 29.1, gb_s: 504, gb: 12, tdp_w: 200, "
+    "memory: GDDR}"
+)
+
+
+@pytest.mark.parametrize(
+    "old, new, wanted",
+    [
+        ("29.1", "29100", "tflop_s: input should be less than or equal to 2000 (found 29100)"),
+        ("504", "0.504", "gb_s: input should be greater than or equal to 5 (found 0.504)"),
+        ("29.1", "29.1 TFLOPS", "tflop_s: input should be a valid number (found '29.1 TFLOPS')"),
+        ("tflop_s", "tflops", "tflops: unknown key; did you mean 'tflop_s'?"),
+        ("GDDR", "GDDR6", "memory: input should be 'HBM' or 'GDDR' (found 'GDDR6')"),
+        ("tdp_w: 200, ", "", "tdp_w: missing"),
+        ("GDDR", "GDDR, idle_w: 170", "idle_w (170) must be below 164"),
+        ("name: X", 'name: "//"', "name: "),
+    ],
+)
+def test_a_wrong_sheet_is_refused(
+    old: str, new: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line with file, key, value, what is allowed, and where a sheet to copy is."""
+    path = tmp_path / "sheet.yaml"
+    assert old in SHEET
+    path.write_text(SHEET.replace(old, new))
+    assert main(["profile", "synth", "--from", str(path)]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: {wanted}" in said
+    assert said.endswith("docs/profiles.md#a-gpu-of-your-own has a sheet to copy")
 
 
 def test_a_scenario_names_shipped_profiles(tmp_path: Path) -> None:
@@ -157,7 +216,9 @@ def test_unknown_names_give_the_nearest(tmp_path: Path) -> None:
     """In a scenario with its key, on the command line with what was given."""
     path = tmp_path / "shipped.yaml"
     path.write_text(SHIPPED_SCENARIO.replace("gtx-980-ti", "gtx-980"))
-    with pytest.raises(InputError, match=r"cluster.servers.1.profile: gtx-980: .*did you mean 'gtx-980-ti'"):
+    with pytest.raises(
+        InputError, match=r"cluster.servers.1.profile \(old\): gtx-980: no such profile; did you mean 'gtx-980-ti'"
+    ):
         load_scenario(path)
     with pytest.raises(InputError, match=r"rtx-2080: .*did you mean 'rtx-2080-ti'"):
         read_profile(Path("rtx-2080"))

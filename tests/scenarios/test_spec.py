@@ -120,7 +120,11 @@ MISTAKES = {
         '"fa\\0st.yaml"',
         ["cluster.servers.0.profile", "'fa\\x00st.yaml'", "printable"],
     ),
-    "a name too long for a file": ("name: fast,", f"name: {'f' * 101},", ["cluster.servers.0.name", "{0,99}"]),
+    "a name too long for a file": (
+        "name: fast,",
+        f"name: {'f' * 101},",
+        ["cluster.servers.0.name", "up to 100 letters"],
+    ),
     "a path too long": ("fast.yaml", "f" * 300, ["cluster.servers.0.profile", "can't be a path", "255 bytes"]),
     "no such profile to emulate": (
         "profile: fast.yaml",

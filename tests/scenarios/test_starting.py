@@ -75,7 +75,7 @@ def test_profiles_and_accuracies_of_ones_own(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (["--gpu", "rtx-2080"], "--gpu: rtx-2080: no such file, .*did you mean 'rtx-2080-ti'"),
+        (["--gpu", "rtx-2080"], "--gpu: rtx-2080: no such profile; did you mean 'rtx-2080-ti'"),
         (["--gpu", ""], "--gpu: "),
         (["--link", "10gb"], "--link: unknown '10gb'; did you mean '10gbe'"),
         (["--rate", "0"], "--rate: '0': must be a number"),
