@@ -123,7 +123,7 @@ def _neighbor(path: Path) -> str:
     if (now := shipped_as(path)) is not None:
         return f"; what ships by this name is {now}"
     folder = path.absolute().parent
-    if not folder.is_dir():
+    if not lies_there(folder):
         remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""
         return f"; there is no folder {folder}{remedy}"
     others = sorted(other.name for other in folder.glob("*") if other.suffix == path.suffix)
