@@ -45,7 +45,7 @@ def changed_times(folder: Path) -> dict[Path, int]:
 def test_the_page_of_a_trace_is_made_once_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs_results, "DRAWN_JOBS", 1600)
+    monkeypatch.setattr(jobs_results, "DRAWN_JOBS", 5000)
     given, page = words(trace(tmp_path / "a.parquet", 1600), tmp_path), tmp_path / "page.md"
     assert main(given) == 0
     told = capsys.readouterr().err
