@@ -149,8 +149,8 @@ def _head(study: Study) -> str:
         "RLTune ([arXiv 2512.10271](https://arxiv.org/abs/2512.10271)) as its authors ran it (`rltune-faithful`) and "
         f"mended (`rltune-fixed`), beside rivals; [what they are](jobs-learning.md). The trace has {len(jobs):,} jobs "
         f"of {days:,.1f} days, {study.load:.2f} of what RLTune's {study.gpus} GPUs of Philly can do. Waits are "
-        f"means of {study.effort['windows']} windows of 256 jobs; brackets hold 95 % of the bootstrap over windows, and "
-        "differences are paired. `-stall`: who is first stalls the cluster until it fits. `oracle`: run "
+        f"means of {study.effort['windows']} windows of 256 jobs; brackets hold 95 % of the bootstrap over windows, "
+        "and differences are paired. `-stall`: who is first stalls the cluster until it fits. `oracle`: run "
         "times are known."
     )
 
