@@ -29,7 +29,7 @@ TRAINED = ("rltune-faithful", "rltune-fixed", "waiting", "reward", "against", "v
 def trace(path: Path, many: int, seed: int = 0) -> Path:
     sizes = {1: 0.6, 2: 0.1, 4: 0.1, 8: 0.15, 16: 0.05}
     law = Law("lognormal", {"mean_s": 1000.0, "cv2": 3.0})
-    write_trace(path, draw(Drawing(many, 192, 2.0, law, Law("poisson", {}), sizes, seed=seed)))
+    write_trace(path, draw(Drawing(many, 192, 0.8, law, Law("poisson", {}), sizes, seed=seed)))
     return path
 
 
