@@ -27,7 +27,7 @@ from scenarios.files.documents import inputs_hash, read_checked, write_checked, 
 from scenarios.show import charts
 from scenarios.study.jobs_page import COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
 from scenarios.training_jobs.case import job_list
-from scenarios.training_jobs.generate import Drawing, Law, draw
+from scenarios.training_jobs.generate import ARRIVALS, Drawing, Law, draw
 from scenarios.training_jobs.learning.course import Course, history_in, train
 from scenarios.training_jobs.learning.explaining import explain
 from scenarios.training_jobs.learning.judging import BASELINES, Contender, Numbers, judge, learned_choice
@@ -37,7 +37,7 @@ from sim.jobs.jobs import JobList
 from sim.jobs.world import JobWorld
 
 DRAWN_JOBS: Final = 20_000
-DRAWN_LOAD: Final = 0.9
+BURSTS: Final = Law("mmpp", ARRIVALS["mmpp"])
 EXPLAINED: Final = 60  # windows
 PHILLY: Final = "philly"
 HELIOS: Final = tuple(NodeGroup(nodes, 8, vc=f"vc{number}") for number, nodes in enumerate((6, 4, 3, 2, 2)))
@@ -86,7 +86,7 @@ def cases_of(trace: JobList, effort: Effort) -> tuple[Case, ...]:
         {**philly.courses, **ablation(philly.courses[FAITHFUL], earlier)},
         {"cold": cold, "whole": whole, "warm": philly.places["warm"]},
     )
-    helios, alibaba = (_case(name, *drawn(name, trace, groups), effort) for name, groups in DRAWN.items())
+    helios, alibaba = (_case(name, *drawn(name, trace, groups, cold.gpus), effort) for name, groups in DRAWN.items())
     return philly, helios, alibaba
 
 
@@ -116,9 +116,12 @@ def ablation(course: Course, earlier: Windows) -> dict[str, Course]:
     }
 
 
-def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...]) -> tuple[JobList, JobWorld]:
+def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: int) -> tuple[JobList, JobWorld]:
     """Jobs with the GPUs of another list's, and mean and spread of their run times; each is bound to one group of
-    nodes, as likely as that has GPUs.
+    nodes, as likely as that has GPUs. They come in bursts: steady arrivals leave most windows without a queue.
+
+    Args:
+        like_gpus: of the cluster on which the other list has the load that is drawn.
 
     Raises:
         InputError: no job of that list fits into the smallest group.
@@ -132,7 +135,8 @@ def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...]) -> tuple[JobL
     law = Law("lognormal", {"mean_s": mean_s, "cv2": float(like_s.var()) / mean_s**2})
     weights = dict(zip(sizes.tolist(), counts.astype(float).tolist(), strict=True))
     seed = list(DRAWN).index(name)
-    drawing = Drawing(DRAWN_JOBS, int(gpus.sum()), DRAWN_LOAD, law, Law("poisson", {}), weights, alike=0.0, seed=seed)
+    load = like.load_on(like_gpus)
+    drawing = Drawing(DRAWN_JOBS, int(gpus.sum()), load, law, BURSTS, weights, alike=0.0, seed=seed)
     jobs = job_list(draw(drawing))
     of = stream(seed, "jobs:groups").choice(len(groups), len(jobs), p=gpus / gpus.sum())
     vcs, types = (np.array([getattr(group, key) for group in groups], object)[of] for key in ("vc", "gpu_type"))
@@ -160,7 +164,8 @@ def make_page(trace: Path, out: Path, page: Path, effort: Effort, say: Say | Non
         trace=trace.name,
         jobs=jobs,
         drawn_jobs=DRAWN_JOBS,
-        drawn_load=DRAWN_LOAD,
+        load=jobs.load_on(cases[0].places["cold"].gpus),
+        gpus=cases[0].places["cold"].gpus,
         effort={key: value for key, value in asdict(effort).items() if key != "processes"},
         judged=judged,
         lessons=_lessons(cases, learned, out, effort, say),
@@ -189,7 +194,7 @@ def _require_same(out: Path, jobs: JobList) -> None:
     """A training's file does not know its jobs; so the folder does."""
     path = out / "trace.json"
     columns = [getattr(jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
-    found = inputs_hash(*columns, DRAWN_JOBS, DRAWN_LOAD)
+    found = inputs_hash(*columns, DRAWN_JOBS, asdict(BURSTS))
     if not path.is_file():
         out.mkdir(parents=True, exist_ok=True)
         write_checked(path, found)

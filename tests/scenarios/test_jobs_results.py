@@ -29,7 +29,7 @@ TRAINED = ("rltune-faithful", "rltune-fixed", "waiting", "reward", "against", "v
 def trace(path: Path, many: int, seed: int = 0) -> Path:
     sizes = {1: 0.6, 2: 0.1, 4: 0.1, 8: 0.15, 16: 0.05}
     law = Law("lognormal", {"mean_s": 1000.0, "cv2": 3.0})
-    write_trace(path, draw(Drawing(many, 192, 2.0, law, Law("poisson", {}), sizes, seed=seed)))
+    write_trace(path, draw(Drawing(many, 192, 0.8, law, Law("poisson", {}), sizes, seed=seed)))
     return path
 
 
@@ -45,7 +45,7 @@ def changed_times(folder: Path) -> dict[Path, int]:
 def test_the_page_of_a_trace_is_made_once_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(jobs_results, "DRAWN_JOBS", 1600)
+    monkeypatch.setattr(jobs_results, "DRAWN_JOBS", 5000)
     given, page = words(trace(tmp_path / "a.parquet", 1600), tmp_path), tmp_path / "page.md"
     assert main(given) == 0
     told = capsys.readouterr().err
