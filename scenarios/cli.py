@@ -416,7 +416,7 @@ def _jobs_tune(parser: argparse.ArgumentParser) -> None:
 
 def _jobs_train(parser: argparse.ArgumentParser) -> None:
     kinds = ("rltune-fixed", "rltune-faithful")
-    text = "rltune-fixed (by default), or rltune-faithful: as its authors ran it (docs/jobs-learning.md)"
+    text = "rltune-fixed (by default) or rltune-faithful (docs/jobs-learning.md); on the first 60 %% of the time"
     parser.add_argument("--kind", type=one_of(*kinds), default=kinds[0], metavar="KIND", help=text)
     parser.add_argument("--base", default="fifo", metavar="ORDER", help="the order that it sees jobs in (fifo)")
     text = "where it goes; goes on from there where it was interrupted"

@@ -19,6 +19,11 @@ module              does
 `fronts`            the least energy that a kind of router takes at limits of its p99 latency
 `tuned_rows`        what these three have in common
 `paper_table`       the paper's accuracies, completed
+`live`              what the scenarios of live serving came to; `live_findings` and `live_page` are its parts
+`margins`           with which margin a tuned router keeps what is promised; `margin` makes such a router
+`carried`           how many images a second each tuned router carries
+`jobs_results`      RLTune trained, taken apart and judged; `jobs_page` is what it says
+`commands_page`     the page of all commands
 `terminal_picture`  README's picture of a terminal
 ==================  ====================================================================================================
 """

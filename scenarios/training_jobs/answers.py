@@ -16,32 +16,43 @@ Row = Mapping[str, Any]
 
 
 def answers(found: Mapping[str, Any]) -> list[Answer]:
-    """Of a comparison document; none where no two policies that a scheduler could run stand beside each other.
-
-    A policy that knows true run times (`oracle`), or that left jobs undone, can't be the answer.
-    """
-    rows = [row for row in found["policies"] if "oracle" not in row["policy"] and not row["jobs"]["unfinished"]]
-    if len(rows) < 2:
+    """Of a comparison document; none where no two policies that a scheduler could run stand beside each other."""
+    if not found["least"]:
         return []
-    best = min(rows, key=lambda row: float(row["wait_s"]["mean"]))
-    told = [Answer(LEAST, " ".join(_least(found, rows, best)))]
+    rows = {row["policy"]: row for row in found["policies"]}
+    best = rows[found["least"][0]]
+    told = [Answer(LEAST, " ".join(_least(found, [rows[name] for name in found["least"]])))]
     if "against_baseline" in best:
         told.append(Answer(PAYS, " ".join(_pays(found, best))))
     room = " ".join(_room(found, best))
     return [*told, Answer(ROOM, room)] if room else told
 
 
-def _least(found: Mapping[str, Any], rows: Sequence[Row], best: Row) -> Iterator[str]:
-    if "against_baseline" not in best:
-        yield f"{best['policy']}, the baseline: {time_text(best['wait_s']['mean'])} in the mean. No other is below it."
-        return
-    yield _gain(found, best)
-    if best["is_preemptive"]:
-        yield "It stops running jobs to let others in."
-        staying = [row for row in rows if not row["is_preemptive"]]
-        second = min(staying, key=lambda row: float(row["wait_s"]["mean"]), default=None)
-        if second is not None and "against_baseline" in second:
-            yield f"Of those that stop no job: {_gain(found, second)}"
+def _least(found: Mapping[str, Any], least: Sequence[Row]) -> Iterator[str]:
+    for row, lead in zip(least, ("", "Of those that stop no job: "), strict=False):
+        yield lead + (_gain(found, row) if "against_baseline" in row else _unbeaten(row))
+        yield from _alike(found, row)
+        if row["is_preemptive"]:
+            yield "It stops running jobs to let others in."
+
+
+def _unbeaten(row: Row) -> str:
+    return f"{row['policy']}, the baseline: {time_text(row['wait_s']['mean'])} in the mean. No other is below it."
+
+
+def _alike(found: Mapping[str, Any], best: Row) -> Iterator[str]:
+    """Who waits longer, but by no more than chance explains."""
+    names = [
+        row["policy"]
+        for row in found["policies"]
+        if (behind := row["behind"].get(best["policy"])) is not None
+        and behind["high"] is not None
+        and behind["high"] >= 0
+        and row["is_preemptive"] <= best["is_preemptive"]
+        and "oracle" not in row["policy"]
+    ]
+    if names:
+        yield f"Chance explains by how much it is ahead of {', '.join(names)}."
 
 
 def _gain(found: Mapping[str, Any], row: Row) -> str:

@@ -17,7 +17,7 @@ from scenarios.training_jobs.bounding import CaseBound
 from scenarios.training_jobs.case import JobsCase, NamedPolicy
 from scenarios.training_jobs.figures import JobColumns, figures, groups_of, job_columns
 from scenarios.training_jobs.records import SUFFIX, fingerprint, read_run, write_run
-from scenarios.training_jobs.resampling import Resamples
+from scenarios.training_jobs.resampling import Interval, Resamples
 from sim.jobs.record import JobsRecord
 from sim.jobs.world import JobSimulation
 
@@ -110,6 +110,10 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
             row["against_baseline"] = against(mine, columns[base.name], resamples)
             row["groups"] = list(_by_group(run.record, mine, columns[base.name]))
         rows.append(row)
+    least = _least(rows)
+    for row in rows:
+        mine = columns[row["policy"]]
+        row["behind"] = {name: _behind(mine, columns[name], resamples) for name in least if name != row["policy"]}
     return {
         "schema": SCHEMA,
         "scenario": case.scenario.name,
@@ -117,6 +121,7 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
         "gpus": gpus,
         "jobs": len(case.jobs),
         "baseline": base.name,
+        "least": least,
         "block_s": resamples.block_s,
         "bounds": [
             {
@@ -129,6 +134,22 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
         ],
         "policies": rows,
     }
+
+
+def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Who waits least of all that a scheduler could run, and of those that stop no job.
+
+    A policy that knows true run times (`oracle`), or that left jobs undone, is none of them.
+    """
+    able = [row for row in rows if "oracle" not in row["policy"] and not row["jobs"]["unfinished"]]
+    pools = able, [row for row in able if not row["is_preemptive"]]
+    best = [min(pool, key=lambda row: float(row["wait_s"]["mean"]))["policy"] for pool in pools if len(pool) > 1]
+    return list(dict.fromkeys(best))
+
+
+def _behind(mine: JobColumns, best: JobColumns, resamples: Resamples) -> Interval:
+    """The other's mean wait over its own, less 1, paired by job: the smaller over the larger has no long tail."""
+    return resamples.ratio(best.wait_s, mine.wait_s, mine.is_done & best.is_done, less=1.0)
 
 
 def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -> dict[str, float] | None:

@@ -112,6 +112,24 @@ def test_who_knows_run_times_or_leaves_jobs_is_no_answer(tmp_path: Path) -> None
     assert not answers(comparison_document(case, run_all(case, 1), []))
 
 
+def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
+    """Where the paired interval holds zero; nobody else, and nobody who stops jobs beside those that stop none."""
+    case = drawn_case(tmp_path, policies=["fifo", "smallest", "las"])
+    found = comparison_document(case, run_all(case, 1), [])
+    best, staying = found["least"]
+    assert (best, staying) == ("las", "smallest")
+    waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
+    rows = {row["policy"]: row for row in found["policies"]}
+    assert rows["fifo"]["behind"][best]["value"] == pytest.approx(waits[best] / waits["fifo"] - 1)
+    for row in found["policies"]:
+        row["behind"] = {name: {"value": -0.5, "low": -0.8, "high": -0.1} for name in row["behind"]}
+    assert "Chance explains" not in answers(found)[0].text
+    rows["fifo"]["behind"]["las"] = rows["las"]["behind"]["smallest"] = {"value": -0.5, "low": -0.9, "high": 0.1}
+    first, second = answers(found)[0].text.split("Of those that stop no job: ")
+    assert "Chance explains by how much it is ahead of fifo. It stops running jobs" in first
+    assert "Chance explains" not in second
+
+
 def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:
     case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1), (9, 10, 1)]), policies=["fifo", "smallest"])
     (told,) = answers(comparison_document(case, run_all(case, 1), []))
