@@ -95,8 +95,8 @@ def test_how_many_searches_made_the_routers_is_told(counts: tuple[int, ...], tol
     assert found is not None
     assert found["searches"] == told
     page = live_page({"drawn": found}, [])
-    assert ("tuned by one search;" in page, "Routers of `drawn` are of one **search** each" in page) == (told == 1,) * 2
-    assert ("tuned by 3 searches;" in page) == (told == 3)
+    assert ("tuned by one search." in page, "Routers of `drawn` are of one **search** each" in page) == (told == 1,) * 2
+    assert ("tuned by 3 searches." in page) == (told == 3)
 
 
 def test_a_tie_is_no_win(tmp_path: Path) -> None:
@@ -162,10 +162,10 @@ def test_what_intervals_are_over_follows_the_runs(tmp_path: Path) -> None:
     """Repeats of one trace tell the host's noise, seeds also of other arrivals."""
     one = measured(tmp_path / "one", ALIKE)
     seeds: Measured = {**one, "pairs": [{**pair, "seed": pair["repeat"], "repeat": 0} for pair in one["pairs"]]}
-    over = "- Intervals (95 %) are over seeds: they tell of other arrivals and of the host's noise together.\n"
+    over = "- Intervals (95 %) are over seeds. They tell of other arrivals and of the host's noise together.\n"
     assert over in live_page({"a": seeds, "b": seeds}, [])
     assert "nothing of other arrivals" not in live_page({"a": seeds}, [])
-    assert "- Intervals (95 %) are over repeats of one trace: they tell the host's noise, and" in live_page(
+    assert "- Intervals (95 %) are over repeats of one trace. They tell the host's noise, and" in live_page(
         {"a": one}, []
     )
     both = live_page({"a": seeds, "b": one}, [])
