@@ -597,7 +597,7 @@ def test_a_rival_that_was_not_tuned_can_be_lost_to_but_not_beaten() -> None:
     assert won.reasons == (
         "no tuned rival is as accurate: the most accurate that was tuned, ladder, has 75.40 %, Tide 75.50 %",
     )
-    assert "**Open**: no tuned rival" in results_page([found(tide(5), untuned, tuned)], NOTES)
+    assert "**Open**:\n\n- no tuned rival" in results_page([found(tide(5), untuned, tuned)], NOTES)
     assert judge(found(tide(12), untuned, tuned)).holds is False
     assert judge(found(tide(5), untuned, replace(tuned, results=row("ladder", 6).results))).holds is True
 
@@ -834,8 +834,9 @@ def test_the_page_counts_wins_and_names_losses() -> None:
         "or 0.3 points more accuracy, and no figure worse by more than 1 %.",
         "- **Stationary: in 1 of 1 scenarios** Tide has what is asked for: nothing better, and no figure worse by more "
         "than 1 %.",
-        "- [main-b](#main-b): images/s carried +2.0 ± 0.0 % against ladder, asked for is at least +5 %, or +0.3 points "
-        "of accuracy: missed.",
+        "- [main-b](#main-b):",
+        "    - images/s carried +2.0 ± 0.0 % against ladder, asked for is at least +5 %, or +0.3 points of accuracy: "
+        "missed",
         "- main-c: milp: no file.",
         "## Why",
     ):
