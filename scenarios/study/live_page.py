@@ -238,12 +238,13 @@ def _worse_texts(found: Sequence[Worse]) -> Iterator[str]:
     """On executors, rival by rival."""
     for rival in dict.fromkeys(each.rival for each in found):
         told = [_worse_text(each) for each in found if each.rival == rival]
-        yield f"On executors Tide is worse than {rival}, by more than chance, in {'; '.join(told)}."
+        yield f"On executors Tide is worse than {rival}, by more than chance. {' '.join(told)}"
 
 
 def _worse_text(worse: Worse) -> str:
     measure = MEASURES[worse.measure]
-    return f"{measure.title}: {shown(measure, worse.own)} against {shown(measure, worse.others)} {measure.unit}"
+    title = measure.title[0].upper() + measure.title[1:]
+    return f"{title}: {shown(measure, worse.own)} against {shown(measure, worse.others)} {measure.unit}."
 
 
 def _reasons(measured: Measured) -> list[str]:

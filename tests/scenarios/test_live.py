@@ -81,7 +81,7 @@ def test_a_loss_comes_first_and_names_what_simulation_said(tmp_path: Path) -> No
         "- **Tide wins** on executors in `won`.",
     ]
     assert "| `lost` | real | tide | tuned:ladder | no | tuned:ladder | -25.0 ± 0.0 % | +30.0 ± 0.7 % |" in page
-    assert "worse than tuned:ladder, by more than chance, in p99 latency: 1300.00 against 1000.00 ms; mean" in page
+    assert "worse than tuned:ladder, by more than chance. P99 latency: 1300.00 against 1000.00 ms. Mean" in page
     assert "- `day` is missing\n" in page
 
 
