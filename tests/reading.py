@@ -71,8 +71,14 @@ def syllables(word: str) -> int:
 
 
 def read(page: str) -> Reading:
-    """The grades of a page in Markdown."""
+    """The grades of a page in Markdown.
+
+    Raises:
+        ValueError: it has no prose.
+    """
     sentences = [words for text in prose(page) for part in _END.split(text) if (words := _WORD.findall(part))]
+    if not sentences:
+        raise ValueError("no prose")
     words = [word for sentence in sentences for word in sentence]
     length, spoken = len(words) / len(sentences), [syllables(word) for word in words]
     letters = sum(map(len, words)) / len(words)
@@ -89,6 +95,10 @@ def read(page: str) -> Reading:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        told = read(Path(name).read_text(encoding="utf-8"))
+        try:
+            told = read(Path(name).read_text(encoding="utf-8"))
+        except ValueError as error:
+            print(f"{name}: {error}")
+            continue
         grades = ", ".join(f"{title} {grade:.1f}" for title, grade in told.grades.items())
         print(f"{name}: {told.words} words, {told.sentences} sentences; {grades}")

@@ -1,4 +1,4 @@
-"""README is short and easy to read, and its commands are commands."""
+"""README is short and easy to read, and its commands are commands. The other pages are easy to read, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from scenarios.cli import parse
 from scenarios.study.terminal_picture import PAGE, PICTURE, first_block, picture
-from tests.reading import prose, read, syllables
+from tests.reading import Reading, prose, read, syllables
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -23,6 +23,9 @@ MADE_BEFORE = {  # by the commands that stand before those that name them, or by
     "ours.yaml",
 }
 GRADE = 10.0
+PAGE_GRADES = {"Flesch-Kincaid": 7.5, "Gunning fog": 10.0}  # the most of a page of docs/
+HARDER = {"engines.md": {"Flesch-Kincaid": 9.6, "Gunning fog": 12.0}}  # its sentences are still long
+FEWEST_SENTENCES = 20  # of a page that is graded: in fewer one name of a module changes the grade
 
 
 def code_of(page: str) -> list[str]:
@@ -73,6 +76,36 @@ def test_it_is_easy_to_read() -> None:
     """By each of the usual measures, not only by the one that is kindest."""
     grades = read(README).grades
     assert {name: grade for name, grade in grades.items() if grade > GRADE} == {}
+
+
+def readings() -> dict[str, Reading]:
+    """Of the pages with enough prose, by their names below docs/."""
+    folder, found = ROOT / "docs", {}
+    for path in sorted(folder.rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if prose(text) and (told := read(text)).sentences >= FEWEST_SENTENCES:
+            found[path.relative_to(folder).as_posix()] = told
+    return found
+
+
+READINGS = readings()
+
+
+def test_most_pages_are_graded() -> None:
+    assert len(READINGS) >= 25
+    assert HARDER.keys() <= READINGS.keys()
+
+
+@pytest.mark.parametrize("page", READINGS)
+def test_the_other_pages_are_easy_to_read(page: str) -> None:
+    """`python -m tests.reading docs/PAGE` tells the grades; shorter sentences and commoner words mend them."""
+    most, grades = HARDER.get(page, PAGE_GRADES), READINGS[page].grades
+    assert {name: grades[name] for name, limit in most.items() if grades[name] > limit} == {}
+
+
+def test_a_page_without_prose_has_no_grades() -> None:
+    with pytest.raises(ValueError, match="no prose"):
+        read("# A head\n\n| a | b |\n\n    code\n")
 
 
 def test_the_measures_measure() -> None:
