@@ -26,6 +26,7 @@ UNLEARNED: Final = {
 }
 MAXIMA_OF: Final = (BASE, *LEARNED, "fifo-first-fit")
 COLD: Final = ("cold", "whole")
+APART: Final = 3.0  # times the wait of the base policy, from which on a training is given up
 CLAIMS: Final = {  # the abstract of arXiv 2512.10271; it is silent on where
     "GPU utilisation": "up to +20 %",
     "queueing delay": "up to -81 %",
@@ -304,7 +305,8 @@ def _training(study: Study) -> str:
         f"An epoch is {study.effort['episodes']} windows and an update. Its time is the median, with so many "
         "processes. Steps are the mean of an update's gradient steps of the policy, of so many at most; its bound is "
         "on the mean log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its "
-        f"base policy's B. That stalls, but for `{FIXED}` and `against`.\n\n" + to_markdown(table) + "\n\n"
+        f"base policy's B. The base policy stalls, but for `{FIXED}` and `against`. A training is given up once R was "
+        f"above {APART:.0f} B in three epochs one after another.\n\n" + to_markdown(table) + "\n\n"
         f"![Rewards by epoch, a line a training]({study.picture})"
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time  # noqa: TID251 - how long an epoch took
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,10 +25,10 @@ from policies.jobs_ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec
 from policies.jobs_ppo.learner import UpdateStats
 from scenarios.files.documents import inputs_hash, read_checked, write_checked, write_text
 from scenarios.show import charts
-from scenarios.study.jobs_page import COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
+from scenarios.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
 from scenarios.training_jobs.case import job_list
 from scenarios.training_jobs.generate import ARRIVALS, Drawing, Law, draw
-from scenarios.training_jobs.learning.course import Course, history_in, train
+from scenarios.training_jobs.learning.course import Course, Told, history_in, train
 from scenarios.training_jobs.learning.explaining import explain
 from scenarios.training_jobs.learning.judging import BASELINES, Contender, Numbers, judge, learned_choice
 from scenarios.training_jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
@@ -209,8 +209,23 @@ def _train(cases: tuple[Case, ...], out: Path, effort: Effort, say: Say) -> dict
         head = f"training {number} of {len(courses)}: {case}, {name}"
         say(head)
         clock = _Clock(_times(out, case, name), effort, head, say)
-        learned[case, name] = train(course, _file(out, case, name), effort.processes, told=clock.told)
+        learned[case, name] = _trained(course, _file(out, case, name), effort.processes, clock.told)
     return learned
+
+
+def _trained(course: Course, path: Path, processes: int, told: Told) -> Learned:
+    """All epochs, or until it has fallen apart: its epochs take ever longer, and nothing would be learned in them."""
+    for epochs in range(1, course.epochs + 1):
+        learned = train(replace(course, epochs=epochs), path, processes, told=told)
+        if has_fallen_apart(history_in(path)[:epochs]):
+            break
+    return learned
+
+
+def has_fallen_apart(history: Sequence[Mapping[str, float]]) -> bool:
+    """Whether jobs waited `APART` times as long as under the base policy, in each of the last three epochs."""
+    last = history[-3:]
+    return len(last) == 3 and all(epoch["score"] > APART * epoch["base_score"] for epoch in last)
 
 
 def _file(out: Path, case: str, name: str) -> Path:

@@ -10,8 +10,9 @@ import pytest
 from scenarios.files.documents import read_checked
 from scenarios.study import jobs_results
 from scenarios.study.__main__ import main
+from scenarios.training_jobs.case import job_list
 from scenarios.training_jobs.generate import Drawing, Law, draw
-from scenarios.training_jobs.trace import write_trace
+from scenarios.training_jobs.trace import read_trace, write_trace
 
 SECTIONS = (
     "In short",
@@ -24,6 +25,8 @@ SECTIONS = (
     "Training",
 )
 TRAINED = ("rltune-faithful", "rltune-fixed", "waiting", "reward", "against", "value", "warm", "earlier")
+
+EIGHT = jobs_results.Effort(epochs=8, episodes=1, windows=2)
 
 
 def trace(path: Path, many: int, seed: int = 0) -> Path:
@@ -70,6 +73,32 @@ def test_the_page_of_a_trace_is_made_once_from_files(
     assert main(words(trace(tmp_path / "b.parquet", 1600, seed=1), tmp_path)) == 2
     assert "begun with another trace: give another folder as --out" in capsys.readouterr().err
     assert changed_times(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize(
+    "own, epochs",
+    [
+        ([4.0, 4.0, 1.0, 4.0, 4.0, 4.0, 1.0, 1.0], 6),  # of 10 s: the third in a row is the sixth
+        ([2.9, 2.9, 2.9, 2.9, 2.9, 2.9, 2.9, 2.9], 8),
+        ([4.0, 4.0, 2.0, 4.0, 4.0, 2.0, 4.0, 4.0], 8),
+    ],
+)
+def test_a_training_that_falls_apart_is_given_up(
+    own: list[float], epochs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    history = [{"score": 10 * times, "base_score": 10.0} for times in own]
+    made: list[int] = []
+
+    def train(course: jobs_results.Course, path: Path, processes: int, told: object) -> None:
+        made.append(course.epochs)
+
+    monkeypatch.setattr(jobs_results, "train", train)
+    monkeypatch.setattr(jobs_results, "history_in", lambda path: history[: len(made)])
+    course = jobs_results.cases_of(job_list(read_trace(trace(tmp_path / "a.parquet", 1600))), EIGHT)[0].courses[
+        "waiting"
+    ]
+    jobs_results._trained(course, tmp_path / "x.safetensors", 1, lambda *told: None)
+    assert made == list(range(1, epochs + 1))
 
 
 def test_a_trace_that_is_too_short_is_refused_before_anything_is_done(
