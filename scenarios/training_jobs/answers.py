@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from scenarios.show.answers import Answer
 from scenarios.show.numbers import number
+from scenarios.training_jobs.resampling import chance_explains
 from scenarios.training_jobs.tables import share_text, time_text
 
 LEAST: Final = "Which policy makes users wait least?"
@@ -46,8 +47,8 @@ def _alike(found: Mapping[str, Any], best: Row) -> Iterator[str]:
         row["policy"]
         for row in found["policies"]
         if (behind := row["behind"].get(best["policy"])) is not None
-        and behind["high"] is not None
-        and behind["high"] >= 0
+        and behind["value"] is not None
+        and chance_explains(behind)
         and row["is_preemptive"] <= best["is_preemptive"]
         and "oracle" not in row["policy"]
     ]
@@ -63,7 +64,7 @@ def _gain(found: Mapping[str, Any], row: Row) -> str:
     if share["value"] is None:
         return f"{waits}; {theirs}."
     low, high = (number(share[key], 1, 100, signed=True) for key in ("low", "high"))
-    chance = ", which chance explains" if share["low"] <= 0 <= share["high"] else ""
+    chance = ", which chance explains" if chance_explains(share) else ""
     return f"{waits}; {theirs} ({number(share['value'], 1, 100, signed=True)} %, {low} to {high}{chance})."
 
 

@@ -70,7 +70,7 @@ def _waits(found: Mapping[str, Any]) -> Table:
             time_text(row["wait_s"]["mean"]),
             interval_text(row["intervals"]["wait_s"]),
             *(time_text(row["wait_s"][key]) for key in ("p50", "p99", "max")),
-            _change(row.get("against_baseline")),
+            share_interval(row["against_baseline"]["wait_s"]["share"]) if "against_baseline" in row else NONE,
             _distance(row["above_bound"]),
         ]
         for row in found["policies"]
@@ -81,7 +81,7 @@ def _waits(found: Mapping[str, Any]) -> Table:
     against = f"against {found['baseline']}"
     heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
-        f"Intervals: blocks of {time_text(found['block_s'])} of submissions drawn anew, paired by job; they say what "
+        f"Intervals: blocks of {time_text(found['block_s'])} of submissions left out in turn, paired by job; they say what "
         "other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):
@@ -97,15 +97,12 @@ def interval_text(found: Mapping[str, Any]) -> str:
     return f"{found['low'] / unit_s:.1f} to {found['high'] / unit_s:.1f} {unit}"
 
 
-def _change(against: Mapping[str, Any] | None) -> str:
-    """Of the mean wait, in percent of the baseline's, with its interval."""
-    if against is None:
+def share_interval(found: Mapping[str, Any]) -> str:
+    """A change in percent with its interval."""
+    if found["value"] is None:
         return NONE
-    share = against["wait_s"]["share"]
-    if share["value"] is None:
-        return NONE
-    low, high = (number(share[key], 1, 100, signed=True) for key in ("low", "high"))
-    return f"{number(share['value'], 1, 100, signed=True)} % ({low} to {high})"
+    value, low, high = (number(found[key], 1, 100, signed=True) for key in ("value", "low", "high"))
+    return f"{value} % ({low} to {high})"
 
 
 def _distance(above: Mapping[str, float] | None) -> str:

@@ -208,7 +208,7 @@ class JobsScenario(StrictModel):
     baseline: PolicyName | None = Field(None, description="what the others are set against; null: the first policy")
     bound: BoundSection = Field(default_factory=BoundSection, description="how the bound is sought")
     seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="of what is drawn: failures, and the bootstrap's resamples"
+        0, description="of what is drawn: failures, differing GPUs, and what a learned policy draws"
     )
 
     @model_validator(mode="after")
