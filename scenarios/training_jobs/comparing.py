@@ -165,7 +165,7 @@ def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -
 
 
 def against(mine: JobColumns, base: JobColumns, blocks: Blocks) -> dict[str, Any]:
-    """By how much means differ, of jobs that both have done: as a share with its interval, which judges, and as such."""
+    """By how much means differ, of jobs that both have done: as a share, whose interval judges, and as such."""
     both = mine.is_done & base.is_done
     found: dict[str, Any] = {}
     for name in COMPARED:

@@ -81,8 +81,8 @@ def _waits(found: Mapping[str, Any]) -> Table:
     against = f"against {found['baseline']}"
     heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
-        f"Intervals: blocks of {time_text(found['block_s'])} of submissions left out in turn, paired by job; they say what "
-        "other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
+        f"Intervals: blocks of {time_text(found['block_s'])} of submissions left out in turn, paired by job; they say "
+        "what other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):
         notes.append("A policy with `oracle` in its name knows true run times: no scheduler does.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scenarios.show.numbers import NONE, number
+from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
 from scenarios.training_jobs.comparison_tables import interval_text, share_interval
@@ -37,7 +37,8 @@ def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
         f"GPUs {before:,} -> {after:,}, load {load_now:.2f} -> {load_then:.2f}"
     )
     heads = ("", "mean wait", "median", "p99", "max", "utilization")
-    note = f"Intervals (95 %) by leaving out blocks of {time_text(found['policies'][0]['block_s'])} in turn, paired by job."
+    block = time_text(found["policies"][0]["block_s"])
+    note = f"Intervals (95 %) by leaving out blocks of {block} in turn, paired by job."
     return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=[note]), *said], screen_width())
 
 

@@ -1,14 +1,14 @@
 """Intervals of means over one trace, by leaving out its weeks in turn (the jackknife: Tukey 1958, Miller 1974).
 
-A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So the
-trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. How far a ratio of
-two sums moves when a block is left out says how much it hangs on that block. The same blocks serve all policies, so
-ratios are paired by job.
+A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So
+the trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. How far a
+ratio of two sums moves when a block is left out says how much it hangs on that block. The same blocks serve all
+policies, so ratios are paired by job.
 
-Ratios are taken in logarithms: those of waits are as likely to be twice too large as to be half too small, and whose wait
-stands above makes no difference. Student's t has the degrees of freedom that Satterthwaite (1946) gives to a sum of
-squares, here of the moves e of the blocks: (sum e^2)^2 / sum e^4. Where all weeks count alike they are a third of the
-weeks or more; where one crisis makes the mean they are 1, and the interval is wide.
+Ratios are taken in logarithms: those of waits are as likely to be twice too large as to be half too small, and whose
+wait stands above makes no difference. Student's t has the degrees of freedom that Satterthwaite (1946) gives to a sum
+of squares, here of the moves e of the blocks: (sum e^2)^2 / sum e^4. Where all weeks count alike they are a third of
+the weeks or more; where one crisis makes the mean they are 1, and the interval is wide.
 
 How often it holds what other histories give: docs/jobs.md.
 """

@@ -101,7 +101,7 @@ def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("durations, least", [("exponential", 95), ("lognormal:mean_s=3600,cv2=10", 85)])
 def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path) -> None:
-    """Of 100 drawn histories of one law, so many of the intervals of a change hold its mean over all (95 are asked for).
+    """Of 100 drawn histories of one law, so many intervals of a change hold its mean over all (95 are asked for).
 
     A history of 1,500 jobs has few busy times, and a few of them make the mean: the more so, the heavier the tail.
     """
