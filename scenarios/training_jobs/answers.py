@@ -25,7 +25,7 @@ def answers(found: Mapping[str, Any]) -> list[Answer]:
     told = [Answer(LEAST, " ".join(_least(found, [rows[name] for name in found["least"]])))]
     if "against_baseline" in best:
         told.append(Answer(PAYS, " ".join(_pays(found, best))))
-    room = " ".join(_room(found, best))
+    room = " ".join(room_for(found["bounds"], best))
     return [*told, Answer(ROOM, room)] if room else told
 
 
@@ -84,8 +84,9 @@ def _pays(found: Mapping[str, Any], best: Row) -> Iterator[str]:
     yield f"The longest wait is {longest}; {base['policy']} has {theirs}."
 
 
-def _room(found: Mapping[str, Any], best: Row) -> Iterator[str]:
-    for bound in found["bounds"]:
+def room_for(bounds: Sequence[Mapping[str, Any]], best: Row) -> Iterator[str]:
+    """What no policy of its kind can be below, and how far it is from there."""
+    for bound in bounds:
         if bound["is_preemptive"] == best["is_preemptive"]:
             whom = "that may stop jobs " if bound["is_preemptive"] else "that stops no job "
             yield f"No policy {whom}can have a mean wait below {time_text(max(bound['wait_mean_s'], 0.0))}."

@@ -79,14 +79,18 @@ def _place(folder: Path | None, named: NamedPolicy) -> Path:
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-def result_document(case: JobsCase, run: PolicyRun) -> dict[str, Any]:
-    """One run as a document."""
+def result_document(case: JobsCase, run: PolicyRun, bounds: Sequence[CaseBound] = ()) -> dict[str, Any]:
+    """One run as a document, with those bounds that are of its kind."""
+    gpus = case.scenario.cluster.gpus
     return {
         "schema": RESULT_SCHEMA,
         "scenario": case.scenario.name,
         "policy": run.name,
+        "is_preemptive": run.is_preemptive,
         "load": case.load,
-        **figures(run.record, case.scenario.cluster.gpus),
+        **figures(run.record, gpus),
+        "bounds": _documents(bounds),
+        "above_bound": _above(job_columns(run.record, gpus), bounds, run.is_preemptive),
     }
 
 
@@ -123,17 +127,14 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
         "baseline": base.name,
         "least": least,
         "block_s": blocks.block_s,
-        "bounds": [
-            {
-                "is_preemptive": bound.is_preemptive,
-                "jobs": bound.jobs,
-                "jct_mean_s": bound.jct_mean_s,
-                "wait_mean_s": bound.wait_mean_s,
-            }
-            for bound in bounds
-        ],
+        "bounds": _documents(bounds),
         "policies": rows,
     }
+
+
+def _documents(bounds: Sequence[CaseBound]) -> list[dict[str, Any]]:
+    keys = ("is_preemptive", "jobs", "jct_mean_s", "wait_mean_s")
+    return [{key: getattr(bound, key) for key in keys} for bound in bounds]
 
 
 def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -9,7 +9,7 @@ from scenarios.show.answers import box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from scenarios.training_jobs.answers import answers
+from scenarios.training_jobs.answers import answers, room_for
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
 _HEADS: Final = {"size": "GPUs", "vc": "VC"}
@@ -31,7 +31,8 @@ def result_text(found: Mapping[str, Any]) -> str:
     )
     jain = ", ".join(f"{name} {number(found[f'jain_{key}'], 3)}" for key, name in (("users", "users"), ("vcs", "VCs")))
     parts: list[Table | str] = [head, Table(columns("", *found["wait_s"]), rows), f"{said}\nJain's index: {jain}"]
-    return to_text([*parts, *_lost([found])], screen_width())
+    room = " ".join(room_for(found["bounds"], found))
+    return to_text([*parts, *filter(None, [room]), *_lost([found])], screen_width())
 
 
 def _counts(found: Mapping[str, Any]) -> str:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
-from scenarios.cli import main
+from policies.errors import InputError, WorkError
+from scenarios.cli import JOB_REWARDS, main
 from scenarios.training_jobs.case import JobsCase, read_case, read_scenario
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.figures import figures
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from scenarios.training_jobs.learning.course import Course
+from scenarios.training_jobs.learning.windows import SCORES, Windows
 from scenarios.training_jobs.log_validation import validation_document
 from scenarios.training_jobs.operator_tables import validation_text, whatif_text
 from scenarios.training_jobs.resampling import Blocks, chance_explains
@@ -283,6 +285,36 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    "flags, score", [([], "bounded slowdown"), *((["--reward", word], word.replace("-", " ")) for word in JOB_REWARDS)]
+)
+def test_the_faithful_kind_learns_as_its_authors_do(
+    flags: list[str], score: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On bounded slowdown where nothing is said, and on the first jobs of the trace, each window on an empty cluster."""
+    courses: list[Course] = []
+
+    def stop(course: Course, *rest: Any, **more: Any) -> None:
+        courses.append(course)
+        raise WorkError("enough")
+
+    monkeypatch.setattr("scenarios.training_jobs.learning.course.train", stop)
+    monkeypatch.setattr("scenarios.training_jobs.learning.windows.TRAINING_JOBS", 50)
+    assert main(["jobs", "train", "s.yaml", "--kind", "rltune-faithful", "--window", "8", *flags]) == 1
+    assert {word.replace("-", " ") for word in JOB_REWARDS} == set(SCORES)
+    (course,) = courses
+    assert course.score == score
+    assert (course.windows.first, course.windows.last, course.windows.warm) == (8, 50 - 8 - 2, 0)
+
+
+def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=200))
+    for is_as_run in (True, False):
+        earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, is_as_run, 8)
+        assert earlier.last + 8 <= later.first - later.warm
+        assert (earlier.warm, later.warm) == ((0, 0) if is_as_run else (8, 8))
+
+
+@pytest.mark.parametrize(
     "words, said",
     [
         (["whatif", "--change", "cluster.nodes.9.count=1"], "no such item; the list has 1"),
@@ -299,6 +331,8 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
         (["train", "--out", "x.yaml"], ".safetensors"),
         (["train", "--window", "5000"], "leave no window of 5000"),
         (["train", "--kind", "rltune"], "did you mean"),
+        (["train", "--reward", "wait"], "rltune-fixed is rewarded for job seconds after each choice"),
+        (["train", "--kind", "rltune-faithful", "--reward", "slow"], "did you mean"),
         (["simulate", "--policy", "no.safetensors"], "no.safetensors"),
     ],
 )
