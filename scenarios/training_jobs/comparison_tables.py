@@ -82,7 +82,7 @@ def _waits(found: Mapping[str, Any]) -> Table:
     against = f"against {found['baseline']}"
     heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
-        f"Intervals: blocks of {time_text(found['block_s'])} of submissions left out in turn, paired by job; they say "
+        f"Intervals: from how blocks of {time_text(found['block_s'])} of submissions differ, paired by job; they say "
         "what other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):

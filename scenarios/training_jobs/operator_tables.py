@@ -38,7 +38,7 @@ def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
     )
     heads = ("", "mean wait", "median", "p99", "max", "utilization")
     block = time_text(found["policies"][0]["block_s"])
-    note = f"Intervals (95 %) by leaving out blocks of {block} in turn, paired by job."
+    note = f"Intervals (95 %) from how blocks of {block} differ, paired by job."
     return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=[note]), *said], screen_width())
 
 

@@ -1,14 +1,14 @@
-"""Intervals of means over one trace, by leaving out its weeks in turn (the jackknife: Tukey 1958, Miller 1974).
+"""Intervals of means over one trace, from how its weeks differ.
 
 A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So
-the trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. How far a
-ratio of two sums moves when a block is left out says how much it hangs on that block. The same blocks serve all
-policies, so ratios are paired by job.
+the trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. The same
+blocks serve all policies, so ratios are paired by job.
 
-Ratios are taken in logarithms: those of waits are as likely to be twice too large as to be half too small, and whose
-wait stands above makes no difference. Student's t has the degrees of freedom that Satterthwaite (1946) gives to a sum
-of squares, here of the moves e of the blocks: (sum e^2)^2 / sum e^4. Where all weeks count alike they are a third of
-the weeks or more; where one crisis makes the mean they are 1, and the interval is wide.
+An interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too small, and whose wait
+stands above makes no difference. A block's move e is its share of the one sum less its share of the other: how the
+logarithm changes with the block's weight (the infinitesimal jackknife, Jaeckel 1972). Student's t has the degrees of
+freedom that Satterthwaite (1946) gives to a sum of squares of one each, (sum e^2)^2 / sum e^4. Where all weeks count
+alike they are a third of the weeks or more; where one crisis makes the mean they are near 1, and the interval is wide.
 
 How often it holds what other histories give: docs/jobs.md.
 """
@@ -76,28 +76,23 @@ class Blocks:
         return Interval(value=value, low=low, high=high)
 
     def _ratio(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """Of two sums; where neither has anything, no change is taken: 1."""
+        """Of two sums."""
         above = np.bincount(self.block[counts], values[counts], self.many)
         below = np.bincount(self.block[counts], over[counts], self.many)
         if not below.sum():
             return Interval(value=None, low=None, high=None)
         value = float(above.sum() / below.sum())
-        if len(np.unique(self.block[counts])) < 2:
+        if (below == below.sum()).any():  # one block has all, and nothing says how others differ
             return Interval(value=value, low=None, high=None)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            without = (above.sum() - above) / (below.sum() - below)
-            moved = np.where(np.isnan(without), 1.0, without) / value
-        moved = np.clip(np.where(np.isnan(moved), 1.0, moved), 1 / _WIDEST, _WIDEST)
-        wider = min(float(np.exp(_half_width(np.log(moved)))), _WIDEST)
-        return Interval(value=value, low=value / wider, high=max(value, 1 / _WIDEST if wider > 1 else 0.0) * wider)
+        moves = above / (above.sum() or 1.0) - below / below.sum()
+        wider = min(float(np.exp(_half_width(moves))), _WIDEST)
+        return Interval(value=value, low=value / wider, high=value * wider)
 
 
-def _half_width(without: Numbers) -> float:
-    """Of a value's interval, from what it is without each block."""
-    moves = without - without.mean()
+def _half_width(moves: Numbers) -> float:
+    """Of a logarithm's interval, by how far each block moves it."""
     squares = float((moves**2).sum())
     if not squares:
         return 0.0
-    freedom = squares**2 / float((moves**4).sum())
-    many = len(without)
-    return float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * float(np.sqrt((many - 1) / many * squares))
+    freedom, many = squares**2 / float((moves**4).sum()), len(moves)
+    return float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * float(np.sqrt(many / (many - 1) * squares))
