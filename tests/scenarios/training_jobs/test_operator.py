@@ -101,7 +101,15 @@ def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
-@pytest.mark.parametrize("durations, least", [("exponential", 90), ("lognormal:mean_s=3600,cv2=10", 78)])
+@pytest.mark.parametrize(
+    "durations, least",
+    [
+        ("exponential", 90),
+        ("lognormal:mean_s=3600,cv2=4", 80),
+        ("lognormal:mean_s=3600,cv2=10", 75),
+        ("hyperexponential:mean_s=3600,cv2=10", 60),
+    ],
+)
 def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path) -> None:
     """Of 100 drawn histories of one law, so many intervals of a change hold its mean over all (95 are asked for).
 
