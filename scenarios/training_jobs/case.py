@@ -203,9 +203,10 @@ def read_policy(path: Path, cluster: ClusterSection) -> NamedPolicy:
     given = strict.parse(PolicyFile, read_text(path), str(path))
     if given.learned is not None:
         learned = read_learned(path.parent / given.learned)[0]
-        said = {"placement": given.placement} if "placement" in given.model_fields_set else {}
+        policy = learned.spec.policy
+        placement = given.placement if "placement" in given.model_fields_set else policy.placement
         with _in_policy_file(path):
-            return _named(path.name, POLICY_SUFFIX, replace(learned.spec.policy, **said), learned)
+            return _named(path.name, POLICY_SUFFIX, replace(policy, placement=placement), learned)
     with _in_policy_file(path):
         words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
         policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
