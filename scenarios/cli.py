@@ -43,6 +43,7 @@ from scenarios.terminal.flags import (
 from scenarios.terminal.output import Output
 
 ENGINES = ("simpy", "compiled")
+JOB_REWARDS = ("bounded-slowdown", "wait", "turnaround", "utilisation", "slowdown")
 LOG_FORMATS = ("sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
 _AT_ONCE = (
@@ -359,6 +360,7 @@ def _jobs_policy(parser: argparse.ArgumentParser) -> None:
     text = "by name (docs/jobs.md), or a file ending in .jobpolicy.yaml"
     parser.add_argument("--policy", required=True, metavar="NAME_OR_FILE", help=text)
     parser.add_argument("--out", type=path, metavar="FILE", help="also keep what became of each job (Parquet)")
+    _jobs_no_bound(parser)
 
 
 def _jobs_compare(parser: argparse.ArgumentParser) -> None:
@@ -368,6 +370,10 @@ def _jobs_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=up_to(1024), metavar="N", help=text)
     text = "keep every run there, so that none is made twice, with comparison.json and prices.svg"
     parser.add_argument("--out", type=new_folder, metavar="DIR", help=text)
+    _jobs_no_bound(parser)
+
+
+def _jobs_no_bound(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-bound", action="store_true", help="leave the bound out, which takes some seconds")
 
 
@@ -416,9 +422,12 @@ def _jobs_tune(parser: argparse.ArgumentParser) -> None:
 
 def _jobs_train(parser: argparse.ArgumentParser) -> None:
     kinds = ("rltune-fixed", "rltune-faithful")
-    text = "rltune-fixed (by default) or rltune-faithful (docs/jobs-learning.md); on the first 60 %% of the time"
+    text = "rltune-fixed (by default), on the first 60 %% of the time; or rltune-faithful, on the first 10,000 jobs "
+    text += "(docs/jobs-learning.md)"
     parser.add_argument("--kind", type=one_of(*kinds), default=kinds[0], metavar="KIND", help=text)
     parser.add_argument("--base", default="fifo", metavar="ORDER", help="the order that it sees jobs in (fifo)")
+    text = f"what rltune-faithful is rewarded for: {', '.join(JOB_REWARDS)}; the first by default, as its authors do"
+    parser.add_argument("--reward", type=one_of(*JOB_REWARDS), metavar="WORD", help=text)
     text = "where it goes; goes on from there where it was interrupted"
     parser.add_argument("--out", type=path, default="rltune.safetensors", metavar="FILE", help=text)
     parser.add_argument("--epochs", type=up_to(100_000), default=20, metavar="N", help="updates (20)")

@@ -8,9 +8,9 @@ The first looks at the `VISIBLE` first of the order, the second at all. Without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,10 +84,14 @@ class Mapper(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """Who chooses, and who maps."""
+    """Who chooses.
+
+    Attributes:
+        scores: of each job of a view, the larger the sooner its turn; None: by the policy's order.
+    """
 
     chooser: Chooser
-    mapper: Mapper | None = None
+    scores: Callable[[View], NDArray[Any]] | None = None
 
 
 class Desk(Protocol):
@@ -113,10 +117,9 @@ class Choices:
         is_asked: the chooser owes an answer; ask again.
     """
 
-    def __init__(self, book: JobBook, choosing: Choosing | None = None) -> None:
-        self._book = book
+    def __init__(self, book: JobBook, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
+        self._book, self._mapper = book, mapper
         self._chooser = choosing.chooser if choosing is not None else None
-        self._mapper = choosing.mapper if choosing is not None else None
         self._stalled: tuple[WaitingClass, int] | None = None
         self.is_asked = False
         self._fields: tuple[int, dict[int, int], list[list[Pool]]] = (0, {}, [])  # of so many classes

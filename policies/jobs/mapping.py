@@ -12,7 +12,8 @@ with f_n: node n is partly used; F: free GPUs of a node.
     `Meant`    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
                next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
 
-The solver is HiGHS, by way of SciPy. Where two placements are equally good, the first candidate is taken.
+The solver is HiGHS, by way of SciPy. Where two placements are equally good, the first candidate is taken. A programme
+that takes too long ends the run: what a run comes to must not hang on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jobs.choices import View
+from policies.errors import WorkError
+from policies.jobs.choices import Mapper, View
 from policies.jobs.cluster import Pool
 from policies.jobs.vocabulary import Allocation
 from policies.jobs.ways import uses
@@ -32,7 +34,7 @@ from policies.jobs.ways import uses
 WEIGHTS: Final = (1.0, 0.3, 0.5)
 FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
 _TIE: Final = 1e-3  # a later candidate costs so much more; objectives differ by tenths
-_LONGEST_S: Final = 1.0
+_LONGEST_S: Final = 10.0  # milliseconds are usual
 Scores = Callable[[View], NDArray[Any]]
 
 
@@ -151,7 +153,11 @@ class Programme:
         return float(a * partly + b * (free.max() - free.min()) - g * y + _TIE * late)
 
     def solve(self) -> int:
-        """The candidate of the first job, by HiGHS; the first, where no solution comes in time."""
+        """The candidate of the first job, by HiGHS.
+
+        Raises:
+            WorkError: no solution comes in time.
+        """
         from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and few need it
         from scipy.sparse import csr_array
 
@@ -166,7 +172,10 @@ class Programme:
             constraints=LinearConstraint(csr_array(rows), low, high),
             options={"time_limit": _LONGEST_S, "mip_rel_gap": 0.0},
         )
-        return 0 if found.x is None else int(found.x[: len(self.takes[0])].argmax())
+        if found.status:
+            problem = f"found no solution in {_LONGEST_S:g} s, on {len(self.free):,} nodes"
+            raise WorkError(f"the placement's programme {problem}; take the placement lowest, which solves none")
+        return int(found.x[: len(self.takes[0])].argmax())
 
     def _cost(self, columns: _Columns) -> NDArray[np.float64]:
         a, b, g = self.weights
@@ -257,11 +266,11 @@ class Meant:
     """What the programme is for.
 
     Args:
-        scores: of each job of a view; the larger, the sooner its turn.
+        scores: of each job of a view; the larger, the sooner its turn. None: by the view's order.
     """
 
-    def __init__(self, scores: Scores) -> None:
-        self._scores = scores
+    def __init__(self, scores: Scores | None = None) -> None:
+        self._scores = scores or (lambda view: -np.arange(len(view)))
 
     def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
         """Jointly with those who will be chosen next."""
@@ -283,3 +292,10 @@ class Meant:
             if after:
                 after[0].pool.take(after[0].allocation)
         return found[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
+
+
+def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:
+    """By the word of a placement: `written`, `meant`, or none."""
+    if programme == "written":
+        return Written()
+    return Meant(scores) if programme else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from policies.jobs.cluster import Pool, Search
 from policies.jobs.speeds import Speeds
@@ -26,6 +26,8 @@ class Placement:
             (`policies.jobs.variability`). Under reservations and rounds, and for those for whom others make room, it is
             the GPUs of nodes that `search` has found.
         is_by_number: pools come as the cluster's file names them.
+        programme: which of RLTune's programmes lays whoever is chosen and fits by `search` (`policies.jobs.mapping`):
+            `written`, `meant`, or none.
     """
 
     search: Search
@@ -33,6 +35,7 @@ class Placement:
     is_speed_aware: bool = False
     is_variability_aware: bool = False
     is_by_number: bool = False
+    programme: Literal["", "written", "meant"] = ""
 
     def largest(self, pool: Pool) -> int:
         """The largest gang for which the search would find something; it does for all that are smaller."""
@@ -55,4 +58,6 @@ PLACEMENTS: Final[Mapping[str, Placement]] = {
     "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
     "variability-aware": Placement(Pool.best_fit, is_variability_aware=True),
     "lowest": Placement(Pool.lowest_fit, is_by_number=True),
+    "programme-as-written": Placement(Pool.lowest_fit, is_by_number=True, programme="written"),
+    "programme": Placement(Pool.lowest_fit, is_by_number=True, programme="meant"),
 }

@@ -99,6 +99,9 @@ class JobPolicy:
         if self.queueing in CHOOSING and self.preemption != NONE:
             problem = f"{self.queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
             raise InputError("policy", "preemption", problem)
+        if PLACEMENTS[self.placement].programme and self.queueing not in CHOOSING:
+            problem = f"{self.placement} lays whoever is chosen: take the queueing {' or '.join(CHOOSING)}"
+            raise InputError("policy", "placement", problem)
         if self.learned and self.queueing not in CHOOSING:
             problem = f"{self.queueing} asks nobody whose turn it is: take {' or '.join(CHOOSING)}"
             raise InputError("policy", "queueing", problem)

@@ -21,6 +21,7 @@ from policies.jobs.estimates import HISTORY, estimate_of
 from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables
 from policies.jobs.history import History
+from policies.jobs.mapping import mapper_of
 from policies.jobs.multifactor import Accounts
 from policies.jobs.orders import order_of
 from policies.jobs.placements import PLACEMENTS
@@ -90,9 +91,10 @@ class JobScheduler:
         self._book, self._history = JobBook(), History()
         self._order = order_of(policy.order, self._tables, self._make_accounts)
         self._accounts = self._order.accounts
-        self.choices = Choices(self._book, choosing)
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement = PLACEMENTS[policy.placement]
+        mapper = mapper_of(self._placement.programme, None if choosing is None else choosing.scores)
+        self.choices = Choices(self._book, choosing, mapper)
         is_aware = self._placement.is_variability_aware
         self._slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
         self._shared = SharedGpus()

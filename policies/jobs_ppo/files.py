@@ -12,7 +12,6 @@ from policies.chance import stream
 from policies.errors import InputError, nearest
 from policies.jobs import sight
 from policies.jobs.choices import Choosing
-from policies.jobs.mapping import Meant, Written
 from policies.jobs.policy import JobPolicy
 from policies.jobs_ppo.choosers import NetChooser
 from policies.jobs_ppo.net import JobNet
@@ -75,16 +74,10 @@ class Learned:
         """All that its choices rest on, as plain numbers and words."""
         return {**asdict(self.spec), **{name: value.tolist() for name, value in self.net.weights.items()}}
 
-    def choosing(self, seed: int, has_programme: bool = False) -> Choosing:
-        """Who chooses in one run; draws come from a stream of this seed.
-
-        Args:
-            has_programme: whether places are found by RLTune's programme, as written or as meant; else greedily.
-        """
+    def choosing(self, seed: int) -> Choosing:
+        """Who chooses in one run; draws come from a stream of this seed."""
         rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_drawn else None
-        meant = Meant(lambda view: self.net.scores(sight.seen(view)))
-        mapper = (Written() if self.spec.kind == FAITHFUL else meant) if has_programme else None
-        return Choosing(NetChooser(self.net, rng), mapper)
+        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
 
 
 def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:

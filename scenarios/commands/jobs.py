@@ -113,7 +113,9 @@ def jobs_simulate(arguments: Namespace) -> int:
         progress.update()
     if out is not None:
         write_run(out, record, case.jobs.job_id, fingerprint(case, named))
-    found = result_document(case, PolicyRun(named.name, named.policy.is_preemptive, record))
+    is_preemptive = named.policy.is_preemptive
+    bounds = [] if arguments.no_bound else _bounds(case, output, (is_preemptive,))
+    found = result_document(case, PolicyRun(named.name, is_preemptive, record), bounds)
     return output.result(result_text(found), found)
 
 
@@ -179,12 +181,13 @@ def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> Jo
     return case
 
 
-def _bounds(case: JobsCase, output: Output) -> list[CaseBound]:
+def _bounds(case: JobsCase, output: Output, kinds: tuple[bool, ...] = (False, True)) -> list[CaseBound]:
+    """Without preemption (False) and with."""
     from scenarios.terminal.compiling import telling
-    from scenarios.training_jobs.bounding import both_bounds
+    from scenarios.training_jobs.bounding import bounds_of
 
-    with telling(output.remark), Progress("bounds", 2, unit="bound", quiet=output.quiet) as progress:
-        return both_bounds(case, progress.update)
+    with telling(output.remark), Progress("bounds", len(kinds), unit="bound", quiet=output.quiet) as progress:
+        return bounds_of(case, kinds, progress.update)
 
 
 def _bound_document(bound: CaseBound) -> dict[str, Any]:

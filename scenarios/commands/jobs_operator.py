@@ -111,7 +111,7 @@ def jobs_tune(arguments: Namespace) -> int:
 
 def jobs_train(arguments: Namespace) -> int:
     """RLTune, as it was run or mended, on windows of a scenario's trace; judged on windows that it has not seen."""
-    from policies.jobs_ppo.files import FAITHFUL, LearnedSpec
+    from policies.jobs_ppo.files import FAITHFUL, FIXED, LearnedSpec
     from scenarios.runs.parallel import core_count
     from scenarios.training_jobs.learning.course import Course, train
     from scenarios.training_jobs.learning.judging import BASELINES, judge, learned_choice, table_of
@@ -122,12 +122,19 @@ def jobs_train(arguments: Namespace) -> int:
     if not arguments.out.name.endswith(LEARNED_SUFFIX):
         raise InputError("--out", "", f"{arguments.out.name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
     out = writable_file(arguments.out)
+    if arguments.kind == FIXED and arguments.reward is not None:
+        problem = f"{FIXED} is rewarded for job seconds after each choice; only {FAITHFUL} has a score at the end"
+        raise InputError("--reward", "", problem)
     case = _case(arguments, output)
-    jobs, world = case.jobs, case.world
-    is_faithful = arguments.kind == FAITHFUL
-    earlier, later = Windows.split(jobs, world, length=arguments.window, warm=0 if is_faithful else arguments.window)
-    spec = LearnedSpec(arguments.kind, base=arguments.base, trace=case.scenario.name)
-    course = Course(spec, earlier, epochs=arguments.epochs, episodes=arguments.episodes, seed=case.scenario.seed)
+    earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, arguments.kind == FAITHFUL, arguments.window)
+    course = Course(
+        LearnedSpec(arguments.kind, base=arguments.base, trace=case.scenario.name),
+        earlier,
+        score=(arguments.reward or "bounded-slowdown").replace("-", " "),
+        epochs=arguments.epochs,
+        episodes=arguments.episodes,
+        seed=case.scenario.seed,
+    )
     processes = arguments.jobs or core_count()
     with Progress("epochs", arguments.epochs, unit="epoch", quiet=output.quiet) as progress:
         learned = train(

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from scenarios.show.answers import Answer
 from scenarios.show.numbers import number
+from scenarios.training_jobs.resampling import chance_explains
 from scenarios.training_jobs.tables import share_text, time_text
 
 LEAST: Final = "Which policy makes users wait least?"
@@ -24,7 +25,7 @@ def answers(found: Mapping[str, Any]) -> list[Answer]:
     told = [Answer(LEAST, " ".join(_least(found, [rows[name] for name in found["least"]])))]
     if "against_baseline" in best:
         told.append(Answer(PAYS, " ".join(_pays(found, best))))
-    room = " ".join(_room(found, best))
+    room = " ".join(room_for(found["bounds"], best))
     return [*told, Answer(ROOM, room)] if room else told
 
 
@@ -46,8 +47,8 @@ def _alike(found: Mapping[str, Any], best: Row) -> Iterator[str]:
         row["policy"]
         for row in found["policies"]
         if (behind := row["behind"].get(best["policy"])) is not None
-        and behind["high"] is not None
-        and behind["high"] >= 0
+        and behind["value"] is not None
+        and chance_explains(behind)
         and row["is_preemptive"] <= best["is_preemptive"]
         and "oracle" not in row["policy"]
     ]
@@ -63,7 +64,7 @@ def _gain(found: Mapping[str, Any], row: Row) -> str:
     if share["value"] is None:
         return f"{waits}; {theirs}."
     low, high = (number(share[key], 1, 100, signed=True) for key in ("low", "high"))
-    chance = ", which chance explains" if share["low"] <= 0 <= share["high"] else ""
+    chance = ", which chance explains" if chance_explains(share) else ""
     return f"{waits}; {theirs} ({number(share['value'], 1, 100, signed=True)} %, {low} to {high}{chance})."
 
 
@@ -83,8 +84,9 @@ def _pays(found: Mapping[str, Any], best: Row) -> Iterator[str]:
     yield f"The longest wait is {longest}; {base['policy']} has {theirs}."
 
 
-def _room(found: Mapping[str, Any], best: Row) -> Iterator[str]:
-    for bound in found["bounds"]:
+def room_for(bounds: Sequence[Mapping[str, Any]], best: Row) -> Iterator[str]:
+    """What no policy of its kind can be below, and how far it is from there."""
+    for bound in bounds:
         if bound["is_preemptive"] == best["is_preemptive"]:
             whom = "that may stop jobs " if bound["is_preemptive"] else "that stops no job "
             yield f"No policy {whom}can have a mean wait below {time_text(max(bound['wait_mean_s'], 0.0))}."

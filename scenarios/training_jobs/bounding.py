@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from policies.vocabulary import NS_PER_S
 from scenarios.training_jobs.case import JobsCase
 from sim.jobs.bound import Bound, BoundProblem, lower_bound
 
+BOTH: Final = (False, True)  # without preemption, and with
 Numbers = NDArray[np.float64]
 
 
@@ -93,10 +95,10 @@ def _pool_name(gpu_type: str, vc: str, gpus: int) -> str:
     return f"{gpus:,} {gpu_type}{f' of {vc}' if vc else ''}"
 
 
-def both_bounds(case: JobsCase, told: Callable[[], None] = lambda: None) -> list[CaseBound]:
-    """Without preemption, then with; `told` is called after each."""
+def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[CaseBound]:
+    """Without preemption (False) and with; `told` is called after each."""
     found = []
-    for is_preemptive in (False, True):
+    for is_preemptive in kinds:
         found.append(bound_of(case, is_preemptive))
         told()
     return found

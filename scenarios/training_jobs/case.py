@@ -183,8 +183,7 @@ def _of_file(source: str) -> Iterator[None]:
 def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
-        policy, shown = learned.spec.policy, Path(name).name.removesuffix(LEARNED_SUFFIX)
-        return NamedPolicy(_with_oracle(shown, policy), policy, learned)
+        return _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
     if not name.endswith(POLICY_SUFFIX):
         try:
             named = policy_of(name)
@@ -202,14 +201,23 @@ def read_policy(path: Path, cluster: ClusterSection) -> NamedPolicy:
         InputError: it is none, or its parts can't be combined.
     """
     given = strict.parse(PolicyFile, read_text(path), str(path))
+    if given.learned is not None:
+        learned = read_learned(path.parent / given.learned)[0]
+        policy = learned.spec.policy
+        placement = given.placement if "placement" in given.model_fields_set else policy.placement
+        with _in_policy_file(path):
+            return _named(path.name, POLICY_SUFFIX, replace(policy, placement=placement), learned)
     with _in_policy_file(path):
         words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
         policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
-    return NamedPolicy(_with_oracle(path.name.removesuffix(POLICY_SUFFIX), policy), policy)
+    return _named(path.name, POLICY_SUFFIX, policy)
 
 
-def _with_oracle(name: str, policy: JobPolicy) -> str:
-    return f"{name}-{ORACLE}" if policy.estimate == ORACLE and ORACLE not in name else name
+def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = None) -> NamedPolicy:
+    """By its file's name; with `oracle` in it where it knows true run times."""
+    name = Path(file).name.removesuffix(suffix)
+    is_told = policy.estimate != ORACLE or ORACLE in name
+    return NamedPolicy(name if is_told else f"{name}-{ORACLE}", policy, learned)
 
 
 @contextmanager

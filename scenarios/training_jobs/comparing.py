@@ -17,7 +17,7 @@ from scenarios.training_jobs.bounding import CaseBound
 from scenarios.training_jobs.case import JobsCase, NamedPolicy
 from scenarios.training_jobs.figures import JobColumns, figures, groups_of, job_columns
 from scenarios.training_jobs.records import SUFFIX, fingerprint, read_run, write_run
-from scenarios.training_jobs.resampling import Interval, Resamples
+from scenarios.training_jobs.resampling import Blocks, Interval
 from sim.jobs.record import JobsRecord
 from sim.jobs.world import JobSimulation
 
@@ -79,14 +79,18 @@ def _place(folder: Path | None, named: NamedPolicy) -> Path:
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-def result_document(case: JobsCase, run: PolicyRun) -> dict[str, Any]:
-    """One run as a document."""
+def result_document(case: JobsCase, run: PolicyRun, bounds: Sequence[CaseBound] = ()) -> dict[str, Any]:
+    """One run as a document, with those bounds that are of its kind."""
+    gpus = case.scenario.cluster.gpus
     return {
         "schema": RESULT_SCHEMA,
         "scenario": case.scenario.name,
         "policy": run.name,
+        "is_preemptive": run.is_preemptive,
         "load": case.load,
-        **figures(run.record, case.scenario.cluster.gpus),
+        **figures(run.record, gpus),
+        "bounds": _documents(bounds),
+        "above_bound": _above(job_columns(run.record, gpus), bounds, run.is_preemptive),
     }
 
 
@@ -95,7 +99,7 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
     gpus = case.scenario.cluster.gpus
     columns = {run.name: job_columns(run.record, gpus) for run in runs}
     base = next(run for run in runs if run.name == case.baseline.name)
-    resamples = Resamples.of(base.record.submit_ns / NS_PER_S, case.scenario.seed)
+    blocks = Blocks.of(base.record.submit_ns / NS_PER_S)
     rows = []
     for run in runs:
         mine = columns[run.name]
@@ -103,17 +107,17 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
             "policy": run.name,
             "is_preemptive": run.is_preemptive,
             **figures(run.record, gpus),
-            "intervals": {name: resamples.mean(getattr(mine, name), mine.is_done) for name in COMPARED},
+            "intervals": {name: blocks.mean(getattr(mine, name), mine.is_done) for name in COMPARED},
             "above_bound": _above(mine, bounds, run.is_preemptive),
         }
         if run is not base:
-            row["against_baseline"] = against(mine, columns[base.name], resamples)
+            row["against_baseline"] = against(mine, columns[base.name], blocks)
             row["groups"] = list(_by_group(run.record, mine, columns[base.name]))
         rows.append(row)
     least = _least(rows)
     for row in rows:
         mine = columns[row["policy"]]
-        row["behind"] = {name: _behind(mine, columns[name], resamples) for name in least if name != row["policy"]}
+        row["behind"] = {name: _behind(mine, columns[name], blocks) for name in least if name != row["policy"]}
     return {
         "schema": SCHEMA,
         "scenario": case.scenario.name,
@@ -122,18 +126,15 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
         "jobs": len(case.jobs),
         "baseline": base.name,
         "least": least,
-        "block_s": resamples.block_s,
-        "bounds": [
-            {
-                "is_preemptive": bound.is_preemptive,
-                "jobs": bound.jobs,
-                "jct_mean_s": bound.jct_mean_s,
-                "wait_mean_s": bound.wait_mean_s,
-            }
-            for bound in bounds
-        ],
+        "block_s": blocks.block_s,
+        "bounds": _documents(bounds),
         "policies": rows,
     }
+
+
+def _documents(bounds: Sequence[CaseBound]) -> list[dict[str, Any]]:
+    keys = ("is_preemptive", "jobs", "jct_mean_s", "wait_mean_s")
+    return [{key: getattr(bound, key) for key in keys} for bound in bounds]
 
 
 def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -147,9 +148,9 @@ def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(best))
 
 
-def _behind(mine: JobColumns, best: JobColumns, resamples: Resamples) -> Interval:
-    """The other's mean wait over its own, less 1, paired by job: the smaller over the larger has no long tail."""
-    return resamples.ratio(best.wait_s, mine.wait_s, mine.is_done & best.is_done, less=1.0)
+def _behind(mine: JobColumns, best: JobColumns, blocks: Blocks) -> Interval:
+    """By which share the other's mean wait is below its own, paired by job."""
+    return blocks.share(best.wait_s, mine.wait_s, mine.is_done & best.is_done)
 
 
 def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -> dict[str, float] | None:
@@ -164,15 +165,15 @@ def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -
     return None
 
 
-def against(mine: JobColumns, base: JobColumns, resamples: Resamples) -> dict[str, Any]:
-    """Means of differences, and the share by which means differ, of jobs that both have done."""
+def against(mine: JobColumns, base: JobColumns, blocks: Blocks) -> dict[str, Any]:
+    """By how much means differ, of jobs that both have done: as a share, whose interval judges, and as such."""
     both = mine.is_done & base.is_done
     found: dict[str, Any] = {}
     for name in COMPARED:
         ours, theirs = getattr(mine, name), getattr(base, name)
         found[name] = {
-            "difference": resamples.mean(ours - theirs, both),
-            "share": resamples.ratio(ours, theirs, both, less=1.0),
+            "share": blocks.share(ours, theirs, both),
+            "difference": float((ours - theirs)[both].mean()) if both.any() else None,
         }
     return {**found, **_won(mine, base, both)}
 

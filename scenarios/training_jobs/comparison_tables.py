@@ -9,7 +9,7 @@ from scenarios.show.answers import box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from scenarios.training_jobs.answers import answers
+from scenarios.training_jobs.answers import answers, room_for
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
 _HEADS: Final = {"size": "GPUs", "vc": "VC"}
@@ -31,7 +31,8 @@ def result_text(found: Mapping[str, Any]) -> str:
     )
     jain = ", ".join(f"{name} {number(found[f'jain_{key}'], 3)}" for key, name in (("users", "users"), ("vcs", "VCs")))
     parts: list[Table | str] = [head, Table(columns("", *found["wait_s"]), rows), f"{said}\nJain's index: {jain}"]
-    return to_text([*parts, *_lost([found])], screen_width())
+    room = " ".join(room_for(found["bounds"], found))
+    return to_text([*parts, *filter(None, [room]), *_lost([found])], screen_width())
 
 
 def _counts(found: Mapping[str, Any]) -> str:
@@ -70,7 +71,7 @@ def _waits(found: Mapping[str, Any]) -> Table:
             time_text(row["wait_s"]["mean"]),
             interval_text(row["intervals"]["wait_s"]),
             *(time_text(row["wait_s"][key]) for key in ("p50", "p99", "max")),
-            _change(row.get("against_baseline")),
+            share_interval(row["against_baseline"]["wait_s"]["share"]) if "against_baseline" in row else NONE,
             _distance(row["above_bound"]),
         ]
         for row in found["policies"]
@@ -81,8 +82,8 @@ def _waits(found: Mapping[str, Any]) -> Table:
     against = f"against {found['baseline']}"
     heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
-        f"Intervals: blocks of {time_text(found['block_s'])} of submissions drawn anew, paired by job; they say what "
-        "other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
+        f"Intervals: from how blocks of {time_text(found['block_s'])} of submissions differ, paired by job; they say "
+        "what other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):
         notes.append("A policy with `oracle` in its name knows true run times: no scheduler does.")
@@ -97,15 +98,12 @@ def interval_text(found: Mapping[str, Any]) -> str:
     return f"{found['low'] / unit_s:.1f} to {found['high'] / unit_s:.1f} {unit}"
 
 
-def _change(against: Mapping[str, Any] | None) -> str:
-    """Of the mean wait, in percent of the baseline's, with its interval."""
-    if against is None:
+def share_interval(found: Mapping[str, Any]) -> str:
+    """A change in percent with its interval."""
+    if found["value"] is None:
         return NONE
-    share = against["wait_s"]["share"]
-    if share["value"] is None:
-        return NONE
-    low, high = (number(share[key], 1, 100, signed=True) for key in ("low", "high"))
-    return f"{number(share['value'], 1, 100, signed=True)} % ({low} to {high})"
+    value, low, high = (number(found[key], 1, 100, signed=True) for key in ("value", "low", "high"))
+    return f"{value} % ({low} to {high})"
 
 
 def _distance(above: Mapping[str, float] | None) -> str:

@@ -13,7 +13,7 @@ from policies.errors import InputError
 from scenarios.training_jobs.case import JobsCase, NamedPolicy
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.figures import groups_of, job_columns
-from scenarios.training_jobs.resampling import Resamples
+from scenarios.training_jobs.resampling import Blocks
 
 SCHEMA: Final = "slimsched.jobsvalidation/1"
 NEAR_S: Final = 60.0  # waits that differ by less are near each other, whatever their ratio
@@ -35,7 +35,7 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
     if both.sum() < 2:
         problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
         raise InputError(case.source, "trace", problem)
-    resamples = Resamples.of(columns.submit_s, case.scenario.seed)
+    blocks = Blocks.of(columns.submit_s)
     simulated, recorded = columns.wait_s, np.maximum(recorded_s, 0.0)
     return {
         "schema": SCHEMA,
@@ -46,8 +46,8 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "left_out": int(len(case.jobs) - both.sum()),
         "simulated_s": _spread(simulated[both]),
         "recorded_s": _spread(recorded[both]),
-        "error_s": resamples.mean(simulated - np.nan_to_num(recorded), both),
-        "error_share": resamples.ratio(simulated, np.nan_to_num(recorded), both, less=1.0),
+        "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
+        "error_s": float((simulated - recorded)[both].mean()),
         **_closeness(simulated[both], recorded[both]),
         "groups": list(_groups(case, simulated, recorded, both, record)),
     }

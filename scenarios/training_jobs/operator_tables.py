@@ -5,29 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scenarios.show.numbers import NONE, number
+from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from scenarios.training_jobs.comparison_tables import interval_text
+from scenarios.training_jobs.comparison_tables import interval_text, share_interval
+from scenarios.training_jobs.resampling import chance_explains
 from scenarios.training_jobs.room_for import Limit, Tried
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
 
-def signed_interval(found: Mapping[str, Any]) -> str:
-    """A difference of times with its interval."""
-    if found["value"] is None:
-        return NONE
-    unit_s, unit = unit_of(found["value"])
-    low, high = (f"{found[key] / unit_s:+.1f}" for key in ("low", "high"))
-    return f"{found['value'] / unit_s:+.1f} {unit} ({low} to {high})"
-
-
-def share_interval(found: Mapping[str, Any]) -> str:
-    """A change in percent with its interval."""
-    if found["value"] is None:
-        return NONE
-    low, high = (number(found[key], 1, 100, signed=True) for key in ("low", "high"))
-    return f"{number(found['value'], 1, 100, signed=True)} % ({low} to {high})"
+def signed_time(time_s: float) -> str:
+    """A difference of times."""
+    unit_s, unit = unit_of(time_s)
+    return f"{time_s / unit_s:+.1f} {unit}"
 
 
 def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
@@ -47,20 +37,22 @@ def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
         f"GPUs {before:,} -> {after:,}, load {load_now:.2f} -> {load_then:.2f}"
     )
     heads = ("", "mean wait", "median", "p99", "max", "utilization")
-    note = f"Intervals (95 %) by drawing blocks of {time_text(found['policies'][0]['block_s'])} anew, paired by job."
+    block = time_text(found["policies"][0]["block_s"])
+    note = f"Intervals (95 %) from how blocks of {block} differ, paired by job."
     return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=[note]), *said], screen_width())
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
     change = row["change"]
     wait, less, more = change["wait_s"], change["less_wait_share"], change["more_wait_share"]
-    if wait["difference"]["value"] is None:
+    if wait["difference"] is None:
         return f"{row['policy']}: no job was done in both."
-    is_clear = wait["difference"]["low"] > 0 or wait["difference"]["high"] < 0
-    told = "" if is_clear else " Chance explains that."
+    if wait["share"]["value"] is None:
+        return f"{row['policy']}: no job waits now; the mean wait changes by {signed_time(wait['difference'])}."
+    told = " Chance explains that." if chance_explains(wait["share"]) else ""
     return (
-        f"{row['policy']}: the mean wait changes by {signed_interval(wait['difference'])}, that is "
-        f"{share_interval(wait['share'])}; {share_text(less)} of the jobs wait less, {share_text(more)} more.{told}"
+        f"{row['policy']}: the mean wait changes by {share_interval(wait['share'])}, that is "
+        f"{signed_time(wait['difference'])}; {share_text(less)} of the jobs wait less, {share_text(more)} more.{told}"
     )
 
 
@@ -114,7 +106,7 @@ def validation_text(found: Mapping[str, Any]) -> str:
         ["recorded", *map(time_text, recorded.values())],
     ]
     notes = [
-        f"Mean error {signed_interval(found['error_s'])}, {share_interval(found['error_share'])}.",
+        f"Mean error {share_interval(found['error_share'])}, that is {signed_time(found['error_s'])}.",
         f"Job by job: {share_text(found['near_share'])} within a minute or a factor of 2; "
         f"{share_text(found['only_simulated_share'])} wait in simulation alone, "
         f"{share_text(found['only_recorded_share'])} in the log alone; rank correlation "
@@ -165,7 +157,7 @@ def tuning_text(found: Mapping[str, Any]) -> str:
         f"({interval_text(later['waits_s']['own'])}) -> {time_text(later['waits_s']['tuned']['value'])} "
         f"({interval_text(later['waits_s']['tuned'])}), a change of {share_interval(wait['share'])}."
     )
-    is_clear = wait["difference"]["high"] is not None and wait["difference"]["high"] < 0
-    told = "" if is_clear else "Later jobs do not wait less than chance explains: keep the former numbers."
+    is_better = (wait["difference"] or 0.0) < 0 and not chance_explains(wait["share"])
+    told = "" if is_better else "Later jobs do not wait less than chance explains: keep the former numbers."
     table = Table([Column("number"), *columns("before", "tuned")], rows)
     return to_text(filter(None, [f"{found['policy']}", table, said, told]), screen_width())

@@ -1,91 +1,98 @@
-"""Intervals of means over one trace, by the moving-block bootstrap (Kuensch 1989): jobs of a week stay together.
+"""Intervals of means over one trace, from how its weeks differ.
 
 A trace is one history, and its jobs are not independent: bursts, deadlines and a few long jobs make weeks differ. So
-blocks of seven days of submissions are drawn with replacement until they make up the trace's length, many times over;
-what a mean is in 95 % of them is its interval, widened as Student's t is for so few blocks. The same draws serve all
-policies, so differences are paired by job.
+the trace is cut into blocks of seven days of submissions, shorter ones where it has fewer than 16 weeks. The same
+blocks serve all policies, so ratios are paired by job.
 
-Where a few jobs make the mean, no interval of one history holds what other histories give as often as it should: of 100
-drawn ones 81 did with exponential run times, and 55 to 65 with C^2 of 4 to 10 (docs/jobs.md).
+An interval is of the logarithm of a ratio of two sums: twice too large is as likely as half too small, and whose wait
+stands above makes no difference. A block's move e is its share of the one sum less its share of the other: how the
+logarithm changes with the block's weight (the infinitesimal jackknife, Jaeckel 1972). Student's t has the degrees of
+freedom that Satterthwaite (1946) gives to a sum of squares of one each, (sum e^2)^2 / sum e^4. Where all weeks count
+alike they are a third of the weeks or more; where one crisis makes the mean they are near 1, and the interval is wide.
+
+How often it holds what other histories give: docs/jobs.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Final, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from policies.chance import stream
-
 WEEK_S: Final = 7 * 86400.0
-DRAWS: Final = 2000
-LEAST_BLOCKS: Final = 4  # of a block's length in a trace; a shorter trace has shorter blocks
-_SLICES: Final = 7  # of a block: it may begin at each
+LEAST_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
+_CONFIDENCE: Final = 0.95
+_WIDEST: Final = 1000.0  # times the value, and the value over it: an interval that wide says that nothing is known
 Numbers = NDArray[np.float64]
 
 
 class Interval(TypedDict):
-    """A value, and from where to where it lies in 95 % of the resamples; null where there is none."""
+    """A value, and from where to where other histories would have it in 95 of 100 cases; null where there is none."""
 
     value: float | None
     low: float | None
     high: float | None
 
 
+def chance_explains(change: Interval) -> bool:
+    """Whether a change may as well be none: its interval holds 0, or it has none."""
+    return change["low"] is None or change["high"] is None or change["low"] <= 0 <= change["high"]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Resamples:
-    """Draws of blocks.
+class Blocks:
+    """A trace in blocks of time.
 
     Attributes:
         block_s: a block's length.
-        slices: (n,) in which slice of time each job was submitted.
-        weights: (draws, slices) how often each slice is in a draw.
+        many: how many there are.
+        block: (n,) in which each job was submitted.
     """
 
     block_s: float
-    slices: NDArray[np.int64]
-    weights: Numbers
+    many: int
+    block: NDArray[np.int64]
 
     @staticmethod
-    def of(submit_s: Numbers, seed: int, draws: int = DRAWS) -> Resamples:
-        """Of jobs by their submission; the blocks go round: after the last slice comes the first."""
+    def of(submit_s: Numbers) -> Blocks:
+        """Of jobs by their submission."""
         since_s = submit_s - submit_s.min()
         span_s = max(float(since_s.max()), 1e-9)
-        block_s = min(WEEK_S, span_s / LEAST_BLOCKS)
-        many = max(int(np.ceil(span_s / block_s * _SLICES)), _SLICES)
-        slices = np.minimum((since_s / span_s * many).astype(np.int64), many - 1)
-        starts = stream(seed, "job bootstrap").integers(many, size=(draws, -(-many // _SLICES)))
-        drawn = (starts[:, :, None] + np.arange(_SLICES)).reshape(draws, -1)[:, :many] % many
-        weights = np.zeros((draws, many))
-        np.add.at(weights, (np.arange(draws)[:, None], drawn), 1.0)
-        return Resamples(block_s, slices, weights)
+        many = max(int(np.ceil(span_s / WEEK_S)), LEAST_BLOCKS)
+        block = np.minimum((since_s / span_s * many).astype(np.int64), many - 1)
+        return Blocks(span_s / many, many, block)
 
     def mean(self, values: Numbers, counts: NDArray[np.bool_]) -> Interval:
-        """Of the values that count."""
-        return self.ratio(values, np.ones(len(values)), counts)
+        """Of the values that count, all of them 0 or more."""
+        return self._ratio(values, np.ones(len(values)), counts)
 
-    def ratio(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_], less: float = 0.0) -> Interval:
-        """Of the sum of some values over the sum of others, less a number; null where nothing counts."""
-        where = self.slices[counts]
-        many = self.weights.shape[1]
-        above = np.bincount(where, values[counts], many)
-        below = np.bincount(where, over[counts], many)
+    def share(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
+        """By how much the mean of some values, 0 or more, is above that of others, as a share of these."""
+        found = self._ratio(values, over, counts)
+        value, low, high = (None if end is None else end - 1 for end in (found["value"], found["low"], found["high"]))
+        return Interval(value=value, low=low, high=high)
+
+    def _ratio(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
+        """Of two sums."""
+        above = np.bincount(self.block[counts], values[counts], self.many)
+        below = np.bincount(self.block[counts], over[counts], self.many)
         if not below.sum():
             return Interval(value=None, low=None, high=None)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            drawn = (self.weights @ above) / (self.weights @ below) - less
-        value = float(above.sum() / below.sum()) - less
-        low, high = np.nanquantile(drawn[np.isfinite(drawn)], [0.025, 0.975]).tolist()
-        wider = self._widening
-        least = 0.0 - less if above.min() >= 0 and below.min() >= 0 else -np.inf
-        return Interval(value=value, low=max(value + wider * (low - value), least), high=value + wider * (high - value))
+        value = float(above.sum() / below.sum())
+        if (below == below.sum()).any():  # one block has all, and nothing says how others differ
+            return Interval(value=value, low=None, high=None)
+        moves = above / (above.sum() or 1.0) - below / below.sum()
+        wider = min(float(np.exp(_half_width(moves))), _WIDEST)
+        return Interval(value=value, low=value / wider, high=value * wider)
 
-    @property
-    def _widening(self) -> float:
-        """Student's t over the normal quantile, and the bias of a bootstrap's variance, for so many blocks."""
-        blocks = self.weights.shape[1] / _SLICES
-        return float(stdtrit(blocks - 1, 0.975)) / 1.96 * sqrt(blocks / (blocks - 1))
+
+def _half_width(moves: Numbers) -> float:
+    """Of a logarithm's interval, by how far each block moves it."""
+    squares = float((moves**2).sum())
+    if not squares:
+        return 0.0
+    freedom, many = squares**2 / float((moves**4).sum()), len(moves)
+    return float(stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * float(np.sqrt(many / (many - 1) * squares))

@@ -208,7 +208,7 @@ class JobsScenario(StrictModel):
     baseline: PolicyName | None = Field(None, description="what the others are set against; null: the first policy")
     bound: BoundSection = Field(default_factory=BoundSection, description="how the bound is sought")
     seed: Annotated[int, Field(ge=0)] = Field(
-        0, description="of what is drawn: failures, and the bootstrap's resamples"
+        0, description="of what is drawn: failures, differing GPUs, and what a learned policy draws"
     )
 
     @model_validator(mode="after")
@@ -229,10 +229,16 @@ class PolicyPreemption(PreemptionSection):
     kind: Literal["none", "by-index"] = Field("none", description="whether jobs that run may have to make room")
 
 
+_OF_THE_LEARNED = ("order", "queueing", "preemption", "multifactor", "estimate")
+
+
 class PolicyFile(StrictModel):
-    """A policy of one's own: five words, and the numbers of preemption."""
+    """A policy of one's own: five words, and the numbers of preemption; or what was learned, with a placement."""
 
     schema_: Literal["slimsched.jobpolicy/1"] = Field(alias="schema", description="this form's name")
+    learned: FilePath | None = Field(
+        None, description=f"what chooses: a file `{LEARNED_SUFFIX}`, which says all other words but the placement"
+    )
     order: str = Field("fifo", description=f"who comes first: {', '.join(f'`{word}`' for word in ORDERS)}")
     queueing: str = Field(
         "strict", description=f"who may overtake: {', '.join(f'`{word}`' for word in (*QUEUEINGS, ROUNDS))}"
@@ -245,3 +251,10 @@ class PolicyFile(StrictModel):
     estimate: str = Field(
         "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"
     )
+
+    @model_validator(mode="after")
+    def _learned_says_the_rest(self) -> PolicyFile:
+        said = [key for key in _OF_THE_LEARNED if key in self.model_fields_set]
+        if self.learned is not None and said:
+            raise ValueError(f"a learned policy brings its own {', '.join(said)}; leave it out")
+        return self

@@ -17,7 +17,7 @@ from scenarios.runs.parallel import Jobs, each
 from scenarios.training_jobs.case import JobsCase, NamedPolicy
 from scenarios.training_jobs.comparing import against, run_policy
 from scenarios.training_jobs.figures import figures, job_columns
-from scenarios.training_jobs.resampling import Resamples
+from scenarios.training_jobs.resampling import Blocks
 from scenarios.training_jobs.spec import POLICY_SCHEMA
 
 SCHEMA: Final = "slimsched.jobstuning/1"
@@ -112,9 +112,9 @@ def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) ->
     made = dict(each(run_policy, later, [own, best], jobs))
     gpus = later.scenario.cluster.gpus
     before, after = (job_columns(made[place], gpus) for place in (0, 1))
-    resamples = Resamples.of(before.submit_s, later.scenario.seed)
-    waits = {name: resamples.mean(each_.wait_s, each_.is_done) for name, each_ in (("own", before), ("tuned", after))}
-    return {"waits_s": waits, "change": against(after, before, resamples)}
+    blocks = Blocks.of(before.submit_s)
+    waits = {name: blocks.mean(each_.wait_s, each_.is_done) for name, each_ in (("own", before), ("tuned", after))}
+    return {"waits_s": waits, "change": against(after, before, blocks)}
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers

@@ -11,7 +11,7 @@ from scenarios.runs.parallel import Jobs, each
 from scenarios.training_jobs.case import JobsCase
 from scenarios.training_jobs.comparing import against, run_policy
 from scenarios.training_jobs.figures import figures, job_columns
-from scenarios.training_jobs.resampling import Resamples
+from scenarios.training_jobs.resampling import Blocks
 from sim.jobs.record import JobsRecord
 
 SCHEMA: Final = "slimsched.jobswhatif/1"
@@ -30,7 +30,7 @@ class WhatIf:
             raise InputError(self.now.source, "window", f"{problem}: no job could be set against itself")
 
     def document(self, jobs: Jobs) -> dict[str, Any]:
-        """Both runs of each policy in numbers, and the change with its interval."""
+        """Both runs of each policy in numbers, and the change: as a share with its interval, and as a difference."""
         tasks = [(is_then, place) for is_then in (False, True) for place in range(len(self.now.policies))]
         made = dict(each(_run, self, tasks, jobs))
         records = {task: made[place] for place, task in enumerate(tasks)}
@@ -50,12 +50,12 @@ class WhatIf:
     def _change(self, now: JobsRecord, then: JobsRecord) -> dict[str, Any]:
         gpus = [case.scenario.cluster.gpus for case in (self.now, self.then)]
         before, after = job_columns(now, gpus[0]), job_columns(then, gpus[1])
-        resamples = Resamples.of(now.submit_ns / NS_PER_S, self.now.scenario.seed)
+        blocks = Blocks.of(now.submit_ns / NS_PER_S)
         return {
             "now": figures(now, gpus[0]),
             "then": figures(then, gpus[1]),
-            "change": against(after, before, resamples),
-            "block_s": resamples.block_s,
+            "change": against(after, before, blocks),
+            "block_s": blocks.block_s,
         }
 
 

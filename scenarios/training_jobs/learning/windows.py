@@ -63,6 +63,17 @@ class Windows:
         earlier = Windows(jobs, world, warm, cut - length, length, warm)
         return earlier, Windows(jobs, world, cut + warm, len(jobs) - length, length, warm)
 
+    @staticmethod
+    def to_learn_and_judge(
+        jobs: JobList, world: JobWorld, is_as_run: bool, length: int = LENGTH
+    ) -> tuple[Windows, Windows]:
+        """What a command learns on, and later windows that judge it: both as RLTune begins them, on an empty cluster,
+        and its first 10,000 jobs to learn on (fewer, where these are not over by 60 % of the time); or `split`."""
+        if not is_as_run:
+            return Windows.split(jobs, world, length=length, warm=length)
+        earlier, later = Windows.split(jobs, world, length=length, warm=0)
+        return Windows.as_run(jobs, world, min(TRAINING_JOBS, earlier.last + length), length), later
+
     def drawn(self, many: int, seed: int, name: str) -> NDArray[np.int64]:
         """(many,) The jobs with which windows begin, by a stream of this name; each as likely as any."""
         return stream(seed, f"job windows:{name}").integers(self.first, self.last + 1, many)

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from policies.errors import InputError, WorkError
+from policies.jobs import mapping
 from policies.jobs.choices import Choosing, View
 from policies.jobs.cluster import Pool
-from policies.jobs.mapping import Candidate, Meant, Programme, Written, candidates
+from policies.jobs.mapping import Candidate, Programme, candidates
 from policies.jobs.policy import JobPolicy
+from policies.jobs.rivals import policy_of, shown_name
 from tests.sim.jobs.worlds import jobs, run
 
 
@@ -89,12 +92,39 @@ class First:
         return 0
 
 
-@pytest.mark.parametrize("mapper", [Written(), Meant(lambda view: -view.age_s)])
-def test_a_run_under_the_programme_is_whole(mapper: Written | Meant) -> None:
+@pytest.mark.parametrize("placement", ["programme-as-written", "programme"])
+@pytest.mark.parametrize("learned", ["", "first"])
+def test_a_run_under_the_programme_is_whole(placement: str, learned: str) -> None:
     rng = np.random.default_rng(1)
     sizes = rng.choice([1, 2, 4, 8, 16], 60)
     these = jobs(*zip(np.sort(rng.integers(0, 300, 60)), rng.integers(1, 60, 60), sizes, strict=True))
-    policy = JobPolicy("fifo", "stall", placement="lowest", learned="first")
-    options = {"choosing": Choosing(First(), mapper)}
+    policy = JobPolicy("fifo", "stall", placement=placement, learned=learned)
+    options = {"choosing": Choosing(First(), lambda view: -view.age_s) if learned else None}
     record = run(policy, these, nodes=(8, 8, 8, 2, 2), run_options=options)
     assert (record.is_done | record.is_refused).all()
+
+
+def test_a_rule_has_the_programme_by_a_word() -> None:
+    """Two nodes of 4 GPUs, jobs of 2, 2 and 4: as written, the second goes to the other node, for balance, and the
+    third finds no whole node; as meant, the second fills the first node, as `lowest` does."""
+    these = jobs((0, 100, 2), (1, 100, 2), (2, 100, 4))
+    starts_s = {
+        placement: run(JobPolicy("fifo", "stall", placement=placement), these, nodes=(4, 4)).start_ns.tolist()
+        for placement in ("lowest", "programme", "programme-as-written")
+    }
+    assert starts_s["lowest"] == starts_s["programme"] == [0, 1 * 10**9, 2 * 10**9]
+    assert starts_s["programme-as-written"] == [0, 1 * 10**9, 100 * 10**9]
+    assert policy_of("fifo-stall-programme-as-written").placement == "programme-as-written"
+    assert shown_name(policy_of("smallest-choice-programme")) == "smallest-choice-programme"
+
+
+def test_a_programme_lays_whom_is_chosen() -> None:
+    with pytest.raises(InputError, match="programme lays whoever is chosen: take the queueing stall or choice"):
+        policy_of("fifo-programme")
+
+
+def test_a_programme_without_a_solution_in_its_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_LONGEST_S", 0.0)
+    programme = Programme(np.array([8, 8, 8]), np.array([8, 8, 8]), [np.array([[4, 0, 0], [2, 2, 0]])], 2)
+    with pytest.raises(WorkError, match="found no solution in 0 s, on 3 nodes; take the placement lowest"):
+        programme.solve()

@@ -245,6 +245,15 @@ def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) ->
     assert fingerprint(case, case.policies[1]) == fingerprint(case, case.policies[1])
     other = replace(case.policies[1], learned=Learned(learned.spec, JobNet(fresh_weights(SIZES, 0, "actor"))))
     assert fingerprint(case, other) != fingerprint(case, case.policies[1])
+    laid = "schema: slimsched.jobpolicy/1\nlearned: mine.safetensors\nplacement: programme\n"
+    (tmp_path / "laid.jobpolicy.yaml").write_text(laid)
+    named = case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"]).policies[0]
+    assert named.name == "laid-oracle"
+    assert named.policy == replace(learned.spec.policy, placement="programme")
+    assert run_policy(case, named).is_done.all()
+    (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}order: sjf\n")
+    with pytest.raises(InputError, match="a learned policy brings its own order; leave it out"):
+        case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"])
     (tmp_path / "mine.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match="not a safetensors file"):
         case_of(tmp_path, trace, policies=["mine.safetensors"])

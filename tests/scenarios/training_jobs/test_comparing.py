@@ -14,13 +14,13 @@ from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
 from scenarios.training_jobs.answers import answers
-from scenarios.training_jobs.bounding import both_bounds
+from scenarios.training_jobs.bounding import bounds_of
 from scenarios.training_jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
-from scenarios.training_jobs.comparing import comparison_document, run_all
-from scenarios.training_jobs.comparison_tables import comparison_text
+from scenarios.training_jobs.comparing import comparison_document, result_document, run_all
+from scenarios.training_jobs.comparison_tables import comparison_text, result_text
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from scenarios.training_jobs.records import fingerprint
-from scenarios.training_jobs.tables import time_text
+from scenarios.training_jobs.tables import share_text, time_text
 from tests.scenarios.training_jobs.cases import case_of, trace_of
 
 DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
@@ -35,7 +35,7 @@ def drawn_case(folder: Path, **keys: Any) -> JobsCase:
 
 def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
     case = drawn_case(tmp_path, warmup_s="2h")
-    found = comparison_document(case, run_all(case, 1), both_bounds(case))
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
     assert [bound["is_preemptive"] for bound in found["bounds"]] == [False, True]
     assert found["bounds"][1]["jct_mean_s"] <= found["bounds"][0]["jct_mean_s"]
     for row in found["policies"]:
@@ -50,7 +50,7 @@ def test_bound_and_policies_on_unequal_gpus(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("job_class,slow,fast\n*,1,4\n")
     nodes = [{"count": 2, "gpus": 4, "type": "slow"}, {"count": 1, "gpus": 2, "type": "fast"}]
     case = drawn_case(tmp_path, cluster={"nodes": nodes, "throughputs": "t.csv"}, policies=["smallest-speed-aware"])
-    found = comparison_document(case, run_all(case, 1), both_bounds(case))
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
     assert 0 <= found["policies"][0]["above_bound"]["jct_share"] < 5
 
 
@@ -62,9 +62,9 @@ def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
     for row in others:
         for key in ("wait_s", "jct_s", "slowdown"):
             against = row["against_baseline"][key]
-            assert against["difference"]["value"] == pytest.approx(row[key]["mean"] - base[key]["mean"])
+            assert against["difference"] == pytest.approx(row[key]["mean"] - base[key]["mean"])
             assert against["share"]["value"] == pytest.approx(row[key]["mean"] / base[key]["mean"] - 1)
-            assert against["difference"]["low"] <= against["difference"]["value"] <= against["difference"]["high"]
+            assert against["share"]["low"] <= against["share"]["value"] <= against["share"]["high"]
         sizes = [group for group in row["groups"] if group["kind"] == "size"]
         assert sum(group["jobs"] for group in sizes) == row["jobs"]["measured"]
         mean_s = sum(group["wait_mean_s"] * group["jobs"] for group in sizes) / row["jobs"]["measured"]
@@ -83,9 +83,23 @@ def test_what_a_policy_loses_is_told(tmp_path: Path) -> None:
     assert (row["against_baseline"]["less_wait_share"], row["against_baseline"]["more_wait_share"]) == (0.5, 0.25)
 
 
+def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
+    """Of its own kind, as the comparison has it."""
+    case = drawn_case(tmp_path, policies=["fifo", "las"])
+    bounds, runs = bounds_of(case), run_all(case, 1)
+    rows = comparison_document(case, runs, bounds)["policies"]
+    for run, row, whom in zip(runs, rows, ("that stops no job", "that may stop jobs"), strict=True):
+        found = result_document(case, run, bounds)
+        assert found["above_bound"] == row["above_bound"]
+        said = " ".join(result_text(found).split())
+        assert f"No policy {whom} can have a mean wait below" in said
+        assert f"Completion times under {run.name} are {share_text(row['above_bound']['jct_share'])} above" in said
+    assert "No policy" not in result_text(result_document(case, runs[0]))
+
+
 def test_unfinished_jobs_have_no_distance_to_the_bound(tmp_path: Path) -> None:
     case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), longest_s=100)
-    found = comparison_document(case, run_all(case, 1), both_bounds(case))
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
     assert found["policies"][0]["above_bound"] is None
     assert "in no mean, so means look better than they are: fifo 1" in comparison_text(found)
 
@@ -94,7 +108,7 @@ def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
     """Both small jobs pass the long one, which waits for them; the first is there already."""
     trace = trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2), (30, 10, 2)])
     case = case_of(tmp_path, trace, policies=["fifo", "smallest", "sjf-oracle"])
-    found = comparison_document(case, run_all(case, 1), both_bounds(case))
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
     least, pays, room = answers(found)
     waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
     assert waits["smallest"] < waits["fifo"]

@@ -10,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
-from scenarios.cli import main
+from policies.errors import InputError, WorkError
+from scenarios.cli import JOB_REWARDS, main
 from scenarios.training_jobs.case import JobsCase, read_case, read_scenario
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.figures import figures
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from scenarios.training_jobs.learning.course import Course
+from scenarios.training_jobs.learning.windows import SCORES, Windows
 from scenarios.training_jobs.log_validation import validation_document
-from scenarios.training_jobs.operator_tables import validation_text
+from scenarios.training_jobs.operator_tables import validation_text, whatif_text
+from scenarios.training_jobs.resampling import Blocks, chance_explains
 from scenarios.training_jobs.room_for import Limit, Tried, fewest_nodes, largest_load
 from scenarios.training_jobs.trace import JobTrace
 from scenarios.training_jobs.tuning import tune
@@ -46,18 +49,46 @@ def test_nothing_changes_where_nothing_is_changed(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn(), policies=["fifo", "smallest"])
     for row in WhatIf(case, case).document(1)["policies"]:
         assert row["now"] == row["then"]
-        assert row["change"]["wait_s"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+        assert row["change"]["wait_s"] == {"share": {"value": 0.0, "low": 0.0, "high": 0.0}, "difference": 0.0}
         assert (row["change"]["less_wait_share"], row["change"]["more_wait_share"]) == (0, 0)
 
 
 def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
-    """The change is that of the means, and its interval is around it."""
+    """The change is that of the means, and the interval is around its share."""
     trace = drawn()
     now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
     row = WhatIf(now, then).document(1)["policies"][0]
-    change = row["change"]["wait_s"]["difference"]
-    assert change["value"] == pytest.approx(row["then"]["wait_s"]["mean"] - row["now"]["wait_s"]["mean"])
-    assert change["low"] < change["value"] < min(change["high"], 0)
+    change, means_s = row["change"]["wait_s"], [row[world]["wait_s"]["mean"] for world in ("now", "then")]
+    assert change["difference"] == pytest.approx(means_s[1] - means_s[0])
+    assert change["share"]["value"] == pytest.approx(means_s[1] / means_s[0] - 1)
+    assert change["share"]["low"] < change["share"]["value"] < change["share"]["high"]
+
+
+def test_the_share_judges(tmp_path: Path) -> None:
+    """Crises of unequal size, each of which falls to about a tenth: the seconds are those of one crisis, so that an
+    interval of the difference holds 0; the share is the same in all of them, and clear. Text and figures go by it."""
+    crisis_s = np.repeat([10.0, 20, 30, 20, 10, 3000, 20, 10, 30, 20, 10, 20, 30, 10, 20, 10], 10)
+    before_s, after_s = crisis_s, crisis_s * np.resize([0.11, 0.1, 0.09], 160)
+    changes_s = (after_s - before_s).reshape(16, 10).mean(axis=1)
+    half_s = 2.13 * changes_s.std(ddof=1) / 4  # Student's t of 15
+    assert changes_s.mean() - half_s < 0 < changes_s.mean() + half_s
+    blocks, everybody = Blocks.of(np.linspace(0, 1e6, 160)), np.ones(160, bool)
+    share = blocks.share(after_s, before_s, everybody)
+    assert not chance_explains(share)
+    case = on_nodes(tmp_path, drawn(jobs=50))
+    found = WhatIf(case, case).document(1)
+    assert "Chance explains that." in whatif_text(found, ["load=1"])
+    found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
+    said = whatif_text(found, ["load=1"])
+    assert "Chance" not in said
+    assert f"fifo: the mean wait changes by {100 * share['value']:+.1f} % (" in said  # type: ignore[operator]
+    assert ", that is -3.1 min; " in said
+
+
+def test_a_change_of_no_wait_has_no_share(tmp_path: Path) -> None:
+    trace = trace_of([(0, 100, 4), (10, 100, 4)])
+    found = WhatIf(on_nodes(tmp_path, trace, 2), on_nodes(tmp_path, trace, 1)).document(1)
+    assert "fifo: no job waits now; the mean wait changes by +45.0 s." in whatif_text(found, ["x=1"])
 
 
 def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
@@ -70,20 +101,31 @@ def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.release
 @pytest.mark.slow
-def test_the_interval_holds_the_truth(tmp_path: Path) -> None:
-    """Of 100 drawn histories of one law, 75 of the intervals of a change hold its mean over all (95 are asked for).
+@pytest.mark.parametrize(
+    "durations, least",
+    [
+        ("exponential", 90),
+        ("lognormal:mean_s=3600,cv2=4", 80),
+        ("lognormal:mean_s=3600,cv2=10", 75),
+        ("hyperexponential:mean_s=3600,cv2=10", 60),
+    ],
+)
+def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path) -> None:
+    """Of 100 drawn histories of one law, so many intervals of a change hold its mean over all (95 are asked for).
 
-    A history of 1,500 jobs has few busy times, and a few of them make the mean.
+    A history of 1,500 jobs has few busy times, and a few of them make the mean: the more so, the heavier the tail.
     """
     found = []
-    laws = law("exponential", DURATIONS, ""), law("poisson", ARRIVALS, "")
+    laws = law(durations, DURATIONS, ""), law("poisson", ARRIVALS, "")
     for seed in range(100):
         trace = draw(Drawing(1500, 16, 0.8, *laws, {1: 0.8, 2: 0.2}, seed=seed))
         now, then = (on_nodes(tmp_path, trace, nodes, seed=seed) for nodes in (4, 5))
-        found.append(WhatIf(now, then).document(1)["policies"][0]["change"]["wait_s"]["difference"])
-    truth = float(np.mean([each["value"] for each in found]))
-    held = sum(each["low"] <= truth <= each["high"] for each in found)
-    assert held >= 75, held
+        found.append(WhatIf(now, then).document(1)["policies"][0])
+    means_s = [np.mean([row[world]["wait_s"]["mean"] for row in found]) for world in ("now", "then")]
+    truth = means_s[1] / means_s[0] - 1
+    shares = [row["change"]["wait_s"]["share"] for row in found]
+    held = sum(each["low"] <= truth <= each["high"] for each in shares)
+    assert held >= least, held
 
 
 # ------------------------------------------------------------------------------------------------------------- capacity
@@ -137,12 +179,12 @@ def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
     )
     same = on_nodes(tmp_path, logged)
     found = validation_document(same, same.policies[0])
-    assert found["error_s"]["value"] == pytest.approx(0, abs=1e-6)
+    assert found["error_s"] == pytest.approx(0, abs=1e-6)
     assert (found["near_share"], found["rank_correlation"]) == (1, pytest.approx(1))
     assert "waits as the log did" in validation_text(found)
     other = on_nodes(tmp_path, logged, policies=["sjf-oracle"])
     found = validation_document(other, other.policies[0])
-    assert found["error_s"]["value"] < 0
+    assert found["error_s"] < 0
     assert "not the recorded ones" in validation_text(found)
 
 
@@ -183,7 +225,7 @@ def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> 
     assert best[1] < own[1]
     knobs = found.best.policy.knobs
     assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx((best[0]["round_s"], best[0]["hysteresis"]))
-    assert found.judged["change"]["wait_s"]["difference"]["value"] is not None
+    assert found.judged["change"]["wait_s"]["difference"] is not None
 
 
 def test_the_same_seed_tries_the_same(tmp_path: Path) -> None:
@@ -213,7 +255,7 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["jobs", "whatif", "s.yaml", *flags, "--jobs", "1"]) == 0
     said = capsys.readouterr().out
     assert "GPUs 16 -> 24" in said
-    assert re.search(r"fifo: the mean wait changes by -\d", said)
+    assert re.search(r"fifo: the mean wait changes by -[\d.]+ % \(", said)
     found = json.loads((here / "w.json").read_text())
     assert found["changes"] == {"cluster.nodes.0.count": 6, "cluster.restart_s": 5}
     assert [row["policy"] for row in found["policies"]] == ["fifo", "las"]
@@ -251,6 +293,36 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
+    "flags, score", [([], "bounded slowdown"), *((["--reward", word], word.replace("-", " ")) for word in JOB_REWARDS)]
+)
+def test_the_faithful_kind_learns_as_its_authors_do(
+    flags: list[str], score: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On bounded slowdown where nothing is said, on the first jobs of the trace; windows begin on an empty cluster."""
+    courses: list[Course] = []
+
+    def stop(course: Course, *rest: Any, **more: Any) -> None:
+        courses.append(course)
+        raise WorkError("enough")
+
+    monkeypatch.setattr("scenarios.training_jobs.learning.course.train", stop)
+    monkeypatch.setattr("scenarios.training_jobs.learning.windows.TRAINING_JOBS", 50)
+    assert main(["jobs", "train", "s.yaml", "--kind", "rltune-faithful", "--window", "8", *flags]) == 1
+    assert {word.replace("-", " ") for word in JOB_REWARDS} == set(SCORES)
+    (course,) = courses
+    assert course.score == score
+    assert (course.windows.first, course.windows.last, course.windows.warm) == (8, 50 - 8 - 2, 0)
+
+
+def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=200))
+    for is_as_run in (True, False):
+        earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, is_as_run, 8)
+        assert earlier.last + 8 <= later.first - later.warm
+        assert (earlier.warm, later.warm) == ((0, 0) if is_as_run else (8, 8))
+
+
+@pytest.mark.parametrize(
     "words, said",
     [
         (["whatif", "--change", "cluster.nodes.9.count=1"], "no such item; the list has 1"),
@@ -267,6 +339,8 @@ def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[s
         (["train", "--out", "x.yaml"], ".safetensors"),
         (["train", "--window", "5000"], "leave no window of 5000"),
         (["train", "--kind", "rltune"], "did you mean"),
+        (["train", "--reward", "wait"], "rltune-fixed is rewarded for job seconds after each choice"),
+        (["train", "--kind", "rltune-faithful", "--reward", "slow"], "did you mean"),
         (["simulate", "--policy", "no.safetensors"], "no.safetensors"),
     ],
 )
