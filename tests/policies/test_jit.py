@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ASK = "import own.entries; from policies.jit import sources_hash; print(sources_hash('own.entries'))"
+ASK = "import own.entries; from policies.store import sources_hash; print(sources_hash('own.entries'))"
 
 
 def hash_of(folder: Path, **changed: str) -> str:

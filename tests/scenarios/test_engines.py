@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from policies import jit
 from policies.jit import Ints, entry
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.store import IS_ON
 from policies.vocabulary import Choice
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
@@ -265,7 +265,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
         assert "set SLIMSCHED_CACHE" in said[0]
 
 
-@pytest.mark.skipif(not jit.IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
+@pytest.mark.skipif(not IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
 def test_the_command_line_tells_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     """On standard error, before the work; `--quiet` keeps it back; the result is the same."""
     world = world_of(tmp_path)
