@@ -17,7 +17,6 @@ from scenarios.metrics.result import Simulator
 from scenarios.runs.effort import effort_of
 from scenarios.world.world import World
 from sim.cluster import RunSpec
-from sim.compiled import UnsupportedScenario
 
 EngineChoice = Simulator | Literal["auto"]
 OPENING_S: Final = 0.5  # the compiled engine's, where its code is kept
@@ -62,6 +61,8 @@ def engine_of(
 def able_to_run(world: World, engine: Simulator, run: Callable[[], RunSpec], say: Callable[[str], None]) -> Simulator:
     """An engine that nobody asked for by name, or simpy where that can't do such a run, which is said."""
     if engine == "compiled":
+        from sim.compiled import UnsupportedScenario  # it opens Numba
+
         try:
             world.simulation(run(), engine)
         except UnsupportedScenario as error:
