@@ -17,6 +17,7 @@ from scenarios.job import comparison
 from scenarios.metrics.result import Result, Simulator
 from scenarios.runs import engines
 from scenarios.runs.engines import COMPILING_S, OPENING_S, engine_of, quicker_engine
+from scenarios.runs.simulate import simulate_all
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
@@ -137,7 +138,6 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
     routers = ["--router", "jsq", "--router", "random"]
     command = ["compare", str(path), *routers, "--seed", "0", "--out", str(tmp_path / "run")]
     made, interruptions = [], [KeyboardInterrupt] * is_interrupted
-    run_all = comparison.simulate_all
 
     def watched(*given: Any, on_result: Any, finished: Any, **options: Any) -> list[Result]:
         def keep(result: Result) -> None:
@@ -146,7 +146,7 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
             if interruptions:
                 raise interruptions.pop()
 
-        return run_all(*given, on_result=keep, finished=finished, **options)
+        return simulate_all(*given, on_result=keep, finished=finished, **options)
 
     monkeypatch.setattr(comparison, "simulate_all", watched)
     main([*command, "--engine", began])
