@@ -6,19 +6,13 @@ compiled, they are views of the same memory, and the same source runs (slowly, w
 debugged and to be broken on purpose.
 
 Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So what
-a module compiles is kept in a folder whose name is a hash of the module and of all that it imports.
+a module compiles is kept in a folder whose name is a hash of the module and of all that it imports (`policies.store`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-import sys
 from collections.abc import Callable
-from functools import lru_cache
-from hashlib import sha256
-from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 import numba
@@ -29,10 +23,11 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.extending import intrinsic
 
+from policies.store import IS_ON, folder_of
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _njit: Any = numba.njit
-IS_ON = os.environ.get("SLIMSCHED_JIT", "1") != "0"
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
@@ -59,8 +54,7 @@ def fast_entry(function: Function) -> Function:
 def _cached(function: Function, options: dict[str, Any]) -> Function:
     if not IS_ON:
         return function
-    base = cache_folder()
-    folder = None if base is None else _writable(base / sources_hash(function.__module__))
+    folder = folder_of(function.__module__)
     if folder is None:
         return cast(Function, _njit(**options)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
@@ -132,77 +126,6 @@ def _linked(function: Function, options: dict[str, Any]) -> Function:
 
     made.get_call_template = get_call_template
     return cast(Function, made)
-
-
-# ----------------------------------------------------------------------------------------------------------- the cache
-
-
-def cache_folder() -> Path | None:
-    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a home."""
-    given = os.environ.get("SLIMSCHED_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "slimsched"
-    except RuntimeError:
-        return None
-
-
-def cache_problem() -> str | None:
-    """Why compiled code can't be kept, and what to do; None where it is."""
-    folder = cache_folder()
-    if folder is not None and _writable(folder) is not None:
-        return None
-    remedy = "set SLIMSCHED_CACHE to a folder that can"
-    return f"{folder or 'the home folder'} can't be written, so the engine is compiled anew at each start; {remedy}"
-
-
-@lru_cache
-def _writable(folder: Path) -> Path | None:
-    probe = folder / f".{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except (OSError, RuntimeError):
-        return None
-    return folder
-
-
-def sources_hash(module: str) -> str:
-    """Of a module and of all that it imports, from its own package or this one, when it is imported itself.
-
-    Compiled code holds no more than what stands there: callees, and constants.
-    """
-    packages = {module.partition(".")[0], __name__.partition(".")[0]}
-    found: dict[str, bytes] = {}
-    left = [module, __name__]
-    while left:
-        name = left.pop()
-        if name in found or name.partition(".")[0] not in packages:
-            continue
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is not None:
-            found[name], imported = _source(Path(file))
-            left += imported
-    digest = sha256(f"{numba.__version__} {np.__version__} {sys.version}".encode())
-    for name in sorted(found):
-        digest.update(found[name])
-    return digest.hexdigest()[:16]
-
-
-_IMPORTS = re.compile(rb"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
-
-
-@lru_cache
-def _source(file: Path) -> tuple[bytes, tuple[str, ...]]:
-    """A source, and the modules that it may import at its top level."""
-    source, imported = file.read_bytes(), []
-    for module, names, alone in _IMPORTS.findall(source):
-        imported.append((module or alone).decode())
-        imported += [f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", names)]
-    return source, tuple(imported)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

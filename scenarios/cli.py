@@ -42,8 +42,8 @@ from scenarios.terminal.flags import (
 )
 from scenarios.terminal.output import Output
 
-ENGINES = ("simpy", "compiled")
 JOB_REWARDS = ("bounded-slowdown", "wait", "turnaround", "utilisation", "slowdown")
+ENGINES = ("auto", "simpy", "compiled")
 LOG_FORMATS = ("sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
 _AT_ONCE = (
@@ -86,8 +86,8 @@ def _logs_folder(parser: argparse.ArgumentParser) -> None:
 
 
 def _engine(parser: argparse.ArgumentParser) -> None:
-    text = "simpy, the reference, by default; compiled gives the same, bit for bit, many times as fast"
-    parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="simpy", help=text)
+    text = "auto, the quicker of both, by default; simpy, the reference; compiled. They give the same, bit for bit"
+    parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="auto", help=text)
 
 
 def _router(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=whole, metavar="N", help="the scenario's by default")
     text = "the compiled engine by default; simpy: the reference, and training in torch"
-    parser.add_argument("--engine", type=one_of(*ENGINES), metavar="ENGINE", default="compiled", help=text)
+    parser.add_argument("--engine", type=one_of("simpy", "compiled"), metavar="ENGINE", default="compiled", help=text)
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:

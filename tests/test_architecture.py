@@ -15,7 +15,7 @@ SOURCES = {
 TOUCH_FILES = {
     "policies/files.py",  # whole or not at all
     "policies/own.py",  # the source of a user's own router
-    "policies/jit.py",  # the store of compiled code
+    "policies/store.py",  # the store of compiled code
     "policies/ppo/checkpoint.py",  # routers
     "policies/ppo/trainer.py",  # TensorBoard's log
 }

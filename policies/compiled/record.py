@@ -22,7 +22,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from policies.jit import IS_ON, python_view
+from policies.jit import python_view
+from policies.store import IS_ON
 
 INT: int = 0
 REAL: float = 0.0

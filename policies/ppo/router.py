@@ -21,6 +21,7 @@ from policies.observation import Floats
 from policies.ppo import checkpoint
 from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
+from policies.store import IS_ON
 from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ class PPORouter:
         The first decision would else take that long: call this before one that is timed.
         """
         if not self._is_prepared:
-            from policies import jit  # late: whoever only looks at a file need not wait for numba
-
-            if jit.IS_ON:
+            if IS_ON:  # late: whoever only looks at a file need not wait for numba
                 from policies.ppo.compiled import CompiledRouter
 
                 hidden = tuple(bias.size for _, bias in self._layers)

@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> int:
     job = job_of(asked.with_section("validate_", go_on=True) if arguments.go_on else asked)
     with (
         job.folder.opened(arguments.scenario),
-        announcing_compilation(output, job.routers),
+        announcing_compilation(output, job.routers, "compiled"),  # which the comparison may come to
     ):
         outcome = carry_out(job)
     documents = outcome.comparison, outcome.validation

@@ -11,7 +11,14 @@ from scenarios.metrics.served import require_completed
 from scenarios.show.numbers import number
 from scenarios.show.result import format_result
 from scenarios.tasks import simulating
-from scenarios.tasks.asked import announcing_compilation, require_unique, tell_effort, tell_foreign, world_of
+from scenarios.tasks.asked import (
+    announcing_compilation,
+    ready_engine,
+    require_unique,
+    tell_effort,
+    tell_foreign,
+    world_of,
+)
 from scenarios.terminal.output import Output
 
 CAPACITY_RUNS = 8  # that a search takes, about
@@ -66,25 +73,28 @@ def capacity(arguments: Namespace) -> int:
     asked = asked_of(arguments, output)
     scenario, folder = asked.scenario, asked.folder
     world = world_of(scenario, folder)
-    tell_effort(output, under_poisson(world), CAPACITY_RUNS, arguments.engine, duration_s=arguments.duration)
+    seeds = require_unique("--seed", tuple(arguments.seed or (scenario.seed,)))
+    searched, length = under_poisson(world), arguments.duration
+    runs = CAPACITY_RUNS * (len(seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
+    engine = ready_engine(output, searched, arguments.engine, runs, seeds[0], duration_s=length)
     tell_foreign(output, world, (arguments.router,))
     search = Search(
         display_name(arguments.router),
-        require_unique("--seed", tuple(arguments.seed or (scenario.seed,))),
-        arguments.duration,
+        seeds,
+        length,
         arguments.precision,
         arguments.workload == "own",
-        arguments.engine,
+        engine,
         Promise(arguments.floor, arguments.p99),
     )
-    with announcing_compilation(output, (arguments.router,), arguments.engine):
+    with announcing_compilation(output, (arguments.router,), engine):
         found = find_capacity(
             world,
             lambda: world.router(arguments.router, folder),
             search,
             on_progress=lambda tried: output.remark(tried_text(tried, search.promise)),
         )
-    document = {"schema": "slimsched.capacity/1", "engine": arguments.engine, **dataclasses.asdict(found)}
+    document = {"schema": "slimsched.capacity/1", "engine": engine, **dataclasses.asdict(found)}
     return output.result(capacity_text(found, search), document)
 
 

@@ -12,12 +12,14 @@ from scenarios.job.job import Job
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.service import Promise
+from scenarios.runs.engines import able_to_run
 from scenarios.runs.parallel import Jobs
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
+STAGE = "compare"
 RESULTS = "results.json"
 RECORDS = "records"
 RECORDS_FORM = 2  # of the tables' meaning: since 2 `queue_length` is that of the moment when it was sampled
@@ -54,18 +56,39 @@ def compare(
     return document
 
 
-def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
-    """The stage: all results, of which those of an interrupted comparison are not made again."""
+def engine_to_go_on(job: Job, world: World, quicker: Simulator) -> Simulator:
+    """The engine that has made this comparison, or a part of it: results of both are no comparison.
+
+    Where none has: the quicker one, or simpy where that can't do what the scenario asks for, which is said.
+    """
+    other: Simulator = "simpy" if quicker == "compiled" else "compiled"
+    begun = {engine: _fingerprint(job, world, engine) for engine in (quicker, other)}
+    for engine, fingerprint in begun.items():
+        if job.folder.stage(STAGE, fingerprint).is_done:
+            return engine
+    for engine, fingerprint in begun.items():
+        if job.folder.partial(STAGE, fingerprint).exists():
+            return engine
+    return able_to_run(world, quicker, lambda: world.run_spec(job.scenario.compare.seeds[0]), job.say)
+
+
+def _fingerprint(job: Job, world: World, engine: Simulator) -> str:
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
     promised = Promise.of(job.scenario)
-    fingerprint = job.fingerprint(
+    return job.fingerprint(
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
         promised.floor, job.scenario.service.model_dump(mode="json"),
         *world.decision_parts([display_name(router) for router in given.routers]),
     )  # fmt: skip
+
+
+def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
+    """The stage: all results, of which those of an interrupted comparison are not made again."""
+    given = job.scenario.compare
+    fingerprint = _fingerprint(job, world, engine)
     target = job.folder / RESULTS
-    partial = job.folder.partial("compare", fingerprint)
+    partial = job.folder.partial(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
         finished: list[Result] = job.folder.read_partial(partial) or []
@@ -86,7 +109,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Res
         job.folder.write_json(target, results)
         return [target]
 
-    job.stage("compare", fingerprint, work)
+    job.stage(STAGE, fingerprint, work)
     job.folder.remove(partial)
     _keep_records(job, world, engine, fingerprint)
     return results_of(job)

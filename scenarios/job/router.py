@@ -124,19 +124,12 @@ def _training_hash(job: Job, engine: Simulator) -> str:
 
 def able_engine(job: Job, world: World) -> Simulator:
     """The compiled engine, or the reference where that can't, which is said."""
-    if feature := refused_by_compiled(world):
-        job.say(f"train: the compiled engine can't do {feature}")
-        return "simpy"
-    return "compiled"
-
-
-def refused_by_compiled(world: World) -> str:
-    """What the compiled engine can't do of what the scenario asks for; empty where it can do all."""
     try:
         require_compiled(world)
     except UnsupportedScenario as error:
-        return error.feature
-    return ""
+        job.say(f"train: the compiled engine can't do {error.feature}")
+        return "simpy"
+    return "compiled"
 
 
 def train_router(

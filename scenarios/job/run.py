@@ -25,17 +25,18 @@ from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
-from scenarios.job.comparison import compare
+from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
 from scenarios.job.job import Job
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
-from scenarios.job.router import make_routers, refused_by_compiled
+from scenarios.job.router import make_routers
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
 from scenarios.runs.effort import effort_of, require_effort
+from scenarios.runs.engines import engine_of
 from scenarios.show.report import build_report
 from scenarios.world.materials import SCENARIO_FILE
 from scenarios.world.routers import foreign_routers, require_routers
@@ -72,7 +73,8 @@ def _carry_out(job: Job) -> Outcome:
     world = job.world()
     require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
     given = job.scenario.compare
-    if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds)), job.scenario.name):
+    engine = "compiled" if job.kinds_to_make else engine_of(world, "auto", len(given.routers) * len(given.seeds))
+    if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds), engine), job.scenario.name):
         job.say(warning)
     for warning in foreign_routers(job.routers, world.device_names, world.cluster):
         job.warn(warning)
@@ -85,8 +87,7 @@ def _carry_out(job: Job) -> Outcome:
         job.say(text)
     make_routers(job, world, None, job.kinds_to_make)
     world = with_decision_times(job, world, job.routers_that_run)
-    is_compiled = bool(job.kinds_to_make) and not refused_by_compiled(world)  # in this process, to make routers
-    comparison = compare(job, world, "compiled" if is_compiled else "simpy")
+    comparison = compare(job, world, engine_to_go_on(job, world, engine))
     validation = validate(job, world) if job.can_validate else None
     return Outcome(comparison, validation, build_report(job.folder))
 

@@ -24,18 +24,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import product
 from math import inf
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array, csr_array, vstack
 
 from policies.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
 from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.world.world import World
 from sim.tables import DeviceTables, KeyTable
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
@@ -173,12 +174,17 @@ class FluidModel:
         return np.concatenate([np.ones(self._tuples), np.zeros(self._count - self._tuples)])
 
     def _matrix(self, rows: Sequence[dict[int, float]]) -> csr_array:
+        from scipy.sparse import coo_array  # slow to open, and every simulation asks whether it is overloaded
+
         entries = [(row, column, value) for row, given in enumerate(rows) for column, value in given.items()]
         row, column, value = zip(*entries, strict=True)
         return coo_array((value, (row, column)), shape=(len(rows), self._count)).tocsr()
 
     def _solve(self, cost: Vector, accuracy: float, rate_img_s: float | None, *, limited: bool = True) -> float:
         """The least cost of a flow; of accuracy what is missing is weighed, so that the rate need not be known."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array, vstack
+
         missing = np.concatenate([accuracy - NEARLY - self.top1, np.zeros(self._count - self._tuples)])
         below, levels = csr_array(missing[None, :]), np.zeros(1)
         if limited:
@@ -230,7 +236,9 @@ def overload_of(world: World) -> str | None:
     if unknowns_of(world, len(world.cluster.router.widths)) > MOST_UNKNOWNS / 10:
         return None
     narrowest = world.cluster.router.widths[:1]
-    if rate_img_s is None or rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
+    if rate_img_s is None or rate_img_s <= whole_img_s(world, narrowest):
+        return None
+    if rate_img_s <= FluidModel(world, narrowest).capacity_img_s():  # a small programme
         return None
     capacity_img_s = FluidModel(world).capacity_img_s()  # where narrower is not faster
     if rate_img_s <= capacity_img_s:
@@ -240,6 +248,31 @@ def overload_of(world: World) -> str | None:
         f"{capacity_img_s:.4g} here, at any widths: queues grow to the end, and latencies tell of the run's length; "
         "lower the rate, or add servers or bandwidth (`slimsched bound`, `slimsched capacity`)"
     )
+
+
+def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
+    """A rate that the fluid model carries for certain, found without solving it: one of its flows.
+
+    Each server runs whole images at the narrowest width, in its largest batches, in the proportions in which it could
+    alone. 0 where no server holds all segments at that width.
+    """
+    tuples = [narrowest * world.cluster.router.segments]
+    runs, moves = list(_runs(world, narrowest)), list(_moves(world, narrowest))
+    limits = _limits(world, tuples, runs, moves)
+    uses = []
+    for server in range(len(world.cluster.servers)):
+        of_edge = {run.edge: at for at, run in enumerate(runs, start=1) if run.server == server}  # its largest batch
+        if len(of_edge) == len(tuples[0]):
+            own = {0, *of_edge.values()}
+            for at, move in enumerate(moves, start=1 + len(runs)):
+                if move.server == server and move.source in (ROUTER, server):
+                    own.add(at)
+            uses.append([sum(row[column] for column in own & row.keys()) for row in limits])
+    if not uses:
+        return 0.0
+    used = np.array(uses)  # (servers, limits), of each limit by one image a second
+    alone_img_s = 1 / used.max(axis=1)
+    return float(alone_img_s.sum() / (alone_img_s @ used).max())
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from scenarios.terminal.places import writable_folder
 if TYPE_CHECKING:
     from scenarios.job.job import Job
     from scenarios.metrics.result import Simulator
+    from scenarios.runs.engines import EngineChoice
     from scenarios.runs.parallel import Jobs
     from scenarios.world.world import World
 
@@ -122,7 +123,7 @@ def tell_effort(
     output: Listener,
     world: World,
     runs: int,
-    engine: str = "simpy",
+    engine: Simulator,
     *,
     duration_s: float | None = None,
     jobs: int = 1,
@@ -134,10 +135,32 @@ def tell_effort(
     """
     from scenarios.runs.effort import effort_of, require_effort
 
-    simulator: Simulator = "compiled" if engine == "compiled" else "simpy"
-    effort = effort_of(world, runs, simulator, duration_s=duration_s, processes=jobs)
+    effort = effort_of(world, runs, engine, duration_s=duration_s, processes=jobs)
     if (warning := require_effort(effort, world.scenario.name)) is not None:
         output.remark(warning)
+
+
+def ready_engine(
+    output: Listener,
+    world: World,
+    choice: EngineChoice,
+    runs: int,
+    seed: int,
+    *,
+    duration_s: float | None = None,
+) -> Simulator:
+    """The engine of runs that nobody has begun yet, of which this is one's seed; what they take is told beforehand.
+
+    Raises:
+        InputError: the runs take more memory than this machine has.
+    """
+    from scenarios.runs.engines import able_to_run, engine_of
+
+    engine = engine_of(world, choice, runs, duration_s=duration_s)
+    tell_effort(output, world, runs, engine, duration_s=duration_s)
+    if choice != "auto":
+        return engine
+    return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), output.remark)
 
 
 def tell_foreign(output: Listener, world: World, routers: Sequence[str]) -> None:
@@ -162,7 +185,7 @@ def tell_overload(output: Listener, world: World) -> None:
 
 
 def announcing_compilation(
-    output: Listener, routers: Sequence[str], engine: str = "simpy"
+    output: Listener, routers: Sequence[str], engine: Simulator = "simpy"
 ) -> AbstractContextManager[None]:
     """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
     if engine == "simpy" and not any(map(is_compiled, routers)):

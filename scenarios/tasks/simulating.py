@@ -13,6 +13,7 @@ from scenarios.tasks.asked import (
     announcing_compilation,
     begin_job,
     job_of,
+    ready_engine,
     require_made,
     spread,
     tell_effort,
@@ -23,17 +24,18 @@ from scenarios.tasks.asked import (
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds, Comparison
-    from scenarios.metrics.result import Result, Simulator
+    from scenarios.metrics.result import Result
+    from scenarios.runs.engines import EngineChoice
     from scenarios.terminal.progress import Progress
     from scenarios.world.world import World
 
 
-def simulate(asked: Asked, router: str, seed: int | None, engine: Simulator, *, keeps: bool) -> Result:
+def simulate(asked: Asked, router: str, seed: int | None, choice: EngineChoice, *, keeps: bool) -> Result:
     """One simulated run; its record is kept in the run folder where `keeps`.
 
     Raises:
         InputError: no such router, or something that the run needs is missing.
-        UnsupportedScenario: the compiled engine can't do what the scenario asks for.
+        UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
     """
     from scenarios.runs.records import write_run
     from scenarios.runs.simulate import run_simulation, simulate_metrics
@@ -41,10 +43,10 @@ def simulate(asked: Asked, router: str, seed: int | None, engine: Simulator, *, 
     check_router(router, "--router")
     output, scenario = asked.output, asked.scenario
     world = world_of(scenario, asked.folder)
-    tell_effort(output, world, 1, engine)
+    seed = scenario.seed if seed is None else seed
+    engine = ready_engine(output, world, choice, 1, seed)
     tell_foreign(output, world, (router,))
     tell_overload(output, world)
-    seed = scenario.seed if seed is None else seed
     policy, name = world.router(router, asked.folder), display_name(router)
     with announcing_compilation(output, (router,), engine):
         if not keeps:
@@ -58,7 +60,7 @@ def simulate(asked: Asked, router: str, seed: int | None, engine: Simulator, *, 
 
 def compare(
     asked: Asked,
-    engine: Simulator,
+    choice: EngineChoice,
     *,
     jobs: int | None = None,
     ray: str | None = None,
@@ -68,32 +70,41 @@ def compare(
     """The scenario's routers with its seeds in simulation, kept in the run folder; and the runs.
 
     Args:
+        choice: the engine; `auto` goes on with the one that has begun it, or takes the quicker.
         jobs: processes beside each other; by default as many as the work is worth.
         ray: a Ray cluster's address, whose cores make the runs.
         baseline: the router that changes and differences are to; `random` by default, where it is compared.
 
     Raises:
         InputError: a router was not made yet, `baseline` is not compared, or something is missing.
-        UnsupportedScenario: the compiled engine can't do what the scenario asks for.
+        UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
     """
     from scenarios.job import comparison as stage
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
+    from scenarios.runs.engines import engine_of
     from scenarios.runs.simulate import default_jobs
 
     given, output = asked.scenario.compare, asked.output
     require_made(given.routers, asked.folder)
     runs = len(given.routers) * len(given.seeds)
     world = world_of(asked.scenario, asked.folder)
+    engine = engine_of(world, choice, runs, jobs=jobs or 1, is_here=ray is None)
     tell_effort(output, world, runs, engine, jobs=jobs or 1)
     if with_bound:
         require_solvable(world)
     tell_foreign(output, world, given.routers)
     job = job_of(asked)
-    with job.folder.opened(asked.path), announcing_compilation(output, given.routers, engine):
-        world = with_decision_times(job, begin_job(job), given.routers)
+    with job.folder.opened(asked.path):
+        with announcing_compilation(output, given.routers):
+            world = with_decision_times(job, begin_job(job), given.routers)
         tell_overload(output, world)
-        with spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], engine)) as places:
+        if choice == "auto":
+            engine = stage.engine_to_go_on(job, world, engine)
+        with (
+            announcing_compilation(output, given.routers, engine),
+            spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], engine)) as places,
+        ):
             comparison = stage.compare(
                 job,
                 world,

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.core.event import Listener, install_listener
 
-from policies import jit
+from policies.store import IS_ON, cache_folder, cache_problem
 
 Say = Callable[[str], None]
 _PARTS = {
@@ -47,7 +47,7 @@ class _Teller(Listener):
 @contextmanager
 def telling(say: Say) -> Iterator[None]:
     """Within it, what must be compiled is told in a line beforehand, and that `SLIMSCHED_JIT=0` forbids it, at once."""
-    if not jit.IS_ON:
+    if not IS_ON:
         say("SLIMSCHED_JIT=0: nothing is compiled, and the compiled engine is no faster than the reference")
     with install_listener("numba:compile", _Teller(say)):
         yield
@@ -56,4 +56,4 @@ def telling(say: Say) -> Iterator[None]:
 def compiling_text(module: str) -> str:
     """What is said before an entry of this module is compiled."""
     what = next((text for part, text in _PARTS.items() if module.startswith(part)), module)
-    return f"compiling {what}; {jit.cache_problem() or f'once, it is kept in {jit.cache_folder()}'}"
+    return f"compiling {what}; {cache_problem() or f'once, it is kept in {cache_folder()}'}"

@@ -23,6 +23,7 @@ from scenarios.runs.bound import (
     oracle_accuracy,
     overload_of,
     router_load_of,
+    whole_img_s,
     window_rates_img_s,
 )
 from scenarios.runs.simulate import simulate_metrics
@@ -142,6 +143,15 @@ def test_no_run_beats_the_bound(name: str) -> None:
         sure = 0.97 if name == "jitter" else 0.9999  # there the draws of one run may be shorter than the mean
         assert energy["dynamic"] >= sure * limit.energy_per_image_j
         assert energy["total"] >= sure * limit.total_energy_per_image_j
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_what_is_carried_for_certain_is_less_than_what_can_be(name: str) -> None:
+    """And not much less, so that programmes are solved only where overload is near; links and the router count."""
+    world = CLUSTERS[name]()
+    for width in WIDTHS:
+        certain_img_s, most_img_s = whole_img_s(world, (width,)), FluidModel(world, (width,)).capacity_img_s()
+        assert 0.8 * most_img_s < certain_img_s <= most_img_s * (1 + 1e-9)
 
 
 def test_one_server_by_hand() -> None:

@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from policies import jit
 from policies.jit import Ints, entry
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
+from policies.store import IS_ON
 from policies.vocabulary import Choice
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
@@ -213,12 +213,12 @@ def test_a_log_is_kept_by_the_reference_alone(tmp_path: Path) -> None:
 
 
 def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
-    """`simulate` on SimPy starts without numba."""
+    """A short `simulate` starts without numba, and without scipy: each takes longer to open than it runs."""
     path = write_scenario(tmp_path)
     code = (
         "import sys; from scenarios.cli import main; "
         f"code = main(['simulate', {str(path)!r}, '--router', 'jsq', '--json', '-']); "
-        "sys.exit(code or 'numba' in sys.modules)"
+        "sys.exit(code or bool({'numba', 'scipy'} & {*sys.modules}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
@@ -265,7 +265,7 @@ def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
         assert "set SLIMSCHED_CACHE" in said[0]
 
 
-@pytest.mark.skipif(not jit.IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
+@pytest.mark.skipif(not IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")
 def test_the_command_line_tells_of_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     """On standard error, before the work; `--quiet` keeps it back; the result is the same."""
     world = world_of(tmp_path)

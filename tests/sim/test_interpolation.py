@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.interpolate import PchipInterpolator
 
 from sim.interpolation import (
     affine_s,
@@ -30,6 +31,15 @@ def test_exact_at_the_measured_batches(curve: tuple[list[int], list[float]]) -> 
     batches, latency_s = curve
     table = latency_table_s(batches, latency_s, batches[-1])
     assert [table[b] for b in batches] == pytest.approx(latency_s, rel=1e-12)
+
+
+@given(curves(monotone=False).filter(lambda curve: len(curve[0]) > 1))
+def test_the_curve_is_scipys_to_the_last_bit(curve: tuple[list[int], list[float]]) -> None:
+    """Results must not depend on who computes it; flat pieces and two points are among those that are drawn."""
+    (first, *_, last), latency_s = curve
+    table = latency_table_s(curve[0], latency_s, last)
+    theirs = PchipInterpolator(curve[0], ascending(latency_s))(np.arange(first, last + 1.0))
+    assert table.tobytes() == np.maximum.accumulate(np.concatenate([table[:first], theirs])).tobytes()
 
 
 @given(curves(monotone=False))

@@ -1,0 +1,132 @@
+"""Where compiled code is kept, and whether it is there: known without Numba, which takes half a second to open."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from functools import cache, lru_cache
+from hashlib import sha1, sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+IS_ON: Final = os.environ.get("SLIMSCHED_JIT", "1") != "0"
+
+
+def cache_folder() -> Path | None:
+    """Where compiled code is kept: `SLIMSCHED_CACHE`, or the user's cache folder; None for a user without a home."""
+    given = os.environ.get("SLIMSCHED_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "slimsched"
+    except RuntimeError:
+        return None
+
+
+def cache_problem() -> str | None:
+    """Why compiled code can't be kept, and what to do; None where it is."""
+    folder = cache_folder()
+    if folder is not None and _writable(folder) is not None:
+        return None
+    remedy = "set SLIMSCHED_CACHE to a folder that can"
+    return f"{folder or 'the home folder'} can't be written, so the engine is compiled anew at each start; {remedy}"
+
+
+def folder_of(module: str) -> Path | None:
+    """The folder for what a module compiles, which is made; None where nothing can be kept."""
+    base = cache_folder()
+    return None if base is None else _writable(base / sources_hash(module))
+
+
+def is_kept(module: str, function: str) -> bool:
+    """Whether the compiled code of a module's function is kept, of today's sources and for this machine.
+
+    Numba has the last word: code of a source that was put there anew, with another date, is compiled once more.
+    """
+    base, source = cache_folder(), _file_of(module)
+    if not IS_ON or base is None or source is None:
+        return False
+    below = f"{source.parent.name}_{sha1(str(source.parent).encode(), usedforsecurity=False).hexdigest()}"  # Numba's
+    index = (base / sources_hash(module) / below).glob(f"{source.stem}.{function}-*.nbi")
+    return any(file.stat().st_mtime >= source.stat().st_mtime for file in index)
+
+
+@lru_cache
+def _writable(folder: Path) -> Path | None:
+    probe = folder / f".{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except (OSError, RuntimeError):
+        return None
+    return folder
+
+
+def sources_hash(module: str) -> str:
+    """Of a module, of all that it imports from its own package or this one, of versions, and of the processor.
+
+    Compiled code holds no more than what stands there: callees, and constants. Nothing is imported by asking.
+    """
+    packages = {module.partition(".")[0], __name__.partition(".")[0]}
+    found: dict[str, bytes] = {}
+    left, seen = [module, f"{__package__}.jit"], set[str]()
+    while left:
+        name = left.pop()
+        if name in seen or name.partition(".")[0] not in packages:
+            continue
+        seen.add(name)
+        file = _file_of(name)
+        if file is not None:
+            found[name], imported = _source(file)
+            left += imported
+    digest = sha256(f"{_versions()} {sys.version} {_processor()}".encode())
+    for name in sorted(found):
+        digest.update(found[name])
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _versions() -> str:
+    return f"{version('numba')} {version('numpy')}"
+
+
+@cache
+def _processor() -> str:
+    """What Numba compiles for: the processor's name and what it can do; empty on systems that do not tell."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return ""
+    return "".join(line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU ")))
+
+
+def _file_of(module: str) -> Path | None:
+    """The source of a module that is imported, or that lies in a package that is; None where there is none."""
+    loaded = getattr(sys.modules.get(module), "__file__", None)
+    if loaded is not None:
+        return Path(loaded)
+    package, _, name = module.rpartition(".")
+    folder = _file_of(package) if package else None
+    if folder is None or folder.name != "__init__.py":
+        return None  # what a plain module holds is no module
+    return next(
+        (file for file in (folder.with_name(f"{name}.py"), folder.with_name(name) / "__init__.py") if file.is_file()),
+        None,
+    )
+
+
+_IMPORTS = re.compile(rb"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
+
+
+@lru_cache
+def _source(file: Path) -> tuple[bytes, tuple[str, ...]]:
+    """A source, and the modules that it may import at its top level."""
+    source, imported = file.read_bytes(), []
+    for module, names, alone in _IMPORTS.findall(source):
+        imported.append((module or alone).decode())
+        imported += [f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", names)]
+    return source, tuple(imported)
