@@ -21,6 +21,7 @@ from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
 
 NESTED_BY = 1.4  # points, for each line that lies on top
+PALEST = 0.6  # of the color map: what is paler does not stand out from white
 SAME = 0.02  # shares that differ by less are the same to the eye
 
 
@@ -153,7 +154,7 @@ def _panels(
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
     with canvas(WIDTH, 1.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
-        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
+        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, PALEST, len(widths))]
         for curve in uniform_curves(profile):
             panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
             draw(panel, curve, shades[widths.index(curve.width)])

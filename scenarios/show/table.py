@@ -16,7 +16,6 @@ from scenarios.show.numbers import PLUS_MINUS
 from scenarios.terminal.visible import visible
 
 GAP = "  "
-MOST_COLUMNS = 11  # beside each other, on a page
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +55,6 @@ class Table:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     base: str | None = None
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether a page of common width has no room for it."""
-        return len(self.columns) > MOST_COLUMNS
 
 
 def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
