@@ -220,19 +220,18 @@ def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
         (WORLDS[1], "full", 0.13, [(bar.router, bar.hardware_s, bar.hardware_accuracy) for bar in rows]),
     ]
     worlds = [world for world in worlds if any(latency_s for _, latency_s, _ in world[3])]
+    if len(worlds) == 1:
+        worlds = [(*worlds[0][:2], 0.0, worlds[0][3])]
     with canvas(WIDTH, 1.3 + 0.4 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
         _frame_latencies(left, [latency_s for *_, found in worlds for _, latency_s, _ in found if latency_s])
         for _, fill, offset, found in worlds:
             for place, (router, latency_s, accuracy) in enumerate(found):
                 style: Any = {"color": colors[router], "fillstyle": fill, "marker": "o", "markersize": 6}
-                if latency_s is not None and latency_s["mean"] is not None:
-                    mean_ms, half_ms = 1000 * latency_s["mean"], 1000 * (latency_s["ci95"] or 0.0)
-                    _interval(left, "x", mean_ms, half_ms, place + offset, colors[router])
-                    left.plot(mean_ms, place + offset, **style)
+                _standing_point(left, latency_s, place + offset, style)
                 if accuracy is not None:
                     right.plot(100 * accuracy, place + offset, **style)
         left.set_yticks(range(len(rows)), [label_of(bar.router) for bar in rows])
-        left.invert_yaxis()
+        left.set_ylim(len(rows) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(4))
         right.margins(x=0.15)
         left.set(xlabel=MEASURES["latency_mean_s"].axis)
@@ -240,6 +239,13 @@ def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
         handles = [Line2D([], [], marker="o", linestyle="none", color="#444", fillstyle=of[1]) for of in worlds]
         figure.legend(handles, [of[0] for of in worlds], loc="outside upper center", ncols=2)
     return figure
+
+
+def _standing_point(axes: Axes, latency_s: Estimate | None, place: float, style: Mapping[str, Any]) -> None:
+    if latency_s is not None and latency_s["mean"] is not None:
+        mean_ms, half_ms = 1000 * latency_s["mean"], 1000 * (latency_s["ci95"] or 0.0)
+        _interval(axes, "x", mean_ms, half_ms, place, style["color"])
+        axes.plot(mean_ms, place, **style)
 
 
 def trade_off_chart(comparison: Comparison) -> Figure:

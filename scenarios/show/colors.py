@@ -27,6 +27,8 @@ def contrast(one: str, other: str) -> float:
 
 def on_dark(color: str) -> str:
     """The color of this one's hue that stands out as much on dark paper as this one does on white."""
+    if color == WHITE:
+        return DARK
     light = _linear(color)
     now = float(_OF_LIGHT @ light)
     more = contrast(color, WHITE) ** _MORE

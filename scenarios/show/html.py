@@ -24,7 +24,7 @@ from scenarios.terminal.visible import visible_text
 
 ROOM_PX, MARGIN_PX = 1160, 36  # of the page (page.css: the body), and what is on both its sides
 LETTER_PX, PADDING_PX, SMALL = 7.6, 16, 0.85  # of a table's cell, in a wide font
-STEP_PX: Final = 50
+STEP_PX: Final = 20
 ENDLESS: Final = 9999  # pixels: no screen has room
 
 
