@@ -152,7 +152,12 @@ def trade_off_table(comparison: Comparison) -> Table:
     found = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     axis = MEASURES[pareto["accuracy"]]
-    head = [Column("router"), column(axis, "accuracy"), *map(column, COSTS), Column("unbeaten at", is_text=True, meaning=_UNBEATEN)]
+    head = [
+        Column("router"),
+        column(axis, "accuracy"),
+        *map(column, COSTS),
+        Column("unbeaten at", is_text=True, meaning=_UNBEATEN),
+    ]
     head += [Column(f"{cost.head} over bound") for cost in bounded]
     head += [column(axis, "worst accuracy"), *(column(cost, f"worst {cost.head}") for cost in COSTS)]
     rows = []

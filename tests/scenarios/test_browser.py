@@ -79,18 +79,19 @@ CARDS = "[...document.querySelectorAll('thead')].map(e => getComputedStyle(e).di
 HANDED = """(async () => {
   const frame = document.body.appendChild(document.createElement('iframe')), got = [];
   const viewer = frame.contentWindow;
-  let opened;
+  let opened, asker;
   window.open = address => { opened = address; return viewer; };
   const handed = new Promise(done => { viewer.postMessage = (data, origin) => {
     got.push(origin);
-    if (data !== 'PING') return done(data.perfetto);
-    const said = {data: 'PONG', source: viewer};
-    for (const origin of ['https://elsewhere.example', 'https://ui.perfetto.dev'])
-      window.dispatchEvent(new MessageEvent('message', {...said, origin}));
+    if (data !== 'PING') return done({...data.perfetto, asker});
+    for (const origin of ['https://elsewhere.example', 'https://ui.perfetto.dev']) {
+      asker = origin;
+      window.dispatchEvent(new MessageEvent('message', {data: 'PONG', source: viewer, origin}));
+    }
   }; });
   document.querySelector('a[data-trace]').click();
-  const {buffer, title} = await handed;
-  return {opened, title, text: new TextDecoder().decode(buffer), origins: [...new Set(got)]};
+  const {buffer, title, asker: to} = await handed;
+  return {opened, title, to, text: new TextDecoder().decode(buffer), origins: [...new Set(got)]};
 })()"""
 
 
@@ -151,7 +152,7 @@ def test_a_click_hands_a_run_to_perfetto(page: Path, chromium: Browser) -> None:
     chromium.open(page, 900, "light")
     told = chromium.value(HANDED)
     assert (told["opened"], told["title"]) == ("https://ui.perfetto.dev/", "random, simulation")
-    assert told["origins"] == ["https://ui.perfetto.dev"]
+    assert (told["to"], told["origins"]) == ("https://ui.perfetto.dev", ["https://ui.perfetto.dev"])
     assert told["text"] == (page.parent / "simulation" / "random-seed0" / "timeline.json").read_text(encoding="utf-8")
     assert chromium.value("performance.getEntriesByType('resource').length") == 0
 
@@ -165,7 +166,10 @@ def test_who_prefers_dark_pages_gets_one(page: Path, chromium: Browser) -> None:
     found = {}
     for style in ("light", "dark"):
         chromium.open(page, 900, style)
-        of = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.querySelector('svg text')).fill"
+        of = (
+            "getComputedStyle(document.body).backgroundColor",
+            "getComputedStyle(document.querySelector('svg text')).fill",
+        )
         found[style] = tuple(map(chromium.value, of))
     assert found["light"][0] == "rgb(255, 255, 255)"
     assert found["dark"] == ("rgb(21, 23, 26)", _rgb(on_dark("#444444")))
