@@ -48,7 +48,8 @@ SEEN = """
     v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
     if (!c.startsWith('rgba(0, 0, 0, 0')) return parts(c).slice(0, 3); } return [255, 255, 255]; };
-  const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + .05) / (y + .05); };
+  const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + .05) / (y + .05); };
 """
 CONTRAST = f"""(() => {{ {SEEN}
   return Math.min(...[...document.querySelectorAll(

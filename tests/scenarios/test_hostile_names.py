@@ -111,7 +111,7 @@ def test_a_page_has_no_element_of_a_names_making(evil: Page, plain: Page) -> Non
 
 
 def test_a_page_may_fetch_nothing_and_run_our_script_alone(plain: Page) -> None:
-    """Its policy allows styles that stand in it, and the script with this hash; it has nothing that this would forbid."""
+    """Its policy allows styles that stand in it, and the script of this hash; nothing in it would be forbidden."""
     assert plain.policy is not None
     policy = dict(part.strip().split(" ", 1) for part in plain.policy.split(";"))
     assert policy == {

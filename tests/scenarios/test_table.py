@@ -141,9 +141,9 @@ def test_a_page_has_room_for_every_table(routers: int, columns_: int, count: int
 def test_a_long_name_goes_on_below_where_there_is_no_room() -> None:
     table = Table(columns("error of", "mean", "largest"), [["solo latency from four batch sizes", "1.00", "2.00"]])
     assert to_text([table], 40).splitlines()[2:] == [
-        "solo latency    1.00     2.00",
-        "from four",
-        "batch sizes",
+        "solo latency     1.00     2.00",
+        "from four batch",
+        "sizes",
     ]
     assert to_text([table], 60).splitlines()[2:] == ["solo latency from four batch sizes  1.00     2.00"]
 
