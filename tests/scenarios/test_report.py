@@ -105,7 +105,7 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     """The others lie beside it all the same."""
     monkeypatch.setattr("scenarios.show.report.MOST_HELD", 0)
     text = render(report(gather(folder)))
-    assert "data-trace" not in text
+    assert 'data-trace="' not in text
     assert text.count("/timeline.json") == 4
 
 
