@@ -63,4 +63,5 @@ def _linear(color: str) -> NDArray[np.float64]:
 
 def _hex(light: NDArray[np.float64]) -> str:
     light = np.clip(light, 0, 1)
-    return to_hex(np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055))
+    red, green, blue = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055).tolist()
+    return to_hex((red, green, blue))
