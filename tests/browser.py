@@ -59,8 +59,8 @@ class Browser:
             pass
 
     def value(self, script: str) -> Any:
-        """What a script comes to in the page."""
-        found = self._ask("Runtime.evaluate", expression=script, returnByValue=True)
+        """What a script comes to in the page, or what it promises."""
+        found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

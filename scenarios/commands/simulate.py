@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from argparse import Namespace
+from pathlib import Path
 
 from scenarios.commands.shared import asked_of
+from scenarios.files.reading import require_router
 from scenarios.files.router_names import check_router
+from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.served import require_completed
 from scenarios.show.numbers import number
 from scenarios.show.result import format_result
@@ -52,12 +55,19 @@ def compare(arguments: Namespace) -> int:
     )
     texts = filter(None, [format_answers(comparison, None), format_all(comparison)])
     output.result("\n\n".join(texts), comparison)
-    if arguments.plot is not None and any(comparison["pareto"]["fronts"].values()):
-        from scenarios.show import charts
-
-        charts.save(charts.trade_off_chart(comparison), arguments.plot)
+    if arguments.plot is not None:
+        _draw(comparison, arguments.plot, output)
     require_completed(results)
     return 0
+
+
+def _draw(comparison: Comparison, picture: Path, output: Output) -> None:
+    from scenarios.show import charts
+
+    if any(comparison["pareto"]["fronts"].values()):
+        charts.save(charts.trade_off_chart(comparison), picture)
+    else:
+        output.remark(f"--plot: {picture} was not written: no router completed an image in each run")
 
 
 def capacity(arguments: Namespace) -> int:
@@ -72,6 +82,7 @@ def capacity(arguments: Namespace) -> int:
     check_router(arguments.router, "--router")
     asked = asked_of(arguments, output)
     scenario, folder = asked.scenario, asked.folder
+    require_router(arguments.router, scenario)
     world = world_of(scenario, folder)
     seeds = require_unique("--seed", tuple(arguments.seed or (scenario.seed,)))
     searched, length = under_poisson(world), arguments.duration

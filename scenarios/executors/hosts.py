@@ -116,6 +116,6 @@ def host_names(section: ClusterSection, hosts: Hosts) -> list[str]:
 
 
 def host_key(section: ClusterSection, server: ServerSection) -> str:
-    """Where a server's host stands in its scenario."""
+    """Where a server's host stands in its scenario, with the server's name."""
     index = section.named_servers.index(server)
-    return f"cluster.servers.{index}.host"
+    return f"cluster.servers.{index}.host ({server.name})"

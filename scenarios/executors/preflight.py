@@ -23,7 +23,7 @@ from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, gpu_bytes, require_free, require_served, why_unseen
 from scenarios.executors.hosts import host_names, joined_hosts
 from scenarios.files.made_routers import made_kind
-from scenarios.files.reading import read_profile
+from scenarios.files.reading import naming_servers, read_profile
 from scenarios.files.router_names import require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
@@ -52,9 +52,10 @@ def require_devices(scenario: Scenario) -> None:
 def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments: Any) -> None:
     """What `require(scenario, which, *arguments)` asks of servers, asked of each on its own host."""
     if scenario.cluster.backend == "local":
-        require(scenario, lambda _: True, *arguments)
+        with naming_servers(scenario):
+            require(scenario, lambda _: True, *arguments)
         return
-    with joined_hosts(scenario.cluster, scenario.name) as hosts:
+    with naming_servers(scenario), joined_hosts(scenario.cluster, scenario.name) as hosts:
         names = list(dict.fromkeys(host_names(scenario.cluster, hosts)))
 
         def asked(host: str) -> tuple[Any, ...]:
@@ -140,7 +141,8 @@ def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
         given = scenario.cluster.greedy_of(section)
         owner = servers[section.shares_device_with or section.name]
         known = owner.known_profile
-        _require_instances(given, everything, scenario.name, f"cluster.servers.{index}")
+        with naming_servers(scenario):
+            _require_instances(given, everything, scenario.name, f"cluster.servers.{index}")
         cap_gb, key = given.vram_cap_gb, f"cluster.servers.{index}.greedy.vram_cap_gb"
         if cap_gb is None and known is None and owner.device is not None:
             cap_gb, key = owner.device.vram_gb, f"cluster.servers.{index}.device.vram_gb"
@@ -162,7 +164,7 @@ def require_caps(scenario: Scenario, model: SlimmableModel) -> None:
         if context + weights_bytes > cap_gb * GB:
             parts = f"{context / GB:.2f} GB for its context, {weights_bytes / GB:.2f} GB for weights to load"
             problem = f"{cap_gb:g} GB is less than {section.name!r} takes from the start ({parts})"
-            raise InputError(scenario.name, key, f"{problem}; raise it, or leave it out")
+            raise InputError(scenario.name, f"{key} ({section.name})", f"{problem}; raise it, or leave it out")
 
 
 def _require_instances(given: GreedySection, everything: Sequence[tuple[int, float]], source: str, server: str) -> None:

@@ -17,7 +17,7 @@ from policies.errors import InputError, nearest
 from policies.own import is_own
 from scenarios.files.documents import read_text, with_remedy
 from scenarios.files.named_files import with_paths
-from scenarios.files.router_names import check_router
+from scenarios.files.router_names import check_fits, check_router
 from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
 from scenarios.files.spec import (
     NETWORKS,
@@ -82,9 +82,9 @@ def _check(scenario: Scenario, source: str) -> None:
     _check_network(scenario, source)
     _check_dataset(scenario, source)
     _check_servers(scenario, source)
-    _check_profiles(scenario, source)
+    first = _check_profiles(scenario, source)
     check_faults(scenario, source)
-    _check_routers(scenario, source)
+    _check_routers(scenario, first, source)
     scenario.workload.require_files()
 
 
@@ -207,8 +207,8 @@ def _check_emulation(
         raise InputError(source, f"{key}.device.emulated", f"{problem}; emulate all devices or none")
 
 
-def _check_profiles(scenario: Scenario, source: str) -> None:
-    """Profiles can be read, are of one network, and cover what their servers ask of them."""
+def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
+    """Profiles can be read, are of one network, and cover what their servers ask of them; returns the first."""
     first: tuple[str, Profile] | None = None
     for index, server in enumerate(scenario.cluster.named_servers):
         if server.known_profile is None:
@@ -224,6 +224,7 @@ def _check_profiles(scenario: Scenario, source: str) -> None:
             raise InputError(source, named, f"{profile.name!r} is of {found}; {other}; {remedy}")
         knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
         _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
+    return None if first is None else first[1]
 
 
 def _network_of(profile: Profile) -> str:
@@ -285,7 +286,32 @@ def check_fault_server(name: str, names: Sequence[str], source: str, index: int)
         raise InputError(source, f"faults.{index}.server", f"no server {name!r}; {nearest(name, names)}")
 
 
-def _check_routers(scenario: Scenario, source: str) -> None:
+def _check_routers(scenario: Scenario, profile: Profile | None, source: str) -> None:
     for section, routers in (("compare", scenario.compare.routers), ("validate", scenario.validate_.routers)):
         for index, name in enumerate(routers):
-            check_router(name, source, f"{section}.routers.{index}")
+            _check_router(name, profile, source, f"{section}.routers.{index}")
+
+
+def _check_router(name: str, profile: Profile | None, source: str, key: str = "") -> None:
+    check_router(name, source, key)
+    if profile is not None:
+        check_fits(name, profile.model.segments, profile.model.widths, source, key)
+
+
+def require_router(name: str, scenario: Scenario, flag: str = "--router") -> None:
+    """Whether what a flag names can be a router, and fits the network where a profile already says which that is.
+
+    Raises:
+        InputError: it can't, or doesn't.
+    """
+    known = [server.known_profile for server in scenario.cluster.named_servers]
+    named = next((Path(each) for each in known if each is not None), None)
+    _check_router(name, None if named is None else read_profile(named), flag)
+
+
+@contextmanager
+def naming_servers(scenario: Scenario) -> Iterator[None]:
+    """What is wrong with a server is told with its name."""
+    servers = [{"name": server.name} for server in scenario.cluster.named_servers]
+    with _naming_items({"cluster": {"servers": servers}}, scenario.name):
+        yield

@@ -100,6 +100,16 @@ def check_router(name: str, source: str, key: str = "") -> None:
         raise InputError(source, key, problem) from None
 
 
+def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str, key: str = "") -> None:
+    """Whether a rule that its name spells out (`fixed:0.5,1`) fits the network: raises `InputError` if not."""
+    if made_kind(name) is not None or is_router_file(name):
+        return
+    try:
+        parse_router_name(name, source, key).check(RouterConfig(segments, widths, ()), source, key)
+    except InputError as error:
+        raise InputError(source, key, f"{name!r}: {error.problem}") from None
+
+
 # ------------------------------------------------------------------------------------------------------------- files
 
 

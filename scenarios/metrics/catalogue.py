@@ -123,7 +123,7 @@ _ALL: Final = (
             "Of the same, over the window's images."),
     _joules("energy_per_image_j", "energy_per_image_j.total", "energy per image", "energy", "J/image",
             "All devices' power over the whole run, divided by the completed images."),
-    _joules("energy_dynamic_j", "energy_per_image_j.dynamic", "attributed energy", "attributed", "J/image",
+    _joules("energy_dynamic_j", "energy_per_image_j.dynamic", "energy above idle", "energy above idle", "J/image",
             "The part that computing took: the total less base and idle."),
     _joules("energy_base_j", "energy_per_image_j.base", "energy for being ready", "base", "J/image",
             "The part for being ready: power with contexts and nothing running, less bare idle power, times the "

@@ -21,7 +21,9 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
+from matplotlib.markers import CARETDOWN, CARETLEFT, CARETRIGHT, CARETUP
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
@@ -31,11 +33,13 @@ from policies.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.statistics import Estimate
+from scenarios.show.colors import themed
 from scenarios.show.standing_bars import StandingBar
 from scenarios.show.words import marked
 from scenarios.terminal.visible import visible
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#8C6D31", "#444444", "#B22222")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A3D9A", "#7A4A1E", "#444444", "#B22222")
 MARKERS = "osD^vPX*<>"
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": "sans-serif",
@@ -47,7 +51,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "axes.labelcolor": "#222",
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e4e4e4",
+    "grid.color": "#d2d2d2",
     "grid.linewidth": 0.7,
     "xtick.color": "#444",
     "ytick.color": "#444",
@@ -61,7 +65,11 @@ STYLE: Any = {  # matplotlib types its keys one by one
 }
 WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
 MOST_TICKS = 7
-ROOM = 1.6  # on either side of the points, along a logarithmic axis
+FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not drawn
+ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
+BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
+LITTLE = 0.005  # of the longest bar: what no eye sees
+WORLDS, LINES = ("simulated", "on executors"), ("-", "--")
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
@@ -129,13 +137,13 @@ def canvas(
 ) -> Iterator[tuple[Figure, Any]]:
     """An empty chart in the house's style, and its axes: of so many inches and panels."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=BESIDE / 2))
         yield figure, figure.subplots(rows, columns, **options)
 
 
 def to_svg(figure: Figure) -> str:
-    """The chart as an `<svg>` element that fills its place, on whatever color is there; deterministic, and with no
-    reference to anything."""
+    """The chart as an `<svg>` element that fills its place, on whatever color is there, in colors that the page may
+    change; deterministic, and with no reference to anything."""
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
@@ -144,7 +152,7 @@ def to_svg(figure: Figure) -> str:
         figure.savefig(buffer, format="svg", metadata=_UNDATED)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = themed(re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL))
     return re.sub(
         r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
     )
@@ -182,60 +190,62 @@ def router_colors(routers: Sequence[str]) -> dict[str, str]:
 
 
 def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]) -> Figure:
-    """The share of images done within a time, a line a router; hardware dashed over simulation."""
-    handles: list[Artist] = []
+    """The share of images done within a time, a line a router; on executors dashed, simulated solid."""
+    handles: dict[str, Artist] = {}
     with canvas(WIDTH, 3.6) as (figure, axes):
         for curve in curves:
             shares = np.linspace(0.001, 1.0, CDF_POINTS)
             times_ms = np.quantile(np.asarray(curve.latencies_s) * 1000, shares, method="inverted_cdf")
-            is_real = curve.world == "hardware"
-            handles += axes.plot(times_ms, 100 * shares, "--" if is_real else "-", color=colors[curve.router])
+            line = LINES[curve.world == "hardware"]
+            axes.plot(times_ms, 100 * shares, line, color=colors[curve.router])
+            handles[curve.router] = Line2D([], [], color=colors[curve.router])
         if any(max(curve.latencies_s) > 10 * min(curve.latencies_s) for curve in curves):
             axes.set_xscale("log")
             plain_log_ticks(axes.xaxis)
         axes.set(
             xlabel="latency, ms (arrival to last segment done)", ylabel="images done within it, %", ylim=(0, 100.5)
         )
-        names = [each.router + (", hardware" if each.world == "hardware" else "") for each in curves]
-        _legend(figure, handles, names, 3, "outside lower center")
+        _legend(figure, list(handles.values()), list(handles), 3, "outside lower center")
+        if len({curve.world for curve in curves}) > 1:
+            both = [Line2D([], [], color=GREY, linestyle=line) for line in LINES]
+            figure.legend(both, WORLDS, loc="outside upper center", ncols=2)
     return figure
 
 
 def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
     """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
     rows = sorted(bars, key=lambda bar: bar.means_s[:1])
-    means_s = [mean for bar in rows for mean in bar.means_s]
+    worlds = [
+        (WORLDS[0], "none", -0.13, [(bar.router, bar.simulated_s, bar.simulated_accuracy) for bar in rows]),
+        (WORLDS[1], "full", 0.13, [(bar.router, bar.hardware_s, bar.hardware_accuracy) for bar in rows]),
+    ]
+    worlds = [world for world in worlds if any(latency_s for _, latency_s, _ in world[3])]
+    if len(worlds) == 1:
+        worlds = [(*worlds[0][:2], 0.0, worlds[0][3])]
     with canvas(WIDTH, 1.3 + 0.4 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        for place, bar in enumerate(rows):
-            worlds = (
-                (-0.13, "none", bar.simulated_s, bar.simulated_accuracy),
-                (0.13, "full", bar.hardware_s, bar.hardware_accuracy),
-            )
-            for offset, fill, latency_s, accuracy in worlds:
-                style: Any = {"color": colors[bar.router], "fillstyle": fill, "marker": "o", "markersize": 6}
-                if latency_s is not None and latency_s["mean"] is not None:
-                    half = 1000 * (latency_s["ci95"] or 0.0)
-                    _interval(left, 1000 * latency_s["mean"], place + offset, colors[bar.router], x_error=half)
-                    left.plot(1000 * latency_s["mean"], place + offset, **style)
+        _frame_latencies(left, [latency_s for *_, found in worlds for _, latency_s, _ in found if latency_s])
+        for _, fill, offset, found in worlds:
+            for place, (router, latency_s, accuracy) in enumerate(found):
+                style: Any = {"color": colors[router], "fillstyle": fill, "marker": "o", "markersize": 6}
+                _standing_point(left, latency_s, place + offset, style)
                 if accuracy is not None:
                     right.plot(100 * accuracy, place + offset, **style)
         left.set_yticks(range(len(rows)), [label_of(bar.router) for bar in rows])
-        left.invert_yaxis()
-        if max(means_s) > 20 * min(means_s) > 0:
-            left.set_xscale("log")
-            left.set_xlim(min(means_s) * 1000 / ROOM, max(means_s) * 1000 * ROOM)
-            plain_log_ticks(left.xaxis, 5)
-        else:
-            left.set_xlim(0, 1200 * max(means_s) or 1.0)
-            left.xaxis.set_major_locator(MaxNLocator(5))
+        left.set_ylim(len(rows) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(4))
         right.margins(x=0.15)
         left.set(xlabel=MEASURES["latency_mean_s"].axis)
         right.set(xlabel=MEASURES["accuracy"].axis)
-        styles: Any = {"marker": "o", "linestyle": "none", "color": "#444"}
-        handles = [Line2D([], [], fillstyle="none", **styles), Line2D([], [], **styles)]
-        figure.legend(handles, ["simulated", "on executors"], loc="outside upper center", ncols=2)
+        handles = [Line2D([], [], marker="o", linestyle="none", color="#444", fillstyle=of[1]) for of in worlds]
+        figure.legend(handles, [of[0] for of in worlds], loc="outside upper center", ncols=2)
     return figure
+
+
+def _standing_point(axes: Axes, latency_s: Estimate | None, place: float, style: Mapping[str, Any]) -> None:
+    if latency_s is not None and latency_s["mean"] is not None:
+        mean_ms, half_ms = 1000 * latency_s["mean"], 1000 * (latency_s["ci95"] or 0.0)
+        _interval(axes, "x", mean_ms, half_ms, place, style["color"])
+        axes.plot(mean_ms, place, **style)
 
 
 def trade_off_chart(comparison: Comparison) -> Figure:
@@ -298,8 +308,10 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
     if panel.bound:
         costs, accuracies = zip(*panel.bound, strict=True)
         (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
+    _frame_points(axes, points)
     for index, point in enumerate(points):
-        _interval(axes, point.x, point.y, colors[point.name], point.x_error, point.y_error)
+        _interval(axes, "x", point.x, point.x_error, point.y, colors[point.name])
+        _interval(axes, "y", point.y, point.y_error, point.x, colors[point.name])
         (drawn[marked(point.name, point.is_marked)],) = axes.plot(
             point.x,
             point.y,
@@ -309,32 +321,52 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
             markersize=6,
             zorder=3,
         )
-    if points and max(p.x for p in points) > 20 * min(p.x for p in points) > 0:
-        axes.set_xscale("log")
-        plain_log_ticks(axes.xaxis)
-    _frame_points(axes, points)
     axes.set(xlabel=panel.xlabel)
     return drawn
 
 
-def _interval(axes: Axes, x: float, y: float, color: str, x_error: float = 0.0, y_error: float = 0.0) -> None:
-    """Pale, and below all points: a wide one hides none."""
-    style: Any = {"ecolor": color, "alpha": 0.4, "elinewidth": 1.2, "zorder": 1.5}
-    axes.errorbar(x, y, xerr=x_error or None, yerr=y_error or None, fmt="none", **style)
+def _interval(axes: Axes, along: Literal["x", "y"], mean: float, half: float, at: float, color: str) -> None:
+    """Pale, and below all points: a wide one hides none. An arrowhead is where it goes on beyond the axes' limits."""
+    low, high = sorted(axes.get_xlim() if along == "x" else axes.get_ylim())
+    ends = max(mean - half, low), min(mean + half, high)
+    style: Any = {"color": color, "alpha": 0.5, "linewidth": 1.4, "zorder": 1.5}
+    axes.plot(*(ends, (at, at))[:: 1 if along == "x" else -1], solid_capstyle="butt", **style)
+    heads = (CARETLEFT, CARETRIGHT) if along == "x" else (CARETDOWN, CARETUP)
+    for end, head, is_cut in zip(ends, heads, (mean - half < low != 0, mean + half > high), strict=True):
+        if is_cut:
+            axes.plot(*(end, at)[:: 1 if along == "x" else -1], marker=head, markersize=5, **style)
+
+
+def _frame_latencies(axes: Axes, found: Sequence[Estimate]) -> None:
+    known = [(1000 * of["mean"], 1000 * (of["ci95"] or 0.0)) for of in found if of["mean"] is not None]
+    _frame_costs(axes, known, 5)
+
+
+def _frame_costs(axes: Axes, found: Sequence[tuple[float, float]], ticks: int) -> None:
+    """Limits along x for (mean, half-width of its interval): from 0 on, or logarithmic where means are far apart."""
+    means = [mean for mean, _ in found]
+    high = min(max(mean + half for mean, half in found), FARTHEST * max(means))
+    if max(means) > 20 * min(means) > 0:
+        axes.set_xscale("log")
+        low = max(min(mean - half for mean, half in found), min(means) / FARTHEST)
+        axes.set_xlim(low / ROOM, high * ROOM)
+        plain_log_ticks(axes.xaxis, ticks)
+    else:
+        axes.set_xlim(0, 1.08 * high or 1.0)
+        axes.xaxis.set_major_locator(MaxNLocator(ticks))
 
 
 def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
-    """Limits that show the points well; an interval as wide as the page may run over the edge."""
+    """Limits that show the points well, and all of each interval but of one that is as wide as the page."""
     if not points:
         return
+    _frame_costs(axes, [(point.x, point.x_error) for point in points], 6)
     low, high = min(p.y for p in points), max(p.y for p in points)
-    margin = max(0.25 * (high - low), 0.5)
+    most = max(high - low, 1.0)
+    low = max(min(p.y - p.y_error for p in points), low - most)
+    high = min(max(p.y + p.y_error for p in points), high + most)
+    margin = max(0.1 * (high - low), 0.5)
     axes.set_ylim(low - margin, high + margin)
-    if axes.get_xscale() == "linear":
-        axes.set_xlim(0, 1.2 * max(p.x for p in points) or 1.0)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
-    else:
-        axes.set_xlim(min(p.x for p in points) / ROOM, max(p.x for p in points) * ROOM)
 
 
 def over_time(servers: Sequence[Telemetry]) -> Figure:
@@ -348,6 +380,7 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
         top.set(ylabel="utilization, %", ylim=(-2, 102))
         bottom.set(xlabel="time, s", ylabel="power, W")
         bottom.set_ylim(bottom=0)
+        figure.align_ylabels()
         _legend(figure, handles, [server.server for server in servers], 4, "outside upper center")
     return figure
 
@@ -358,7 +391,7 @@ def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]
     with canvas(WIDTH, 0.9 + 1.4 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
         for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
             panel, color = axes[index][0], COLORS[index % len(COLORS)]
-            for of, line, label in ((ours, "-", "simulation"), (theirs, "--", "hardware")):
+            for of, line, label in zip((ours, theirs), LINES, WORLDS, strict=True):
                 shares = 100 * _thinned(of.utilization)
                 panel.plot(_thinned(of.times_s), shares, line, color=color, linewidth=1.1, label=label)
             panel.set(ylabel=f"{label_of(ours.server)}: utilization, %", ylim=(-2, 102))
@@ -373,18 +406,22 @@ def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def stage_bars(bars: Sequence[StageBar]) -> Figure:
-    """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched)."""
-    stages = list(bars[0].simulated_s)
+    """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched). A stage that takes
+    next to nothing of every bar is left out; each keeps its color."""
+    both = [of for bar in bars for of in (bar.simulated_s, bar.hardware_s)]
+    seen = LITTLE * max(sum(of.values()) for of in both)
+    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(both[0])}
+    stages = [stage for stage in colors if any(of[stage] > seen for of in both)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(bars)) as (figure, axes):
         for index, bar in enumerate(bars):
             for offset, stages_s, hatch in ((-0.2, bar.simulated_s, ""), (0.2, bar.hardware_s, "////")):
                 left_ms = 0.0
-                for number, stage in enumerate(stages):
+                for stage in stages:
                     width_ms = 1000 * stages_s[stage]
-                    style = {"color": COLORS[number % len(COLORS)], "hatch": hatch, "edgecolor": "white"}
+                    style = {"color": colors[stage], "hatch": hatch, "edgecolor": "white"}
                     axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
                     left_ms += width_ms
-        handles = [Patch(color=COLORS[number % len(COLORS)]) for number in range(len(stages))]
+        handles = [Patch(color=colors[stage]) for stage in stages]
         axes.set_yticks(range(len(bars)), [label_of(bar.router) for bar in bars])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
@@ -402,7 +439,9 @@ def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[flo
             panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
             panel.plot(decisions, smoothed(values), color=COLORS[0], marker="." if len(decisions) < 10 else "")
             panel.set_ylabel(label_of(name))
+        figure.align_ylabels()
         axes[-1][0].set_xlabel("decisions")
+        axes[-1][0].xaxis.set_major_locator(MaxNLocator(5))  # their numbers are long
         axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     return figure
 

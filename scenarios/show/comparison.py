@@ -143,13 +143,21 @@ def _difference(found: PairedDifference, scale: float) -> str:
 # ---------------------------------------------------------------------------------------------------------- trade-offs
 
 
+_UNBEATEN = "The costs at which no other router is as accurate for less."
+
+
 def trade_off_table(comparison: Comparison) -> Table:
     """Which routers no other beats at accuracy and a cost, how far from the bound they are, and their worst seeds."""
     pareto, worst = comparison["pareto"], {row["router"]: row for row in comparison["worst"]}
     found = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     axis = MEASURES[pareto["accuracy"]]
-    head = [Column("router"), column(axis, "accuracy"), *map(column, COSTS), Column("on the front of", is_text=True)]
+    head = [
+        Column("router"),
+        column(axis, "accuracy"),
+        *map(column, COSTS),
+        Column("unbeaten at", is_text=True, meaning=_UNBEATEN),
+    ]
     head += [Column(f"{cost.head} over bound") for cost in bounded]
     head += [column(axis, "worst accuracy"), *(column(cost, f"worst {cost.head}") for cost in COSTS)]
     rows = []
@@ -170,7 +178,7 @@ def trade_off_table(comparison: Comparison) -> Table:
     expected = "accuracy expected of the widths that ran" if axis.name == "expected_accuracy" else "accuracy"
     notes = [_covered(comparison)] if comparison["hypervolume"] else []
     if any(row.get("is_marked") for row in comparison["rows"]):
-        notes.append(f"Who leaves more than 1 % unserved ({MARK.strip()}) is on no front, and covers nothing.")
+        notes.append(f"Who leaves more than 1 % unserved ({MARK.strip()}) is unbeaten at nothing, and covers nothing.")
     return Table(head, rows, f"trade-offs: {expected} against costs", notes)
 
 

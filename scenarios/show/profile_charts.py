@@ -21,6 +21,8 @@ from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
 
 NESTED_BY = 1.4  # points, for each line that lies on top
+SHADE = 0.3  # how opaque what is shaded is
+PALEST = 0.58  # of the color map: what is paler does not stand out from white
 SAME = 0.02  # shares that differ by less are the same to the eye
 
 
@@ -52,14 +54,14 @@ def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> F
         if band is None:
             return
         low_ms, high_ms = np.asarray(band.low_s) * 1000, np.asarray(band.high_s) * 1000
-        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=0.18, linewidth=0)
+        panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=SHADE, linewidth=0)
         for sign in (-1, 1) if band.error_share else ():
             stated_ms = median_ms * (1 + sign * (band.error_share or 0.0))
             panel.plot(curve.batches, stated_ms, "--", color=color, linewidth=0.7)
 
     notes: dict[str, Artist] = {}
     if any(curve.jitter or curve.p95_s for curve in profile.latency):
-        notes["5-95 % of repeats"] = Patch(color=GREY, alpha=0.3, linewidth=0)
+        notes["5-95 % of repeats"] = Patch(color=GREY, alpha=SHADE, linewidth=0)
     if any(band.error_share for band in bands.values()):
         notes["stated error"] = Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)
     return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy", notes=notes)
@@ -120,11 +122,11 @@ def _by_utilization(
     notes: dict[str, Artist] = {
         "nearly idle": Line2D([], [], color=GREY, marker="o", markersize=3.5, markerfacecolor="white", linewidth=0),
         "latency's knee": Line2D([], [], color=GREY, marker="o", markersize=3.5, linewidth=0),
-        "the paper's bend": Patch(color=GREY, alpha=0.2, linewidth=0),
+        "the paper's bend": Patch(color=GREY, alpha=SHADE, linewidth=0),
     }
     figure = _panels(profile, draw, "utilization of the device, %", ylabel, log="y", notes=notes, source=source)
     for panel in figure.axes:
-        panel.axvspan(90, 95, color=GREY, alpha=0.2, linewidth=0)
+        panel.axvspan(90, 95, color=GREY, alpha=SHADE, linewidth=0)
         panel.set(xlim=(0, 103), xticks=range(0, 101, 25))
     return figure
 
@@ -153,7 +155,7 @@ def _panels(
     columns = min(segments, 2)  # so that a phone's screen keeps the text readable
     rows = -(-segments // columns)
     with canvas(WIDTH, 1.6 + 1.75 * rows, rows, columns, sharey=True, squeeze=False) as (figure, grid):
-        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, 0.85, len(widths))]
+        shades = [mpl.colormaps["viridis"](x) for x in np.linspace(0.05, PALEST, len(widths))]
         for curve in uniform_curves(profile):
             panel = grid[(curve.segment - 1) // columns][(curve.segment - 1) % columns]
             draw(panel, curve, shades[widths.index(curve.width)])

@@ -6,7 +6,9 @@ page says so.
 
 from __future__ import annotations
 
+import gzip
 import os
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +32,7 @@ from scenarios.show import charts
 from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.far_apart import far_apart_warnings
-from scenarios.show.html import Block, Chart, Grid, Links, Note, Page, chart, render
+from scenarios.show.html import Block, Chart, Grid, Note, Page, Trace, Traces, chart, render
 from scenarios.show.numbers import NONE, PLUS_MINUS
 from scenarios.show.profile_page import origin_badge, profile_blocks
 from scenarios.show.standing_bars import standing_bars
@@ -47,7 +49,9 @@ from scenarios.show.words import downtime_table
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-PERFETTO = "https://ui.perfetto.dev/"  # it shows a file in the browser, and sends it nowhere
+PERFETTO = "https://ui.perfetto.dev/"
+MOST_HELD = 6_000_000  # characters of packed timelines in a page: about 20 of a run of the quickstart
+INTERVALS = "The pale line through a point is its 95 % interval; an arrowhead says that it goes on."
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -171,10 +175,8 @@ def _standing(material: Material) -> Iterator[Chart]:
     bars = list(standing_bars(material.comparison, material.validation))
     if len(bars) > 1:
         colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
-        caption = (
-            "Mean latency with its 95 % interval, and the accuracy of what ran. Look for who is far left on one side "
-        )
-        caption += "and far right on the other: quick, and right."
+        caption = f"Mean latency, and the accuracy of what ran. {INTERVALS} Look for who is far left on one side and "
+        caption += "far right on the other: quick, and right."
         if material.validation:
             caption += (
                 " How far a hollow point (simulated) is from the filled one (real executors) is simulation's error."
@@ -308,8 +310,10 @@ def _trade_offs(material: Material) -> Iterator[Grid]:
     if not rows:
         return
     captioned = {
-        "latency_mean_s": "Up and to the left is better; the dotted line joins routers that no other beats on both.",
-        "energy_per_image_j": "The same against the energy of all devices: further left is less for an image.",
+        "latency_mean_s": "Up and to the left is better; the dotted line joins routers that no other beats on both. "
+        + INTERVALS,
+        "energy_per_image_j": "The same against the energy of all devices: further left is less for an image. "
+        + INTERVALS,
     }
     accuracy, colors = MEASURES["accuracy"], _colors(material)
     yield Grid(
@@ -335,18 +339,25 @@ def _downtimes(material: Material) -> list[Table]:
     return [found] if found else []
 
 
-def _in_perfetto(material: Material) -> Iterator[Links]:
-    """Each charted run, batch by batch: the file lies beside the page, which can hand it to no other page."""
-    files = [(run, run.path / "timeline.json") for run in _first_seeds(material)]
-    links = [
-        (f"{run.result['router']}, {run.result['mode']}", quote(path.relative_to(run.folder.path).as_posix()))
-        for run, path in files
-        if path.exists()
-    ]
-    if links:
-        text = "Every batch and decision on a timeline, in Perfetto: open"
-        yield Links(text, [("ui.perfetto.dev", PERFETTO)])
-        yield Links("Then drop one of these files on it, which lie beside this page:", links)
+def _in_perfetto(material: Material) -> Iterator[Traces]:
+    """Each charted run, batch by batch: as many as the page has room for by a click, all as files beside it."""
+    traces, held = [], 0
+    for run in _first_seeds(material):
+        path = run.path / "timeline.json"
+        if path.exists():
+            packed = b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode()
+            held += len(packed)
+            file = quote(path.relative_to(run.folder.path).as_posix())
+            title = f"{run.result['router']}, {run.result['mode']}"
+            traces.append(Trace(title, file, packed if held <= MOST_HELD else ""))
+    if traces:
+        yield Traces(
+            "Every batch and decision of a run on a timeline, opened in Perfetto (ui.perfetto.dev, which shows it in "
+            "your browser and sends it nowhere; it may ask whether you trust this page):",
+            "If Perfetto opens empty: drop the run's file on it. The files lie beside this page:",
+            PERFETTO,
+            traces,
+        )
 
 
 def _timelines(material: Material) -> Iterator[Grid]:
@@ -395,7 +406,8 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
     return found
 
 
-def _training(material: Material) -> Iterator[Chart]:
+def _training(material: Material) -> Iterator[Grid]:
+    drawn = []
     for kind, steps in material.training.items():
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
         panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
@@ -404,7 +416,9 @@ def _training(material: Material) -> Iterator[Chart]:
             f"{made_name(kind)}: each {each} value (pale) and its running mean. A first line that still rises at its "
         )
         caption += "right end says that longer training would help."
-        yield chart(charts.training_curve([step["decisions"] for step in steps], panels), caption)
+        drawn.append(chart(charts.training_curve([step["decisions"] for step in steps], panels), caption))
+    if drawn:
+        yield Grid(drawn)
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from scenarios.show.numbers import PLUS_MINUS
 from scenarios.terminal.visible import visible
 
 GAP = "  "
-MOST_COLUMNS = 11  # beside each other, on a page
+NAME_SHARE = 0.375  # of a line, for what a row is about
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,6 @@ class Table:
     warnings: Sequence[str] = ()
     base: str | None = None
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether a page of common width has no room for it."""
-        return len(self.columns) > MOST_COLUMNS
-
 
 def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
     """The column of a measure, as the catalogue heads it or under another head."""
@@ -89,9 +84,18 @@ def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
 
 def _table_text(table: Table, width: int | None) -> str:
     table = replace(table, rows=[[visible(cell) for cell in row] for row in table.rows])  # one line each
+    if len(_blocks(table, width)) > 1:
+        table = replace(table, rows=[line for row in table.rows for line in _lines(row, width)])
     blocks = [_block(table, chosen, width) for chosen in _blocks(table, width)]
     title = [_broken(table.title, width)] if table.title else []
     return "\n".join([*title, "\n\n".join(blocks), *(_broken(note, width) for note in (*table.notes, *table.warnings))])
+
+
+def _lines(row: Sequence[str], width: int | None) -> list[list[str]]:
+    """A row whose name leaves room for its cells: a long one goes on in the lines below it."""
+    name, *cells = row
+    names = [name] if width is None else wrap(name, int(NAME_SHARE * width), break_long_words=False) or [name]
+    return [[names[0], *cells], *([each, *[""] * len(cells)] for each in names[1:])]
 
 
 def _broken(text: str, width: int | None) -> str:
@@ -99,18 +103,25 @@ def _broken(text: str, width: int | None) -> str:
 
 
 def _blocks(table: Table, width: int | None) -> list[list[int]]:
-    """Which columns stand beside each other: all, or as many as there is room for."""
+    """Which columns stand beside each other: all, or in blocks, as few as there is room for and about as wide."""
     rest = list(range(1, len(table.columns)))
     if width is None or not rest:
         return [[0, *rest]]
-    room = width - _width(table, 0, width)
+    widths = [_width(table, index, width) for index in range(len(table.columns))]
+    fewest = len(_filled(widths, width))
+    even = next((room for room in range(width) if len(_filled(widths, room)) == fewest), width)
+    return _filled(widths, even)
+
+
+def _filled(widths: Sequence[int], width: int) -> list[list[int]]:
+    """One block after the other, each with the first column and at least one more."""
     blocks: list[list[int]] = [[0]]
-    left = room
-    for index in rest:
-        needed = len(GAP) + _width(table, index, width)
+    left = width - widths[0]
+    for index in range(1, len(widths)):
+        needed = len(GAP) + widths[index]
         if needed > left and len(blocks[-1]) > 1:
             blocks.append([0])
-            left = room
+            left = width - widths[0]
         blocks[-1].append(index)
         left -= needed
     return blocks

@@ -422,4 +422,8 @@ def _energy_reasons(validation: Validation) -> list[str]:
         for name, why in pair["not_applicable"].items():
             if name not in reasons.setdefault(why, []):
                 reasons[why].append(name)
-    return [f"{', '.join(found)}: {why}" for why, found in reasons.items()]
+    titles = {measure.stem: measure.title for measure in MEASURES.values()}
+    return [
+        f"Not compared: {' and '.join(titles.get(name, name) for name in found)}. Why: {why}."
+        for why, found in reasons.items()
+    ]

@@ -52,9 +52,9 @@ def late_text(of: Lateness) -> str:
 
 
 def decisions_text(charged: Mapping[str, float]) -> list[str]:
-    """Which routers' own decisions were charged in simulation, and how much; nothing where none was."""
+    """How much longer routers' own decisions take in simulation, as it was measured; nothing where none does."""
     told = ", ".join(f"{router} {number(each_s, 0, 1e6)} us" for router, each_s in charged.items())
-    return [f"A decision was charged what it takes beyond random's, measured here: {told}."] if told else []
+    return [f"In simulation a decision takes so much longer than random's, as measured here: {told}."] if told else []
 
 
 def cpu_text(of: Cpu) -> str:

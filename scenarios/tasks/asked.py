@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from policies.errors import InputError
 from scenarios.files.made_routers import made_file, made_kinds
-from scenarios.files.router_names import check_router, is_compiled, is_router_file
+from scenarios.files.reading import require_router
+from scenarios.files.router_names import is_compiled, is_router_file
 from scenarios.files.spec import Scenario, unique
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.places import writable_folder
@@ -69,7 +70,7 @@ class Asked:
         update: dict[str, Any] = {}
         if routers:
             for name in routers:
-                check_router(name, "--router")
+                require_router(name, self.scenario)
             named = tuple(str(Path(n).absolute()) if is_router_file(n) else n for n in routers)
             update["routers"] = require_unique("--router", named)
         if seeds:

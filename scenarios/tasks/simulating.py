@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from scenarios.files.router_names import check_router, display_name
+from scenarios.files.reading import require_router
+from scenarios.files.router_names import display_name
 from scenarios.runs.folder import RunFolder
 from scenarios.tasks.asked import (
     Asked,
@@ -40,8 +41,8 @@ def simulate(asked: Asked, router: str, seed: int | None, choice: EngineChoice, 
     from scenarios.runs.records import write_run
     from scenarios.runs.simulate import run_simulation, simulate_metrics
 
-    check_router(router, "--router")
     output, scenario = asked.output, asked.scenario
+    require_router(router, scenario)
     world = world_of(scenario, asked.folder)
     seed = scenario.seed if seed is None else seed
     engine = ready_engine(output, world, choice, 1, seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -68,9 +69,13 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
 
 
 def run_folder(
-    path: Path, routers: tuple[str, ...] = ("random", "jsq", "ppo"), seeds: tuple[int, ...] = (0, 1)
+    path: Path,
+    routers: tuple[str, ...] = ("random", "jsq", "ppo"),
+    seeds: tuple[int, ...] = (0, 1),
+    slower: Callable[[int, int], float] = lambda index, seed: 1.05 + 0.02 * index,
 ) -> RunFolder:
-    """A complete folder: every part of the report has its files."""
+    """A complete folder: every part of the report has its files. `slower`: times the simulated mean latency, what
+    executors have of the router with this index and this seed."""
     folder = RunFolder(path)
     results, pairs = [], []
     for index, router in enumerate(routers):
@@ -79,7 +84,7 @@ def run_folder(
             results.append(result)
             write_run(folder, result, record)
             real: Result = {**copy.deepcopy(result), "mode": "hardware", "engine": "torch"}
-            real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * (1.05 + 0.02 * index)
+            real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * slower(index, seed)
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
     folder.write_json(folder / "comparison.json", compare_results(results))

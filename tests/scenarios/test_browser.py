@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scenarios.show.colors import on_dark
 from scenarios.show.report import build_report
 from tests.browser import WHY_NOT, Browser, browser
 from tests.scenarios.folders import run_folder
@@ -22,24 +23,85 @@ BEYOND = """[...document.querySelectorAll('body *')].filter(e => {
     && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX));
 }).map(e => e.tagName + ' ' + e.textContent.trim().slice(0, 40))"""
 COVERED = """[...document.querySelectorAll('svg')].flatMap(svg => {
-  const boxes = [...svg.querySelectorAll('text')].map(t => [t.textContent, t.getBoundingClientRect()]);
-  return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([b, q]) => p.left + 1 < q.right && q.left + 1 < p.right
-    && p.top + 2 < q.bottom && q.top + 2 < p.bottom).map(([b, q]) => a + ' on ' + b)); })"""
+  const boxes = [...svg.querySelectorAll('text')].map(
+    t => [t.textContent, t.getBoundingClientRect(), t.closest('g[id^=xtick]') ? GAP : -1]);
+  return boxes.flatMap(([a, p, gap], i) => boxes.slice(i + 1).filter(([b, q, other]) => {
+    const apart = Math.min(gap, other);
+    return p.left - apart < q.right && q.left - apart < p.right && p.top + 2 < q.bottom && q.top + 2 < p.bottom;
+  }).map(([b, q]) => a + ' on ' + b)); })"""
+COVERED = COVERED.replace("GAP", "3")  # pixels between ticks, so that no two look like one number
+OUTSIDE = """[...document.querySelectorAll('svg')].flatMap(svg => {
+  const at = svg.getScreenCTM(), frames = {'': svg.getBoundingClientRect()};
+  for (const clip of svg.querySelectorAll('clipPath')) {
+    const [x, y, w, h] = ['x', 'y', 'width', 'height'].map(name => +clip.querySelector('rect').getAttribute(name));
+    const corner = new DOMPoint(x, y).matrixTransform(at), end = new DOMPoint(x + w, y + h).matrixTransform(at);
+    frames[`url(#${clip.id})`] = {left: corner.x, top: corner.y, right: end.x, bottom: end.y}; }
+  return [...svg.querySelectorAll('[clip-path], text')].filter(e => {
+    const p = e.getBoundingClientRect(), q = frames[e.getAttribute('clip-path') || ''];
+    return p.left < q.left - 2 || p.right > q.right + 2 || p.top < q.top - 2 || p.bottom > q.bottom + 2;
+  }).map(e => (e.closest('g[id]') || e).id + ' ' + e.textContent.trim()); })"""
 LETTERS = "Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))"
-CONTRAST = """(() => {
-  const light = text => { const [r, g, b] = text.match(/[0-9.]+/g).slice(0, 3).map(v => v / 255).map(
-    v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+SEEN = """
+  const parts = text => text.match(/[0-9.]+/g).map(Number);
+  const blend = (of, share, over) => of.map((v, i) => share * v + (1 - share) * over[i]);
+  const light = of => { const [r, g, b] = of.slice(0, 3).map(v => v / 255).map(
+    v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-    if (!c.startsWith('rgba(0, 0, 0, 0')) return light(c); } return 1; };
-  return Math.min(...[...document.querySelectorAll('h1, h2, h3, p, td, th, dt, dd, figcaption, .badge')].map(e => {
-    const [a, b] = [light(getComputedStyle(e).color), behind(e)].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05); })); })()"""
+    if (!c.startsWith('rgba(0, 0, 0, 0')) return parts(c).slice(0, 3); } return [255, 255, 255]; };
+  const contrast = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + .05) / (y + .05); };
+"""
+CONTRAST = f"""(() => {{ {SEEN}
+  return Math.min(...[...document.querySelectorAll(
+    'h1, h2, h3, p, a, td, th, dt, dd, figcaption, small, .badge, svg text')].map(e => {{
+    const style = getComputedStyle(e);
+    return contrast(parts(e.closest('svg') ? style.fill : style.color), behind(e)); }})); }})()"""
+DRAWN = f"""(() => {{ {SEEN}
+  const found = {{solid: [], pale: [], grid: []}}, paper = behind(document.querySelector('svg')), looks = new Map();
+  const grid = getComputedStyle(document.querySelector('svg g[id^=xtick] path')).stroke;
+  for (const e of document.querySelectorAll('svg path[style], svg use[style]')) {{
+    if (looks.has(e.getAttribute('style')) || e.closest('defs, clipPath, pattern')) continue;
+    const style = getComputedStyle(e);
+    looks.set(e.getAttribute('style'), [[style.stroke, style.strokeOpacity * style.opacity],
+      [style.fill, style.fillOpacity * style.opacity]]);
+  }}
+  for (const [color, share] of [...looks.values()].flat()) {{
+    if (!share || color === 'none' || color.startsWith('url') || String(parts(color)) === String(paper)) continue;
+    found[color === grid ? 'grid' : share < 1 ? 'pale' : 'solid'].push(
+      contrast(blend(parts(color), share, paper), paper)); }}
+  return Object.fromEntries(Object.entries(found).map(([kind, of]) => [kind, Math.min(...of)])); }})()"""
+UNTOLD = """[...document.querySelectorAll('figure')].map(f => {
+  const told = f.querySelector('figcaption').textContent, sentences = told.split(/[.] |[.]$/).filter(Boolean);
+  const pale = [...f.querySelectorAll('svg path')].some(e => {
+    const s = getComputedStyle(e); return s.opacity * s.strokeOpacity * s.fillOpacity < 1; });
+  return [told, sentences.length >= 2 && /^[A-Z]/.test(sentences.at(-1)), !pale || /pale|shaded/i.test(told)];
+}).filter(([told, says, explains]) => !(says && explains)).map(([told]) => told)"""
+CARDS = "[...document.querySelectorAll('thead')].map(e => getComputedStyle(e).display === 'none')"
+HANDED = """(async () => {
+  const frame = document.body.appendChild(document.createElement('iframe')), got = [];
+  const viewer = frame.contentWindow;
+  let opened, asker;
+  window.open = address => { opened = address; return viewer; };
+  const handed = new Promise(done => { viewer.postMessage = (data, origin) => {
+    got.push(origin);
+    if (data !== 'PING') return done({...data.perfetto, asker});
+    for (const origin of ['https://elsewhere.example', 'https://ui.perfetto.dev']) {
+      asker = origin;
+      window.dispatchEvent(new MessageEvent('message', {data: 'PONG', source: viewer, origin}));
+    }
+  }; });
+  document.querySelector('a[data-trace]').click();
+  const {buffer, title, asker: to} = await handed;
+  return {opened, title, to, text: new TextDecoder().decode(buffer), origins: [...new Set(got)]};
+})()"""
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["alike", "far apart"])
+def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A usual one, and one whose means lie far apart, with intervals wider than any page."""
     names = ("random", "tuned:lookahead", "tide")
-    return build_report(run_folder(tmp_path_factory.mktemp("run"), routers=names, seeds=(0, 1)))
+    usual = {} if request.param == "alike" else {"slower": lambda index, seed: 40.0**index * (1.0 + 2.0 * seed)}
+    return build_report(run_folder(tmp_path_factory.mktemp("run"), routers=names, seeds=(0, 1), **usual))
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +113,53 @@ def chromium() -> Iterator[Browser]:
 @pytest.mark.parametrize("style", ["light", "dark"])
 @pytest.mark.parametrize("width", [420, 900, 1400])
 def test_it_can_be_read(width: int, style: str, page: Path, chromium: Browser) -> None:
-    """Nothing lies beyond the screen, nor on something else; letters are high enough, and stand out."""
+    """Nothing lies beyond the screen or a chart's frame, nor on something else; letters are high enough, and all
+    that is drawn stands out."""
     chromium.open(page, width, style)
     if PICTURES:
-        chromium.picture(Path(PICTURES) / f"report-{width}-{style}.png")
+        chromium.picture(Path(PICTURES) / f"{page.parent.name}-{width}-{style}.png")
     assert chromium.value("innerWidth") == width
     assert chromium.value("document.documentElement.scrollWidth") <= width
     assert chromium.value(BEYOND) == []
     assert chromium.value("document.querySelectorAll('svg g[id^=xtick] text').length") > 20
     assert chromium.value(COVERED) == []
+    assert chromium.value(OUTSIDE) == []
     assert chromium.value(LETTERS) >= LETTERS_PX
     assert chromium.value(CONTRAST) >= 4.5  # WCAG 2.2, 1.4.3
+    drawn = chromium.value(DRAWN)
+    assert drawn["solid"] >= 3  # 1.4.11
+    assert drawn["pale"] >= 1.25
+    assert 1.4 <= drawn["grid"] <= 2.5  # it is seen, and does not stand out
+
+
+def test_every_chart_says_what_to_see(page: Path, chromium: Browser) -> None:
+    """In a sentence of its own, behind the one that says what it is; and what its pale lines are."""
+    chromium.open(page, 1400, "light")
+    assert chromium.value("document.querySelectorAll('figure').length") > 10
+    assert chromium.value(UNTOLD) == []
+
+
+def test_a_table_is_one_wherever_it_fits(page: Path, chromium: Browser) -> None:
+    """On a phone each row of a wide one is a card."""
+    for width in (900, 1280):
+        chromium.open(page, width, "light")
+        assert not any(chromium.value(CARDS))
+    chromium.open(page, 420, "light")
+    assert any(chromium.value(CARDS))
+
+
+def test_a_click_hands_a_run_to_perfetto(page: Path, chromium: Browser) -> None:
+    """Its bytes, once that page has answered, and to no other page; a file may do it, and fetches nothing."""
+    chromium.open(page, 900, "light")
+    told = chromium.value(HANDED)
+    assert (told["opened"], told["title"]) == ("https://ui.perfetto.dev/", "random, simulation")
+    assert (told["to"], told["origins"]) == ("https://ui.perfetto.dev", ["https://ui.perfetto.dev"])
+    assert told["text"] == (page.parent / "simulation" / "random-seed0" / "timeline.json").read_text(encoding="utf-8")
+    assert chromium.value("performance.getEntriesByType('resource').length") == 0
+
+
+def _rgb(color: str) -> str:
+    return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
 def test_who_prefers_dark_pages_gets_one(page: Path, chromium: Browser) -> None:
@@ -69,10 +167,13 @@ def test_who_prefers_dark_pages_gets_one(page: Path, chromium: Browser) -> None:
     found = {}
     for style in ("light", "dark"):
         chromium.open(page, 900, style)
-        of = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.querySelector('svg')).filter"
+        of = (
+            "getComputedStyle(document.body).backgroundColor",
+            "getComputedStyle(document.querySelector('svg text')).fill",
+        )
         found[style] = tuple(map(chromium.value, of))
-    assert found["light"] == ("rgb(255, 255, 255)", "none")
-    assert found["dark"] == ("rgb(21, 23, 26)", "invert(1) hue-rotate(180deg)")
+    assert found["light"][0] == "rgb(255, 255, 255)"
+    assert found["dark"] == ("rgb(21, 23, 26)", _rgb(on_dark("#444444")))
 
 
 def test_the_answers_are_what_is_seen_first(page: Path, chromium: Browser) -> None:

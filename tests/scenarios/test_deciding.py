@@ -262,7 +262,7 @@ def test_a_comparison_in_the_folder_charges_and_says_so(
     assert "beyond random's" not in capsys.readouterr().out
     job_of(path)
     assert main([*command, "--json", str(tmp_path / "found.json")]) == 0
-    assert "A decision was charged what it takes beyond random's, measured here: jsq 200 us." in " ".join(
+    assert "In simulation a decision takes so much longer than random's, as measured here: jsq 200 us." in " ".join(
         capsys.readouterr().out.split()
     )
     assert read_json(tmp_path / "found.json")["own_decision_s"] == {"jsq": pytest.approx(2e-4)}

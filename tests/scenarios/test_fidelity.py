@@ -82,7 +82,9 @@ def test_modelled_power_has_no_error_of_energy() -> None:
     assert found["rows"][0]["met"]["energy_per_image"] is None
     assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
     (note,) = [note for note in validation_notes(found) if "modelled" in note]
-    assert note.startswith("energy_per_image, energy: the hardware's power is modelled, not metered")
+    assert note.startswith(
+        "Not compared: energy per image and mean energy (the paper's E). Why: the hardware's power is modelled"
+    )
 
 
 def test_ranking() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,7 +16,7 @@ from matplotlib.image import imread
 
 from policies.errors import InputError
 from scenarios.files.documents import read_json
-from scenarios.show import charts
+from scenarios.show import charts, html
 from scenarios.show.profile_charts import latency_curves
 from scenarios.show.profile_curves import latency_bands
 from scenarios.show.report import build_report, save_picture
@@ -30,6 +32,7 @@ SEEN = "_$a_b$<img src=x onerror=no()>\"'&amp;{{7*7}}\\x1b[31m\\x00\\n"
 SHORT = ("_a", "$b_1$", "<c>&'\"")  # what fits into a line of a picture
 CHARTS = ("latency", "trade-off", "over time", "stages", "training")
 SVG = "{http://www.w3.org/2000/svg}"
+SCRIPT = (Path(html.__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
 
 
 class Page(HTMLParser):
@@ -41,16 +44,24 @@ class Page(HTMLParser):
         self.attributes: set[str] = set()
         self.policy: str | None = ""
         self.text = ""
+        self.scripts: list[str] = []
+        self._in_script = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.add(tag)
+        self._in_script = tag == "script"
         self.attributes |= {name for name, _ in attrs}
         if ("http-equiv", "Content-Security-Policy") in attrs:
             self.policy = dict(attrs)["content"]
 
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self._in_script:
+            self.scripts.append(data)
 
 
 def hostile(path: Path, name: str) -> Page:
@@ -99,14 +110,16 @@ def test_a_page_has_no_element_of_a_names_making(evil: Page, plain: Page) -> Non
     assert "\x00" not in evil.text
 
 
-def test_a_page_may_fetch_and_run_nothing(plain: Page) -> None:
-    """Its policy allows styles that stand in it, no more; it has nothing that this would forbid."""
+def test_a_page_may_fetch_nothing_and_run_our_script_alone(plain: Page) -> None:
+    """Its policy allows styles that stand in it, and the script of this hash; nothing in it would be forbidden."""
     assert plain.policy is not None
     policy = dict(part.strip().split(" ", 1) for part in plain.policy.split(";"))
     assert policy == {
         "default-src": "'none'", "style-src": "'unsafe-inline'", "base-uri": "'none'", "form-action": "'none'",
+        "script-src": f"'sha256-{b64encode(sha256(SCRIPT.encode()).digest()).decode()}'",
     }  # fmt: skip
-    assert plain.elements.isdisjoint({"script", "img", "link", "iframe", "object", "embed", "base", "form", "image"})
+    assert plain.scripts == [SCRIPT]
+    assert plain.elements.isdisjoint({"img", "link", "iframe", "object", "embed", "base", "form", "image"})
     assert not [name for name in plain.attributes if name.startswith("on")]
 
 
@@ -180,9 +193,10 @@ def test_a_legend_is_no_wider_than_its_picture(chart: str, name: str) -> None:
     """Fewer names stand beside each other where they are long."""
     figure = of_routers(tuple(f"{name}{number}" for number in range(3)))[chart]
     figure.draw_without_rendering()
-    (legend,) = figure.legends
-    box = legend.get_window_extent()
-    assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
+    assert figure.legends
+    for legend in figure.legends:
+        box = legend.get_window_extent()
+        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
 
 
 # ------------------------------------------------------------------------------------------------------- a terminal

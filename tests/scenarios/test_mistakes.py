@@ -103,6 +103,11 @@ IN_THE_SCENARIO = {
         "[random, jsq]",
         "[random, jqs]",
     ),
+    "a router's width 0.7": Mistake(
+        ("tiny.yaml: compare.routers.1: 'fixed:0.7,0.7': ", "[0.7, 0.7]", "one of 0.5, 1.0 for each of 2 segments"),
+        "[random, jsq]",
+        "[random, 'fixed:0.7,0.7']",
+    ),
     "a word in place of a list": Mistake(
         ("tiny.yaml: compare.routers: ", "'jsq'", "a list stands in brackets: [jsq]"), "[random, jsq]", "jsq"
     ),
@@ -228,8 +233,22 @@ ON_THE_COMMAND_LINE = {
         prepare=_file("other.rule.yaml", OTHERS_RULE),
     ),
     "a width 0.7": Mistake(
-        ("'fixed:0.7,0.7'", "one of 0.5, 1.0 for each of 2 segments"),
+        ("--router: 'fixed:0.7,0.7': ", "[0.7, 0.7]", "one of 0.5, 1.0 for each of 2 segments"),
         command="simulate tiny.yaml --router fixed:0.7,0.7",
+    ),
+    "a width 0.7 to compare": Mistake(
+        ("--router: 'fixed:0.7,0.7': ", "[0.7, 0.7]", "one of 0.5, 1.0 for each of 2 segments"),
+        command="compare tiny.yaml --router random --router fixed:0.7,0.7",
+    ),
+    "a width 0.7 to look for capacity": Mistake(
+        ("--router: 'fixed:0.7,0.7': ", "[0.7, 0.7]", "one of 0.5, 1.0 for each of 2 segments"),
+        command="capacity tiny.yaml --router fixed:0.7,0.7",
+    ),
+    "a device that is not here": Mistake(
+        ("cluster.servers.1.device.cores (slow): ", "no core 977", "allowed are"),
+        "profile: slow.yaml",
+        "profile: slow.yaml, device: {cores: [977]}",
+        command="validate tiny.yaml --router jsq",
     ),
     "a rule's file of another ending": Mistake(
         ("--router: mine.yaml: ", "ends in .rule.yaml: rename it"), command="simulate tiny.yaml --router mine.yaml"

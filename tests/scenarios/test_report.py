@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import shutil
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,7 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder
 from scenarios.show.charts import RoundTicks
-from scenarios.show.html import Chart, Grid
+from scenarios.show.html import Chart, Grid, render
 from scenarios.show.profile_charts import latency_by_utilization, utilization_by_batch
 from scenarios.show.profile_curves import under_load
 from scenarios.show.profile_page import origin_badge, profile_page
@@ -80,19 +82,40 @@ def test_the_page_is_whole_and_self_contained(page: str) -> None:
     tags.feed(page)
     assert tags.open == []
     assert [address for address in tags.fetched if not address.startswith("#")] == []
-    assert re.findall(r"url\((?!#)|@import|<script|<link|<img", page) == []
+    assert re.findall(r"url\((?!#)|@import|<script [^>]|<link|<img", page) == []
 
 
 def test_every_charted_run_can_be_looked_at_in_perfetto(folder: RunFolder, page: str) -> None:
-    """The page leads there, and to the files that it opens; to nothing else."""
+    """The page leads there with each, and to the files that it opens; to nothing else."""
     tags = _Tags()
     tags.feed(page)
-    perfetto, *files = tags.linked
-    assert perfetto == "https://ui.perfetto.dev/"
+    perfetto, files = tags.linked[:4], tags.linked[4:]
+    assert perfetto == ["https://ui.perfetto.dev/"] * 4
     places = [f"{world}/{router}-seed0" for router in ("random", "_ppo_") for world in ("simulation", "hardware")]
     assert files == [f"{place}/timeline.json" for place in places]
-    for file in files:
+    held = [gzip.decompress(b64decode(found)) for found in re.findall(r'data-trace="([^"]*)"', page)]
+    for file, content in zip(files, held, strict=True):
         assert read_json(folder / file)["traceEvents"]
+        assert content == (folder / file).read_bytes()
+
+
+def test_a_page_holds_no_more_timelines_than_it_has_room_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others lie beside it all the same."""
+    monkeypatch.setattr("scenarios.show.report.MOST_HELD", 0)
+    text = render(report(gather(folder)))
+    assert 'data-trace="' not in text
+    assert text.count("/timeline.json") == 4
+
+
+def test_what_never_ran_on_executors_is_not_in_a_legend(folder: RunFolder, page: str, tmp_path: Path) -> None:
+    assert ">on executors</text>" in page
+    other = RunFolder(tmp_path)
+    other.write_json(other / "comparison.json", read_json(folder / "comparison.json"))
+    text = build_report(other).read_text(encoding="utf-8")
+    assert ">simulated</text>" in text
+    assert ">on executors</text>" not in text
 
 
 def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> None:

@@ -161,9 +161,9 @@ def test_every_table_of_a_comparison_has_the_mark() -> None:
         assert "shedder !" in [row[0] for row in table.rows]
     assert [row[0] for row in paired.rows] == ["shedder !"]
     assert {row[0]: row[5] for row in trade_offs.rows} == {
-        "random": "latency, p99, attributed", "shedder !": "-",
+        "random": "latency, p99, energy above idle", "shedder !": "-",
     }  # fmt: skip
-    assert "on no front" in trade_offs.notes[-1]
+    assert "unbeaten at nothing" in trade_offs.notes[-1]
 
 
 def test_where_everybody_is_marked_nobody_wins() -> None:

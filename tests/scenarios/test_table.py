@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.show.html import Page, render
+from scenarios.show.html import ENDLESS, Page, layout, parts, render
 from scenarios.show.numbers import change, interval, number, places, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
 
@@ -51,8 +51,13 @@ def test_where_there_is_no_terminal_nothing_is_broken() -> None:
 
 def test_a_head_is_broken_before_the_table_is() -> None:
     """Words stand above each other, the last at the bottom."""
-    table = Table(columns("router", "on the front of"), [["a", "p99"]])
-    assert to_text([table], 20).splitlines()[:4] == ["           on", "          the", "        front", "router     of"]
+    table = Table(columns("router", "beaten by nobody at"), [["a", "p99"]])
+    assert to_text([table], 20).splitlines()[:4] == [
+        "        beaten",
+        "            by",
+        "        nobody",
+        "router      at",
+    ]
 
 
 def test_a_table_without_rows_has_its_head() -> None:
@@ -109,3 +114,44 @@ def test_digits_that_count() -> None:
     """After the point, for values on either side of it."""
     given: dict[Any, int] = {0.00123: 4, 0.0999: 3, 1.5: 1, 99.0: 0, 12345.0: 0, 0: 0}
     assert {value: places(value, 2) for value in given} == given
+
+
+@pytest.mark.parametrize(
+    "routers, columns_, count, is_turned",
+    [(3, 5, 1, False), (5, 17, 1, True), (7, 17, 1, True), (12, 17, 2, False)],
+)
+def test_a_page_has_room_for_every_table(routers: int, columns_: int, count: int, is_turned: bool) -> None:
+    """As it is, else turned, else in parts that have every column once; on a narrower screen as cards."""
+    head = [
+        Column("router"),
+        *(Column(f"mean latency {letter}", "ms") for letter in "abcdefghijklmnop"[: columns_ - 1]),
+    ]
+    table = Table(head, [[f"router-{row}", *["12.34 +-0.56"] * (columns_ - 1)] for row in range(routers)], notes=["n"])
+    found = parts(table)
+    assert [each.columns[0].head for each in found] == ["router"] * count
+    assert [column for each in found for column in each.columns[1:]] == head[1:]
+    assert sum(len(each.rows[0]) - 1 for each in found) == columns_ - 1
+    for each in found:
+        cards, turned = layout(each)
+        assert cards < 1200
+        assert (turned == ENDLESS) == is_turned
+    assert render(Page("name", {"One": [table]})).count('<p class="note">n</p>') == 1
+
+
+def test_a_long_name_goes_on_below_where_there_is_no_room() -> None:
+    table = Table(columns("error of", "mean", "largest"), [["solo latency from four batch sizes", "1.00", "2.00"]])
+    assert to_text([table], 40).splitlines()[2:] == [
+        "solo latency     1.00     2.00",
+        "from four batch",
+        "sizes",
+    ]
+    assert to_text([table], 60).splitlines()[2:] == ["solo latency from four batch sizes  1.00     2.00"]
+
+
+def test_blocks_are_about_as_wide() -> None:
+    """No column stands alone below many."""
+    table = Table(columns("router", *"abcdefg"), [["x", *["1234567890"] * 7]])
+    assert [line.split() for line in to_text([table], 80).splitlines() if line.startswith("router")] == [
+        ["router", *"abcd"],
+        ["router", *"efg"],
+    ]
