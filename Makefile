@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench bench-peers bench-sb3 clean
+.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench bench-peers sb3 bench-sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -79,15 +79,17 @@ bench-peers: $(PEERS)/bin/.installed  ## our executors beside Ray Serve and LitS
 	$(PEERS)/bin/python -m tests.bench.peers --json runs/peers.json
 
 SB3 := .venv-sb3
+SB3_NEEDS := examples/stable-baselines3/requirements.txt
 
-$(SB3)/bin/.installed: pyproject.toml tests/bench/sb3/requirements.txt
-	$(PYTHON) -m venv $(SB3)
-	$(SB3)/bin/python -m pip install --quiet --upgrade pip
-	$(SB3)/bin/python -m pip install --quiet --editable . --requirement tests/bench/sb3/requirements.txt
+$(SB3)/.installed: $(BIN)/.installed $(SB3_NEEDS)  # beside the environment, which has what these need
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(SB3) --requirement $(SB3_NEEDS)
 	touch $@
 
-bench-sb3: $(SB3)/bin/.installed  ## our PPO beside Stable-Baselines3's on one cluster; about fifteen minutes
-	$(SB3)/bin/python -m tests.bench.sb3 --json runs/sb3.json
+sb3: $(SB3)/.installed  ## examples/stable-baselines3, in short: what was learned there chooses the same here
+	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m pytest examples/stable-baselines3
+
+bench-sb3: $(SB3)/.installed  ## our PPO beside Stable-Baselines3's on one cluster; about fifteen minutes
+	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m tests.bench.sb3 --json runs/sb3.json
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,6 +1,7 @@
 """Slim Scheduler from Python: scheduling of slimmable networks over unequal GPUs, simulated and for real.
 
-Each function does what the command of its name does (`slimsched --help`), by the same code. Nothing prints: results
+Each function does what the command of its name does (`slimsched --help`), by the same code; `save_router` has no
+command, for it takes what another library has learned. Nothing prints: results
 are dataclasses, remarks stand in them, and long work tells a `progress` callback how far it is. What is wrong in what
 was given is an `InputError`, a `ValueError` whose text names the file or argument, the key and the remedy.
 
@@ -22,6 +23,7 @@ from slimsched.functions import (
     calibrate,
     compare,
     load,
+    save_router,
     simulate,
     train,
     tune,
@@ -64,6 +66,7 @@ __all__ = [
     "calibrate",
     "compare",
     "load",
+    "save_router",
     "simulate",
     "train",
     "tune",

@@ -23,6 +23,8 @@ from slimsched.results import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from scenarios.files.spec import Scenario as Keys
     from scenarios.tasks.asked import Asked
 
@@ -290,6 +292,53 @@ def _trained(kind: str, path: Path, score: Mapping[str, Any]) -> TrainedRouter:
         completed_share=score.get("shares", {}).get("completed"),
         decisions=score["decisions"],
     )
+
+
+def save_router(
+    scenario: Scenario | str | Path,
+    layers: Sequence[tuple[ArrayLike, ArrayLike]],
+    out: str | Path,
+    *,
+    deterministic: bool = False,
+) -> Path:
+    """Write what another library has learned on `SlimCluster-v0` as a router's file.
+
+    The network takes an observation of the environment and has a tanh after each layer but the last. The last one gives
+    the logits of server, width and group, side by side (and of the hold, where `training.holds_s` names waits). The
+    router chooses each part by its logits, among what is not masked: of widths, those that the chosen server holds.
+
+    Args:
+        scenario: the one that was learned on; what `load` returned, or takes.
+        layers: from the input on, each its weights (outputs, inputs) and its biases (outputs,), as `torch.nn.Linear`
+            has them.
+        out: the file, `NAME.safetensors`. A router that is there is replaced, another file is not.
+        deterministic: the router takes the most probable of each part; else it draws, as libraries do in training.
+
+    Returns:
+        The file, which is a router's name wherever one is expected.
+
+    Raises:
+        InputError: the network does not fit the scenario, or the file can't be written.
+
+    Example:
+        ```python
+        from torch import nn
+
+        seen, chosen = 2 + 3 * 3, 3 + 4 + 6  # by 3 servers; of servers, 4 widths and 6 groups
+        network = nn.Sequential(nn.Linear(seen, 64), nn.Tanh(), nn.Linear(64, chosen))
+        layers = [(each.weight.detach(), each.bias.detach()) for each in network if isinstance(each, nn.Linear)]
+        path = slimsched.save_router(short, layers, "untrained.safetensors")
+        print(slimsched.simulate(short, path).router)
+        ```
+    """
+    from scenarios.learn.brought import write_router
+    from scenarios.tasks.asked import world_of
+    from scenarios.world.materials import default_folder
+
+    with _working(None):
+        keys, path = load(scenario).keys, Path(out)
+        write_router(world_of(keys, default_folder(keys)), layers, path, deterministic)
+        return path
 
 
 class TuneOptions(TypedDict, total=False):

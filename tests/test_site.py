@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -10,8 +11,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mkdocs.exceptions import PluginError
 
 from policies.errors import InputError
 from scenarios.cli import main, parse
@@ -119,6 +122,24 @@ def test_every_command_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_page_of_commands_is_up_to_date() -> None:
     """`docs/commands.md` is what `python -m scenarios.study.commands_page` writes."""
     assert (DOCS / "commands.md").read_text(encoding="utf-8") == commands_markdown()
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        '<script src="https://cdn.example/mathjax.js"></script>',
+        "<link rel='stylesheet' href='//fonts.example/x.css'>",
+        "<img alt=picture src=http://example/x.png>",
+    ],
+)
+def test_a_page_that_loads_something_from_elsewhere_ends_the_build(loads: str) -> None:
+    """A link that a reader may click is none."""
+    check = runpy.run_path(str(DOCS / "hooks.py"))["on_post_page"]
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    fine = '<script src="../assets/x.js"></script><a href="https://example">out</a>'
+    assert check(fine, page=page) == fine
+    with pytest.raises(PluginError, match=r"index\.md: loads something from elsewhere"):
+        check(fine + loads, page=page)
 
 
 def test_the_log_of_the_tutorial_is_what_its_maker_makes(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def train_world(
         board.close()
 
 
-def _spec(world: World) -> PolicySpec:
+def spec_of(world: World) -> PolicySpec:
+    """The shape of a router that is learned for a world."""
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
     return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
 
@@ -127,7 +128,7 @@ def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
         [SimulatedEpisodes(world) for _ in range(world.scenario.training.environments)],
         knobs,
         seed,
-        _spec(world),
+        spec_of(world),
         log=log,
         checkpoint_dir=folder,
         resume=resume,
@@ -139,7 +140,7 @@ def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
     from policies.ppo.compiled_trainer import CompiledTrainer  # they need numba
     from sim.compiled.rollout import Rollouts
 
-    spec, threads = _spec(world), min(os.cpu_count() or 1, MOST_THREADS)
+    spec, threads = spec_of(world), min(os.cpu_count() or 1, MOST_THREADS)
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(

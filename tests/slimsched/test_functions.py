@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import slimsched
+from policies.ppo.router import PPORouter
 from scenarios.cli import COMMANDS, main
 from scenarios.executors.checking import SERVING_S
 from scenarios.files.documents import read_json
@@ -192,6 +194,67 @@ def test_a_rule_is_tuned_into_its_file(scenario: Path) -> None:
     assert '# with {"duration_s": 0.6' in found.document["command"]
     assert slimsched.simulate(changed, found.path).router == "mine"
     assert found.rows()[0]["latency_p99_s"] == found.document["latency_p99_s"]
+
+
+def layers_for(*shapes: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of zeros, each (outputs, inputs)."""
+    return [(np.zeros(shape), np.zeros(shape[0])) for shape in shapes]
+
+
+def test_what_another_library_learned_is_a_router(scenario: Path) -> None:
+    """Layer by layer as a hand computes it: it looks at the queue (observation 0), and leaves the fast server then."""
+    first, second, last = layers = layers_for((1, 8), (2, 1), (10, 2))  # 2 servers, 2 widths, 6 groups
+    first[0][0, 0] = 1.0  # tanh(log1p(queue))
+    second[0][:, 0] = (2.0, 0.0)
+    second[1][1] = -0.4
+    last[0][1, 0] = 1.0  # the slow server
+    last[0][2:4, 1] = (1.0, -1.0)  # the bias, below 0: the wide width
+    last[1][0] = 0.9
+    path = slimsched.save_router(scenario, layers, "theirs.safetensors", deterministic=True)
+    assert path == Path("theirs.safetensors")
+    router = PPORouter.load(path)
+    for queue in (1, 2, 5, 50):
+        seen = np.array([np.log1p(queue), *[0.3] * 7], np.float32)
+        hidden = np.tanh(2 * np.tanh(np.log1p(queue)))
+        wanted = [0.9, hidden, np.tanh(-0.4), -np.tanh(-0.4), *[0] * 6]
+        assert router.logits(seen) == pytest.approx(wanted, abs=1e-6)
+    found = slimsched.simulate(scenario, path)
+    assert (found.router, found.images_arrived > 0) == ("theirs", True)
+    assert {server.name for server in found.servers if server.utilization > 0} == {"fast", "slow"}
+    assert found.accuracy is not None
+    assert found.accuracy > 0.8  # always wide: 0.9
+    again = slimsched.save_router(scenario, layers, path)
+    assert (again, PPORouter.load(again).deterministic) == (path, False)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "problem"),
+    [
+        ([], "weights and biases of shapes none; the first takes 8 inputs, the last gives 10 outputs"),
+        ([(8, 4), (4, 10)], r"shapes \(8, 4\) and \(8,\), \(4, 10\) and \(4,\); .*weights are \(outputs, inputs\)"),
+        ([(4, 8), (8, 4)], r"the last gives 10 outputs \(2\+2\+6\)"),
+        ([(4, 8), (10, 5)], "each takes what the one before gives"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_told(scenario: Path, shapes: list[tuple[int, int]], problem: str) -> None:
+    with pytest.raises(InputError, match=f"^layers: .*{problem}"):
+        slimsched.save_router(scenario, layers_for(*shapes), "theirs.safetensors")
+    assert not Path("theirs.safetensors").exists()
+
+
+def test_a_routers_file_takes_no_other_files_place(scenario: Path) -> None:
+    layers = layers_for((4, 8), (10, 4))
+    Path("notes.safetensors").write_text("mine")
+    with pytest.raises(InputError, match=r"^out: notes\.safetensors is there, and is no router; name another file"):
+        slimsched.save_router(scenario, layers, "notes.safetensors")
+    assert Path("notes.safetensors").read_text() == "mine"
+    with pytest.raises(InputError, match=r"^out: theirs\.pt: .* ends with \.safetensors"):
+        slimsched.save_router(scenario, layers, "theirs.pt")
+    with pytest.raises(InputError, match=r"tiny\.yaml/theirs\.safetensors: can.t be written"):
+        slimsched.save_router(scenario, layers, scenario / "theirs.safetensors")
+    layers[1][1][3] = np.nan
+    with pytest.raises(InputError, match=r"^layers: hold numbers that are not finite"):
+        slimsched.save_router(scenario, layers, "theirs.safetensors")
 
 
 def test_devices_are_calibrated(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from tests.bench.sb3.bursty import KNOBS, Clock, Snapshot, make_env, policy_spec
 def learn(clusters: int, seconds: float, seed: int, each: Callable[[Snapshot], None]) -> None:
     """Learn for so long, to the end of an update; `each` gets the router before every rollout."""
     import torch
-    from stable_baselines3 import PPO  # type: ignore[import-not-found, unused-ignore]
-    from stable_baselines3.common.callbacks import BaseCallback  # type: ignore[import-not-found, unused-ignore]
-    from stable_baselines3.common.vec_env import DummyVecEnv  # type: ignore[import-not-found, unused-ignore]
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv
 
     torch.set_num_threads(1)  # two are slower for matrices this small
     model = PPO(
@@ -51,9 +51,7 @@ def learn(clusters: int, seconds: float, seed: int, each: Callable[[Snapshot], N
 
 
 def _trunk_class() -> type:
-    from stable_baselines3.common.torch_layers import (  # type: ignore[import-not-found, unused-ignore]
-        BaseFeaturesExtractor,
-    )
+    from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from torch import nn
 
     class Trunk(BaseFeaturesExtractor):  # type: ignore[misc, unused-ignore]
