@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, floor, log10
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -69,7 +69,8 @@ FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not dr
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
 LITTLE = 0.005  # of the longest bar: what no eye sees
-WORLDS, LINES = ("simulated", "on executors"), ("-", "--")
+WORLDS: Final = ("simulated", "on executors")
+LINES: Final[tuple[Literal["-", "--"], ...]] = ("-", "--")
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
 PNG_DPI = 160
@@ -215,7 +216,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
 def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
     """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
     rows = sorted(bars, key=lambda bar: bar.means_s[:1])
-    worlds = [
+    worlds: list[tuple[str, Any, float, list[tuple[str, Estimate | None, float | None]]]] = [
         (WORLDS[0], "none", -0.13, [(bar.router, bar.simulated_s, bar.simulated_accuracy) for bar in rows]),
         (WORLDS[1], "full", 0.13, [(bar.router, bar.hardware_s, bar.hardware_accuracy) for bar in rows]),
     ]
