@@ -19,6 +19,7 @@ from slimsched.functions import (
     CalibrateOptions,
     Scenario,
     TuneOptions,
+    bound,
     calibrate,
     compare,
     load,
@@ -28,6 +29,7 @@ from slimsched.functions import (
     validate,
 )
 from slimsched.results import (
+    Bound,
     Calibration,
     Comparison,
     Document,
@@ -43,6 +45,7 @@ from slimsched.results import (
 )
 
 __all__ = [
+    "Bound",
     "CalibrateOptions",
     "Calibration",
     "Comparison",
@@ -61,6 +64,7 @@ __all__ = [
     "TunedRouter",
     "Validation",
     "WorkError",
+    "bound",
     "calibrate",
     "compare",
     "load",

@@ -13,6 +13,7 @@ from policies.errors import InputError
 from policies.own import telling
 from scenarios.terminal.progress import Step, heard_by
 from slimsched.results import (
+    Bound,
     Calibration,
     Comparison,
     RunResult,
@@ -229,6 +230,39 @@ def compare(
         asked = _asked(scenario, out, remarks).with_routers("compare", [*map(_router, routers or ())], seeds or ())
         document, runs = simulating.compare(asked, engine, jobs=jobs, baseline=baseline)
         return Comparison.of(document, runs, asked.folder, remarks.said)
+
+
+def bound(
+    scenario: Scenario | str | Path,
+    accuracy: float | None = None,
+    *,
+    window_s: float = 1.0,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Bound:
+    """What no router can beat on a scenario's cluster, by a linear programme; nothing is simulated.
+
+    Args:
+        scenario: what `load` returned, or takes.
+        accuracy: at least this mean accuracy, 0 to 1; any by default.
+        window_s: length of the windows for the oracle's estimate under a load that moves.
+        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
+        progress: told of programmes as they are solved, and of remarks.
+
+    Raises:
+        InputError: no width tuple is so accurate, the windows don't fit, or something that it needs is missing.
+
+    Example:
+        ```python
+        limit = slimsched.bound(short, accuracy=0.75)
+        print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
+        ```
+    """
+    from scenarios.tasks import simulating
+
+    with _working(progress) as remarks:
+        document = simulating.bound(_asked(scenario, out, remarks), accuracy, window_s)
+        return Bound.of(document, remarks.said)
 
 
 def train(

@@ -254,6 +254,53 @@ def _summary(row: Mapping[str, Any]) -> RouterSummary:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bound(Document):
+    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
+
+    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
+    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
+    single run draws by chance (arrivals, labels) may lie on either side of its mean: let runs be long.
+
+    Attributes:
+        accuracy: that was asked for, or the least that any width tuple has.
+        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
+        capacity_img_s: the largest rate that can be carried at this accuracy.
+        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
+            that meets nobody.
+        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
+        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
+        oracle_accuracy: an estimate, no bound: the accuracy of a router that knows all arrivals beforehand; None where
+            the load does not move.
+    """
+
+    accuracy: float
+    rate_img_s: float | None
+    capacity_img_s: float
+    latency_mean_s: float
+    energy_dynamic_j: float | None
+    energy_per_image_j: float | None
+    oracle_accuracy: float | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], remarks: Sequence[str]) -> Bound:
+        """From its document."""
+        oracle = document["oracle"]
+        return cls(
+            **{name: document[name] for name in _BOUND},
+            oracle_accuracy=None if oracle is None else oracle["accuracy"],
+            document=document,
+            remarks=tuple(remarks),
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        return [{name: getattr(self, name) for name in (*_BOUND, "oracle_accuracy")}]
+
+
+_BOUND = ("accuracy", "rate_img_s", "capacity_img_s", "latency_mean_s", "energy_dynamic_j", "energy_per_image_j")
+
+
 @dataclass(frozen=True)
 class TrainedRouter:
     """One router that was trained, and what it was scored on one run that training has not seen.
@@ -417,6 +464,7 @@ class Calibration(Document):
 
 
 __all__ = [
+    "Bound",
     "Calibration",
     "Comparison",
     "Document",
