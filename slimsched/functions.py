@@ -124,7 +124,8 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
 
     Args:
         scenario: a file, or the name of a shipped one: `paper`, `live/bursts` (docs/scenarios.md).
-        changes: other values than the file's, by dotted keys. They are checked as the file is.
+        changes: other values than the file's, by dotted keys. `cluster.servers.0` is the first of a list, and the
+            number after the last adds one. They are checked as the file is.
 
     Raises:
         InputError: there is none, or anything in it, or in a file that it names, is wrong.
@@ -219,8 +220,7 @@ def compare(
         ```python
         table = slimsched.compare(short, ["random", "jsq", "ladder"], seeds=[0, 1], out="runs/short")
         for summary in table.routers:
-            latency = summary.estimates["latency_mean_s"]
-            print(summary.router, f"{1000 * latency.mean:.1f} +-{1000 * latency.ci95:.1f} ms")
+            print(summary.router, f"{summary.estimates['latency_mean_s']:.4f} s")
         rows = table.rows()  # a row a router and seed; table.to_frame() is the same for pandas
         ```
     """

@@ -180,10 +180,18 @@ LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accurac
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little."""
+    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little.
+
+    A format is of both: `f"{estimate:.3f} s"` gives `0.339 +-0.158 s`.
+    """
 
     mean: float | None
     ci95: float | None
+
+    def __format__(self, spec: str) -> str:
+        """Both in that format; `-` for a mean of None, and no half-width where it is None."""
+        mean = "-" if self.mean is None else format(self.mean, spec)
+        return mean if self.ci95 is None else f"{mean} +-{format(self.ci95, spec)}"
 
 
 @dataclass(frozen=True)

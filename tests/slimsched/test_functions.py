@@ -153,12 +153,21 @@ def test_a_scenario_may_be_changed(scenario: Path) -> None:
         slimsched.load(changed, {"duration_s": 1})
 
 
+def test_an_item_may_be_added_to_a_list(scenario: Path) -> None:
+    """Right after the last; another one takes an item's place."""
+    third = {"name": "third", "profile": "fast.yaml", "link": "10gbe"}
+    more = slimsched.load(scenario, {"cluster.servers.2": third, "cluster.servers.0": {**third, "name": "first"}})
+    assert [server.name for server in more.keys.cluster.named_servers] == ["first", "slow", "third"]
+    assert len(slimsched.simulate(more, "jsq").servers) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"durations_s": 1}, "tiny.yaml: durations_s: unknown key; did you mean 'duration_s'"),
         ({"duration_s": "long"}, "tiny.yaml: duration_s: no duration"),
         ({"cluster.servers.2.link": "wifi5"}, "cluster.servers.2: no such item; the list has 2"),
+        ({"cluster.servers.3": {"name": "third"}}, "cluster.servers.3: no such item; .* a whole one at 2 is added"),
         ({"duration_s.x": 1}, "duration_s.x: duration_s is 1 and no section"),
         ({"workload.rate_img_s": float("nan")}, "workload.*rate_img_s"),
         ({"workload.rate_img_s": object()}, "no plain number"),
