@@ -15,9 +15,9 @@ In this folder: `python sizes.py`. The first run on a machine also compiles the 
        6 ladder  0.049 +-0.000 (0.018) s  0.069 +-0.004 s  76.43% +-0.00%  1.19 +-0.01 (1.14)
 
 Full width (`jsq`) needs three GPUs to keep up, and four to be quick. The ladder does with one, at 1.7 points less
-accuracy. From four on both are the same, and each further GPU buys less time for more energy: it idles. Energy is within
-15 % of the bound. Latency is three to eleven times the bound, which knows neither queues nor waiting for a batch to fill.
-The bound is of the mean rate; intervals are over three seeds.
+accuracy. From four on both are the same, and each further GPU buys less time for more energy: it idles. Energy is
+within 15 % of the bound. Latency is three to eleven times the bound, which knows neither queues nor waiting for a batch
+to fill. The bound is of the mean rate; intervals are over three seeds.
 """
 
 from __future__ import annotations
