@@ -268,7 +268,7 @@ class Bound(Document):
 
     Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
     of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
-    single run draws by chance (arrivals, labels) may lie on either side of its mean: let runs be long.
+    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
 
     Attributes:
         accuracy: that was asked for, or the least that any width tuple has.
