@@ -20,6 +20,7 @@ from slimsched.functions import (
     CalibrateOptions,
     Scenario,
     TuneOptions,
+    bound,
     calibrate,
     compare,
     load,
@@ -30,6 +31,7 @@ from slimsched.functions import (
     validate,
 )
 from slimsched.results import (
+    Bound,
     Calibration,
     Comparison,
     Document,
@@ -45,6 +47,7 @@ from slimsched.results import (
 )
 
 __all__ = [
+    "Bound",
     "CalibrateOptions",
     "Calibration",
     "Comparison",
@@ -63,6 +66,7 @@ __all__ = [
     "TunedRouter",
     "Validation",
     "WorkError",
+    "bound",
     "calibrate",
     "compare",
     "load",

@@ -13,6 +13,7 @@ from policies.errors import InputError
 from policies.own import telling
 from scenarios.terminal.progress import Step, heard_by
 from slimsched.results import (
+    Bound,
     Calibration,
     Comparison,
     RunResult,
@@ -125,7 +126,8 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
 
     Args:
         scenario: a file, or the name of a shipped one: `paper`, `live/bursts` (docs/scenarios.md).
-        changes: other values than the file's, by dotted keys. They are checked as the file is.
+        changes: other values than the file's, by dotted keys. `cluster.servers.0` is the first of a list, and the
+            number after the last adds one. They are checked as the file is.
 
     Raises:
         InputError: there is none, or anything in it, or in a file that it names, is wrong.
@@ -221,8 +223,7 @@ def compare(
         ```python
         table = slimsched.compare(short, ["random", "jsq", "ladder"], seeds=[0, 1], out="runs/short")
         for summary in table.routers:
-            latency = summary.estimates["latency_mean_s"]
-            print(summary.router, f"{1000 * latency.mean:.1f} +-{1000 * latency.ci95:.1f} ms")
+            print(summary.router, f"{summary.estimates['latency_mean_s']:.4f} s")
         rows = table.rows()  # a row a router and seed; table.to_frame() is the same for pandas
         ```
     """
@@ -232,6 +233,39 @@ def compare(
         asked = _asked(scenario, out, remarks).with_routers("compare", [*map(_router, routers or ())], seeds or ())
         document, runs = simulating.compare(asked, engine, jobs=jobs, baseline=baseline)
         return Comparison.of(document, runs, asked.folder, remarks.said)
+
+
+def bound(
+    scenario: Scenario | str | Path,
+    accuracy: float | None = None,
+    *,
+    window_s: float = 1.0,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Bound:
+    """What no router can beat on a scenario's cluster, by a linear programme; nothing is simulated.
+
+    Args:
+        scenario: what `load` returned, or takes.
+        accuracy: at least this mean accuracy, 0 to 1; any by default.
+        window_s: length of the windows for the oracle's estimate under a load that moves.
+        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
+        progress: told of programmes as they are solved, and of remarks.
+
+    Raises:
+        InputError: no width tuple is so accurate, the windows don't fit, or something that it needs is missing.
+
+    Example:
+        ```python
+        limit = slimsched.bound(short, accuracy=0.75)
+        print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
+        ```
+    """
+    from scenarios.tasks import simulating
+
+    with _working(progress) as remarks:
+        document = simulating.bound(_asked(scenario, out, remarks), accuracy, window_s)
+        return Bound.of(document, remarks.said)
 
 
 def train(

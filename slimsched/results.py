@@ -180,10 +180,18 @@ LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accurac
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little."""
+    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little.
+
+    A format is of both: `f"{estimate:.3f} s"` gives `0.339 +-0.158 s`.
+    """
 
     mean: float | None
     ci95: float | None
+
+    def __format__(self, spec: str) -> str:
+        """Both in that format; `-` for a mean of None, and no half-width where it is None."""
+        mean = "-" if self.mean is None else format(self.mean, spec)
+        return mean if self.ci95 is None else f"{mean} +-{format(self.ci95, spec)}"
 
 
 @dataclass(frozen=True)
@@ -252,6 +260,53 @@ def _summary(row: Mapping[str, Any]) -> RouterSummary:
         latency_change_pct=Estimate(**row["latency_change_pct"]),
         energy_per_image_change_pct=Estimate(**row["energy_per_image_change_pct"]),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(Document):
+    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
+
+    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
+    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
+    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
+
+    Attributes:
+        accuracy: that was asked for, or the least that any width tuple has.
+        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
+        capacity_img_s: the largest rate that can be carried at this accuracy.
+        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
+            that meets nobody.
+        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
+        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
+        oracle_accuracy: an estimate, no bound: the accuracy of a router that knows all arrivals beforehand; None where
+            the load does not move.
+    """
+
+    accuracy: float
+    rate_img_s: float | None
+    capacity_img_s: float
+    latency_mean_s: float
+    energy_dynamic_j: float | None
+    energy_per_image_j: float | None
+    oracle_accuracy: float | None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any], remarks: Sequence[str]) -> Bound:
+        """From its document."""
+        oracle = document["oracle"]
+        return cls(
+            **{name: document[name] for name in _BOUND},
+            oracle_accuracy=None if oracle is None else oracle["accuracy"],
+            document=document,
+            remarks=tuple(remarks),
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        return [{name: getattr(self, name) for name in (*_BOUND, "oracle_accuracy")}]
+
+
+_BOUND = ("accuracy", "rate_img_s", "capacity_img_s", "latency_mean_s", "energy_dynamic_j", "energy_per_image_j")
 
 
 @dataclass(frozen=True)
@@ -417,6 +472,7 @@ class Calibration(Document):
 
 
 __all__ = [
+    "Bound",
     "Calibration",
     "Comparison",
     "Document",

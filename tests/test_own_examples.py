@@ -1,11 +1,12 @@
-"""A router, a network and images of one's own, as `examples/` shows them: each in its folder, as a user runs it."""
+"""What `examples/` shows: each in its folder, as a user runs it."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
-from ast import literal_eval
+from ast import get_docstring, literal_eval, parse
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,74 @@ def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path) -> None:
     top1 = load_accuracy(run / "accuracy.json").top1()
     assert len(top1) == 27
     assert 0.25 < top1[0.25, 0.25, 0.25] < top1[1.0, 1.0, 1.0] < 1.0  # by chance it would be 0.125
+
+
+def shown_in(file: Path) -> list[str]:
+    """What a program's docstring says that it prints."""
+    return re.findall("^    (.*)$", get_docstring(parse(file.read_text(encoding="utf-8"))) or "", re.MULTILINE)
+
+
+def wordless(line: str) -> list[str]:
+    """But for its numbers."""
+    return re.findall(r"[^\W\d]\w*", line)
+
+
+def numbers(line: str) -> list[float]:
+    """Of a line of a table: means, for half-widths are left out."""
+    return [float(number) for number in re.findall(r"(?<![\w.-])\d+(?:\.\d+)?", line)]
+
+
+def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> None:
+    """The router that narrows gets through the rush quicker than the one that does not."""
+    folder = copy_of("trace", tmp_path)
+    made = (folder / "requests.csv").read_bytes()
+    (folder / "requests.csv").unlink()
+    said_by(folder, "make_requests.py")
+    assert (folder / "requests.csv").read_bytes() == made
+    said_by(
+        folder, "-m", "scenarios.cli", "compare", "scenario.yaml", "--engine", "compiled", "--json", "found.json", "-q"
+    )
+    rows = {row["router"]: row for row in read_json(folder / "found.json")["rows"]}
+    assert rows["ladder"]["latency_s"]["mean"]["mean"] < 0.5 * rows["jsq"]["latency_s"]["mean"]["mean"]
+
+
+@pytest.mark.slow
+def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
+    """By the profile that the command makes of its sheet; and so does narrowing."""
+    folder = copy_of("five-gpus", tmp_path)
+    sheet = ("--from", "rtx-4070.sheet.yaml", "--out", "rtx-4070.yaml")
+    said_by(folder, "-m", "scenarios.cli", "profile", "synth", *sheet)
+    lines = said_by(folder, "five_or_six.py").splitlines()
+    assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "five_or_six.py")))
+    five_jsq, five_ladder, six_jsq, six_ladder = (numbers(line)[0] for line in lines)
+    assert six_ladder < five_ladder < six_jsq < five_jsq
+
+
+@pytest.mark.slow
+def test_sizes_of_a_cluster_beside_the_bound(tmp_path: Path) -> None:
+    """Nobody beats it; what is said to be overloaded is."""
+    folder = copy_of("cluster-sizes", tmp_path)
+    lines = said_by(folder, "sizes.py").splitlines()
+    assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "sizes.py")))
+    rows = [(line.split()[1], numbers(line)) for line in lines[1:]]
+    overloaded = [row for router, row in rows if len(row) == 2]
+    assert [count for count, _ in overloaded] == [1, 2]
+    assert all(most_img_s < 800 for _, most_img_s in overloaded)
+    served = [row for router, row in rows if len(row) > 2]
+    assert len(served) == 8
+    for _, mean_s, least_s, p99_s, _, joules, least_joules in served:
+        assert least_s < mean_s < p99_s
+        assert least_joules < joules
+
+
+@pytest.mark.slow
+def test_a_table_and_a_plot_are_made(tmp_path: Path) -> None:
+    folder = copy_of("pandas-and-plots", tmp_path)
+    lines = said_by(folder, "loads.py").splitlines()
+    assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "loads.py")))
+    of_fixed, of_ladder = lines[2:7], lines[7:12]
+    assert numbers(of_fixed[-1])[1] > 5 * numbers(of_ladder[-1])[1]  # beyond what the fixed tuple carries
+    assert (folder / "loads.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.workers

@@ -111,34 +111,21 @@ def capacity(arguments: Namespace) -> int:
 
 def bound(arguments: Namespace) -> int:
     """What the fluid model allows; with a load that moves also what an oracle could make of it."""
-    from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
-
     output = Output(arguments)
-    asked = asked_of(arguments, output)
-    world = world_of(asked.scenario, asked.folder)
-    tell_effort(output, world, 1, "compiled")
-    accuracy = min(world.accuracy.prior.top1.values()) if arguments.accuracy is None else arguments.accuracy
-    with simulating.solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario), output) as progress:
-        model = FluidModel(world, on_solved=progress.update)
-        found = model.bound(accuracy, world.mean_rate_img_s)
-        oracle = oracle_of(model, arguments.window)
-    rate = f"at {number(found.rate_img_s, 1)} images/s" if found.rate_img_s else "at the trace's own rate"
+    found = simulating.bound(asked_of(arguments, output), arguments.accuracy, arguments.window)
+    rate = f"at {number(found['rate_img_s'], 1)} images/s" if found["rate_img_s"] else "at the trace's own rate"
     lines = [
-        f"at a mean accuracy of at least {100 * found.accuracy:.2f} %, no router can",
-        f"  serve more than {found.capacity_img_s:.1f} images/s",
-        f"  have a mean latency below {found.latency_s * 1000:.2f} ms",
+        f"at a mean accuracy of at least {100 * found['accuracy']:.2f} %, no router can",
+        f"  serve more than {found['capacity_img_s']:.1f} images/s",
+        f"  have a mean latency below {found['latency_mean_s'] * 1000:.2f} ms",
     ]
-    if found.energy_per_image_j is not None and found.total_energy_per_image_j is not None:
-        joules = f"{found.energy_per_image_j:.4f} J/image above idle, or {found.total_energy_per_image_j:.4f} with it,"
+    if found["energy_dynamic_j"] is not None:
+        joules = f"{found['energy_dynamic_j']:.4f} J/image above idle, or {found['energy_per_image_j']:.4f} with it,"
         lines.append(f"  spend less than {joules} {rate}")
-    if oracle is not None:
+    if (oracle := found["oracle"]) is not None:
+        peak = f"{oracle['peak_img_s']:.0f} images/s in {oracle['window_s']:g} s"
         lines += [
-            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it,",
-            f"and carried each window's images within it, would have {100 * oracle.accuracy:.2f} % (an estimate)",
+            f"the load moves, to {peak}: a router that knew it,",
+            f"and carried each window's images within it, would have {100 * oracle['accuracy']:.2f} % (an estimate)",
         ]
-    document = {
-        "schema": "slimsched.bound/1",
-        **dataclasses.asdict(found),
-        "oracle": None if oracle is None else dataclasses.asdict(oracle),
-    }
-    return output.result("\n".join(lines), document)
+    return output.result("\n".join(lines), found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from policies.errors import InputError
 from scenarios.files.reading import require_router
 from scenarios.files.router_names import display_name
 from scenarios.runs.folder import RunFolder
@@ -115,6 +117,41 @@ def compare(
                 bounds=(lambda found: _bounds(world, found, output)) if with_bound else None,
             )
     return comparison, stage.results_of(job)
+
+
+def bound(asked: Asked, accuracy: float | None, window_s: float) -> dict[str, Any]:
+    """What no router can beat, and what an oracle could make of a load that moves: `slimsched.bound/2`.
+
+    Args:
+        accuracy: at least this mean accuracy, 0 to 1; None for any.
+        window_s: length of the oracle's windows, in seconds.
+
+    Raises:
+        InputError: no width tuple is so accurate, or the windows don't fit the scenario.
+    """
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
+
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise InputError("--accuracy", "", f"{accuracy:g} is no share; allowed is 0 to 1")
+    if not window_s > 0:
+        raise InputError("--window", "", f"{window_s:g} s are no length; allowed is more than 0")
+    output, world = asked.output, world_of(asked.scenario, asked.folder)
+    tell_effort(output, world, 1, "compiled")
+    least = min(world.accuracy.prior.top1.values()) if accuracy is None else accuracy
+    with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario), output) as progress:
+        model = FluidModel(world, on_solved=progress.update)
+        found = model.bound(least, world.mean_rate_img_s)
+        oracle = oracle_of(model, window_s)
+    return {
+        "schema": "slimsched.bound/2",
+        "accuracy": found.accuracy,
+        "rate_img_s": found.rate_img_s,
+        "capacity_img_s": found.capacity_img_s,
+        "latency_mean_s": found.latency_s,  # as numbers of a run are called (docs/metrics.md), from here on
+        "energy_dynamic_j": found.energy_per_image_j,
+        "energy_per_image_j": found.total_energy_per_image_j,
+        "oracle": None if oracle is None else dataclasses.asdict(oracle),
+    }
 
 
 def _bounds(world: World, comparison: Comparison, output: Listener) -> Bounds:

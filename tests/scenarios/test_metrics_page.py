@@ -10,6 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from policies.records import STAGES
+from scenarios.cli import main
+from scenarios.files.documents import read_json
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results
@@ -20,6 +22,7 @@ from scenarios.show.result import servers_table
 from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
 from scenarios.show.words import downtime_table
+from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import simulated
 from tests.scenarios.test_comparison import run
 from tests.scenarios.test_fidelity import pair, repeats, saturated
@@ -78,6 +81,16 @@ def places(found: dict[str, Any]) -> Iterator[str]:
 )
 def test_every_key_of_a_document_is_explained_and_no_other(title: str, document: type) -> None:
     assert explained(title) == document.__annotations__.keys()
+
+
+def test_every_key_of_a_bound_is_explained_and_no_other(tmp_path: Path) -> None:
+    """And of its estimate for a load that moves."""
+    flash = "{kind: flash, rate_img_s: 200, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
+    scenario, title = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash), "Bound: `slimsched.bound/2`"
+    assert main(["bound", str(scenario), "--window", "100ms", "--quiet", "--json", str(tmp_path / "found.json")]) == 0
+    found = read_json(tmp_path / "found.json")
+    assert explained(title) == found.keys()
+    assert set(re.findall("`([^`]+)`", section(title)[-1][1])) == {"null", *found["oracle"]}
 
 
 def test_stages_and_signatures_are_explained() -> None:

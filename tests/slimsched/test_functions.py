@@ -47,7 +47,9 @@ def test_it_is_typed_and_whole() -> None:
     """Tools that check types look for the mark; what is named as public is there, functions as commands are called."""
     assert Path(slimsched.__file__).with_name("py.typed").is_file()
     assert all(hasattr(slimsched, name) for name in slimsched.__all__)
-    assert {"simulate", "compare", "train", "tune", "validate", "calibrate"} <= COMMANDS.keys() & set(slimsched.__all__)
+    assert {"simulate", "compare", "bound", "train", "tune", "validate", "calibrate"} <= COMMANDS.keys() & set(
+        slimsched.__all__
+    )
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = slimsched.simulat
 
@@ -93,6 +95,34 @@ def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
     assert again.document == ours.document
 
 
+def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    theirs = command("bound", scenario, "--accuracy", "0.8")
+    capfd.readouterr()
+    steps: list[Step] = []
+    ours = slimsched.bound(scenario, 0.8, progress=steps.append)
+    assert json.loads(ours.to_json()) == theirs
+    assert [step.done for step in steps if step.title == "bound"] == [0, 1, 2, 3]
+    assert ours.rows() == [{name: theirs[name] for name in theirs if name not in ("schema", "oracle")} | NO_ORACLE]
+    run = slimsched.simulate(scenario, "fixed:1,1")
+    least = slimsched.bound(  # at the accuracy of full width
+        slimsched.load(scenario, {"workload.rate_img_s": run.images_completed / run.duration_s}), 0.9
+    )
+    assert run.throughput_img_s < least.capacity_img_s
+    for name in ("latency_mean_s", "energy_dynamic_j", "energy_per_image_j"):
+        assert 0.1 * getattr(run, name) < getattr(least, name) < getattr(run, name), name
+    assert slimsched.bound(scenario).capacity_img_s > least.capacity_img_s
+
+
+NO_ORACLE = {"oracle_accuracy": None}
+
+
+def test_a_bound_of_a_load_that_moves_has_an_oracle(scenario: Path) -> None:
+    flash = {"kind": "flash", "rate_img_s": 200, "at_s": 0.5, "rise_s": 0, "hold_s": 0.2, "fall_s": 0}
+    found = slimsched.bound(slimsched.load(scenario, {"workload": flash}), window_s=0.1)
+    assert found.oracle_accuracy == found.document["oracle"]["accuracy"]
+    assert found.document["oracle"]["window_s"] == 0.1
+
+
 def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
     """What it raises comes through, and what was finished is kept."""
 
@@ -125,12 +155,21 @@ def test_a_scenario_may_be_changed(scenario: Path) -> None:
         slimsched.load(changed, {"duration_s": 1})
 
 
+def test_an_item_may_be_added_to_a_list(scenario: Path) -> None:
+    """Right after the last; another one takes an item's place."""
+    third = {"name": "third", "profile": "fast.yaml", "link": "10gbe"}
+    more = slimsched.load(scenario, {"cluster.servers.2": third, "cluster.servers.0": {**third, "name": "first"}})
+    assert [server.name for server in more.keys.cluster.named_servers] == ["first", "slow", "third"]
+    assert len(slimsched.simulate(more, "jsq").servers) == 3
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
         ({"durations_s": 1}, "tiny.yaml: durations_s: unknown key; did you mean 'duration_s'"),
         ({"duration_s": "long"}, "tiny.yaml: duration_s: no duration"),
         ({"cluster.servers.2.link": "wifi5"}, "cluster.servers.2: no such item; the list has 2"),
+        ({"cluster.servers.3": {"name": "third"}}, "cluster.servers.3: no such item; .* a whole one at 2 is added"),
         ({"duration_s.x": 1}, "duration_s.x: duration_s is 1 and no section"),
         ({"workload.rate_img_s": float("nan")}, "workload.*rate_img_s"),
         ({"workload.rate_img_s": object()}, "no plain number"),
@@ -160,6 +199,12 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
         slimsched.compare(scenario, seeds=[1, 1])
     with pytest.raises(InputError, match=r"^baseline: 'jsq' is not compared here"):
         slimsched.compare(scenario, ["random"], [0], baseline="jsq")
+    for accuracy in (-0.1, 75, float("nan")):
+        with pytest.raises(InputError, match=rf"^accuracy: {accuracy:g} is no share; allowed is 0 to 1"):
+            slimsched.bound(scenario, accuracy)
+    for window_s in (0, float("nan")):
+        with pytest.raises(InputError, match=rf"^window_s: {window_s:g} s are no length; allowed is more than 0"):
+            slimsched.bound(scenario, window_s=window_s)
     with pytest.raises(InputError, match=r"^decisions: 7 is less than training.batch"):
         slimsched.train(scenario, decisions=7)
     with pytest.raises(InputError, match=r"^p99_limit_s: "):

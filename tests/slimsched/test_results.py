@@ -12,7 +12,7 @@ import pytest
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import validate_results
-from slimsched import Comparison, InputError, RunResult, ServerResult, Validation
+from slimsched import Comparison, Estimate, InputError, RunResult, ServerResult, Validation
 from slimsched.results import LABELS
 from tests.scenarios.folders import simulated
 from tests.scenarios.test_fidelity import repeats
@@ -89,3 +89,9 @@ def test_without_pandas_it_says_what_to_do(documents: list[Any], monkeypatch: py
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match=r"to_frame: needs pandas.*slim-scheduler\[frames\].*rows\(\)"):
         RunResult.of(documents[0]).to_frame()
+
+
+def test_an_estimate_is_shown_with_its_interval() -> None:
+    assert f"{Estimate(0.5, 0.25):.2f} s" == "0.50 +-0.25 s"
+    assert f"{Estimate(0.7643, 0.0009):.2%}" == "76.43% +-0.09%"
+    assert [f"{Estimate(mean, None):.1f}" for mean in (0.5, None)] == ["0.5", "-"]
