@@ -18,7 +18,6 @@ from scenarios.tasks.asked import (
     announcing_compilation,
     ready_engine,
     require_unique,
-    tell_effort,
     tell_foreign,
     world_of,
 )

@@ -12,6 +12,7 @@ from scenarios.study import jobs_results
 from scenarios.study.__main__ import main
 from scenarios.training_jobs.case import job_list
 from scenarios.training_jobs.generate import Drawing, Law, draw
+from scenarios.training_jobs.learning.course import Course
 from scenarios.training_jobs.trace import read_trace, write_trace
 
 SECTIONS = (
@@ -89,7 +90,7 @@ def test_a_training_that_falls_apart_is_given_up(
     history = [{"score": 10 * times, "base_score": 10.0} for times in own]
     made: list[int] = []
 
-    def train(course: jobs_results.Course, path: Path, processes: int, told: object) -> None:
+    def train(course: Course, path: Path, processes: int, told: object) -> None:
         made.append(course.epochs)
 
     monkeypatch.setattr(jobs_results, "train", train)
