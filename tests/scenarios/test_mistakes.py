@@ -244,12 +244,6 @@ ON_THE_COMMAND_LINE = {
         ("--router: 'fixed:0.7,0.7': ", "[0.7, 0.7]", "one of 0.5, 1.0 for each of 2 segments"),
         command="capacity tiny.yaml --router fixed:0.7,0.7",
     ),
-    "a device that is not here": Mistake(
-        ("cluster.servers.1.device.cores (slow): ", "no core 977", "allowed are"),
-        "profile: slow.yaml",
-        "profile: slow.yaml, device: {cores: [977]}",
-        command="validate tiny.yaml --router jsq",
-    ),
     "a rule's file of another ending": Mistake(
         ("--router: mine.yaml: ", "ends in .rule.yaml: rename it"), command="simulate tiny.yaml --router mine.yaml"
     ),

@@ -32,6 +32,7 @@ from scenarios.metrics import fidelity
 from scenarios.runs import parallel
 from tests import worlds
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
+from tests.scenarios.files import write_scenario
 
 MODELS = Path(__file__).parents[2] / "scenarios" / "data" / "models"
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
@@ -103,6 +104,15 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], *b
         "get_arch_list": list(built_for),
     }.items():
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_, told=told: told)
+
+
+def test_a_core_that_is_not_here_is_told_with_its_servers_name(tmp_path: Path) -> None:
+    scenario = load_scenario(
+        write_scenario(tmp_path, "profile: slow.yaml", "profile: slow.yaml, device: {cores: [977]}")
+    )
+    with pytest.raises(InputError, match="no core 977 for this process; allowed are ") as found:
+        preflight.require_devices(scenario)
+    assert found.value.key == "cluster.servers.1.device.cores (slow)"
 
 
 def test_a_gpu_that_can_not_serve_is_refused_before_anything_starts(
