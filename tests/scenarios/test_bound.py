@@ -314,7 +314,7 @@ def test_an_interruption_is_heard_while_the_solver_works(
         os.kill(os.getpid(), signal.SIGINT)
         ended.wait(60)
 
-    monkeypatch.setattr("scenarios.runs.bound.linprog", solve)
+    monkeypatch.setattr("scipy.optimize.linprog", solve)
     assert main(["bound", str(path)]) == 130
     assert not ended.is_set()
     ended.set()

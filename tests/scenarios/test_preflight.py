@@ -353,7 +353,7 @@ def test_a_device_without_room_is_refused_before_any_work(
     begun.clear()
     capsys.readouterr()
     assert validate(tmp_path, "vram_gb: 6", "vram_gb: 0.00001", verb="run") == 2
-    assert "servers.0.device.vram_gb: 1e-05 GB is less than 'a' takes" in capsys.readouterr().err
+    assert "servers.0.device.vram_gb (a): 1e-05 GB is less than 'a' takes" in capsys.readouterr().err
     assert begun == []
 
 
