@@ -208,8 +208,8 @@ def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Several seeds, a length and a precision; what is out of range is refused."""
     path = str(write_scenario(tmp_path))
-    flags = ["--router", "sticky", "--seed", "3", "--seed", "4", "--duration", "200ms", "--precision", "0.4", "--engine", "simpy"]
-    assert main(["capacity", path, *flags, "--json", "-"]) == 0
+    flags = ["--router", "sticky", "--seed", "3", "--seed", "4", "--duration", "200ms", "--precision", "0.4"]
+    assert main(["capacity", path, *flags, "--engine", "simpy", "--json", "-"]) == 0
     streams = capsys.readouterr()
     found = json.loads(streams.out)
     assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "simpy")
