@@ -8,8 +8,8 @@ must satisfy what is linear in it. The programme knows these limits, and no othe
   all slow down by max(1, total) ** beta, so that d and h served a second are at most 1 (of `_spare` where beta < 1);
 - a medium carries its bandwidth, and the router at most its largest group a decision; its host does one thing at a
   time, decisions and batches that come back alike;
-- an image takes, in each segment, a decision, a handover, a dispatch, its batch's solo time and the way back, and for
-  each move its latency and its bytes.
+- an image takes, in each segment, a decision until its block is sent, a handover, a dispatch, its batch's solo time and
+  the way back, and for each move its latency and its bytes; the router hears of it when it has kept its books.
 
 Left out, because a run could be lucky: queues, images that wait for their batch to fill, loads, memory, blocks that
 split. So every real run is worse. With chance in it (labels, arrivals) the bound holds for what a run really had: its
@@ -421,10 +421,12 @@ def _edges(segments: int, widths: tuple[float, ...]) -> list[Edge]:
 def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
     """Every edge on every server that can hold it, with every batch size."""
     config, host = world.cluster.router, world.cluster.host
-    alone_s = world.cluster.decision_ns / NS_PER_S + (_host_s(host.decision, 1) if host is not None else 0.0)
+    cost_s = _host_s(host.decision, 1) if host is not None else 0.0
+    sent_s = cost_s * host.sent_permille / 1000 if host is not None else 0.0
+    booked_s, sent_s = cost_s - sent_s, sent_s + world.cluster.decision_ns / NS_PER_S
     for index, server in enumerate(world.cluster.servers):
         tables = world.cluster.devices[server.device]
-        around_s = alone_s + (_mean_ns(tables.there_ns) + tables.dispatch_ns + _mean_ns(tables.back_ns)) / NS_PER_S
+        ways_s = (_mean_ns(tables.there_ns) + tables.dispatch_ns + _mean_ns(tables.back_ns)) / NS_PER_S
         for edge in _edges(config.segments, widths):
             if not config.holds[index][edge[0] - 1][config.widths.index(edge[1])]:
                 continue
@@ -440,7 +442,7 @@ def _runs(world: World, widths: tuple[float, ...]) -> Iterator[_Run]:
                     demand_s=table.demand_permille[padded] / 1000 * image_s,
                     host_s=table.host_permille[padded] / 1000 * image_s,
                     returned_s=returned_s / batch,
-                    latency_s=around_s + solo_s + returned_s,
+                    latency_s=sent_s + max(ways_s + solo_s, booked_s) + returned_s,
                     joules=_joules(tables, table.power_mw[padded], table.demand_permille[padded], image_s),
                 )
 

@@ -229,7 +229,10 @@ def _work() -> Iterator[tuple[str, Case]]:
     for name, (part, new) in texts.items():
         yield f"work: {name}", _scenario(part, new, ("simulate", "tiny.yaml"), "work")
     many = _tiny(old, f"{servers}\n").replace(b"duration_s: 1\n", b"duration_s: 60\n")
-    yield "work: 5,000 servers", Case("work", {**base(), "tiny.yaml": many}, ("simulate", "tiny.yaml"))
+    yield (
+        "work: 5,000 servers",
+        Case("work", {**base(), "tiny.yaml": many}, ("simulate", "tiny.yaml", "--engine", "simpy")),
+    )
     seeds = f"seeds: [{', '.join(map(str, range(200_000)))}]"
     yield "work: 200,000 seeds", _scenario("seeds: [0, 1]", seeds, ("compare", "tiny.yaml"), "work")
 

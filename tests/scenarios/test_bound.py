@@ -180,6 +180,20 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     assert found.latency_s == pytest.approx(2 * hop_s + 0.003 + 3072 / 1e9, rel=1e-6)
     image_s = (0.001 + 2e-4) / 32 + 5e-5 + 3e-4 / 16 + 4e-5
     assert found.capacity_img_s == pytest.approx(1 / (2 * image_s), rel=1e-6)
+    early = toy("a", 4.0, router_host={**HOST, "sent_share": 0.2}, handover=HANDOVER, host_share=0.0)
+    sooner = FluidModel(made(early, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
+    assert found.latency_s - sooner.latency_s == pytest.approx(2 * 0.8 * 2.5e-4, rel=1e-6)
+    assert sooner.capacity_img_s == pytest.approx(found.capacity_img_s, rel=1e-6)
+
+
+def test_an_image_alone_takes_what_the_bound_says() -> None:
+    """Where the router keeps its books while a block is under way, and where that takes longer than the block does."""
+    for cost_s in (1e-3, 2e-2):
+        early = {"decision": {"block_s": cost_s, "image_s": 0.0}, "returned": {"block_s": 1e-5, "image_s": 0.0}}
+        world = at_rate(made(toy("a", 1.0, router_host={**early, "sent_share": 0.1})), 3.0)
+        world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": 20.0}))
+        found = simulate_metrics(world, world.router("fixed:1,1@sticky"), "fixed", 1, warmup_s=0.0)
+        assert found["latency_s"]["p50"] == pytest.approx(FluidModel(world).bound(0.7, 3.0).latency_s, rel=1e-3)
 
 
 def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:
