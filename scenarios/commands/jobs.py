@@ -172,10 +172,11 @@ def jobs_bound(arguments: Namespace) -> int:
 def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> JobsCase:
     """The scenario with what the flags say instead of its own; what is odd about it is told."""
     from scenarios.training_jobs.case import read_case, read_scenario, with_flags
-    from scenarios.training_jobs.doubts import doubts
+    from scenarios.training_jobs.doubts import doubts, require_a_fit
 
     scenario = with_flags(read_scenario(arguments.scenario), policies, arguments.load)
     case = read_case(scenario, str(arguments.scenario))
+    require_a_fit(case)
     for doubt in doubts(case):
         output.remark(f"warning: {doubt}")
     return case

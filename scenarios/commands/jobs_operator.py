@@ -181,12 +181,13 @@ def _case(
 ) -> JobsCase:
     """The scenario, changed, with the policies and the load that flags give instead of its own."""
     from scenarios.training_jobs.case import read_case, read_scenario, with_flags
-    from scenarios.training_jobs.doubts import doubts
+    from scenarios.training_jobs.doubts import doubts, require_a_fit
 
     named = getattr(arguments, "policy", None) or ()
     policies = (named,) if isinstance(named, str) else tuple(named)
     scenario = with_flags(read_scenario(arguments.scenario, changes), policies, arguments.load)
     case = read_case(scenario, str(arguments.scenario))
+    require_a_fit(case)
     for doubt in doubts(case) if is_told else ():
         output.remark(f"warning: {doubt}")
     return case

@@ -128,6 +128,29 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
     assert held >= least, held
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["validate-log"], ["whatif", "--change", "seed=2"], ["capacity", "--wait", "1h"], ["compare"], ["bound"]],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    "types, gpus, said",
+    [
+        ("a100", 1, "they ask for GPUs of type 'a100': write `type: a100` in cluster.nodes.0"),
+        ("", 8, "the smallest asks for 8 GPUs, and 4 is the most that one may have"),
+    ],
+)
+def test_no_job_fits(
+    words: list[str], types: str, gpus: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command says so in the same words, and before it runs anything."""
+    trace = trace_of([(0, 10, gpus), (1000, 10, gpus)], gpu_types=[types, types], recorded_wait_s=[1.0, 2.0])
+    assert main(["jobs", words[0], str(write_case(tmp_path, trace)), *words[1:]]) == 2
+    streams = capsys.readouterr()
+    assert f"cluster.nodes: no job of the trace fits into the cluster; {said}" in streams.err
+    assert "done" not in streams.err
+
+
 # ------------------------------------------------------------------------------------------------------------- capacity
 
 
