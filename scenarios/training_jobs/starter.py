@@ -79,9 +79,9 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
         raise InputError(
             str(path), "", "its name makes no name of a scenario; rename it, such as cluster.jobtrace.parquet"
         )
-    has_requests = bool(np.isfinite(trace.requested_s).all())
+    have_limits = float(np.isfinite(trace.requested_s).mean())
     easy = ("fifo-easy-requested", "backfilling, by the time limits that users asked for")
-    without = ("fifo-easy-history", "backfilling; the trace has no time limits, so by what past jobs foretell")
+    without = ("fifo-easy-history", f"backfilling; {_limits_text(have_limits)}, so by what past jobs foretell")
     lines = [
         "schema: slimsched.jobs/1",
         f"name: {name}",
@@ -97,7 +97,7 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
         _line("  least_run_s: 1800", "no job is stopped earlier; more than restart_s and checkpoint_s together"),
         "policies:",
         _line("  - fifo", "first come first served: the baseline"),
-        _line(f"  - {easy[0]}" if has_requests else f"  - {without[0]}", easy[1] if has_requests else without[1]),
+        _line(f"  - {easy[0]}", easy[1]) if have_limits == 1 else _line(f"  - {without[0]}", without[1]),
         _line("  - smallest", "fewest GPUs first; whoever fits may start"),
         _line("  - qssf", "smallest GPU time first, as past jobs of the same user and size foretell it"),
         _line("  - gittins", "the same with preemption: who is likely to end soon goes first"),
@@ -108,6 +108,14 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
 
 def _line(said: str, comment: str) -> str:
     return f"{said.ljust(25)} # {comment}"
+
+
+def _limits_text(share: float) -> str:
+    """Never rounded to none or all."""
+    if not share:
+        return "the trace has no time limits"
+    percent = min(max(round(100 * share), 1), 99)
+    return f"not all jobs have time limits ({percent} % have)"
 
 
 def _warmup(trace: JobTrace) -> str:
