@@ -329,12 +329,12 @@ def test_nodes_have_the_type_that_jobs_ask_for(
 @pytest.mark.parametrize(
     "requested_s, said",
     [
-        ([np.nan, np.nan], "fifo-easy-history   # backfilling; the trace has no time limits"),
-        ([60.0, np.nan], "fifo-easy-history   # backfilling; not all jobs have time limits (50 % have)"),
-        ([60.0, 60.0], "fifo-easy-requested # backfilling, by the time limits"),
+        ([np.nan, np.nan], "fifo-easy-history +# backfilling; the trace has no time limits"),
+        ([60.0, np.nan], "fifo-easy-history +# backfilling; not all jobs have time limits \\(50 % have\\)"),
+        ([60.0, 60.0], "fifo-easy-requested +# backfilling, by the time limits"),
     ],
 )
 def test_backfilling_goes_by_what_the_trace_has(requested_s: list[float], said: str, here: Path) -> None:
     write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], requested_s=requested_s))
     assert main(["jobs", "init", "t.jobtrace.parquet", "--nodes", "1x8", "--out", "i.yaml"]) == 0
-    assert said in (here / "i.yaml").read_text()
+    assert re.search(said, (here / "i.yaml").read_text())
