@@ -106,7 +106,7 @@ def jobs_tune(arguments: Namespace) -> int:
         "judged": found.judged,
         "file": str(out),
     }
-    return output.result(f"{tuning_text(document)}\nwritten: {out}", document)
+    return output.result(tuning_text(document), document)
 
 
 def jobs_train(arguments: Namespace) -> int:

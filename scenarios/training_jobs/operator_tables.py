@@ -9,7 +9,7 @@ from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
 from scenarios.training_jobs.comparison_tables import interval_text, share_interval
-from scenarios.training_jobs.resampling import chance_explains
+from scenarios.training_jobs.resampling import chance_explains, chance_text
 from scenarios.training_jobs.room_for import Limit, Tried
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
@@ -49,7 +49,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
         return f"{row['policy']}: no job was done in both."
     if wait["share"]["value"] is None:
         return f"{row['policy']}: no job waits now; the mean wait changes by {signed_time(wait['difference'])}."
-    told = " Chance explains that." if chance_explains(wait["share"]) else ""
+    told = f" That {chance_text(wait['share'])}." if chance_explains(wait["share"]) else ""
     return (
         f"{row['policy']}: the mean wait changes by {share_interval(wait['share'])}, that is "
         f"{signed_time(wait['difference'])}; {share_text(less)} of the jobs wait less, {share_text(more)} more.{told}"
@@ -143,12 +143,21 @@ def _verdict(found: Mapping[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- tuning
 
 
+def is_better(found: Mapping[str, Any]) -> bool:
+    """Whether later jobs wait less under the tuned numbers, and by more than chance may explain."""
+    wait = found["judged"]["change"]["wait_s"]
+    return (wait["difference"] or 0.0) < 0 and not chance_explains(wait["share"])
+
+
 def tuning_text(found: Mapping[str, Any]) -> str:
     """The numbers, what they came to where they were sought, and what they are worth later."""
     rows = [
         [name, f"{found['own'][name]:g}", f"{value:g}"] for name, value in found["best"].items()
     ]  # the same names in both
-    figures = f"{found['own_figure']:,.4g} -> {found['best_figure']:,.4g}"
+    figures = " -> ".join(
+        f"{value:,.4g}" if found["key"] == "slowdown" else time_text(value)
+        for value in (found["own_figure"], found["best_figure"])
+    )
     later = found["judged"]
     wait = later["change"]["wait_s"]
     said = (
@@ -157,7 +166,9 @@ def tuning_text(found: Mapping[str, Any]) -> str:
         f"({interval_text(later['waits_s']['own'])}) -> {time_text(later['waits_s']['tuned']['value'])} "
         f"({interval_text(later['waits_s']['tuned'])}), a change of {share_interval(wait['share'])}."
     )
-    is_better = (wait["difference"] or 0.0) < 0 and not chance_explains(wait["share"])
-    told = "" if is_better else "Later jobs do not wait less than chance explains: keep the former numbers."
+    why = f"That {chance_text(wait['share'])}." if chance_explains(wait["share"]) else "Later jobs wait longer."
+    told = "" if is_better(found) else f"{why} Keep the former numbers."
+    doubt = "" if is_better(found) else ", which is not better than the former numbers"
     table = Table([Column("number"), *columns("before", "tuned")], rows)
-    return to_text(filter(None, [f"{found['policy']}", table, said, told]), screen_width())
+    parts = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
+    return to_text(filter(None, parts), screen_width())

@@ -138,11 +138,11 @@ def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
     assert rows["fifo"]["behind"][best]["value"] == pytest.approx(waits[best] / waits["fifo"] - 1)
     for row in found["policies"]:
         row["behind"] = {name: {"value": -0.5, "low": -0.8, "high": -0.1} for name in row["behind"]}
-    assert "Chance explains" not in answers(found)[0].text
+    assert "Its lead" not in answers(found)[0].text
     rows["fifo"]["behind"]["las"] = rows["las"]["behind"]["smallest"] = {"value": -0.5, "low": -0.9, "high": 0.1}
     first, second = answers(found)[0].text.split("Of those that stop no job: ")
-    assert "Chance explains by how much it is ahead of fifo. It stops running jobs" in first
-    assert "Chance explains" not in second
+    assert "Its lead over fifo may be chance: the interval holds 0. It stops running jobs" in first
+    assert "Its lead" not in second
 
 
 def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw,
 from scenarios.training_jobs.learning.course import Course
 from scenarios.training_jobs.learning.windows import SCORES, Windows
 from scenarios.training_jobs.log_validation import validation_document
-from scenarios.training_jobs.operator_tables import validation_text, whatif_text
+from scenarios.training_jobs.operator_tables import tuning_text, validation_text, whatif_text
 from scenarios.training_jobs.resampling import Blocks, chance_explains
 from scenarios.training_jobs.room_for import Limit, Tried, fewest_nodes, largest_load
 from scenarios.training_jobs.trace import JobTrace
@@ -77,10 +77,10 @@ def test_the_share_judges(tmp_path: Path) -> None:
     assert not chance_explains(share)
     case = on_nodes(tmp_path, drawn(jobs=50))
     found = WhatIf(case, case).document(1)
-    assert "Chance explains that." in whatif_text(found, ["load=1"])
+    assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
     found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
     said = whatif_text(found, ["load=1"])
-    assert "Chance" not in said
+    assert "chance" not in said
     assert f"fifo: the mean wait changes by {100 * share['value']:+.1f} % (" in said  # type: ignore[operator]
     assert ", that is -3.1 min; " in said
 
@@ -263,6 +263,35 @@ def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
         tune(case, case, 2, 1)
 
 
+@pytest.mark.parametrize(
+    "low, high, difference_s, said",
+    [
+        (
+            -0.9,
+            0.2,
+            -60.0,
+            ["That may be chance: the interval holds 0. Keep the former numbers.", ", which is not better"],
+        ),
+        (0.1, 0.9, 60.0, ["Later jobs wait longer. Keep the former numbers.", ", which is not better"]),
+        (-0.9, -0.2, -60.0, []),
+    ],
+)
+def test_a_written_file_is_named_as_not_better(low: float, high: float, difference_s: float, said: list[str]) -> None:
+    share, wait = {"value": (low + high) / 2, "low": low, "high": high}, {"value": 60.0, "low": 50.0, "high": 70.0}
+    later = {
+        "waits_s": {"own": wait, "tuned": wait},
+        "change": {"wait_s": {"share": share, "difference": difference_s}},
+    }
+    found = {"policy": "las", "key": "slowdown", "tries": 1, "own": {"round_s": 60.0}, "own_figure": 2.5}
+    text = tuning_text({**found, "best": {"round_s": 30.0}, "best_figure": 1.5, "judged": later, "file": "f.yaml"})
+    assert "slowdown has a mean of 2.5 -> 1.5," in text
+    assert "written: f.yaml" in text
+    assert [each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in text] == [
+        each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in " ".join(said)
+    ]
+    assert all(each in text for each in said)
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
@@ -294,7 +323,11 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
 def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--policy", "las", "--tries", "4", "--jobs", "1", "--out", "mine.jobpolicy.yaml", "--json", "t.json"]
     assert main(["jobs", "tune", "s.yaml", *flags]) == 0
-    assert "On later ones" in capsys.readouterr().out
+    streams = capsys.readouterr()
+    assert "On later ones" in streams.out
+    assert "trys" not in streams.err
+    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", streams.out)
+    assert "written: mine.jobpolicy.yaml" in streams.out
     case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
     assert main(["jobs", "simulate", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
     found = json.loads((here / "t.json").read_text())
