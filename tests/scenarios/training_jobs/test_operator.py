@@ -292,6 +292,22 @@ def test_a_written_file_is_named_as_not_better(low: float, high: float, differen
     assert all(each in text for each in said)
 
 
+def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
+    """From ten times on; more work than the GPUs can do is named, and else the flag to try."""
+    trace = trace_of([(row * 50, 100, 4) for row in range(40)], recorded_wait_s=[1.0] * 40)
+    case = on_nodes(tmp_path, trace, 1)
+    found = validation_document(case, case.policies[0])
+    said = " ".join(validation_text(found).split())
+    assert "The simulated mean wait is 975 times as long (" in said
+    assert "the load is 2.05, more work than the GPUs can do" in said
+    assert "--policy" not in said
+    less = {**found, "load": 0.5, "error_share": {"value": 8.9, "low": 8.0, "high": 9.5}}
+    assert "Mean error +890.0 % (+800.0 to +950.0)" in validation_text(less)
+    assert "such as --policy fifo-easy-requested" in " ".join(validation_text(less).split())
+    other = {**less, "policy": "fifo-easy-requested"}
+    assert "such as --policy fifo, and" in " ".join(validation_text(other).split())
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
@@ -386,6 +402,11 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--change", "load"], "must be KEY=VALUE"),
         (["whatif", "--change", "window.from_s=100"], "no job could be set against itself"),
         (["whatif"], "--change"),
+        (["whatif", "--policy", "las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
+        (["validate-log", "--load", "71"], "--load: '71' is a share of the cluster; 71 % is 0.71"),
         (["capacity"], "--wait"),
         (["capacity", "--wait", "soon"], "no duration"),
         (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
