@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -18,6 +18,8 @@ from scenarios.terminal.progress import Progress
 if TYPE_CHECKING:
     from scenarios.training_jobs.case import JobsCase
 
+_COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
+
 
 def jobs_whatif(arguments: Namespace) -> int:
     """The same jobs before and after a change."""
@@ -26,6 +28,8 @@ def jobs_whatif(arguments: Namespace) -> int:
     from scenarios.training_jobs.whatif import WhatIf
 
     output = Output(arguments)
+    if not arguments.change:
+        raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
     changes = _changes(arguments.change)
     both = WhatIf(_case(arguments, output), _case(arguments, output, changes))
     runs = 2 * len(both.now.policies)
@@ -162,6 +166,11 @@ def _changes(given: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
+        if key.strip().partition(".")[0] in ("policy", "policies"):
+            raise InputError("--change", key.strip(), f"a cluster is changed here; {_COMPARE}")
+        if value.strip().startswith("+"):
+            problem = f"{value.strip()!r:.80} is taken for the new number, not for what is added"
+            raise InputError("--change", key.strip(), f"{problem}: write the new number, without +")
         found[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
     return found
 

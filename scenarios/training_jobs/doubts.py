@@ -49,7 +49,7 @@ def require_a_fit(case: JobsCase) -> None:
     why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}" if missing else ""
     if not why:
         why = (
-            f"the smallest asks for {jobs.gpus.min():,} GPUs, and {max(rooms.values()):,} is the most that it may have"
+            f"the smallest asks for {jobs.gpus.min():,} GPUs, and {max(rooms.values()):,} is the most that one may have"
         )
     raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
 
