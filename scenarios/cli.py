@@ -18,12 +18,12 @@ from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
 from scenarios.terminal.flags import (
     Parser,
     Version,
-    above_zero,
     add_ray,
     duration_or_none_s,
     duration_s,
     file_here,
     json_file,
+    load,
     new_file_here,
     new_folder,
     new_folder_here,
@@ -325,7 +325,7 @@ def _jobs_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=up_to(20_000_000), default=2000, metavar="N", help="how many (2000)")
     parser.add_argument("--gpus", type=up_to(1_000_000), default=64, metavar="N", help="of the cluster (64)")
     text = "the share of these GPUs that the jobs keep busy on average (0.7); the rate of arrivals follows from it"
-    parser.add_argument("--load", type=above_zero, default=0.7, metavar="SHARE", help=text)
+    parser.add_argument("--load", type=load, default=0.7, metavar="SHARE", help=text)
     text = "poisson, or mmpp:burst_factor=4,burst_share=0.1,burst_s=7200 (poisson)"
     parser.add_argument("--arrivals", default="poisson", metavar="LAW", help=text)
     text = "exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5, lognormal:mean_s=3600,cv2=10 (by default) or "
@@ -353,7 +353,7 @@ def _jobs_scenario(parser: argparse.ArgumentParser) -> None:
     text = "a scenario of training jobs (YAML); `jobs init` writes a first one"
     parser.add_argument("scenario", type=path, metavar="SCENARIO", help=text)
     text = "move arrivals closer together or apart, so that this is the load; the scenario's by default"
-    parser.add_argument("--load", type=above_zero, metavar="SHARE", help=text)
+    parser.add_argument("--load", type=load, metavar="SHARE", help=text)
 
 
 def _jobs_policy(parser: argparse.ArgumentParser) -> None:
@@ -388,8 +388,8 @@ def _jobs_beside(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs_whatif(parser: argparse.ArgumentParser) -> None:
-    text = "KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given several times"
-    parser.add_argument("--change", action="append", required=True, metavar="CHANGE", help=text)
+    text = "must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given several times"
+    parser.add_argument("--change", action="append", default=[], metavar="CHANGE", help=text)
     text = "by name, or a file; the scenario's by default; may be given several times"
     parser.add_argument("--policy", action="append", metavar="NAME_OR_FILE", help=text)
 

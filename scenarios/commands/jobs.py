@@ -85,7 +85,7 @@ def jobs_generate(arguments: Namespace) -> int:
 
 def jobs_init(arguments: Namespace) -> int:
     """A first scenario for a trace, with a comment at each choice."""
-    from scenarios.training_jobs.starter import nodes_of, starter
+    from scenarios.training_jobs.starter import nodes_of, starter, typed
     from scenarios.training_jobs.trace import read_trace
 
     output = Output(arguments)
@@ -93,7 +93,8 @@ def jobs_init(arguments: Namespace) -> int:
     if out.exists():
         raise InputError(str(out), "", "is there already; name another file with --out, or remove it")
     nodes = tuple(nodes_of(text) for text in arguments.nodes)
-    text = starter(read_trace(arguments.trace), arguments.trace.absolute(), nodes)
+    trace = read_trace(arguments.trace)
+    text = starter(trace, arguments.trace.absolute(), typed(nodes, trace))
     write_text(out, text)
     return output.result(f"scenario: {out}; next: slimsched jobs compare {out}", {"scenario": str(out)})
 
@@ -172,10 +173,11 @@ def jobs_bound(arguments: Namespace) -> int:
 def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> JobsCase:
     """The scenario with what the flags say instead of its own; what is odd about it is told."""
     from scenarios.training_jobs.case import read_case, read_scenario, with_flags
-    from scenarios.training_jobs.doubts import doubts
+    from scenarios.training_jobs.doubts import doubts, require_a_fit
 
     scenario = with_flags(read_scenario(arguments.scenario), policies, arguments.load)
     case = read_case(scenario, str(arguments.scenario))
+    require_a_fit(case)
     for doubt in doubts(case):
         output.remark(f"warning: {doubt}")
     return case

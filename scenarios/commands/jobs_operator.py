@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -18,6 +18,8 @@ from scenarios.terminal.progress import Progress
 if TYPE_CHECKING:
     from scenarios.training_jobs.case import JobsCase
 
+_COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
+
 
 def jobs_whatif(arguments: Namespace) -> int:
     """The same jobs before and after a change."""
@@ -26,6 +28,8 @@ def jobs_whatif(arguments: Namespace) -> int:
     from scenarios.training_jobs.whatif import WhatIf
 
     output = Output(arguments)
+    if not arguments.change:
+        raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
     changes = _changes(arguments.change)
     both = WhatIf(_case(arguments, output), _case(arguments, output, changes))
     runs = 2 * len(both.now.policies)
@@ -106,7 +110,7 @@ def jobs_tune(arguments: Namespace) -> int:
         "judged": found.judged,
         "file": str(out),
     }
-    return output.result(f"{tuning_text(document)}\nwritten: {out}", document)
+    return output.result(tuning_text(document), document)
 
 
 def jobs_train(arguments: Namespace) -> int:
@@ -162,6 +166,11 @@ def _changes(given: list[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
+        if key.strip().partition(".")[0] in ("policy", "policies"):
+            raise InputError("--change", key.strip(), f"a cluster is changed here; {_COMPARE}")
+        if value.strip().startswith("+"):
+            problem = f"{value.strip()!r:.80} is taken for the new number, not for what is added"
+            raise InputError("--change", key.strip(), f"{problem}: write the new number, without +")
         found[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
     return found
 
@@ -181,12 +190,13 @@ def _case(
 ) -> JobsCase:
     """The scenario, changed, with the policies and the load that flags give instead of its own."""
     from scenarios.training_jobs.case import read_case, read_scenario, with_flags
-    from scenarios.training_jobs.doubts import doubts
+    from scenarios.training_jobs.doubts import doubts, require_a_fit
 
     named = getattr(arguments, "policy", None) or ()
     policies = (named,) if isinstance(named, str) else tuple(named)
     scenario = with_flags(read_scenario(arguments.scenario, changes), policies, arguments.load)
     case = read_case(scenario, str(arguments.scenario))
+    require_a_fit(case)
     for doubt in doubts(case) if is_told else ():
         output.remark(f"warning: {doubt}")
     return case

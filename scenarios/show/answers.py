@@ -77,7 +77,11 @@ def box_text(found: Sequence[Answer], width: int | None) -> str:
     room = min(width or _WIDEST, _WIDEST) - 4
     lines: list[str] = []
     for answer in found:
-        lines += [*([""] if lines else []), answer.question, *(f"  {line}" for line in wrap(answer.text, room - 2))]
+        lines += [
+            *([""] if lines else []),
+            answer.question,
+            *(f"  {line}" for line in wrap(answer.text, room - 2, break_on_hyphens=False)),
+        ]
     rule = f"+{'-' * (room + 2)}+"
     return "\n".join([rule, *(f"| {line.ljust(room)} |" for line in lines), rule])
 

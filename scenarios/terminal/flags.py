@@ -109,6 +109,14 @@ def above_zero(text: str) -> float:
     return _between(text, 1e-6, 1000.0)
 
 
+def load(text: str) -> float:
+    """A share of a cluster, above 0; at most 10, for a larger one is meant in percent."""
+    value = above_zero(text)
+    if value > 10:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is a share of the cluster; {value:g} % is {value / 100:g}")
+    return value
+
+
 def rate(text: str) -> float:
     """Of images a second."""
     return _between(text, 1e-3, 1e9)

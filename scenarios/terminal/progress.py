@@ -150,7 +150,7 @@ class Progress:
 
     def _amount(self) -> str:
         of = f" of {self._total}" if self._total is not None else ""
-        return f"{self._done}{of} {self._unit}{'' if (self._total or self._done) == 1 else 's'}{self.note}"
+        return f"{self._done}{of} {_many(self._unit, self._total or self._done)}{self.note}"
 
     def _left(self) -> str:
         if self._left_s is not None:
@@ -160,6 +160,11 @@ class Progress:
             return ""
         left_s = (_now_s() - since_s) * (self._total - self._done) / (self._done - begun)
         return f", {max(0.0, left_s):.0f} s left"
+
+
+def _many(unit: str, count: int) -> str:
+    """`1 try`, `2 tries`."""
+    return unit if count == 1 else f"{unit[:-1]}ies" if unit.endswith("ry") else f"{unit}s"
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from scenarios.show.answers import Answer
 from scenarios.show.numbers import number
-from scenarios.training_jobs.resampling import chance_explains
+from scenarios.training_jobs.resampling import chance_explains, chance_text
 from scenarios.training_jobs.tables import share_text, time_text
 
 LEAST: Final = "Which policy makes users wait least?"
@@ -53,7 +53,7 @@ def _alike(found: Mapping[str, Any], best: Row) -> Iterator[str]:
         and "oracle" not in row["policy"]
     ]
     if names:
-        yield f"Chance explains by how much it is ahead of {', '.join(names)}."
+        yield f"Its lead over {', '.join(names)} may be chance: the interval holds 0."
 
 
 def _gain(found: Mapping[str, Any], row: Row) -> str:
@@ -64,7 +64,7 @@ def _gain(found: Mapping[str, Any], row: Row) -> str:
     if share["value"] is None:
         return f"{waits}; {theirs}."
     low, high = (number(share[key], 1, 100, signed=True) for key in ("low", "high"))
-    chance = ", which chance explains" if chance_explains(share) else ""
+    chance = f"; that {chance_text(share)}" if chance_explains(share) else ""
     return f"{waits}; {theirs} ({number(share['value'], 1, 100, signed=True)} %, {low} to {high}{chance})."
 
 

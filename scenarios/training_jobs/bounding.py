@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError
 from policies.jobs.cluster import Cluster
 from policies.vocabulary import NS_PER_S
 from scenarios.training_jobs.case import JobsCase
+from scenarios.training_jobs.doubts import require_a_fit
 from sim.jobs.bound import Bound, BoundProblem, lower_bound
 
 BOTH: Final = (False, True)  # without preemption, and with
@@ -45,12 +45,11 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
     Raises:
         InputError: no measured job fits into the cluster.
     """
+    require_a_fit(case)
     cluster = Cluster(case.world.groups)
     run_s, best_s = _run_times(case, cluster)
     measured = case.run_of(case.baseline).is_measured
     counts = measured & np.isfinite(run_s).any(axis=1)
-    if not counts.any():
-        raise InputError(case.source, "cluster.nodes", "no job of the trace fits into the cluster")
     problem = BoundProblem(
         case.jobs.submit_s[counts],
         (case.jobs.gpus * case.jobs.gpu_share)[counts],

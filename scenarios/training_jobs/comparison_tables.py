@@ -83,7 +83,8 @@ def _waits(found: Mapping[str, Any]) -> Table:
     heads = ("mean wait", "95 % interval", "median", "p99", "max", against, "JCT above bound")
     notes = [
         f"Intervals: from how blocks of {time_text(found['block_s'])} of submissions differ, paired by job; they say "
-        "what other weeks of this cluster might give, and nothing of other clusters. No figure without one has one."
+        "what other weeks of this cluster might give, and nothing of other clusters. Figures without "
+        "an interval have none known."
     ]
     if any("oracle" in row["policy"] for row in found["policies"]):
         notes.append("A policy with `oracle` in its name knows true run times: no scheduler does.")

@@ -1,4 +1,4 @@
-"""What is odd about a scenario of training jobs, and can be run all the same: warnings in words."""
+"""What is odd about a scenario of training jobs: warnings in words, and a refusal where no job could run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from policies.errors import nearest
+from policies.errors import InputError, nearest
+from policies.jobs.cluster import Cluster
 from policies.vocabulary import NS_PER_S
 from scenarios.training_jobs.case import JobsCase
 
@@ -28,6 +29,43 @@ def doubts(case: JobsCase) -> Iterator[str]:
     unknown = _classes_without_speeds(case)
     if unknown:
         yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+
+
+def require_a_fit(case: JobsCase) -> None:
+    """Before anything is run.
+
+    Raises:
+        InputError: no measured job fits into the cluster, by its size, its types or its virtual cluster.
+    """
+    cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], int]()
+    jobs = case.jobs.rows(case.run_of(case.baseline).is_measured)
+    for vc, types, gpus in zip(jobs.vc.tolist(), jobs.gpu_types.tolist(), jobs.gpus.tolist(), strict=True):
+        if (vc, types) not in rooms:
+            pools = cluster.open_to(vc, types.split("|") if types else ())
+            rooms[vc, types] = max((pool.gpus for pool in pools), default=0)
+        if gpus <= rooms[vc, types]:
+            return
+    missing = _missing_types(case)
+    why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}" if missing else ""
+    if not why:
+        why = (
+            f"the smallest asks for {jobs.gpus.min():,} GPUs, and {max(rooms.values()):,} is the most that one may have"
+        )
+    raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
+
+
+def _missing_types(case: JobsCase) -> list[str]:
+    """What jobs ask for and no node has."""
+    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    return sorted(asked - {group.type for group in case.scenario.cluster.nodes})
+
+
+def _type_remedy(case: JobsCase, missing: list[str]) -> str:
+    """The line to write: in nodes whose type no job asks for, else in new ones."""
+    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked]
+    where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
+    return f"write `type: {missing[0]}` {where}"
 
 
 def _short_rounds(case: JobsCase) -> Iterator[str]:
@@ -57,11 +95,10 @@ def _idle_nodes(case: JobsCase) -> Iterator[str]:
     """What jobs ask for that no node has, and nodes that no job may use."""
     groups = case.scenario.cluster.nodes
     jobs, kinds, vcs = case.jobs, {group.type for group in groups}, {group.vc for group in groups}
-    asked = {kind for text in set(jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
-    if missing := sorted(asked - kinds):
+    if missing := _missing_types(case):
         may = np.array([not text or bool(kinds & set(text.split("|"))) for text in jobs.gpu_types.tolist()])
         lost = f"; {np.sum(~may):,} jobs may run nowhere, and are refused" if not may.all() else ""
-        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}"
+        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {_type_remedy(case, missing)}"
     if "" not in vcs:
         without = ~np.isin(jobs.vc.astype(str), sorted(vcs))
         if without.any():

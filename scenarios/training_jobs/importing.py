@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from policies.errors import InputError
 from scenarios.training_jobs.formats.known import FORMATS, format_of
 from scenarios.training_jobs.gathering import EARLIEST_S, LATEST_S, NO_GPU, Finished, Gathered
@@ -16,6 +18,7 @@ from scenarios.training_jobs.tally import Tally
 from scenarios.training_jobs.trace import write_slices
 
 _MOST_REASONS: Final = 3
+_SHORT_S: Final = 10.0  # a median run time below may be of minutes or hours
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Imported:
     Attributes:
         format: which it was; `is_told` where the file itself told it.
         start: the calendar's time of the first submit, where it is known.
+        run_p50_s: the median run time.
     """
 
     format: str
@@ -32,6 +36,7 @@ class Imported:
     jobs: int
     days: float
     start: str | None
+    run_p50_s: float
     tally: Tally
 
     def document(self) -> dict[str, Any]:
@@ -42,6 +47,7 @@ class Imported:
             "jobs": self.jobs,
             "days": self.days,
             "start": self.start,
+            "run_p50_s": self.run_p50_s,
             **self.tally.document(),
         }
 
@@ -80,7 +86,10 @@ def import_log(
     if finished is None:
         raise InputError(str(log), "", _nothing(tally))
     start = _start(finished, bool(gathered.is_date), tally)
-    result = Imported(found, is_told, len(finished.order), finished.days, start, tally)
+    run_p50_s = float(np.median(finished.numbers["run_s"][finished.order]))
+    if run_p50_s < _SHORT_S:
+        tally.tell(f"the median run time is {run_p50_s:.3g} s: are these seconds?")
+    result = Imported(found, is_told, len(finished.order), finished.days, start, run_p50_s, tally)
     provenance = {"format": found, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
     write_slices(out, finished.slices(), {**provenance, "left_out": tally.document()["left_out"]})
     return result

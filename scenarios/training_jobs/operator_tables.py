@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
 from scenarios.training_jobs.comparison_tables import interval_text, share_interval
-from scenarios.training_jobs.resampling import chance_explains
+from scenarios.training_jobs.resampling import Interval, chance_explains, chance_text
 from scenarios.training_jobs.room_for import Limit, Tried
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
+
+REQUESTED: Final = "fifo-easy-requested"  # nearest to what most clusters run
+_MANY: Final = 10.0
 
 
 def signed_time(time_s: float) -> str:
@@ -49,7 +52,7 @@ def _sentence(row: Mapping[str, Any]) -> str:
         return f"{row['policy']}: no job was done in both."
     if wait["share"]["value"] is None:
         return f"{row['policy']}: no job waits now; the mean wait changes by {signed_time(wait['difference'])}."
-    told = " Chance explains that." if chance_explains(wait["share"]) else ""
+    told = f" That {chance_text(wait['share'])}." if chance_explains(wait["share"]) else ""
     return (
         f"{row['policy']}: the mean wait changes by {share_interval(wait['share'])}, that is "
         f"{signed_time(wait['difference'])}; {share_text(less)} of the jobs wait less, {share_text(more)} more.{told}"
@@ -106,7 +109,7 @@ def validation_text(found: Mapping[str, Any]) -> str:
         ["recorded", *map(time_text, recorded.values())],
     ]
     notes = [
-        f"Mean error {share_interval(found['error_share'])}, that is {signed_time(found['error_s'])}.",
+        f"{_error_text(found['error_share'])}, that is {signed_time(found['error_s'])}.",
         f"Job by job: {share_text(found['near_share'])} within a minute or a factor of 2; "
         f"{share_text(found['only_simulated_share'])} wait in simulation alone, "
         f"{share_text(found['only_recorded_share'])} in the log alone; rank correlation "
@@ -124,6 +127,18 @@ def validation_text(found: Mapping[str, Any]) -> str:
     return to_text([head, *tables], screen_width())
 
 
+def _error_text(share: Interval) -> str:
+    """From ten times on, how many times as long: a large percentage is hard to read."""
+    if share["value"] is None or share["value"] < _MANY - 1:
+        return f"Mean error {share_interval(share)}"
+    value, low, high = (number(None if end is None else end + 1, None, grouped=True) for end in _ends(share))
+    return f"The simulated mean wait is {value} times as long ({low} to {high})"
+
+
+def _ends(share: Interval) -> tuple[float | None, float | None, float | None]:
+    return share["value"], share["low"], share["high"]
+
+
 def _verdict(found: Mapping[str, Any]) -> str:
     share = found["error_share"]
     if share["value"] is None:
@@ -136,11 +151,25 @@ def _verdict(found: Mapping[str, Any]) -> str:
     size = abs(share["value"])
     if size <= 0.2 and found["near_share"] >= 0.8:
         return "The simulation waits as the log did: within a fifth in the mean, and for four jobs of five."
+    if found["load"] > 1 and share["value"] > 0:
+        cause = (
+            f"the load is {found['load']:.2f}, more work than the GPUs can do, so simulated queues grow; the log's "
+            "cluster has probably more GPUs than the scenario"
+        )
+        return f"Simulated waits are not the recorded ones: {cause}. Correct cluster.nodes first."
     rules = "its rules, its nodes or what else ran there are not those of the scenario"
-    return f"Simulated waits are not the recorded ones: {rules}. Believe differences between policies with care."
+    other = "fifo" if found["policy"] == REQUESTED else REQUESTED
+    remedy = f"Try the rule that your scheduler uses, such as --policy {other}"
+    return f"Simulated waits are not the recorded ones: {rules}. {remedy}, and believe differences with care."
 
 
 # -------------------------------------------------------------------------------------------------------------- tuning
+
+
+def is_better(found: Mapping[str, Any]) -> bool:
+    """Whether later jobs wait less under the tuned numbers, and by more than chance may explain."""
+    wait = found["judged"]["change"]["wait_s"]
+    return (wait["difference"] or 0.0) < 0 and not chance_explains(wait["share"])
 
 
 def tuning_text(found: Mapping[str, Any]) -> str:
@@ -148,7 +177,10 @@ def tuning_text(found: Mapping[str, Any]) -> str:
     rows = [
         [name, f"{found['own'][name]:g}", f"{value:g}"] for name, value in found["best"].items()
     ]  # the same names in both
-    figures = f"{found['own_figure']:,.4g} -> {found['best_figure']:,.4g}"
+    figures = " -> ".join(
+        f"{value:,.4g}" if found["key"] == "slowdown" else time_text(value)
+        for value in (found["own_figure"], found["best_figure"])
+    )
     later = found["judged"]
     wait = later["change"]["wait_s"]
     said = (
@@ -157,7 +189,9 @@ def tuning_text(found: Mapping[str, Any]) -> str:
         f"({interval_text(later['waits_s']['own'])}) -> {time_text(later['waits_s']['tuned']['value'])} "
         f"({interval_text(later['waits_s']['tuned'])}), a change of {share_interval(wait['share'])}."
     )
-    is_better = (wait["difference"] or 0.0) < 0 and not chance_explains(wait["share"])
-    told = "" if is_better else "Later jobs do not wait less than chance explains: keep the former numbers."
+    why = f"That {chance_text(wait['share'])}." if chance_explains(wait["share"]) else "Later jobs wait longer."
+    told = "" if is_better(found) else f"{why} Keep the former numbers."
+    doubt = "" if is_better(found) else ", which is not better than the former numbers"
     table = Table([Column("number"), *columns("before", "tuned")], rows)
-    return to_text(filter(None, [f"{found['policy']}", table, said, told]), screen_width())
+    parts = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
+    return to_text(filter(None, parts), screen_width())

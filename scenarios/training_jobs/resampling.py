@@ -42,6 +42,12 @@ def chance_explains(change: Interval) -> bool:
     return change["low"] is None or change["high"] is None or change["low"] <= 0 <= change["high"]
 
 
+def chance_text(change: Interval) -> str:
+    """Why a change that chance explains may be none: the end of a sentence, everywhere the same."""
+    reason = "no interval is known" if change["low"] is None else "the interval holds 0"
+    return f"may be chance: {reason}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """A trace in blocks of time.

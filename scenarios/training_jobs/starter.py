@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +13,12 @@ from policies.errors import InputError
 from scenarios.training_jobs.trace import JobTrace
 
 _NODES: Final = re.compile(r"(?P<count>\d{1,7})x(?P<gpus>\d{1,4})(?::(?P<type>[^:=]+))?(?:=(?P<vc>.+))?")
+_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Some equal nodes."""
+    """Some equal nodes; an empty type is not known yet."""
 
     count: int
     gpus: int
@@ -40,7 +41,31 @@ def nodes_of(text: str) -> Nodes:
     match = _NODES.fullmatch(text)
     if match is None or not int(match["count"]) or not int(match["gpus"]):
         raise InputError("--nodes", "", f"{text!r:.80} is no group of nodes; such are 64x8, 64x8:v100, 16x4:a100=VC")
-    return Nodes(int(match["count"]), int(match["gpus"]), match["type"] or "gpu", match["vc"] or "")
+    return Nodes(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
+
+
+def typed(nodes: tuple[Nodes, ...], trace: JobTrace) -> tuple[Nodes, ...]:
+    """The groups with the only type that jobs of the trace ask for, where they name none.
+
+    Raises:
+        InputError: a group names no type and the trace has several; or no group has a type that jobs ask for, and no
+            job does without.
+    """
+    asked = set(trace.codes("gpu_types")[0].tolist())
+    kinds = sorted({kind for text in asked for kind in text.split("|") if kind})
+    if not kinds:
+        return tuple(replace(group, type=group.type or "gpu") for group in nodes)
+    first = nodes[0]
+    such = ", ".join(f"--nodes {first.count}x{first.gpus}:{kind}" for kind in kinds[:_MOST_NAMED])
+    such += " and so on" if len(kinds) > _MOST_NAMED else ""
+    if len(kinds) > 1 and not all(group.type for group in nodes):
+        raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
+    found = tuple(replace(group, type=group.type or kinds[0]) for group in nodes)
+    named = {group.type for group in found}
+    if "" not in asked and not named & set(kinds):
+        types = ", ".join(map(repr, sorted(named)))
+        raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {such}")
+    return found
 
 
 def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
@@ -54,9 +79,9 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
         raise InputError(
             str(path), "", "its name makes no name of a scenario; rename it, such as cluster.jobtrace.parquet"
         )
-    has_requests = bool(np.isfinite(trace.requested_s).all())
+    have_limits = float(np.isfinite(trace.requested_s).mean())
     easy = ("fifo-easy-requested", "backfilling, by the time limits that users asked for")
-    without = ("fifo-easy-history", "backfilling; the trace has no time limits, so by what past jobs foretell")
+    without = ("fifo-easy-history", f"backfilling; {_limits_text(have_limits)}, so by what past jobs foretell")
     lines = [
         "schema: slimsched.jobs/1",
         f"name: {name}",
@@ -72,7 +97,7 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
         _line("  least_run_s: 1800", "no job is stopped earlier; more than restart_s and checkpoint_s together"),
         "policies:",
         _line("  - fifo", "first come first served: the baseline"),
-        _line(f"  - {easy[0]}" if has_requests else f"  - {without[0]}", easy[1] if has_requests else without[1]),
+        _line(f"  - {easy[0]}", easy[1]) if have_limits == 1 else _line(f"  - {without[0]}", without[1]),
         _line("  - smallest", "fewest GPUs first; whoever fits may start"),
         _line("  - qssf", "smallest GPU time first, as past jobs of the same user and size foretell it"),
         _line("  - gittins", "the same with preemption: who is likely to end soon goes first"),
@@ -83,6 +108,14 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
 
 def _line(said: str, comment: str) -> str:
     return f"{said.ljust(25)} # {comment}"
+
+
+def _limits_text(share: float) -> str:
+    """Never rounded to none or all."""
+    if not share:
+        return "the trace has no time limits"
+    percent = min(max(round(100 * share), 1), 99)
+    return f"not all jobs have time limits ({percent} % have)"
 
 
 def _warmup(trace: JobTrace) -> str:

@@ -21,7 +21,8 @@ def imported_text(found: Imported, log: Path, out: Path) -> str:
     tally = found.tally
     kind = f"{found.format}{' (told by its first lines)' if found.is_told else ''}"
     since = "" if found.start is None else f" from {found.start}"
-    head = f"{log.name}: {kind}\n{tally.rows:,} rows, {_jobs(found.jobs)} in {found.days:.1f} days{since}\ntrace: {out}"
+    read = f"{tally.rows:,} rows, {_jobs(found.jobs)} in {found.days:.1f} days{since}"
+    head = f"{log.name}: {kind}\n{read}; median run {time_text(found.run_p50_s)}\ntrace: {out}"
     parts: list[Table | str] = [head]
     if tally.left_out:
         parts.append(_counts("left out", tally.left_out))

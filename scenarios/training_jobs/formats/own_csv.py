@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow
+from pyarrow import compute
 
 from policies.errors import InputError, nearest
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
-from scenarios.training_jobs.fields import Numbers, known, named, numbers, status_of, times
+from scenarios.training_jobs.fields import Numbers, known, named, numbers, status_of, times, truths
 from scenarios.training_jobs.lines import blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -61,17 +62,21 @@ def _rows(block: Columns, of: Mapping[str, str], options: Options) -> Rows:
     if "status" in of:
         texts["status"] = named(block.of(of["status"]), status_of)
     texts["job_id"] = block.of(of["job_id"]) if "job_id" in of else pyarrow.array(map(str, block.lines.tolist()))
+    gpus_text = block.of(of["gpus"])
+    gpus, is_empty = numbers(gpus_text), truths(compute.equal(compute.utf8_trim_whitespace(gpus_text), ""))
     return Rows(
         lines=block.lines,
         submit_s=submit_s,
         start_s=start_s,
         run_s=numbers(block.of(of["run_s"])),
-        gpus=numbers(block.of(of["gpus"])),
+        gpus=gpus,
         gpu_share=None if share is None else np.where(np.isnan(share), 1.0, share),
         requested_s=None if requested_s is None else known(requested_s),
         attempts=None if attempts is None else np.where(attempts >= 1, attempts, 1).astype(np.int32),
         texts=texts,
         is_date=is_date,
+        refused={"GPUs not a number": np.isnan(gpus) & ~is_empty},
+        noted={"ask for a part of a GPU, and count as whole ones (a column gpu_share has shares)": gpus % 1 > 0},
     )
 
 

@@ -197,6 +197,7 @@ def test_virtual_clusters_and_types_that_do_not_meet(tmp_path: Path) -> None:
     case = case_of(tmp_path, trace, cluster={"nodes": nodes})
     said = "\n".join(doubts(case))
     assert "no node has GPUs of type 'y', 'z', for which jobs ask; 1 jobs may run nowhere" in said
+    assert "and are refused; write `type: y` in a new group of cluster.nodes" in said
     assert "1 jobs are of VC 'b', which has no nodes, and are refused" in said
     assert "no job is of VC 'aa', so its nodes stand idle; did you mean 'a'" in said
     assert run_policy(case, case.policies[0]).is_refused.tolist() == [False, True]

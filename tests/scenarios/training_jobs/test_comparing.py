@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scenarios.training_jobs.comparison_tables import comparison_text, result_te
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from scenarios.training_jobs.records import fingerprint
 from scenarios.training_jobs.tables import share_text, time_text
-from tests.scenarios.training_jobs.cases import case_of, trace_of
+from tests.scenarios.training_jobs.cases import case_of, trace_of, write_case
 
 DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
 POLICIES = ["fifo", "fifo-easy-requested", "smallest", "srsf-oracle", "las"]
@@ -137,11 +138,11 @@ def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
     assert rows["fifo"]["behind"][best]["value"] == pytest.approx(waits[best] / waits["fifo"] - 1)
     for row in found["policies"]:
         row["behind"] = {name: {"value": -0.5, "low": -0.8, "high": -0.1} for name in row["behind"]}
-    assert "Chance explains" not in answers(found)[0].text
+    assert "Its lead" not in answers(found)[0].text
     rows["fifo"]["behind"]["las"] = rows["las"]["behind"]["smallest"] = {"value": -0.5, "low": -0.9, "high": 0.1}
     first, second = answers(found)[0].text.split("Of those that stop no job: ")
-    assert "Chance explains by how much it is ahead of fifo. It stops running jobs" in first
-    assert "Chance explains" not in second
+    assert "Its lead over fifo may be chance: the interval holds 0. It stops running jobs" in first
+    assert "Its lead" not in second
 
 
 def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:
@@ -297,3 +298,43 @@ def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.Captur
         {"count": 4, "gpus": 4, "type": "2080 ti"},
     ]
     assert read_scenario(here / "s.yaml").cluster.gpus == 32
+
+
+@pytest.mark.parametrize(
+    "types, flag, found",
+    [
+        (["a100", "a100"], "4x8", "a100"),
+        (["a100", ""], "4x8", "a100"),
+        (["", ""], "4x8", "gpu"),
+        (["a100", ""], "4x8:v100", "v100"),
+        (["a100|v100", "a100"], "4x8:v100", "v100"),
+        (["a100", "v100"], "4x8", "jobs ask for several types of GPUs: .* --nodes 4x8:a100, --nodes 4x8:v100"),
+        (["a100", "a100"], "4x8:A100", "no job asks for GPUs of type 'A100', .*; write --nodes 4x8:a100"),
+    ],
+)
+def test_nodes_have_the_type_that_jobs_ask_for(
+    types: list[str], flag: str, found: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only type is taken; several, or one that nobody asks for, are refused with the flag to write."""
+    write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], gpu_types=types))
+    words = ["jobs", "init", "t.jobtrace.parquet", "--nodes", flag, "--out", "i.yaml"]
+    if "--nodes" in found:
+        assert main(words) == 2
+        assert re.search(found, capsys.readouterr().err)
+    else:
+        assert main(words) == 0
+        assert [group.type for group in read_scenario(here / "i.yaml").cluster.nodes] == [found]
+
+
+@pytest.mark.parametrize(
+    "requested_s, said",
+    [
+        ([np.nan, np.nan], "fifo-easy-history +# backfilling; the trace has no time limits"),
+        ([60.0, np.nan], "fifo-easy-history +# backfilling; not all jobs have time limits \\(50 % have\\)"),
+        ([60.0, 60.0], "fifo-easy-requested +# backfilling, by the time limits"),
+    ],
+)
+def test_backfilling_goes_by_what_the_trace_has(requested_s: list[float], said: str, here: Path) -> None:
+    write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], requested_s=requested_s))
+    assert main(["jobs", "init", "t.jobtrace.parquet", "--nodes", "1x8", "--out", "i.yaml"]) == 0
+    assert re.search(said, (here / "i.yaml").read_text())

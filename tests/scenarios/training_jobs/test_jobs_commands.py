@@ -48,6 +48,27 @@ def test_a_table_of_ones_own(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert read_trace(here / "t").gpus.tolist() == [1, 2]
 
 
+def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPUs that are no number are not called none, a part that is rounded up is told, and so are very short runs."""
+    (here / "mine.csv").write_text("submit_s,run_s,gpus\n5,1,0.5\n6,1,2 GPUs\n7,1,\n8,2,2\n9,1,1.5\n")
+    assert main(["jobs", "import", "mine.csv", "--json", "i.json"]) == 0
+    found = json.loads((here / "i.json").read_text())
+    assert [(each["reason"], each["rows"]) for each in found["left_out"]] == [
+        ("GPUs not a number", 1),
+        ("ask for no GPU", 1),
+    ]
+    assert [(each["reason"].partition(",")[0], each["rows"]) for each in found["noted"]] == [
+        ("ask for a part of a GPU", 2)
+    ]
+    assert found["run_p50_s"] == 1
+    said = capsys.readouterr().out
+    assert "; median run 1.0 s" in said
+    assert "the median run time is 1 s: are these seconds?" in said
+    (here / "long.csv").write_text("submit_s,run_s,gpus\n5,10,1\n6,600,1\n7,11,1\n")
+    assert main(["jobs", "import", "long.csv"]) == 0
+    assert "are these seconds?" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

@@ -19,7 +19,7 @@ from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, Drawing, draw,
 from scenarios.training_jobs.learning.course import Course
 from scenarios.training_jobs.learning.windows import SCORES, Windows
 from scenarios.training_jobs.log_validation import validation_document
-from scenarios.training_jobs.operator_tables import validation_text, whatif_text
+from scenarios.training_jobs.operator_tables import tuning_text, validation_text, whatif_text
 from scenarios.training_jobs.resampling import Blocks, chance_explains
 from scenarios.training_jobs.room_for import Limit, Tried, fewest_nodes, largest_load
 from scenarios.training_jobs.trace import JobTrace
@@ -77,10 +77,10 @@ def test_the_share_judges(tmp_path: Path) -> None:
     assert not chance_explains(share)
     case = on_nodes(tmp_path, drawn(jobs=50))
     found = WhatIf(case, case).document(1)
-    assert "Chance explains that." in whatif_text(found, ["load=1"])
+    assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
     found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
     said = whatif_text(found, ["load=1"])
-    assert "Chance" not in said
+    assert "chance" not in said
     assert f"fifo: the mean wait changes by {100 * share['value']:+.1f} % (" in said  # type: ignore[operator]
     assert ", that is -3.1 min; " in said
 
@@ -126,6 +126,29 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
     shares = [row["change"]["wait_s"]["share"] for row in found]
     held = sum(each["low"] <= truth <= each["high"] for each in shares)
     assert held >= least, held
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["validate-log"], ["whatif", "--change", "seed=2"], ["capacity", "--wait", "1h"], ["compare"], ["bound"]],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    "types, gpus, said",
+    [
+        ("a100", 1, "they ask for GPUs of type 'a100': write `type: a100` in cluster.nodes.0"),
+        ("", 8, "the smallest asks for 8 GPUs, and 4 is the most that one may have"),
+    ],
+)
+def test_no_job_fits(
+    words: list[str], types: str, gpus: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command says so in the same words, and before it runs anything."""
+    trace = trace_of([(0, 10, gpus), (1000, 10, gpus)], gpu_types=[types, types], recorded_wait_s=[1.0, 2.0])
+    assert main(["jobs", words[0], str(write_case(tmp_path, trace)), *words[1:]]) == 2
+    streams = capsys.readouterr()
+    assert f"cluster.nodes: no job of the trace fits into the cluster; {said}" in streams.err
+    assert "done" not in streams.err
 
 
 # ------------------------------------------------------------------------------------------------------------- capacity
@@ -240,6 +263,51 @@ def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
         tune(case, case, 2, 1)
 
 
+@pytest.mark.parametrize(
+    "low, high, difference_s, said",
+    [
+        (
+            -0.9,
+            0.2,
+            -60.0,
+            ["That may be chance: the interval holds 0. Keep the former numbers.", ", which is not better"],
+        ),
+        (0.1, 0.9, 60.0, ["Later jobs wait longer. Keep the former numbers.", ", which is not better"]),
+        (-0.9, -0.2, -60.0, []),
+    ],
+)
+def test_a_written_file_is_named_as_not_better(low: float, high: float, difference_s: float, said: list[str]) -> None:
+    share, wait = {"value": (low + high) / 2, "low": low, "high": high}, {"value": 60.0, "low": 50.0, "high": 70.0}
+    later = {
+        "waits_s": {"own": wait, "tuned": wait},
+        "change": {"wait_s": {"share": share, "difference": difference_s}},
+    }
+    found = {"policy": "las", "key": "slowdown", "tries": 1, "own": {"round_s": 60.0}, "own_figure": 2.5}
+    text = tuning_text({**found, "best": {"round_s": 30.0}, "best_figure": 1.5, "judged": later, "file": "f.yaml"})
+    assert "slowdown has a mean of 2.5 -> 1.5," in text
+    assert "written: f.yaml" in text
+    assert [each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in text] == [
+        each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in " ".join(said)
+    ]
+    assert all(each in text for each in said)
+
+
+def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
+    """From ten times on; more work than the GPUs can do is named, and else the flag to try."""
+    trace = trace_of([(row * 50, 100, 4) for row in range(40)], recorded_wait_s=[1.0] * 40)
+    case = on_nodes(tmp_path, trace, 1)
+    found = validation_document(case, case.policies[0])
+    said = " ".join(validation_text(found).split())
+    assert "The simulated mean wait is 975 times as long (" in said
+    assert "the load is 2.05, more work than the GPUs can do" in said
+    assert "--policy" not in said
+    less = {**found, "load": 0.5, "error_share": {"value": 8.9, "low": 8.0, "high": 9.5}}
+    assert "Mean error +890.0 % (+800.0 to +950.0)" in validation_text(less)
+    assert "such as --policy fifo-easy-requested" in " ".join(validation_text(less).split())
+    other = {**less, "policy": "fifo-easy-requested"}
+    assert "such as --policy fifo, and" in " ".join(validation_text(other).split())
+
+
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
@@ -271,7 +339,11 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
 def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--policy", "las", "--tries", "4", "--jobs", "1", "--out", "mine.jobpolicy.yaml", "--json", "t.json"]
     assert main(["jobs", "tune", "s.yaml", *flags]) == 0
-    assert "On later ones" in capsys.readouterr().out
+    streams = capsys.readouterr()
+    assert "On later ones" in streams.out
+    assert "trys" not in streams.err
+    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", streams.out)
+    assert "written: mine.jobpolicy.yaml" in streams.out
     case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
     assert main(["jobs", "simulate", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
     found = json.loads((here / "t.json").read_text())
@@ -330,6 +402,11 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--change", "load"], "must be KEY=VALUE"),
         (["whatif", "--change", "window.from_s=100"], "no job could be set against itself"),
         (["whatif"], "--change"),
+        (["whatif", "--policy", "las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
+        (["validate-log", "--load", "71"], "--load: '71' is a share of the cluster; 71 % is 0.71"),
         (["capacity"], "--wait"),
         (["capacity", "--wait", "soon"], "no duration"),
         (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
