@@ -77,7 +77,9 @@ class Network:
         """What the name stands for; nothing but a network's class is ever called."""
         found = own_class(self.name, self.source, self.key)
         if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
-            raise InputError(self.source, self.key, f"{self.name!r} is no hw.slimmable.SlimmableModel: subclass it")
+            problem = f"{self.name!r} is no hw.slimmable.SlimmableModel: subclass it"
+            remedy = "write the network as segments of several widths (docs/models.md, examples/own-network)"
+            raise InputError(self.source, self.key, f"{problem}, and {remedy}")
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class InputError(ValueError):
@@ -44,9 +44,15 @@ def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbe
     """
     words = sorted(known)
     near = [word for word in words if not same_numbers or _digits(word) == _digits(name)]
-    close = difflib.get_close_matches(name[:100], near, n=1)
+    close = difflib.get_close_matches(name[:100], near, n=1) or _begin_alike(name, near)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}{lead} {', '.join(words)}"
+
+
+def _begin_alike(name: str, words: Sequence[str]) -> list[str]:
+    """The one word that begins with another and `_`: `rate_img_s` for `rate`; none where there are several."""
+    longer = [word for word in words if word.startswith(f"{name}_")]
+    return longer if len(longer) == 1 else []
 
 
 def _digits(name: str) -> str:

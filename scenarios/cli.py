@@ -581,6 +581,17 @@ def build_parser() -> Parser:
     return parser
 
 
+def _commands_with(flag: str) -> list[str]:
+    """Those that take it."""
+    found = []
+    for name, command in COMMANDS.items():
+        parser = Parser()
+        for add in command.flags:
+            add(parser)
+        found += [f"slimsched {name}"] if flag in parser.flags else []
+    return found
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; raises `InputError`, which names the nearest command or flag for one that is not known."""
     parser = build_parser()
@@ -591,7 +602,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         actions = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")]
         parser.require_word("ACTION", words[1], actions)
     arguments, unknown = parser.parse_known_args(argv)
-    arguments.parser.require_none(unknown)
+    arguments.parser.require_none(unknown, _commands_with)
     return arguments
 
 

@@ -113,13 +113,15 @@ def bound(arguments: Namespace) -> int:
     output = Output(arguments)
     found = simulating.bound(asked_of(arguments, output), arguments.accuracy, arguments.window)
     rate = f"at {number(found['rate_img_s'], 1)} images/s" if found["rate_img_s"] else "at the trace's own rate"
+    least = ", the least there is (`--accuracy` asks for more)" if arguments.accuracy is None else ""
     lines = [
-        f"at a mean accuracy of at least {100 * found['accuracy']:.2f} %, no router can",
+        f"at a mean accuracy of at least {100 * found['accuracy']:.2f} %{least}, no router can",
         f"  serve more than {found['capacity_img_s']:.1f} images/s",
         f"  have a mean latency below {found['latency_mean_s'] * 1000:.2f} ms",
     ]
     if found["energy_dynamic_j"] is not None:
-        joules = f"{found['energy_dynamic_j']:.4f} J/image above idle, or {found['energy_per_image_j']:.4f} with it,"
+        above, whole = (number(found[key], None) for key in ("energy_dynamic_j", "energy_per_image_j"))
+        joules = f"{above} J/image above idle, or {whole} with it,"
         lines.append(f"  spend less than {joules} {rate}")
     if (oracle := found["oracle"]) is not None:
         peak = f"{oracle['peak_img_s']:.0f} images/s in {oracle['window_s']:g} s"

@@ -67,6 +67,8 @@ def accuracy_file(named: str, folder: Path) -> str:
 def scenario_file(named: Path) -> Path:
     """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
 
+    One of `live` has the name that its file says, too: `live-bursts`.
+
     Raises:
         ValueError: a bare word that no shipped scenario has.
     """
@@ -77,7 +79,10 @@ def scenario_file(named: Path) -> Path:
         return found
     if not is_shipped_name(str(named)):
         return named
-    names = sorted(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml"))
+    live = {f"live-{file.stem}": file for file in SHIPPED_SCENARIOS.glob("live/*.yaml")}
+    if str(named) in live:
+        return live[str(named)]
+    names = [*(file.stem for file in SHIPPED_SCENARIOS.glob("*.yaml")), *live]
     remedy = "a file of your own ends in .yaml; `slimsched init` writes a first one"
     problem = f"no such file, and no shipped scenario has this name; {nearest(named.name, names)}; {remedy}"
     raise ValueError(f"{named}: {problem}")

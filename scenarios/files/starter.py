@@ -37,6 +37,10 @@ compare:
   routers: [{routers}]
   seeds: [0, 1, 2]
 
+# Who is also run on real processes (`slimsched validate`), where each server has a `device`.
+validate:
+  routers: [{routers}]
+
 duration_s: {duration:g}  # of each run
 warmup_s: {warmup:g}  # images that arrive earlier count in no latency
 """

@@ -188,7 +188,7 @@ class RunFolder:
         """Raises `InputError` where the folder is of another scenario's file: one that has the same name."""
         before = self._other_scenario(read_manifest(self._manifest) or Contents(), scenario)
         if before is not None:
-            problem = f"is of {before}, a scenario of the same name; rename one of the two, {ELSEWHERE}"
+            problem = f"is of {before}, a scenario of the same name; change `name:` in one, {ELSEWHERE}"
             raise InputError(str(self.path), "", problem)
 
     def _found_identity(self) -> tuple[int, int]:
@@ -396,7 +396,7 @@ class RunFolder:
         """Whether a stage can be skipped: its outputs are as it left them, and its inputs those that it ran with."""
         mark = self._mark(name)
         if not mark.exists():
-            return Stage(name, False, "not done yet")
+            return Stage(name, False, "begins")
         try:
             found = read_json(mark)
             inputs, outputs = found["inputs"], found["outputs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scenarios.metrics.service import Promise
-from scenarios.runs.capacity import Capacity, Reading, Search, Tried
+from scenarios.runs.capacity import GROWTH_LIMIT, Capacity, Reading, Search, Tried
 from scenarios.show.numbers import duration, number, plural, share
 
 
@@ -18,7 +18,8 @@ def capacity_text(found: Capacity, search: Search) -> str:
     seeds = f"{plural(len(found.seeds), 'seed').partition(' ')[2]} {', '.join(map(str, found.seeds))}"
     text = f"{found.router}: {told} ({found.workload} arrivals, {search.duration_s:g} s, {seeds})"
     there = f"p99 {duration(found.p99_s)}, accuracy {share(found.accuracy)}"
-    return f"{text}\n  there: {there}, {number(found.energy_per_image_j, None)} J/image"
+    stable = f"stable: in its second half the backlog grows by at most {share(GROWTH_LIMIT)} of what arrives"
+    return f"{text}\n  there: {there}, {number(found.energy_per_image_j, None)} J/image\n  {stable}"
 
 
 def tried_text(tried: Tried, promise: Promise) -> str:

@@ -16,7 +16,7 @@ from policies.errors import InputError
 from scenarios.files.made_routers import made_file, made_kinds
 from scenarios.files.reading import require_router
 from scenarios.files.router_names import is_compiled, is_router_file
-from scenarios.files.spec import Scenario, unique
+from scenarios.files.spec import CompareSection, Scenario, ValidateSection, unique
 from scenarios.runs.folder import RunFolder
 from scenarios.terminal.places import writable_folder
 
@@ -226,8 +226,11 @@ def require_unique(flag: str, values: tuple[Any, ...]) -> tuple[Any, ...]:
         raise InputError(flag, "", str(error)) from None
 
 
-def require_made(routers: Sequence[str], folder: Path) -> None:
-    """Raises `InputError` where one is named that the scenario's run makes, and it is not there."""
-    for kind in made_kinds(routers):
+def require_made(section: CompareSection | ValidateSection, folder: Path) -> None:
+    """Raises `InputError` where a router of the section is one that the scenario's run makes, and it is not there."""
+    for kind in made_kinds(section.routers):
         if not (folder / made_file(kind)).is_file():
-            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; run `slimsched train` first")
+            key = "compare.routers" if isinstance(section, CompareSection) else "validate.routers"
+            default = ", ".join(type(section).model_fields["routers"].default)
+            remedy = f"run `slimsched train` first, or name others in {key} (left out, it is: {default})"
+            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; {remedy}")

@@ -82,14 +82,14 @@ def compare(
         InputError: a router was not made yet, `baseline` is not compared, or something is missing.
         UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
     """
-    from scenarios.job import comparison as stage
+    require_made(asked.scenario.compare, asked.folder)
+    from scenarios.job import comparison as stage  # opens torch, which takes long: after what is checked at once
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
     from scenarios.runs.engines import engine_of
     from scenarios.runs.simulate import default_jobs
 
     given, output = asked.scenario.compare, asked.output
-    require_made(given.routers, asked.folder)
     runs = len(given.routers) * len(given.seeds)
     world = world_of(asked.scenario, asked.folder)
     engine = engine_of(world, choice, runs, jobs=jobs or 1, is_here=ray is None)

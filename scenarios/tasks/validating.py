@@ -19,13 +19,13 @@ def validate(asked: Asked, *, goes_on: bool = False) -> Validation:
     Raises:
         InputError: a router was not made yet, or something does not fit this machine.
     """
-    from scenarios.job import validation as stage
+    require_made(asked.scenario.validate_, asked.folder)
+    from scenarios.job import validation as stage  # opens torch, which takes long: after what is checked at once
     from scenarios.job.deciding import with_decision_times
 
     if goes_on:
         asked = asked.with_section("validate_", go_on=True)
     routers = asked.scenario.validate_.routers
-    require_made(routers, asked.folder)
     job = job_of(asked)
     with job.folder.opened(asked.path), announcing_compilation(asked.output, routers):
         world = with_decision_times(job, begin_job(job), routers)

@@ -24,12 +24,12 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that accepts no abbreviations and raises `InputError` instead of ending the process."""
 
     def __init__(self, **options: Any) -> None:
-        self._flags: list[str] = []
+        self.flags: list[str] = []
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """As every parser does; long flags are remembered, and the most used have a short form."""
-        self._flags += [name for name in names if name.startswith("--")]
+        self.flags += [name for name in names if name.startswith("--")]
         short = [SHORT[name] for name in names if name in SHORT]
         return super().add_argument(*short, *names, **options)
 
@@ -37,10 +37,18 @@ class Parser(argparse.ArgumentParser):
         """Raise what is wrong, with the command that explains it."""
         raise InputError(self.prog, "", f"{message} (try {self.prog} --help)")
 
-    def require_none(self, unknown: Sequence[str]) -> None:
-        """Raises `InputError` where words are left that nothing took; it names the nearest flag."""
+    def require_none(
+        self, unknown: Sequence[str], commands_with: Callable[[str], Sequence[str]] = lambda _: ()
+    ) -> None:
+        """Raises `InputError` where words are left that nothing took; it names the nearest flag.
+
+        Args:
+            commands_with: tells the other commands that take a flag.
+        """
         if unknown:
-            known = nearest(unknown[0], self._flags) if unknown[0].startswith("-") else "it takes no such argument"
+            known = nearest(unknown[0], self.flags) if unknown[0].startswith("-") else "it takes no such argument"
+            if others := commands_with(unknown[0].partition("=")[0]):
+                known = f"commands that take it: {', '.join(others)}; {known}"
             raise InputError(self.prog, "", f"unknown {unknown[0]!r}; {known}")
 
     def require_word(self, name: str, word: str, known: Iterable[str]) -> None:

@@ -173,8 +173,9 @@ def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accu
         model = profile.model
         if (model.segments, sorted(model.widths)) != (segments, widths):
             problem = f"the profile of {name!r} has {model.segments} segments at widths {sorted(model.widths)}; "
-            problem += f"the accuracy table has {segments} segments at widths {widths}; take those of one network"
-            raise InputError(scenario.name, "model", problem)
+            problem += f"the accuracy table has {segments} segments at widths {widths}; take those of one network: "
+            remedy = "`slimsched model train` makes the table of yours, and `slimsched init --accuracy FILE` names one"
+            raise InputError(scenario.name, "model", problem + remedy)
         of_shape = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
         of_weights = not of_shape and accuracy.evaluation is not None
         if of_weights and accuracy.evaluation is not None and model.hash != accuracy.evaluation.hash:

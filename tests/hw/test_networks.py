@@ -28,7 +28,7 @@ def test_unknown_names_are_refused() -> None:
     for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):
             Network(name).build()
-    with pytest.raises(InputError, match="SlimmableModel: subclass it"):
+    with pytest.raises(InputError, match=r"SlimmableModel: subclass it, and .* segments .*docs/models.md"):
         Network("pathlib:Path").build()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -290,11 +291,17 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     poisson = write_scenario(tmp_path)
     assert main(["bound", str(poisson), "--json", "-"]) == 0
     assert '"oracle": null' in capsys.readouterr().out
+    assert main(["bound", str(poisson)]) == 0
+    told = capsys.readouterr().out
+    assert "%, the least there is (`--accuracy` asks for more), no router can" in told
+    energies = re.search(r"spend less than (\S+) J/image above idle, or (\S+) with it", told)
+    assert energies
+    assert all(len(each.lstrip("0.").replace(".", "")) >= 3 for each in energies.groups())
     flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
     moving = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
     assert main(["bound", str(moving), "--window", "100ms", "--accuracy", "0.8"]) == 0
     told = capsys.readouterr().out
-    assert "at a mean accuracy of at least 80.00 %" in told
+    assert "at a mean accuracy of at least 80.00 %, no router can" in told
     assert "at 480.0 images/s" in told
     assert "in 0.1 s: a router that knew it" in told
     assert main(["bound", str(moving), "--window", "2s"]) == 2

@@ -161,7 +161,9 @@ def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
     for widths in ((0.25, 1.0), (0.2, 0.25, 0.5, 0.75, 1.0)):
         tuples = tuple(itertools.product(widths, repeat=4))
         save_accuracy(tmp_path / "accuracy.json", PaperTable(tuples, (0.5,) * len(tuples), "toy"))
-        with pytest.raises(InputError, match="take those of one network"):
+        with pytest.raises(
+            InputError, match=r"take those of one network: `slimsched model train` .* `slimsched init --accuracy FILE`"
+        ):
             load_world(path)
 
 

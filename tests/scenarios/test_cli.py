@@ -57,6 +57,7 @@ def test_every_command_has_its_function(command: str) -> None:
         (["simulate", "x.yaml", "--seed", "x"], ["--seed", "'x'", "whole number"]),
         (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
         (["train", "x.yaml", "--engine", "torch"], ["--engine", "'torch'", "known: compiled, simpy"]),
+        (["simulate", "x.yaml", "--plot", "x.svg"], ["'--plot'", "take it: slimsched profile show, slimsched compare"]),
         (["simulate", "x.yaml", "--router", "jqs"], ["--router", "'jqs'", "did you mean 'jsq'"]),
         (["simulate", "x.yaml", "--router", "a.safetensors"], ["--router", "a.safetensors", "no such router file"]),
         (["simulate", "x.yaml", "--json", "/no/such/folder/x.json"], ["--json", "/no/such/folder/x.json"]),
@@ -224,7 +225,7 @@ def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.Captu
     arguments = ["run", str(path), "--out", str(tmp_path / "run")]
     assert main(arguments) == 0
     first = capsys.readouterr()
-    assert "compare: not done yet" in first.err
+    assert "compare: begins" in first.err
     assert "report.html" in first.out
     assert main(arguments) == 0
     second = capsys.readouterr()

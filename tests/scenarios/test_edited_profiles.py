@@ -53,7 +53,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[s
 
 def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_path: Path) -> None:
     path = tmp_path / "run" / "profiles" / "a.yaml"
-    assert made() == ["serving: not done yet"]
+    assert made() == ["serving: begins"]
     assert path.read_text() == SERVED.to_yaml()
     assert made() == ["serving: skipped, done before"]
     edited = worlds.profile("a", dispatch_s=0.003).to_yaml()

@@ -54,7 +54,7 @@ def test_a_stage_of_other_code_says_so(
     mark = Path(error.partition("; remove ")[2].partition(" to make it anew")[0])
     mark.unlink()
     compare(scenario)
-    assert "compare: not done yet" in capsys.readouterr().err
+    assert "compare: begins" in capsys.readouterr().err
 
 
 BROKEN = ("", "{", "[]", "7", '{"schema": "slimsched.environment/1"}')

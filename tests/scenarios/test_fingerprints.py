@@ -311,7 +311,7 @@ def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: py
     (folder / "run/profiles/cpu.yaml").write_text(edited)
     assert made(OWN) == edited  # the user's stays, and is told
     assert [line for line in said if "skipped" not in line] == [
-        "calibrate-cpu: not done yet",
-        "serving: not done yet",
+        "calibrate-cpu: begins",
+        "serving: begins",
         "profiles/cpu.yaml was edited since, and is taken so",
     ]

@@ -111,6 +111,9 @@ IN_THE_SCENARIO = {
     "a word in place of a list": Mistake(
         ("tiny.yaml: compare.routers: ", "'jsq'", "a list stands in brackets: [jsq]"), "[random, jsq]", "jsq"
     ),
+    "a key without its unit": Mistake(
+        ("tiny.yaml: workload.rate: ", "unknown key", "did you mean 'rate_img_s'"), "rate_img_s:", "rate:"
+    ),
     "two servers of one name": Mistake(
         ("tiny.yaml: cluster.servers.1.name (fast): ", "'fast' is given twice", "rename one of the two"),
         "name: slow",

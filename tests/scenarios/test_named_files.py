@@ -125,7 +125,7 @@ def test_a_stage_is_made_anew_when_a_file_that_it_used_has_changed(
     for _ in range(2):
         assert main(["compare", str(path), "--out", str(tmp_path / "run"), "--seed", "0"]) == 0
         told.append(capsys.readouterr().err)
-    assert "compare: not done yet" in told[0]
+    assert "compare: begins" in told[0]
     assert "compare: skipped, done before" in told[1]
     text = (tmp_path / file).read_text()
     (tmp_path / file).write_text(text.replace("0.5,", "0.6,").replace("thresholds: [16", "thresholds: [15"))

@@ -253,7 +253,7 @@ def test_scenarios_of_one_name_dont_share_a_folder(
     assert main(["compare", str(scenario), "--quiet"]) == 0
     for command in ("compare", "capacity"):
         said = refused([command, str(other)], capsys)
-        assert "runs/tiny: is of of/tiny.yaml, a scenario of the same name; rename one of the two" in said
+        assert "runs/tiny: is of of/tiny.yaml, a scenario of the same name; change `name:` in one" in said
     assert main(["compare", str(other), "--out", "runs/tiny"]) == 0
     assert f"runs/tiny: of the scenario of/tiny.yaml so far, now of {other}" in capsys.readouterr().err
     other.unlink()

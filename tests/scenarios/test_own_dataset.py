@@ -53,7 +53,7 @@ def test_a_folder_beside_the_scenario_is_trained_on(scenario: Path, capsys: pyte
             Image.new("L", (8, 8), 3).save(scenario.parent / "images" / "train" / "0" / "0.png")
         assert main(command) == 0
         told.append(capsys.readouterr().err)
-    assert "model: not done yet" in told[0]
+    assert "model: begins" in told[0]
     assert "model: skipped, done before" in told[1]
     assert "accuracy: skipped, done before" in told[1]
     assert "model: its inputs have changed" in told[2]

@@ -84,6 +84,6 @@ def test_a_stage_is_made_anew_when_its_code_has_changed(folder: Path, capsys: py
         (folder / "mine.py").write_text(MODULE.format(returned))
         assert main(command) == 0
         told.append(capsys.readouterr().err)
-    assert "compare: not done yet" in told[0]
+    assert "compare: begins" in told[0]
     assert "compare: skipped, done before" in told[1]
     assert "compare: its inputs have changed" in told[2]

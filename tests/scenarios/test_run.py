@@ -86,7 +86,7 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     said = [line for line in job.said if not line.startswith("warning: other programs")]  # this machine may be busy
     assert [line.partition(": ")[0] for line in said[:2]] == ["devices", "cut for time, of the defaults"]
     assert [line for line in said[2:] if "skipped" not in line and "images/s arrive" not in line] == [
-        "validate: not done yet"
+        "validate: begins"
     ]
     assert job.outcome.report.is_file()
     pairs = read_json(job.folder / "validation.json")["pairs"]

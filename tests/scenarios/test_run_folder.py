@@ -79,7 +79,7 @@ def test_stages_resume(tmp_path: Path) -> None:
     (folder / "out.txt").unlink()
     assert [ran(2), ran(2)] == [True, False]
     assert said[:3] == [
-        "calibrate: not done yet",
+        "calibrate: begins",
         "calibrate: skipped, done before",
         "calibrate: its inputs have changed",
     ]

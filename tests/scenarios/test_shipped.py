@@ -108,6 +108,8 @@ def test_a_name_that_no_scenario_has_is_told_with_the_nearest(
     assert told.count("\n") == 1
     assert "quikstart: no such file, and no shipped scenario has this name; did you mean 'quickstart'?" in told
     assert scenario_file(Path("data/profiles/t4")) == Path("data/profiles/t4")
+    assert main(["simulate", "live-burst"]) == 2
+    assert "did you mean 'live-bursts'? known: cifar100, live-bursts, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -120,7 +122,9 @@ def test_every_scenario_reads_and_is_listed(path: Path) -> None:
 @pytest.mark.parametrize("path", LIVE_SCENARIOS, ids=lambda path: path.stem)
 def test_every_live_scenario_reads_and_is_listed(path: Path) -> None:
     """Likewise; its run folder is `runs/live-NAME`."""
-    assert load_scenario(path).name == f"live-{path.stem}"
+    name = f"live-{path.stem}"
+    assert load_scenario(path).name == name
+    assert scenario_file(Path(name)) == path
     assert f"`live/{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
 
 

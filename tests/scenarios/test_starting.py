@@ -29,7 +29,7 @@ def test_what_it_writes_by_default_runs(capsys: pytest.CaptureFixture[str]) -> N
     text = Path("scenario.yaml").read_text()
     scenario = load_scenario("scenario.yaml")
     assert [server.profile for server in scenario.cluster.named_servers] == ["rtx-2080-ti", "rtx-2080-ti", "gtx-980-ti"]
-    assert scenario.compare.routers == ("random", "jsq", "sticky", "ladder")
+    assert scenario.compare.routers == scenario.validate_.routers == ("random", "jsq", "sticky", "ladder")
     commands = [line.split("  #")[0][4:].split() for line in text.splitlines() if line.startswith("#   slimsched")]
     assert [words[1] for words in commands] == ["simulate", "compare", "list"]
     assert all(main([*words[1:], "--quiet"]) == 0 for words in commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,8 +98,14 @@ def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.Captur
     tuning = f"{routers}\ntuning: {{decisions: 2000, episode_s: 0.5, levels: 1}}"
     path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
     run = tmp_path / "run"
-    assert main(["compare", str(path), "--out", str(run), "--quiet"]) == 2
-    assert "no tide was made yet for this scenario; run `slimsched train` first" in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch:  # what opens torch can't be opened: this is told before
+        for stage in ("scenarios.job.comparison", "scenarios.job.validation"):
+            patch.setitem(sys.modules, stage, None)
+        for command, kind, key in (("compare", "tide", "compare"), ("validate", "ppo", "validate")):
+            assert main([command, str(path), "--out", str(run), "--quiet"]) == 2
+            told = capsys.readouterr().err
+            assert f"no {kind} was made yet for this scenario; run `slimsched train` first" in told
+            assert f"or name others in {key}.routers (left out, it is: random, jsq," in told
     assert train(path, "--json", "-") == 0
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]

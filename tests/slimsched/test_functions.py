@@ -89,7 +89,7 @@ def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
         (done, 2, "run") for done in range(3)
     ]
     assert ours.remarks == tuple(step.text for step in steps if step.text)
-    assert "compare: not done yet" in ours.remarks
+    assert "compare: begins" in ours.remarks
     again = slimsched.compare(scenario, ["random", "jsq"], [4], out="ours")
     assert "compare: skipped, done before" in again.remarks
     assert again.document == ours.document
