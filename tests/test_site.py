@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium
 import pytest
 from mkdocs.exceptions import PluginError
 
 from policies.errors import InputError
 from scenarios.cli import main, parse
+from scenarios.files.spec import RewardSection
 from scenarios.study.commands_page import commands_markdown
 from tests.test_docs import LINK, PAGES, ROOT
 from tests.tutorial_log import FILE, tutorial_log
@@ -146,3 +148,21 @@ def test_the_log_of_the_tutorial_is_what_its_maker_makes(tmp_path: Path) -> None
     import gzip
 
     assert gzip.decompress(FILE.read_bytes()).decode() == tutorial_log(tmp_path)
+
+
+def test_the_page_of_gymnasium_says_what_a_step_has() -> None:
+    """The sizes, by the shapes that it gives for `paper`; the weights; and what the last `info` holds."""
+    page = (DOCS / "how-to" / "gymnasium.md").read_text(encoding="utf-8")
+    env = gymnasium.make("slimsched:SlimCluster-v0", scenario="paper", duration_s=0.02)
+    observation, info = env.reset(seed=0)
+    sizes = [int(size) for part in re.findall(r"has (\d), (\d) and (\d)\.", page) for size in part]
+    assert sizes == env.action_space.nvec.tolist()  # type: ignore[attr-defined]
+    assert f"observed: {len(observation)} for `paper`" in page
+    assert len(observation) == 2 + 3 * sizes[0]
+    assert info["width_mask"].shape == (sizes[0], sizes[1])
+    assert env.unwrapped.action_masks().shape == (sum(sizes),)  # type: ignore[attr-defined]
+    assert [weight for weight in RewardSection.model_fields if f"`reward.{weight}`" not in page] == ["centre"]
+    is_over = False
+    while not is_over:
+        _, _, _, is_over, info = env.step(env.action_space.sample())
+    assert [name for name in (*info, *info["figures"]) if name not in page] == []
