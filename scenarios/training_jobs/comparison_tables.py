@@ -159,8 +159,8 @@ def _cluster(rows: Sequence[Mapping[str, Any]]) -> Table:
         "makespan", "utilization", "useful", "preemptions a job", "mean rho", "rho above 1", "Jain, users", "Jain, VCs",
     )  # fmt: skip
     note = (
-        f"{OF_THE_TIME} Useful: of the busy GPU time, what was no restart and was not lost. rho: completion time over that on an "
-        "equal share of the cluster (finish-time fairness). Jain: of the mean slowdowns of users, of VCs; 1 where all "
+        f"{OF_THE_TIME} Useful: of the busy GPU time, what was no restart and was not lost. rho: completion time over "
+        "that on an equal share of the cluster (finish-time fairness). Jain: of the mean slowdowns of users, of VCs; 1 where all "
         "fare alike."
     )
     return Table([Column("policy"), *columns(*heads)], cells, title="Cluster and fairness", notes=[note])

@@ -197,5 +197,5 @@ def tuning_text(found: Mapping[str, Any]) -> str:
     told = "" if is_better(found) else f"{why} Keep the former numbers."
     doubt = "" if is_better(found) else ", which is not better than the former numbers"
     table = Table([Column("number"), *columns("before", "tuned")], rows)
-    parts = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
+    parts: list[Table | str] = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
     return to_text(filter(None, parts), screen_width())
