@@ -354,5 +354,5 @@ def test_what_is_measured_and_how_far_intervals_hold(tmp_path: Path) -> None:
     said = " ".join(comparison_text(comparison_document(few, run_all(few, 1), [])).split())
     assert "21 jobs on 4 GPUs" in said
     assert re.search(
-        r"hold less than they say \(docs/jobs.md\): run .* \(C\^2 19.\d\), and the log has 20.0 days", said
+        r"hold less than they say \(docs/jobs.md\): run .* \(C\^2 1\d.\d\), and the log has 20.0 days", said
     )
