@@ -388,7 +388,8 @@ def _jobs_beside(parser: argparse.ArgumentParser) -> None:
 
 
 def _jobs_whatif(parser: argparse.ArgumentParser) -> None:
-    text = "must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given several times"
+    text = "must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; "
+    text += "may be given several times"
     parser.add_argument("--change", action="append", default=[], metavar="CHANGE", help=text)
     text = "by name, or a file; the scenario's by default; may be given several times"
     parser.add_argument("--policy", action="append", metavar="NAME_OR_FILE", help=text)

@@ -8,13 +8,14 @@ from typing import Any, Final
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
-from scenarios.training_jobs.comparison_tables import interval_text, share_interval
+from scenarios.training_jobs.comparison_tables import OF_THE_TIME, coverage_notes, interval_text, share_interval
 from scenarios.training_jobs.resampling import Interval, chance_explains, chance_text
 from scenarios.training_jobs.room_for import Limit, Tried
 from scenarios.training_jobs.tables import share_text, time_text, unit_of
 
 REQUESTED: Final = "fifo-easy-requested"  # nearest to what most clusters run
 _MANY: Final = 10.0
+_ONE_LOG: Final = "  This is of this one log; other weeks may need more."
 
 
 def signed_time(time_s: float) -> str:
@@ -41,8 +42,11 @@ def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
     )
     heads = ("", "mean wait", "median", "p99", "max", "utilization")
     block = time_text(found["policies"][0]["block_s"])
-    note = f"Intervals (95 %) from how blocks of {block} differ, paired by job."
-    return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=[note]), *said], screen_width())
+    notes = [
+        f"Intervals (95 %) from how blocks of {block} differ, paired by job. {OF_THE_TIME}",
+        *coverage_notes(found["days"], found["run_cv2"]),
+    ]
+    return to_text([head, Table([Column(heads[0]), *columns(*heads[1:])], rows, notes=notes), *said], screen_width())
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
@@ -84,7 +88,7 @@ def load_text(found: Mapping[str, Any], limit: Limit) -> str:
     factor = low / found["load_now"]
     return (
         f"{head}carries a load of {low:.3g}{until}, at {limit_text(limit)}\n"
-        f"  now the load is {found['load_now']:.3g}: {factor:.2f} times as many jobs of this kind fit"
+        f"  now the load is {found['load_now']:.3g}: {factor:.2f} times as many jobs of this kind fit\n{_ONE_LOG}"
     )
 
 
@@ -92,7 +96,7 @@ def nodes_text(found: Mapping[str, Any], limit: Limit) -> str:
     """The fewest nodes."""
     return (
         f"{found['scenario']}, {found['policy']}: {found['nodes']:,} nodes of the first group are enough, at "
-        f"{limit_text(limit)}; there are {found['nodes_now']:,}"
+        f"{limit_text(limit)}; there are {found['nodes_now']:,}\n{_ONE_LOG}"
     )
 
 
@@ -193,5 +197,5 @@ def tuning_text(found: Mapping[str, Any]) -> str:
     told = "" if is_better(found) else f"{why} Keep the former numbers."
     doubt = "" if is_better(found) else ", which is not better than the former numbers"
     table = Table([Column("number"), *columns("before", "tuned")], rows)
-    parts = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
+    parts: list[Table | str] = [f"{found['policy']}", table, said, told, f"written: {found['file']}{doubt}"]
     return to_text(filter(None, parts), screen_width())

@@ -42,6 +42,8 @@ class WhatIf:
             "schema": SCHEMA,
             "scenario": self.now.scenario.name,
             "jobs": len(self.now.jobs),
+            "days": self.now.jobs.days,
+            "run_cv2": self.now.jobs.run_cv2,
             "gpus": [case.scenario.cluster.gpus for case in (self.now, self.then)],
             "load": [case.load for case in (self.now, self.then)],
             "policies": rows,

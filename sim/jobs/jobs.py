@@ -101,6 +101,16 @@ class JobList:
         """(n,) GPU time of each, at the reference type."""
         return np.asarray(self.run_s * self.gpus * self.gpu_share)
 
+    @property
+    def days(self) -> float:
+        """From the first submission to the last."""
+        return float(self.submit_s[-1] - self.submit_s[0]) / 86400
+
+    @property
+    def run_cv2(self) -> float:
+        """C^2 of the run times: the variance over the squared mean."""
+        return float(self.run_s.var() / self.run_s.mean() ** 2)
+
     def load_on(self, gpus: int) -> float:
         """GPU time asked for, over what so many GPUs have from the first to the last submission; infinite for none."""
         span_s = float(self.submit_s[-1] - self.submit_s[0])

@@ -338,3 +338,21 @@ def test_backfilling_goes_by_what_the_trace_has(requested_s: list[float], said: 
     write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], requested_s=requested_s))
     assert main(["jobs", "init", "t.jobtrace.parquet", "--nodes", "1x8", "--out", "i.yaml"]) == 0
     assert re.search(said, (here / "i.yaml").read_text())
+
+
+def test_what_is_measured_and_how_far_intervals_hold(tmp_path: Path) -> None:
+    """Run times of (1, 3) have a C^2 of 1/4; one of 101 that is 100 times as long, far above 4."""
+    often = [(row * 86400.0, 1.0 + 2 * (row % 2), 1) for row in range(30)]
+    warm = case_of(tmp_path, trace_of(often), warmup_s="2d")
+    found = comparison_document(warm, run_all(warm, 1), [])
+    assert (found["days"], found["run_cv2"]) == (29, 0.25)
+    said = " ".join(comparison_text(found).split())
+    assert "30 jobs, 28 measured after a warm-up of 2.0 d, on 4 GPUs" in said
+    assert "Utilization is of the whole time" in said
+    assert "hold less than they say" not in said
+    few = case_of(tmp_path, trace_of([*often[:20], (20 * 86400.0, 1000.0, 1)]))
+    said = " ".join(comparison_text(comparison_document(few, run_all(few, 1), [])).split())
+    assert "21 jobs on 4 GPUs" in said
+    assert re.search(
+        r"hold less than they say \(docs/jobs.md\): run .* \(C\^2 1\d.\d\), and the log has 20.0 days", said
+    )

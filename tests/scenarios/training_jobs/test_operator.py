@@ -331,9 +331,13 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--precision", "0.2"]) == 0
-    assert "small, fifo: carries a load of" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "small, fifo: carries a load of" in said
+    assert "This is of this one log; other weeks may need more." in said
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--by", "nodes", "--of", "p90"]) == 0
-    assert "nodes of the first group are enough, at a p90 of waits of at most 10.0 min" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nodes of the first group are enough, at a p90 of waits of at most 10.0 min" in said
+    assert "This is of this one log; other weeks may need more." in said
 
 
 def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
