@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
-from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.comparison import Comparison, accuracy_measure
 from scenarios.metrics.served import MARK
 from scenarios.metrics.statistics import PairedDifference
 from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, plural, shown
@@ -28,6 +28,8 @@ from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
 _CHANGES = {"energy_per_image_change_pct": "energy change", "latency_change_pct": "latency change"}  # a row's keys
+_DRAWN = "Accuracy here is of drawn labels; answers and trade-offs take the expected one."
+_HYPERVOLUME = "Hypervolume (the plane of accuracy and cost that some router covers; docs/metrics.md)"
 MOST_PLACES = 6  # of a difference, after the point
 
 
@@ -85,7 +87,8 @@ def comparison_table(comparison: Comparison) -> Table:
         many.append("Every router leaves more than 1 % unserved: nobody wins.")
     warnings = [*many, *beware, *signs]
     base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
-    return Table([*head, *columns(*changes.values())], rows, title, [note, *charged, *few], warnings, base)
+    drawn = [_DRAWN] if accuracy_measure(comparison["rows"]).name == "expected_accuracy" else []
+    return Table([*head, *columns(*changes.values())], rows, title, [note, *drawn, *charged, *few], warnings, base)
 
 
 def _name(row: Mapping[str, Any]) -> str:
@@ -114,7 +117,7 @@ def paired_table(comparison: Comparison) -> Table:
     assert paired is not None, "there is a router that the others are set against"
     head = [Column("router")]
     for measure in _DIFFERENCES:
-        head += [column(measure), Column("change")]
+        head += [column(measure), Column(f"{measure.head} change")]
     rows = []
     for row in paired["rows"]:
         if row["router"] != paired["against"]:
@@ -194,7 +197,7 @@ def _covered(comparison: Comparison) -> str:
             return f"Hypervolume: none, only {able[0]} serves enough to count."
         who = "routers" if len(able) == len(comparison["rows"]) else "who serve enough"
         return f"Hypervolume: none, all {who} are equally accurate or equally costly."
-    return f"Hypervolume, as a share of what one router with the best of both would cover: {', '.join(shares)}."
+    return f"{_HYPERVOLUME}, as a share of what one router with the best of both would cover: {', '.join(shares)}."
 
 
 def _gap(row: Mapping[str, Any] | None) -> str:

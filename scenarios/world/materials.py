@@ -88,7 +88,10 @@ def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
     """
     path = Path(scenario.model.accuracy) if scenario.model.accuracy else folder / ACCURACY_FILE
     if not path.is_file():
-        problem = f"not evaluated yet (no {path.name} in {folder}); `slimsched run` or `slimsched model evaluate` does"
+        problem = (
+            f"not evaluated yet (no {path}; the run folder `out` is also where the network's files are looked for); "
+        )
+        problem += "`slimsched run` or `slimsched model evaluate` does"
         raise InputError(scenario.name, "model.accuracy", problem)
     if scenario.model.accuracy:
         return Accuracy.of(load_accuracy(path))

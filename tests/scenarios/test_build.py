@@ -155,6 +155,14 @@ def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
         load_world(path)
 
 
+def test_a_table_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
+    """The run folder is that place, whatever else `out` is for."""
+    text = SCENARIO.replace("{accuracy: accuracy.json}", "{network: slimresnet-tiny, dataset: digits}")
+    path, elsewhere = write(tmp_path, text), tmp_path / "b2"
+    with pytest.raises(InputError, match=r"no .*b2/accuracy.json; the run folder `out` is also where"):
+        load_world(path, elsewhere)
+
+
 def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:
     """Every width that a server may be asked for has its accuracy, and no other."""
     path = write(tmp_path)

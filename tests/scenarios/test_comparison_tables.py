@@ -149,7 +149,7 @@ def test_trade_offs_have_fronts_and_gaps_to_the_bound(compared: Comparison) -> N
     assert (jsq["latency over bound"], jsq["unbeaten at"]) == ("+127 %", "latency, p99")
     assert "energy above idle over bound" not in jsq
     assert (jsq["accuracy"], jsq["latency"], jsq["worst latency"]) == ("72.00", "1133.33", "1300.00")
-    assert [note.partition(",")[0] for note in table.notes] == ["Hypervolume"]
+    assert [note.partition(" ")[0] for note in table.notes] == ["Hypervolume"]
 
 
 def test_a_hypervolume_that_is_none_says_of_whom() -> None:
