@@ -238,7 +238,9 @@ def _worse_texts(found: Sequence[Worse]) -> Iterator[str]:
     """On executors, rival by rival."""
     for rival in dict.fromkeys(each.rival for each in found):
         told = [_worse_text(each) for each in found if each.rival == rival]
-        yield f"On executors Tide is worse than {rival}, by more than chance. {' '.join(told)}"
+        is_accuracy_alone = all(each.measure == _ACCURACY.name for each in found if each.rival == rival)
+        how = "less accurate" if is_accuracy_alone else "worse"
+        yield f"On executors Tide is {how} than {rival}, by more than chance. {' '.join(told)}"
 
 
 def _worse_text(worse: Worse) -> str:
