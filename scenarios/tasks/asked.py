@@ -230,4 +230,5 @@ def require_made(routers: Sequence[str], folder: Path) -> None:
     """Raises `InputError` where one is named that the scenario's run makes, and it is not there."""
     for kind in made_kinds(routers):
         if not (folder / made_file(kind)).is_file():
-            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; run `slimsched train` first")
+            remedy = f"add {kind} to compare.routers, then `slimsched train`"
+            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; {remedy}")

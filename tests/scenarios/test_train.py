@@ -98,7 +98,7 @@ def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.Captur
     path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
     run = tmp_path / "run"
     assert main(["compare", str(path), "--out", str(run), "--quiet"]) == 2
-    assert "no tide was made yet for this scenario; run `slimsched train` first" in capsys.readouterr().err
+    assert "no tide was made yet for this scenario; add tide to compare.routers, then `slimsched train`" in capsys.readouterr().err
     assert train(path, "--json", "-") == 0
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]
