@@ -133,9 +133,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", type=one_of("simpy", "compiled"), metavar="ENGINE", default="compiled", help=text)
 
 
-_OF_A_SEARCH = (
-    "of one search's first stage, the scenario's by default; with its later stages and searches it takes more"
-)
+_OF_A_SEARCH = "of one search's first stage, the scenario's by default; later stages and searches come on top"
 
 
 def _tune(parser: argparse.ArgumentParser) -> None:
