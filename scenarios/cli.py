@@ -133,13 +133,16 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", type=one_of("simpy", "compiled"), metavar="ENGINE", default="compiled", help=text)
 
 
+_OF_A_SEARCH = "of one search's first stage, the scenario's by default; later stages and searches come on top"
+
+
 def _tune(parser: argparse.ArgumentParser) -> None:
     _own_code(parser)
     parser.add_argument("scenario", type=scenario, metavar="SCENARIO", help=_A_SCENARIO)
     parser.add_argument("--router", required=True, metavar="KIND", help=f"which kind: {', '.join(TUNED)}")
     parser.add_argument("--out", type=path, metavar="FILE", help="where it goes: KIND.safetensors or KIND.rule.yaml")
     parser.add_argument("--floor", type=share, metavar="SHARE", help="mean accuracy to keep; the scenario's by default")
-    parser.add_argument("--decisions", type=positive, metavar="N", help="of a search; the scenario's by default")
+    parser.add_argument("--decisions", type=positive, metavar="N", help=_OF_A_SEARCH)
     text = "independent ones, and a race of what they found; the scenario's by default"
     parser.add_argument("--searches", type=positive, metavar="N", help=text)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the first search and its runs (0)")

@@ -70,7 +70,10 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         if step.file:
             Path(step.file).write_text(step.text, encoding="utf-8")
         elif step.language == "python":
-            subprocess.run([sys.executable, "-c", step.text], check=True, timeout=200)
+            done = subprocess.run(
+                [sys.executable, "-c", step.text], check=True, timeout=200, stdout=subprocess.PIPE, text=True
+            )
+            sys.stdout.write(done.stdout)
         for program, *arguments in step.commands:
             assert program == "slimsched"
             assert main(arguments) == 0, shlex.join(arguments)

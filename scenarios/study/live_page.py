@@ -48,9 +48,9 @@ _WINNING: Final = """- Who **wins** has the lowest p99 of the routers that keep 
 - **Who keeps the floor** can't be told from the few measured runs. What counts is the mean accuracy in the simulated
   comparison, *over seeds*, of runs that are as long. On executors their difference from simulation of the same arrivals
   counts, too.
-- **Said so**: `yes` where simulation of the same arrivals named the same winner. It is `open` where one of the two
-  worlds can't tell whom the other named from its quickest. It is also `open` where simulation could judge fewer than
-  two. Else it is `no`.
+- **Said so**: did simulation of the same arrivals name the winner before? `yes`: both name the same winner. `no`:
+  simulation names others than those who win or tie on executors. `open`: one of the two has a tie, and the other's
+  winner is part of it; or simulation could judge fewer than two routers.
 - **Change of p99**: Tide's less the rival's, in percent of the rival's. Negative is better. The rival is, in both
   worlds, the quickest other that keeps the floor on executors.
 """
@@ -238,7 +238,9 @@ def _worse_texts(found: Sequence[Worse]) -> Iterator[str]:
     """On executors, rival by rival."""
     for rival in dict.fromkeys(each.rival for each in found):
         told = [_worse_text(each) for each in found if each.rival == rival]
-        yield f"On executors Tide is worse than {rival}, by more than chance. {' '.join(told)}"
+        is_accuracy_alone = all(each.measure == _ACCURACY.name for each in found if each.rival == rival)
+        how = "less accurate" if is_accuracy_alone else "worse"
+        yield f"On executors Tide is {how} than {rival}, by more than chance. {' '.join(told)}"
 
 
 def _worse_text(worse: Worse) -> str:

@@ -21,6 +21,21 @@ from scenarios.runs.manifest import read_manifest
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
 _RUNS: Final = Path("runs")
+_PLACEMENTS: Final = {  # which server each takes, as docs/routers.md says; every segment at full width
+    "weighted-random": "at random, as likely as it is fast",
+    "round-robin": "after the last one",
+    "jsq": "with the fewest outstanding requests",
+    "jsq-speed": "with the fewest outstanding requests for its speed",
+    "power-of-two": "with the fewest outstanding requests, of two drawn at random",
+    "power-of-two-speed": "the same, for its speed",
+    "jiq": "that has nothing outstanding, or else any at random",
+    "least-work": "with the least expected work outstanding",
+    "least-work-coming": "the same with the work that will come back",
+    "shortest-delay": "where the block is expected to end first",
+    "sticky": "where the activations are; for new images `least-work`",
+    "packed": "where the activations are; for new images by energy an image",
+    "sticky-coming": "where the activations are; for new images `least-work-coming`",
+}
 _MADE: Final = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
 
 
@@ -63,7 +78,7 @@ def _scenarios() -> Iterator[Named]:
 
 def _routers() -> Iterator[Named]:
     for name in ROUTER_NAMES:
-        yield Named(name, KINDS[name].help if name in KINDS else "a placement, at full width")
+        yield Named(name, KINDS[name].help if name in KINDS else f"full width, the server {_PLACEMENTS[name]}")
     yield from (Named(f"{kind.name}:...", kind.help) for kind in KINDS.values() if kind.needs_numbers)
     for kind in MADE_KINDS:
         if not made_name(kind).startswith(TUNED_HERE) and made_name(kind) not in ROUTER_NAMES:

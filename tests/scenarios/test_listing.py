@@ -49,6 +49,12 @@ def test_each_name_is_one_that_commands_take(
     assert names["runs"] == []
 
 
+def test_each_router_is_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """By words of its own, no two alike."""
+    told = [each["about"] for each in listed(capsys, "routers")["routers"]]
+    assert len(set(told)) == len(told) > 20
+
+
 def test_what_lies_here_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

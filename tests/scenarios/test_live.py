@@ -85,6 +85,14 @@ def test_a_loss_comes_first_and_names_what_simulation_said(tmp_path: Path) -> No
     assert "- `day` is missing\n" in page
 
 
+def test_who_is_less_accurate_alone_is_not_called_worse(tmp_path: Path) -> None:
+    """One that is more accurate and far slower is no better router."""
+    found = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 9.0, 9.0, 0.99))
+    page = live_page({"drawn": measured(tmp_path / "run", found)}, [])
+    assert "Tide is less accurate than tuned:ladder, by more than chance. Expected accuracy: 95.00" in page
+    assert "worse than" not in page
+
+
 @pytest.mark.parametrize(("counts", "told"), [((0, 1, 3), 1), ((3, 3), 3), ((), 0)])
 def test_how_many_searches_made_the_routers_is_told(counts: tuple[int, ...], told: int, tmp_path: Path) -> None:
     """The fewest that one of them had; a fixed tuple, all of which are looked at, has none."""

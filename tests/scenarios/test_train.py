@@ -104,8 +104,11 @@ def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.Captur
         for command, kind, key in (("compare", "tide", "compare"), ("validate", "ppo", "validate")):
             assert main([command, str(path), "--out", str(run), "--quiet"]) == 2
             told = capsys.readouterr().err
-            assert f"no {kind} was made yet for this scenario; run `slimsched train` first" in told
-            assert f"or name others in {key}.routers (left out, it is: random, jsq," in told
+            assert (
+                f"no {kind} was made yet for this scenario; add {kind} to compare.routers, then `slimsched train`"
+                in told
+            )
+            assert f", or name others in {key}.routers (left out, it is: random, jsq," in told
     assert train(path, "--json", "-") == 0
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]
