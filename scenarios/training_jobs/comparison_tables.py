@@ -160,8 +160,8 @@ def _cluster(rows: Sequence[Mapping[str, Any]]) -> Table:
     )  # fmt: skip
     note = (
         f"{OF_THE_TIME} Useful: of the busy GPU time, what was no restart and was not lost. rho: completion time over "
-        "that on an equal share of the cluster (finish-time fairness). Jain: of the mean slowdowns of users, of VCs; 1 where "
-        "all fare alike."
+        "that on an equal share of the cluster (finish-time fairness). Jain: of the mean slowdowns of users, of "
+        "VCs; 1 where all fare alike."
     )
     return Table([Column("policy"), *columns(*heads)], cells, title="Cluster and fairness", notes=[note])
 
