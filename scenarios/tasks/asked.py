@@ -232,5 +232,6 @@ def require_made(section: CompareSection | ValidateSection, folder: Path) -> Non
         if not (folder / made_file(kind)).is_file():
             key = "compare.routers" if isinstance(section, CompareSection) else "validate.routers"
             default = ", ".join(type(section).model_fields["routers"].default)
-            remedy = f"add {kind} to compare.routers, then `slimsched train`, or name others in {key} (left out, it is: {default})"
+            remedy = f"add {kind} to compare.routers, then `slimsched train`"
+            remedy += f", or name others in {key} (left out, it is: {default})"
             raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; {remedy}")
