@@ -214,7 +214,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(streams.out)
     assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "simpy")
     assert "(poisson arrivals, 0.2 s, seeds 3, 4)" in streams.err
-    told = streams.err.splitlines()[-1]
+    told = streams.err.splitlines()[-2]
     assert re.fullmatch(r"  there: p99 [\d.]+ ms, accuracy [\d.]+ %, [\d.]+ J/image", told)
     assert {found["floor"], found["p99_limit_s"]} == {None}
     asked = ["capacity", path, "--router", "fixed:0.5,0.5", "--precision", "0.4", "--duration", "1s"]
