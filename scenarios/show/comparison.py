@@ -76,7 +76,11 @@ def comparison_table(comparison: Comparison) -> Table:
     note += "devices, shared among the completed images."
     if service is not None and promised:
         note += f" Kept: of what is promised, {promise_text(service)}."
-    note += f" Changes are against {baseline!r}, seed by seed." if baseline else ""
+    note += (
+        f" Changes are against {baseline!r}: the mean of each seed's. Answers set mean against mean."
+        if baseline
+        else ""
+    )
     largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
     beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
     signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]

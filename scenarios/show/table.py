@@ -92,10 +92,13 @@ def _table_text(table: Table, width: int | None) -> str:
 
 
 def _lines(row: Sequence[str], width: int | None) -> list[list[str]]:
-    """A row whose name leaves room for its cells: a long one goes on in the lines below it."""
-    name, *cells = row
-    names = [name] if width is None else wrap(name, int(NAME_SHARE * width), break_long_words=False) or [name]
-    return [[names[0], *cells], *([each, *[""] * len(cells)] for each in names[1:])]
+    """A row whose name and cells leave room for each other: a long one goes on in the lines below it."""
+    if width is None:
+        return [list(row)]
+    of_name = int(NAME_SHARE * width)
+    rooms = [of_name, *[width - of_name - len(GAP)] * (len(row) - 1)]
+    parts = (wrap(cell, room, break_long_words=False) or [""] for cell, room in zip(row, rooms, strict=True))
+    return [list(line) for line in zip_longest(*parts, fillvalue="")]
 
 
 def _broken(text: str, width: int | None) -> str:

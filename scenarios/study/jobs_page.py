@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 from policies.jobs_ppo.files import FAITHFUL, FIXED
 from scenarios.show.charts import COLORS, canvas
 from scenarios.show.table import Table, columns, to_markdown
-from scenarios.training_jobs.learning.judging import BASELINES, Estimate, Numbers, mean_of, ratio_of, table_of
+from scenarios.training_jobs.learning.judging import (
+    BASELINES,
+    PROGRAMMES,
+    Estimate,
+    Numbers,
+    mean_of,
+    ratio_of,
+    table_of,
+)
 from scenarios.training_jobs.learning.windows import TRAINING_JOBS, gain
 from sim.jobs.jobs import JobList
 
@@ -20,6 +28,7 @@ BASE: Final = "fifo-stall"
 LEARNED: Final = (FAITHFUL, FIXED)
 UNLEARNED: Final = {
     "fifo-first-fit": "not stalling",
+    "random-fitting": "chance, not stalling",
     "smallest-stall": "smallest first, stalling",
     "smallest": "smallest first, not stalling",
     "fifo-easy-oracle": "EASY, which knows run times",
@@ -34,6 +43,7 @@ CLAIMS: Final = {  # the abstract of arXiv 2512.10271; it is silent on where
 }
 CHANGED: Final = {
     "waiting": "who was chosen stalls the cluster -> only who fits may be chosen (`choice`)",
+    "waiting-lam-1": "the same, and advantages that take no value of later states (lambda = 1)",
     "reward": "the score at the end -> job seconds in the system after each choice (`steps`)",
     "against": "set against the base policy that stalls -> against first-fit",
     "value": "value of 128 slots -> of means and largest values over the queue",
@@ -133,6 +143,7 @@ def page_of(study: Study) -> str:
             f"GPUs (16 at most) and the mean and spread of run times (lognormal) of the trace above, and as much load "
             f"({study.load:.2f}). They arrive in bursts (mmpp), each bound to one VC or GPU type.",
         ),
+        _programmes(philly),
         _ablation(philly, study.lessons),
         _explained(study.lessons),
         _training(study),
@@ -258,6 +269,16 @@ def _without_learning(judged: Sequence[Judged]) -> str:
     )
 
 
+def _programmes(philly: Sequence[Judged]) -> str:
+    cold = next(each for each in philly if each.place == "cold")
+    waits = {name: cold.waits_s[name] for name in (BASE, *(each.name for each in PROGRAMMES))}
+    return (
+        "## The programme\n\nPhilly, cold: jobs in order of arrival, in RLTune's way of waiting. Who is chosen lies on "
+        "the first nodes that have room, or where a mixed integer programme says: as RLTune has it written, or "
+        f"[as it is meant](paper-map-rltune.md#the-programme). `it` is `{BASE}`.\n\n{table_of(waits, BASE)}"
+    )
+
+
 # ------------------------------------------------------------------------------------------------ learning, taken apart
 
 
@@ -267,7 +288,7 @@ def _ablation(philly: Sequence[Judged], lessons: Sequence[Lesson]) -> str:
     parts = [
         "## One thing changed at a time",
         f"Each is `{FAITHFUL}`, trained anew with one thing changed, and judged on the same windows; with all of them "
-        f"it is `{FIXED}`.",
+        f"but `waiting-lam-1` it is `{FIXED}`.",
         "\n".join(["| name | changed |", "|---|---|", *said]),
     ]
     for each in philly:
@@ -305,8 +326,9 @@ def _training(study: Study) -> str:
         f"An epoch is {study.effort['episodes']} windows and an update. Its time is the median, with so many "
         "processes. Steps are the mean of an update's gradient steps of the policy, of so many at most; its bound is "
         "on the mean log-ratio. Rewards are RLTune's, (B - R) / max(B, R, 1), of an epoch's mean waits R and of its "
-        f"base policy's B. The base policy stalls, but for `{FIXED}` and `against`. A training is given up once R was "
-        f"above {APART:.0f} B in three epochs one after another.\n\n" + to_markdown(table) + "\n\n"
+        f"base policy's B. The base policy stalls, but for `{FIXED}` and `against`. A training is given up once R / B "
+        f"was above {APART:.0f}, and above {APART:.0f} times what it was in the first epoch, in three epochs one after "
+        "another.\n\n" + to_markdown(table) + "\n\n"
         f"![Rewards by epoch, a line a training]({study.picture})"
     )
 

@@ -71,7 +71,7 @@ def what_is_here() -> Found:
 
 def _scenarios() -> Iterator[Named]:
     for path in (*sorted(SHIPPED_SCENARIOS.glob("*.yaml")), *sorted(SHIPPED_SCENARIOS.glob("live/*.yaml"))):
-        name = path.relative_to(SHIPPED_SCENARIOS).with_suffix("").as_posix()
+        name = path.relative_to(SHIPPED_SCENARIOS).with_suffix("").as_posix().replace("/", "-")  # as its file names it
         yield Named(name, _first_sentence(_beginning(path)))
     yield from _of_schema(Path().glob("*.yaml"), "slimsched.scenario/", _first_sentence)
 

@@ -74,6 +74,16 @@ def random_choice() -> Contender:
     return Contender("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random"))
 
 
+def random_fitting() -> Contender:
+    """Chance among those that fit: what is left of a learner that does not stall, when it has learned nothing."""
+    return Contender("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random"))
+
+
+def placed(placement: str) -> Contender:
+    """In order of arrival and in RLTune's way of waiting, with a placement."""
+    return Contender(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
+
+
 def learned_choice(name: str, learned: Learned) -> Contender:
     """A learned policy."""
     return Contender(name, learned.spec.policy, learned)
@@ -85,11 +95,14 @@ BASELINES: Final = (
     stalled("smallest"),
     stalled("sjf", "oracle"),
     rival("fifo-first-fit"),
+    random_fitting(),
     rival("smallest"),
     rival("sjf-oracle"),
     rival("fifo-easy-oracle"),
 )
 """What RLTune's figures are set against: its own way of waiting with four orders, and rivals that need no learning."""
+PROGRAMMES: Final = (placed("programme-as-written"), placed("programme"))
+"""The same orders of arrival, placed by RLTune's programme."""
 
 
 @dataclass(frozen=True, slots=True)

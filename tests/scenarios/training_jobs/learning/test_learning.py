@@ -223,7 +223,7 @@ def test_judgement_goes_on_where_it_was_and_knows_what_it_rests_on(tmp_path: Pat
 
 
 def test_the_baselines_run(tmp_path: Path) -> None:
-    assert len(list(judge(BASELINES, windows(), [40], tmp_path))) == 8
+    assert len(list(judge(BASELINES, windows(), [40], tmp_path))) == 9
 
 
 def test_an_interval_holds_the_mean_of_drawn_windows() -> None:
