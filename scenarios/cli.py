@@ -44,6 +44,7 @@ from scenarios.terminal.output import Output
 
 JOB_REWARDS = ("bounded-slowdown", "wait", "turnaround", "utilisation", "slowdown")
 ENGINES = ("auto", "simpy", "compiled")
+TIME_UNITS = ("s", "ms", "us", "ns", "min", "h")
 LOG_FORMATS = ("sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv")
 _RESUMING = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished
 _AT_ONCE = (
@@ -303,6 +304,8 @@ def _jobs_import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=path, metavar="FILE", help=text)
     text = "of a CSV file of your own: its column for each of a trace, such as submit_s=submitted,run_s=seconds,gpus=n"
     parser.add_argument("--columns", type=pairs, metavar="PAIRS", default={}, help=text)
+    text = "what plain numbers of a CSV file's times and run times are: s (by default), ms, us, ns, min or h"
+    parser.add_argument("--unit", type=one_of(*TIME_UNITS), metavar="UNIT", default="s", help=text)
     text = "GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes"
     parser.add_argument("--gpus-per-node", type=up_to(1024), metavar="N", help=text)
     text = "what a Slurm log's virtual cluster is: partition (by default), account or qos"

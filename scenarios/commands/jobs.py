@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +24,20 @@ MOST_AT_ONCE = 200_000  # jobs that are looked at in a moment
 def jobs_import(arguments: Namespace) -> int:
     """A cluster's log as a trace; what was left out and why."""
     from scenarios.training_jobs.importing import import_log
-    from scenarios.training_jobs.rows import Options
+    from scenarios.training_jobs.rows import UNITS_S, Options
     from scenarios.training_jobs.tables import imported_text
+    from scenarios.training_jobs.trace import is_imported
 
     output = Output(arguments)
     out = writable_file(arguments.out or Path(f"{arguments.log.name.partition('.')[0] or 'log'}{ENDING}"))
+    if out.is_file() and not is_imported(out):
+        raise InputError(str(out), "", "is there, and no trace that `jobs import` made; name another file with --out")
     options = Options(
         gpus_per_node=arguments.gpus_per_node,
         vc=arguments.vc,
         timezone=_timezone(arguments.timezone),
         columns=arguments.columns,
+        unit_s=UNITS_S[arguments.unit],
         tasks=arguments.tasks,
     )
     with Progress(f"reading {arguments.log.name}", unit="row", quiet=output.quiet) as progress:
@@ -96,7 +101,9 @@ def jobs_init(arguments: Namespace) -> int:
     trace = read_trace(arguments.trace)
     text = starter(trace, arguments.trace.absolute(), typed(nodes, trace))
     write_text(out, text)
-    return output.result(f"scenario: {out}; next: slimsched jobs compare {out}", {"scenario": str(out)})
+    return output.result(
+        f"scenario: {out}; next: slimsched jobs compare {shlex.quote(str(out))}", {"scenario": str(out)}
+    )
 
 
 def jobs_simulate(arguments: Namespace) -> int:

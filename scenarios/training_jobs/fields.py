@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -11,10 +14,28 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from scenarios.files.spec import parse_duration
+
 Numbers = NDArray[np.float64]
 
-_NUMBER: Final = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
-_DATE: Final = r"^\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}:\d{2}(\.\d{1,9})?$"
+_NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+SECONDS, NAIVE, ZONED, UNREAD = 1, 2, 4, 8  # forms of a time
+FORMS: Final = {SECONDS: "seconds", NAIVE: "dates without a zone", ZONED: "dates with a zone"}
+_KINDS: Final = {NAIVE: pyarrow.timestamp("us"), ZONED: pyarrow.timestamp("us", "UTC"), SECONDS: pyarrow.float64()}
+TIME: Final = "2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
+DURATION: Final = "seconds, 02:00:00, 1-02:00:00, 90m or 2h"
+_WORDS_FOR_NOTHING: Final = frozenset(
+    ("", "-", "unknown", "none", "null", "nan", "nat", "na", "n/a", "unlimited", "partition_limit")
+)
+_NOTHING: Final = pyarrow.array(
+    sorted({form(word) for word in _WORDS_FOR_NOTHING for form in (str.lower, str.upper, str.title)} | {"NaT", "NaN"})
+)
+_PLAIN_DATES: Final = (  # as `datetime` reads them
+    (re.compile(r"^(\d{4})/(\d\d)/(\d\d)"), r"\1-\2-\3"),
+    (re.compile(r" ?(UTC|GMT|Z)$"), "+00:00"),
+    (re.compile(r" (?=[-+]\d\d:?\d\d$)"), ""),
+)
+_CLOCK: Final = re.compile(r"(?:(\d+)(?:-| days?,? ))?(\d+):([0-5]\d):([0-5]\d(?:\.\d+)?)", re.ASCII)
 _WORDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("completed", "pass", "passed", "succeeded", "success", "terminated", "done"), "completed"),
     **dict.fromkeys(("failed", "fail", "error", "out_of_memory", "oom"), "failed"),
@@ -24,13 +45,40 @@ _WORDS: Final[Mapping[str, str]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """A column of a log that holds a quantity.
+
+    Attributes:
+        texts: what stands there.
+        values: what it says; not-a-number where nothing stands there, or nothing that can be read.
+        forms: of each one of `FORMS` or `UNREAD`; 0 where nothing stands there, or the form is of no matter.
+        allowed: what can be read.
+    """
+
+    texts: Any
+    values: Numbers
+    forms: NDArray[np.int64]
+    allowed: str
+
+    @property
+    def is_unread(self) -> NDArray[np.bool_]:
+        """Where something stands that can't be read."""
+        return np.asarray(self.forms == UNREAD)
+
+    @property
+    def is_missing(self) -> NDArray[np.bool_]:
+        """Where nothing stands."""
+        return np.asarray(np.isnan(self.values) & (self.forms != UNREAD))
+
+
 def numbers(texts: Any) -> Numbers:
     """Numbers; not-a-number for any other text, an infinite one among them."""
     try:
         found = texts.cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:
-        looks_so = compute.match_substring_regex(texts, _NUMBER)
         trimmed = compute.utf8_trim_whitespace(texts)
+        looks_so = compute.match_substring_regex(trimmed, f"^({_NUMBER.pattern})$")
         found = compute.if_else(looks_so, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
     values = _floats(found)
     return np.where(np.isfinite(values), values, np.nan)
@@ -41,60 +89,96 @@ def known(values: Numbers) -> Numbers:
     return np.where(values >= 0, values, np.nan)
 
 
-def dates(texts: Any, timezone: str | None = None) -> Numbers:
-    """Unix times in seconds of dates such as `2024-01-31T12:00:00`; not-a-number for any other text.
+def dates(texts: Any, timezone: str | None = None) -> Cells:
+    """As `times` has them, of a log in which 0 says that nothing is known."""
+    found = times(texts, timezone)
+    is_none = (found.forms == SECONDS) & (found.values == 0)
+    return replace(found, values=np.where(is_none, np.nan, found.values), forms=np.where(is_none, 0, found.forms))
+
+
+def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0) -> Cells:
+    """Times in seconds: of dates Unix times, of numbers as they are.
+
+    What a text says hangs on itself alone (`_time`); that Arrow reads whole columns of one form is for speed.
 
     Args:
         timezone: of dates that name none, such as `Europe/Berlin`; UTC by default.
+        unit_s: how many seconds 1 is.
+    """
+    given = _given(texts)
+    first = given.is_valid().index(True).as_py()
+    form = _time(texts[first].as_py())[1] if first >= 0 else NAIVE
+    with suppress(pyarrow.ArrowInvalid, KeyError):
+        found = given.cast(_KINDS[form])  # trying wrong kinds would be slow
+        values = unit_s * _floats(found) if form == SECONDS else _unix_s(found, timezone if form == NAIVE else None)
+        if not np.isinf(values).any():
+            return Cells(texts, values, np.where(np.isnan(values), 0, form), TIME)
+    values, forms = mapped(texts, _time).reshape(-1, 2).T
+    if timezone is not None:
+        stamps = pyarrow.array(np.round(1e6 * np.where(forms == NAIVE, values, 0))).cast(pyarrow.int64())
+        values = np.where(forms == NAIVE, _unix_s(stamps.cast(pyarrow.timestamp("us")), timezone), values)
+    return Cells(texts, np.where(forms == SECONDS, unit_s * values, values), forms.astype(np.int64), TIME)
+
+
+def durations(texts: Any, unit_s: float = 1.0) -> Cells:
+    """Seconds of `7200`, `02:00:00`, `1-02:00:00`, `90m` and the like.
+
+    Args:
+        unit_s: how many seconds 1 is, of a plain number.
     """
     try:
-        stamps = texts.cast(pyarrow.timestamp("ms"))
+        values = unit_s * _floats(_given(texts).cast(pyarrow.float64()))
+        forms = np.zeros(len(texts))
     except pyarrow.ArrowInvalid:
-        stamps = _possible(compute.if_else(compute.match_substring_regex(texts, _DATE), texts, None))
+        values, forms = mapped(texts, lambda text: _duration(text, unit_s)).reshape(-1, 2).T
+    return Cells(texts, values, np.where(np.isinf(values), UNREAD, forms).astype(np.int64), DURATION)
+
+
+def _given(texts: Any) -> Any:
+    """With nulls where nothing stands."""
+    return compute.if_else(compute.is_in(texts, value_set=_NOTHING), None, texts)
+
+
+def _unix_s(stamps: Any, timezone: str | None) -> Numbers:
     if timezone is not None:
         stamps = compute.assume_timezone(stamps, timezone, ambiguous="earliest", nonexistent="earliest")
-    return _floats(stamps.cast(pyarrow.int64())) / 1000
+    return _floats(stamps.cast(pyarrow.int64())) / 1e6
 
 
-def times(texts: Any, timezone: str | None = None) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Times in seconds, and which of them were dates: numbers are seconds already, dates are Unix times.
-
-    A date may have a zone of its own here (`2024-01-31T12:00:00+01:00`), and may lack its time.
-    """
-    found = numbers(texts)
-    is_given = np.isfinite(found)
-    if is_given.all():
-        return found, ~is_given
-    stamps = dates(texts, timezone)
-    rest = ~is_given & np.isnan(stamps)
-    if rest.any():
-        stamps[rest] = mapped(texts.filter(pyarrow.array(rest)), _iso_s)
-    return np.where(is_given, found, stamps), np.isfinite(stamps)
-
-
-def _possible(texts: Any) -> Any:
-    """Dates of the right form, of which some may not be in the calendar."""
+def _time(text: str) -> tuple[float, int]:
+    """One time and its form; of a date without a zone, what it is in UTC."""
+    text = text.strip()
+    if text.lower() in _WORDS_FOR_NOTHING:
+        return np.nan, 0
+    if _NUMBER.fullmatch(text) and np.isfinite(value := float(text)):
+        return value, SECONDS
+    for pattern, plain in _PLAIN_DATES:
+        text = pattern.sub(plain, text)
     try:
-        return texts.cast(pyarrow.timestamp("ms"))
-    except pyarrow.ArrowInvalid:
-        seconds = np.array([np.nan if text is None else _iso_s(text) for text in texts.to_pylist()])
-        return (
-            pyarrow.array((seconds * 1000).round(), from_pandas=True)
-            .cast(pyarrow.int64())
-            .cast(pyarrow.timestamp("ms"))
-        )
+        date = datetime.fromisoformat(text)
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp(), ZONED if date.tzinfo else NAIVE
+    except (ValueError, OverflowError):
+        return np.nan, UNREAD
 
 
-def _iso_s(text: str) -> float:
+def _duration(text: str, unit_s: float) -> tuple[float, int]:
+    """One duration, and `UNREAD` where it is none."""
+    text = text.strip()
+    if text.lower() in _WORDS_FOR_NOTHING:
+        return np.nan, 0
+    if _NUMBER.fullmatch(text):
+        return unit_s * float(text), 0
+    if (clock := _CLOCK.fullmatch(text)) is not None:
+        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
+        return 86400 * days + 3600 * hours + 60 * minutes + seconds, 0
     try:
-        date = datetime.fromisoformat(text.strip())
+        return (parse_duration(text), 0) if text[0].isdigit() and text[-1].isalpha() else (np.nan, UNREAD)
     except ValueError:
-        return np.nan
-    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+        return np.nan, UNREAD
 
 
-def mapped(texts: Any, of: Callable[[str], float]) -> Numbers:
-    """A number of each text, computed once for each that differs."""
+def mapped(texts: Any, of: Callable[[str], float | tuple[float, ...]]) -> Numbers:
+    """A number (or some) of each text, computed once for each that differs."""
     coded = texts.dictionary_encode()
     values = np.array([of(text) for text in coded.dictionary.to_pylist()], np.float64)
     return values[coded.indices.to_numpy(zero_copy_only=False)] if len(values) else np.empty(0)

@@ -11,14 +11,17 @@ from typing import Any, Final
 import numpy as np
 
 from policies.errors import InputError
+from scenarios.training_jobs.fields import FORMS
 from scenarios.training_jobs.formats.known import FORMATS, format_of
 from scenarios.training_jobs.gathering import EARLIEST_S, LATEST_S, NO_GPU, Finished, Gathered
-from scenarios.training_jobs.rows import Options
+from scenarios.training_jobs.rows import UNITS_S, Options
 from scenarios.training_jobs.tally import Tally
 from scenarios.training_jobs.trace import write_slices
 
 _MOST_REASONS: Final = 3
 _SHORT_S: Final = 10.0  # a median run time below may be of minutes or hours
+_LONG_S: Final = 30 * 86400.0  # and one above of milliseconds
+_LONG_DAYS: Final = 20 * 365.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +82,36 @@ def import_log(
     for rows in known.read(log, options, tally):
         gathered.add(rows)
         told(tally.rows)
-    if gathered.mixed is not None:
-        problem = f"mixes dates and seconds, from line {gathered.mixed} on; write all submit times in one form"
-        raise InputError(str(log), "", problem)
+    if len(gathered.forms) > 1:
+        found_forms = " and ".join(f"{FORMS[form]} (line {line})" for form, line in gathered.forms.items())
+        raise InputError(str(log), "", f"mixes {found_forms}; write all times in one form")
     finished = gathered.finish()
     if finished is None:
         raise InputError(str(log), "", _nothing(tally))
+    if not gathered.is_date:
+        _require_seconds(log, finished)
     start = _start(finished, bool(gathered.is_date), tally)
     run_p50_s = float(np.median(finished.numbers["run_s"][finished.order]))
-    if run_p50_s < _SHORT_S:
-        tally.tell(f"the median run time is {run_p50_s:.3g} s: are these seconds?")
+    says_otherwise = " (--unit says otherwise)" if found == "csv" else ""
+    if not _SHORT_S <= run_p50_s <= _LONG_S:
+        tally.tell(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
+    if finished.days > _LONG_DAYS:
+        tally.tell(f"the log spans {finished.days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
     result = Imported(found, is_told, len(finished.order), finished.days, start, run_p50_s, tally)
     provenance = {"format": found, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
     write_slices(out, finished.slices(), {**provenance, "left_out": tally.document()["left_out"]})
     return result
+
+
+def _require_seconds(log: Path, finished: Finished) -> None:
+    """Raises `InputError` for what can't be seconds since whenever, but is a Unix time in smaller units."""
+    for unit in ("ms", "us", "ns"):
+        if EARLIEST_S <= UNITS_S[unit] * finished.start_s <= LATEST_S:
+            line = int(finished.numbers["line"][finished.order[0]])
+            problem = f"{finished.start_s:.0f} is no second of this century, but a Unix time in {unit}"
+            raise InputError(
+                str(log), f"line {line}", f"{problem}; --unit {unit} takes all numbers of times for {unit}"
+            )
 
 
 def _start(finished: Finished, is_date: bool, tally: Tally) -> str | None:

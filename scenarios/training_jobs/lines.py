@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -16,6 +18,8 @@ BLOCK_BYTES: Final = 4 << 20
 LONGEST_LINE_BYTES: Final = 1 << 20
 MOST_LOG_BYTES: Final = 1 << 40
 HEAD_BYTES: Final = 1 << 16
+_HEAD_LINES: Final = 50
+_TAR_BYTES: Final = 262  # the fields before its magic word, and that
 _OTHERS: Final = {
     b"PK\x03\x04": "a zip archive",
     b"\xfd7zXZ\0": "compressed with xz",
@@ -66,9 +70,14 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
 
 
 def head(path: Path) -> list[str]:
-    """The first lines of a file, to tell what it is; raises `InputError` as `blocks` does."""
-    first = next(blocks(path, HEAD_BYTES)).data[:HEAD_BYTES]
-    return first.decode("utf-8", "backslashreplace").splitlines()[:50]
+    """A file's first lines that are no remarks (`;`), to tell what it is; raises `InputError` as `blocks` does."""
+    found: list[str] = []
+    for block in blocks(path, HEAD_BYTES):
+        lines = block.data[:HEAD_BYTES].decode("utf-8", "backslashreplace").splitlines()
+        found += [line for line in lines if not line.startswith(";")]
+        if len(found) >= _HEAD_LINES:
+            break
+    return found[:_HEAD_LINES]
 
 
 def _block(path: Path, line: int, data: bytes) -> Block:
@@ -99,18 +108,34 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
         with _opened(path) as file:
             while chunk := file.read(size):
                 yield chunk
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        problem = f"the gzip file is damaged or cut off ({error}); copy or compress it again"
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        problem = f"the archive is damaged or cut off ({error}); copy or compress it again"
         raise InputError(str(path), "", problem) from None
 
 
-def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """The file, or the only one in an archive of tar."""
     try:
-        with path.open("rb") as file:
-            is_gzip = file.read(2) == b"\x1f\x8b"
-        return gzip.open(path, "rb") if is_gzip else path.open("rb")
+        with path.open("rb") as plain:
+            is_gzip = plain.read(2) == b"\x1f\x8b"
+            plain.seek(0)
+            with gzip.open(plain) if is_gzip else plain as file:
+                is_tar = file.read(_TAR_BYTES)[-5:] == b"ustar"
+                file.seek(0)
+                yield _only_member(path, file) if is_tar else file
     except PermissionError:
         raise InputError(str(path), "", "can't be read: permission denied") from None
+
+
+def _only_member(path: Path, file: IO[bytes] | gzip.GzipFile) -> IO[bytes]:
+    archive = tarfile.open(fileobj=file)  # noqa: SIM115 - as long as the file
+    members = [each for each in archive if each.isfile()]
+    if len(members) == 1 and (member := archive.extractfile(members[0])) is not None:
+        return member
+    names = ", ".join(each.name for each in members[:3])
+    problem = f"holds {len(members)} files ({names:.200}); unpack it (tar -xf), and name the one that is the log"
+    raise InputError(str(path), "", problem)
 
 
 def _checked_head(path: Path, data: bytes) -> bytes:

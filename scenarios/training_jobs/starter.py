@@ -120,8 +120,11 @@ def _limits_text(share: float) -> str:
 
 def _warmup(trace: JobTrace) -> str:
     """A tenth of the trace, a week at most."""
-    days = min(float(trace.submit_s[-1]) / 86400 / 10, 7.0)
-    return f"{round(days)}d" if days >= 1 else f"{max(round(days * 24), 1)}h"
+    tenth_s = min(float(trace.submit_s[-1]) / 10, 7 * 86400.0)
+    for unit, unit_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if tenth_s >= unit_s:
+            return f"{round(tenth_s / unit_s)}{unit}"
+    return f"{int(tenth_s)}s"
 
 
 def _quoted(text: str) -> str:

@@ -154,6 +154,16 @@ def read_trace(path: Path) -> JobTrace:
     return trace
 
 
+def is_imported(path: Path) -> bool:
+    """Whether a file is a trace that was made of a log."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return "left_out" in _provenance(parquet.read_schema(path), str(path))
+    except (ArrowException, OSError, InputError):
+        return False
+
+
 def _with_later(table: pyarrow.Table) -> pyarrow.Table:
     """With the columns that an older file lacks."""
     for name, value in LATER.items():

@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
 from scenarios.training_jobs.fields import dates, named, numbers, status_of
 from scenarios.training_jobs.lines import blocks
@@ -34,11 +32,11 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _rows(block: Columns, options: Options) -> Rows:
-    start_s = dates(block.of("start_time"), options.timezone)
+    submit, start = (dates(block.of(name), options.timezone) for name in ("submit_time", "start_time"))
     return Rows(
         lines=block.lines,
-        submit_s=dates(block.of("submit_time"), options.timezone),
-        start_s=start_s,
+        submit_s=submit.values,
+        start_s=start.values,
         run_s=numbers(block.of("duration")),
         gpus=numbers(block.of("gpu_num")),
         texts={
@@ -47,5 +45,6 @@ def _rows(block: Columns, options: Options) -> Rows:
             "vc": block.of("vc"),
             "status": named(block.of("state"), status_of),
         },
-        refused={"never started": np.isnan(start_s)},
+        refused={"never started": start.is_missing},
+        needed={"submit time": submit, "start": start},
     )

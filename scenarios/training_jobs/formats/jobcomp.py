@@ -15,8 +15,8 @@ from pyarrow import compute
 
 from policies.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns
-from scenarios.training_jobs.fields import dates, mapped, named, status_of, truths
-from scenarios.training_jobs.formats.sacct import gpus_of
+from scenarios.training_jobs.fields import named, truths
+from scenarios.training_jobs.formats.sacct import only_where_needed, rows_of
 from scenarios.training_jobs.lines import Block, blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -27,7 +27,12 @@ _KNOWN: Final = (
     "Cluster", "SubmitTime", "EligibleTime", "DerivedExitCode", "ExitCode",
 )  # fmt: skip
 _REQUIRED: Final = ("JobId", "JobState", "StartTime", "EndTime", "SubmitTime")
-_WANTED: Final = (*_REQUIRED, "UserId", "Partition", "Account", "QOS", "TimeLimit", "NodeCnt", "Tres")
+_AS_SACCT: Final = {
+    "JobId": "JobIDRaw", "UserId": "User", "JobState": "State", "TimeLimit": "Timelimit", "NodeCnt": "NNodes",
+    "StartTime": "Start", "EndTime": "End", "SubmitTime": "Submit", "EligibleTime": "Eligible", "Tres": "ReqTRES",
+    "Partition": "Partition", "Account": "Account", "QOS": "QOS", "Cluster": "Cluster",
+}  # fmt: skip
+_HET: Final = re.compile(r"(?:Het|Pack)JobId=(\d+) (?:Het|Pack)JobOffset=(\d+)")
 _UNIT: Final = "\x1f"
 _UNIT_BYTE: Final = 0x1F
 _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
@@ -41,11 +46,12 @@ def looks_like(lines: Sequence[str]) -> bool:
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     """Its rows; each is one life of a job."""
     keys: list[str] = []
+    options = only_where_needed(path, options, tally)
     for block in blocks(path):
         keys = keys or _keys(block, str(path))
-        for found in columns([_separated(block, keys)], keys, _WANTED, tally, _UNIT, quoted=False):
+        for found in columns([_separated(block, keys)], keys, _AS_SACCT, tally, _UNIT, quoted=False):
             if len((right := _checked(found, tally)).lines):
-                yield _rows(right, options)
+                yield rows_of(_as_sacct(right), options)
 
 
 def _keys(block: Block, source: str) -> list[str]:
@@ -83,38 +89,13 @@ def _checked(found: Columns, tally: Tally) -> Columns:
     return Columns(right.lines, cut)
 
 
-def _rows(block: Columns, options: Options) -> Rows:
-    submit_s, start_s, end_s = (
-        dates(block.of(name), options.timezone) for name in ("SubmitTime", "StartTime", "EndTime")
-    )
-    tres = block.of("Tres")
-    gpus, types = gpus_of(tres, tres, block.of("NodeCnt"), options)
-    group = {"partition": "Partition", "account": "Account", "qos": "QOS"}[options.vc]
-    return Rows(
-        lines=block.lines,
-        submit_s=submit_s,
-        start_s=start_s,
-        run_s=end_s - start_s,
-        gpus=gpus,
-        requested_s=60 * mapped(block.of("TimeLimit"), _minutes),
-        texts={
-            "job_id": block.of("JobId"),
-            "user": named(block.of("UserId"), lambda text: text.partition("(")[0]),
-            "vc": block.of(group),
-            "gpu_types": types,
-            "status": named(block.of("JobState"), status_of),
-        },
-        refused={
-            "never started": np.isnan(start_s),
-            "ended before it started": end_s < start_s,
-        },
-    )
-
-
-def _minutes(limit: str) -> float:
-    """`60`, or `1-02:03:04` of older versions; not-a-number for UNLIMITED and Partition_Limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", limit)
-    if found is not None:
-        days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-        return days * 1440 + hours * 60 + minutes + seconds / 60
-    return float(limit) if limit.isascii() and limit.isdigit() and int(limit) else np.nan
+def _as_sacct(found: Columns) -> Columns:
+    """With sacct's names. Some versions write more keys behind `EligibleTime`, of some jobs alone."""
+    texts = {_AS_SACCT[key]: text for key, text in found.texts.items()}
+    texts["User"] = named(found.of("UserId"), lambda text: text.partition("(")[0])
+    texts["State"] = named(found.of("JobState"), lambda text: "REQUEUED" if text == "PENDING" else text)
+    eligible = found.of("EligibleTime")
+    if truths(compute.match_substring(eligible, "Job")).any():
+        texts["Eligible"] = named(eligible, lambda text: text.partition(" ")[0])
+        texts["JobID"] = named(eligible, lambda text: "+".join(one.groups()) if (one := _HET.search(text)) else "")
+    return Columns(found.lines, texts)

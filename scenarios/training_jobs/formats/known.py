@@ -42,6 +42,9 @@ FORMATS: Final[Mapping[str, Format]] = {
 }
 
 
+_OWN: Final = "a CSV file of your own needs --columns"
+
+
 def format_of(path: Path, options: Options) -> str:
     """Which format a file is, by its first lines; raises `InputError` where none or several fit."""
     if options.columns:
@@ -50,6 +53,9 @@ def format_of(path: Path, options: Options) -> str:
     found = [name for name, known in FORMATS.items() if known.looks_like(lines)]
     if len(found) == 1:
         return found[0]
+    if not found and sacct.is_another_form(lines):
+        problem = f"{lines[0]!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
+        raise InputError(str(path), "", f"{problem} `{sacct.COMMAND}`; {_OWN}")
     problem = f"its first line is {lines[0]!r:.120}, which {'several formats have' if found else 'no known format has'}"
-    remedy = f"say which it is with --format {'|'.join(found or FORMATS)}; a CSV file of your own needs --columns"
+    remedy = f"say which it is with --format {'|'.join(found or FORMATS)}; {_OWN}"
     raise InputError(str(path), "", f"{problem}; {remedy}")

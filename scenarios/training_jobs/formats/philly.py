@@ -16,7 +16,7 @@ import pyarrow
 from numpy.typing import NDArray
 
 from policies.errors import InputError
-from scenarios.training_jobs.fields import Numbers, dates, named, status_of
+from scenarios.training_jobs.fields import Cells, Numbers, dates, named, status_of
 from scenarios.training_jobs.lines import blocks
 from scenarios.training_jobs.rows import Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -132,20 +132,22 @@ def _rows(jobs: list[_Job], lines: NDArray[np.int64], options: Options) -> Rows:
     attempts = [attempt for job in jobs for attempt in job.attempts]
     counts = np.array([len(job.attempts) for job in jobs])
     owner = np.repeat(np.arange(len(jobs)), counts)
-    start_s, end_s = (
-        dates(pyarrow.array([text or "" for text in texts], pyarrow.string()), options.timezone)
+    start, end = (
+        _dates(texts, options)
         for texts in ([each.start_time for each in attempts], [each.end_time for each in attempts])
     )
+    submit = _dates([job.submitted_time for job in jobs], options)
+    start_s, end_s = start.values, end.values
     ran_s = end_s - start_s
     last = np.cumsum(counts) - 1
     has_any = counts > 0
-    is_open = _at(np.isnan(end_s) & ~np.isnan(start_s), last, has_any, False)
+    is_open = _at(end.is_missing & ~start.is_missing, last, has_any, False)
     gpus = np.array([max((_gpus(each) for each in job.attempts), default=0) for job in jobs], np.float64)
     backwards = np.bincount(owner, weights=ran_s < 0, minlength=len(jobs)) > 0
     no_time = np.bincount(owner, weights=np.isnan(ran_s), minlength=len(jobs)) > 0
     return Rows(
         lines=lines,
-        submit_s=dates(pyarrow.array([job.submitted_time or "" for job in jobs], pyarrow.string()), options.timezone),
+        submit_s=submit.values,
         start_s=_first_start(start_s, owner, len(jobs)),
         run_s=np.bincount(owner, weights=np.nan_to_num(ran_s), minlength=len(jobs)).astype(np.float64),
         gpus=gpus,
@@ -161,8 +163,13 @@ def _rows(jobs: list[_Job], lines: NDArray[np.int64], options: Options) -> Rows:
             "not yet ended": is_open,
             "an attempt that ended before it started": backwards,
         },
-        noted={"attempts without a start or an end; the others count": no_time},
+        noted={"attempts without a start or an end that can be read; the others count": no_time},
+        needed={"submit time": submit},
     )
+
+
+def _dates(texts: list[str | None], options: Options) -> Cells:
+    return dates(pyarrow.array([text or "" for text in texts], pyarrow.string()), options.timezone)
 
 
 def _gpus(attempt: _Attempt) -> int:

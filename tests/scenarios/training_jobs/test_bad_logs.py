@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ def counts(found: Imported) -> dict[str, tuple[int, int]]:
 # ---------------------------------------------------------------------------------------------- rows that are left out
 
 
+UNREAD = "{} can't be read, such as '{}'; write 2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
 LEFT_OUT = {
     "another width": (row(User="a|b"), "more than 15 fields"),
     "a short row": ("9|ann|lab", "fewer than 15 fields"),
@@ -72,13 +75,23 @@ LEFT_OUT = {
     "cancelled in the queue": (row(JobIDRaw="8", Start="None", ElapsedRaw="0"), "never started"),
     "a start of 0": (row(JobIDRaw="8", Start="0"), "never started"),
     "an unknown submit": (row(JobIDRaw="8", Submit="Unknown"), "no submit time"),
-    "no date": (row(JobIDRaw="8", Submit="2024-02-30T10:00:00"), "no submit time"),
+    "no date": (row(JobIDRaw="8", Submit="2024-02-30T10:00:00"), UNREAD.format("submit time", "2024-02-30T10:00:00")),
+    "the day or the month first": (
+        row(JobIDRaw="8", Start="01/02/2024 10:01"),
+        UNREAD.format("start", "01/02/2024 10:01"),
+    ),
+    "a month's name": (row(JobIDRaw="8", End="Mar  1 11:01:00"), UNREAD.format("end", "Mar  1 11:01:00")),
+    "no date of eligibility": (row(JobIDRaw="8", Eligible="soon"), UNREAD.format("eligible time", "soon")),
     "an end before the start": (
         row(JobIDRaw="8", End="2024-03-01T10:00:59", ElapsedRaw="x"),
         "ended before it started",
     ),
+    "an end before the start, whatever Slurm counted": (
+        row(JobIDRaw="8", End="2024-03-01T09:30:00"),
+        "ended before it started",
+    ),
     "a negative duration": (row(JobIDRaw="8", ElapsedRaw="-5"), "ended before it started"),
-    "no duration at all": (row(JobIDRaw="8", ElapsedRaw="0"), "ran for 0 s"),
+    "no duration at all": (row(JobIDRaw="8", Start="2024-03-01T10:01:{}", ElapsedRaw="0"), "ran for 0 s"),
     "an absurd duration": (row(JobIDRaw="8", ElapsedRaw="1e12"), "ran for more than ten years"),
     "1970": (row(JobIDRaw="8", Submit="1970-01-01T00:00:00"), "submitted before 1990 or after 2100"),
     "no GPU": (row(JobIDRaw="8", AllocTRES="billing=1,cpu=8"), "ask for no GPU"),
@@ -88,7 +101,7 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize("bad, reason", LEFT_OUT.values(), ids=LEFT_OUT)
 def test_a_bad_row_is_left_out_and_counted(bad: str, reason: str, tmp_path: Path) -> None:
-    found, trace = imported(tmp_path, row(), bad, row(JobIDRaw="9"), bad)
+    found, trace = imported(tmp_path, row(), bad.format("00"), row(JobIDRaw="9"), bad.format("30"))
     assert counts(found) == {reason: (2, 3)}
     assert trace.job_id.tolist() == ["7", "9"]
     assert found.tally.rows == 4
@@ -172,7 +185,8 @@ def test_a_clock_change_is_told_and_slurms_own_count_taken(tmp_path: Path) -> No
 
 
 def test_rows_and_years_out_of_order_are_told(tmp_path: Path) -> None:
-    late = row(JobIDRaw="8", Submit="2034-03-01T10:00:00", Start="2034-03-01T10:00:30")
+    submit, start, end = (f"2034-03-01T{time}" for time in ("10:00:00", "10:00:30", "11:00:30"))
+    late = row(JobIDRaw="8", Submit=submit, Start=start, End=end)
     found, trace = imported(tmp_path, late, row())
     assert trace.job_id.tolist() == ["7", "8"]
     assert "1 rows were submitted before the row above" in found.tally.told[0]
@@ -206,6 +220,15 @@ def _sacct_text(*rows: str) -> bytes:
     return "\n".join([SACCT, *rows]).encode()
 
 
+def _archive(**files: bytes) -> bytes:
+    found = io.BytesIO()
+    with tarfile.open(fileobj=found, mode="w:gz") as archive:
+        for name, content in files.items():
+            (member := tarfile.TarInfo(name)).size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return found.getvalue()
+
+
 REFUSED: dict[str, tuple[bytes, str, str]] = {
     "an empty file": (b"", "auto", "is empty"),
     "a header alone": (SACCT.encode(), "auto", "no rows, only a header"),
@@ -221,7 +244,20 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     "a long line later": (_sacct_text(row()) + b"\n" + b"x" * 3_000_000 + b"\ny\n", "sacct", "line 3: is longer"),
     "another format": (b"JobId=1 Name=x\n", "jobcomp", "line 1: no JobState="),
     "dates beside seconds": (
-        b"submit_s,run_s,gpus\n2024-01-01,1,1\n5,1,1\n", "csv", "mixes dates and seconds, from line 3"),
+        b"submit_s,run_s,gpus\n2024-01-01,1,1\n5,1,1\n", "csv",
+        r"mixes seconds \(line 3\) and dates without a zone \(line 2\)"),
+    "dates with a zone beside dates without": (
+        _sacct_text(row(), row(JobIDRaw="8", Start="2024-03-01T10:01:00Z")), "auto",
+        r"without a zone \(line 2\) and dates with a zone \(line 3\)"),
+    "milliseconds": (b"submit_s,run_s,gpus\n1709287200123,7200000,1\n", "csv", "line 2: 1709287200123 .*--unit ms"),
+    "a decimal comma": (b'submit_s,run_s,gpus\n5,"7,5",1\n', "csv", "line 2: run_s: '7,5': is this comma"),
+    "any comma in a table of semicolons": (b"submit_s;run_s;gpus\n5;7,200;1\n", "csv", "line 2: run_s: '7,200'"),
+    "blanks for bars": (b"JobID  State  Submit\n-----  -----  -----\n", "auto", "sacct.*--parsable2.*JobIDRaw,"),
+    "commas for bars": (_sacct_text(row()).replace(b"|", b","), "auto", "sacct.*--parsable2.*--columns"),
+    "rows without a header": (row().encode(), "auto", "sacct.*--parsable2"),
+    "JSON of sacct": (b'{\n "meta": {"Slurm": {"version": 1}},\n "jobs": []}', "auto", "sacct.*--parsable2"),
+    "an archive of two files": (_archive(a=b"1", b=b"2"), "auto", r"holds 2 files \(a, b\); unpack it \(tar -xf\)"),
+    "half an archive": (_archive(a=_sacct_text(*[row()] * 2000))[:-20], "sacct", "damaged or cut off"),
     "tasks of another table": (b"a,b,c\n", "alibaba-pai", "3 fields; allowed are the 10"),
     "RLTune of another width": (b"1,2,3\n", "rltune", "3 fields; allowed are 19"),
     "no list": (b'{"jobid": "x"}\n', "philly", "begins with \\["),
@@ -355,7 +391,8 @@ def test_lines_are_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_ids_are_texts(tmp_path: Path) -> None:
     """007 is not 7, though both are whole numbers; both are there twice."""
-    rows = [row(JobIDRaw=name, Start=f"2024-03-01T10:0{i}:00") for i, name in enumerate(("7", "007", "7", "007"))]
+    again = {"Submit": "2024-03-01T11:01:00", "Start": "2024-03-01T11:02:00", "End": "2024-03-01T12:02:00"}
+    rows = [row(JobIDRaw=name, **life) for life in ({}, again) for name in ("7", "007")]
     _, trace = imported(tmp_path, *rows)
     assert dict(zip(trace.job_id, trace.attempts.tolist(), strict=True)) == {"7": 2, "007": 2}
 

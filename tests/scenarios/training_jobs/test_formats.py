@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from policies.errors import InputError
-from scenarios.cli import LOG_FORMATS
+from scenarios.cli import LOG_FORMATS, TIME_UNITS
 from scenarios.training_jobs import lines
 from scenarios.training_jobs.formats.known import FORMATS, format_of
 from scenarios.training_jobs.importing import import_log
-from scenarios.training_jobs.rows import Options
+from scenarios.training_jobs.rows import UNITS_S, Options
 from scenarios.training_jobs.trace import JobTrace, read_trace
 from tests.scenarios.training_jobs.logs import START, TYPES, WRITERS, Jobs, drawn, rltune, share_milli, write_log
 
@@ -32,6 +33,7 @@ def options_of(name: str, folder: Path) -> Options:
 
 def test_the_command_line_knows_all_formats() -> None:
     assert tuple(FORMATS) == LOG_FORMATS == tuple(WRITERS)
+    assert tuple(UNITS_S) == TIME_UNITS
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -97,6 +99,21 @@ def test_a_gzip_file_is_the_same(name: str, tmp_path: Path) -> None:
     ]
 
 
+def test_the_only_file_of_an_archive_is_the_log(tmp_path: Path) -> None:
+    path = write_log(tmp_path, "sacct", drawn(50))
+    plain = imported(path)
+    with tarfile.open(tmp_path / "log.tgz", "w:gz") as archive:
+        archive.add(path, "data/jobs.log")
+    assert imported(tmp_path / "log.tgz").job_id.tolist() == plain.job_id.tolist()
+
+
+def test_a_log_may_begin_with_any_number_of_remarks(tmp_path: Path) -> None:
+    path = write_log(tmp_path, "swf", drawn(5))
+    path.write_text("; a remark of the archive, of some length\n" * 5000 + path.read_text())
+    assert path.stat().st_size > 2 * lines.HEAD_BYTES
+    assert len(imported(path)) == 5
+
+
 def test_windows_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
     path = write_log(tmp_path, "sacct", drawn(50))
     plain = imported(path)
@@ -125,7 +142,7 @@ def test_what_is_no_share_of_a_gpu_is_left_out_and_nothing_said_is_all_of_it(tmp
 
 def test_own_columns_have_other_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    path.write_text("id,when,len,n,who\na,2024-03-01 10:00:00,60,2,x\nb,2024-03-01T11:00:00+01:00,5.5,1,y\n")
+    path.write_text("id,when,len,n,who\na,2024-03-01 10:00:00Z,60,2,x\nb,2024-03-01T11:00:00+01:00,5.5,1,y\n")
     columns = {"job_id": "id", "submit_s": "when", "run_s": "len", "gpus": "n", "user": "who"}
     trace = imported(path, Options(columns=columns))
     assert trace.submit_s.tolist() == [0, 0]

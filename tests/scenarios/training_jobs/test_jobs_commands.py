@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture
     assert main(["jobs", "import", "mine.csv", "--json", "i.json"]) == 0
     found = json.loads((here / "i.json").read_text())
     assert [(each["reason"], each["rows"]) for each in found["left_out"]] == [
-        ("GPUs not a number", 1),
+        ("GPUs can't be read, such as '2 GPUs'; write a number", 1),
         ("ask for no GPU", 1),
     ]
     assert [(each["reason"].partition(",")[0], each["rows"]) for each in found["noted"]] == [
@@ -95,11 +96,32 @@ def test_a_mistake_is_one_line(words: list[str], said: str, here: Path, capsys: 
     assert [path.name for path in here.iterdir()] == ["a.log"]
 
 
-def test_a_refused_log_leaves_the_former_trace(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "t").write_bytes(b"former")
+def test_a_trace_replaces_one_of_its_own_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(here, "sacct", drawn(5))
+    words = ["jobs", "import", "sacct.log", "--out", "t", "--quiet"]
+    assert [main(words), main(words)] == [0, 0]
+    former = (here / "t").read_bytes()
     (here / "a.log").write_text(f"{SACCT}\n")
-    assert main(["jobs", "import", "a.log", "--out", "t"]) == 2
-    assert (here / "t").read_bytes() == b"former"
+    assert main(["jobs", "import", "a.log", "--out", "t"]) == 2  # no row of it makes a job
+    assert (here / "t").read_bytes() == former
+    for content in (b"a: scenario\n", SHIPPED_TRACE.read_bytes()):
+        (here / "t").write_bytes(content)
+        capsys.readouterr()
+        assert main(words) == 2
+        assert "t: is there, and no trace that `jobs import` made; name another" in capsys.readouterr().err
+        assert (here / "t").read_bytes() == content
+
+
+@pytest.mark.parametrize("submits_s", [(0,), (0, 0), (0, 9), (0, 5, 300), (0, 3000), (0, 90_000)])
+def test_what_init_says_is_next_works(
+    submits_s: tuple[int, ...], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However short the log, and whatever the file is called."""
+    (here / "mine.csv").write_text("submit_s,run_s,gpus\n" + "".join(f"{submit},60,1\n" for submit in submits_s))
+    assert main(["jobs", "import", "mine.csv", "--quiet"]) == 0
+    assert main(["jobs", "init", "mine.jobtrace.parquet", "--nodes", "1x2", "--out", "my jobs.yaml"]) == 0
+    command = capsys.readouterr().out.rpartition("next: slimsched ")[2]
+    assert main([*shlex.split(command), "--quiet", "--no-bound", "--jobs", "1"]) == 0
 
 
 def test_the_shipped_trace_is_what_its_command_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
