@@ -5,19 +5,18 @@ It changes no clock, no limit and no mode, and opens no context on a GPU: bare i
 
 from __future__ import annotations
 
-import os
 import platform
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 import torch
 
 from calibrate.datasheet import find_gpu
 from calibrate.meter import RISE_S, Meter
 from calibrate.sensors import gpu_sensor
 from hw.device import DeviceSpec
+from hw.limits import core_count, machine_bytes
 from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, nvml_handle
 from hw.telemetry import Sensor as HardwareSensor
 from hw.telemetry.library import RefusedError
@@ -143,8 +142,8 @@ def _machine() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cpu": cpu_name(),
-        "cpu_cores": str(os.cpu_count()),
-        "memory_bytes": str(psutil.virtual_memory().total),
+        "cpu_cores": str(core_count()),
+        "memory_bytes": str(machine_bytes()),
     }
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE, usable_cores
+from hw.limits import core_count, usable_cores
+from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE
 from policies.errors import InputError, in_a_line
 
 if TYPE_CHECKING:
@@ -163,9 +164,12 @@ def local_devices() -> list[DeviceSpec]:
     """
     import torch
 
-    if torch.cuda.is_available():
-        return [_gpu(index) for index in range(torch.cuda.device_count())]
-    cores = usable_cores()
+    sizes = [gpu_bytes(index) for index in range(torch.cuda.device_count())]
+    if gpus := [
+        DeviceSpec("cuda", index=index, vram_bytes=size) for index, size in enumerate(sizes) if size is not None
+    ]:
+        return gpus
+    cores = usable_cores()[: core_count()]
     if len(cores) < 4:
         return [DeviceSpec(cores=cores[:1]), DeviceSpec(cores=cores[-1:], onednn=False)]
     large = len(cores) * 2 // 3
@@ -173,7 +177,13 @@ def local_devices() -> list[DeviceSpec]:
     return [DeviceSpec(cores=part, threads=len(part)) for part in parts]
 
 
-def _gpu(index: int) -> DeviceSpec:
+def gpu_bytes(index: int) -> int | None:
+    """A GPU's memory; None where none is here, or torch can't open it: it is lost, say."""
     import torch
 
-    return DeviceSpec(kind="cuda", index=index, vram_bytes=torch.cuda.get_device_properties(index).total_memory)
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        return None
+    try:
+        return int(torch.cuda.get_device_properties(index).total_memory)
+    except (RuntimeError, AssertionError):
+        return None

@@ -21,6 +21,7 @@ from typing import Final
 import psutil
 
 from hw.far_agent import FarStart, begin, equipped, how_it_ended
+from hw.limits import core_count, machine_bytes
 from hw.ray_cluster import HostFacts
 from hw.telemetry import DeviceDescription, available_devices
 from hw.version import code_here, own_version
@@ -133,12 +134,11 @@ def machine() -> str:
 
 def _device_text(device: DeviceDescription) -> str:
     name = f"cuda:{device.index}" if device.kind == "cuda" else device.kind
-    return f"{name} ({device.name}, {device.vram_bytes / 1e9:.1f} GB)"
+    return f"{name} ({device.state})"
 
 
 def facts(host: str) -> HostFacts:
     """What this host says of itself; it opens no device."""
-    memory = psutil.virtual_memory()
     try:
         torch = version("torch")
     except PackageNotFoundError:
@@ -150,9 +150,9 @@ def facts(host: str) -> HostFacts:
         version=own_version(),
         code=code_here(),
         torch=torch,
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=int(memory.total),
-        free_bytes=int(memory.available),
+        cores=core_count(),
+        memory_bytes=machine_bytes(),
+        free_bytes=min(machine_bytes(), int(psutil.virtual_memory().available)),
         disk_free_bytes=int(psutil.disk_usage(str(Path.home())).free),
         devices=tuple(_device_text(device) for device in available_devices()),
         niceness=0 if os.geteuid() == 0 else os.getpriority(os.PRIO_PROCESS, 0),

@@ -5,6 +5,7 @@ that the servers' processes ran), absent. Each is asked what it supports before 
 cannot give is None, never a guess.
 """
 
+from hw.limits import usable_cores
 from hw.telemetry.cpu import (
     CPU_IDLE_W_PER_CORE,
     CPU_TDP_W_PER_CORE,
@@ -13,10 +14,9 @@ from hw.telemetry.cpu import (
     Pids,
     cpu_name,
     process_cpu_s,
-    usable_cores,
 )
 from hw.telemetry.foreign import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children
-from hw.telemetry.local import DeviceDescription, available_devices, cpu_sensor
+from hw.telemetry.local import DeviceDescription, available_devices, cpu_sensor, unusable_devices
 from hw.telemetry.nvml import (
     NvmlSensor,
     Timing,
@@ -58,6 +58,7 @@ __all__ = [
     "load_nvml",
     "nvml_handle",
     "process_cpu_s",
+    "unusable_devices",
     "usable_cores",
     "used_vram_bytes",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import time  # noqa: TID251 - a sensor reads real clocks
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +15,6 @@ from policies.vocabulary import Provenance
 
 CPU_IDLE_W_PER_CORE = 2.0  # assumptions, not measurements: `modelled` says so wherever they are used
 CPU_TDP_W_PER_CORE = 15.0
-
-
-def usable_cores() -> tuple[int, ...]:
-    """The cores that this process may run on, ascending."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
 
 
 def cpu_name() -> str:

@@ -52,6 +52,8 @@ class Board:
             return question(*arguments)
         except self.nvml.NVMLError as error:
             raise refusal(error.value, str(error)) from None
+        except UnicodeDecodeError:
+            raise RefusedError(f"{function} answers with odd bytes") from None
         except Exception as error:  # pynvml's NVMLLibraryMismatchError is no NVMLError
             if type(error).__name__ != "NVMLLibraryMismatchError":
                 raise

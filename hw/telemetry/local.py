@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from hw.limits import machine_bytes, usable_cores
 from hw.telemetry.cpu import (
     CPU_IDLE_W_PER_CORE,
     CPU_TDP_W_PER_CORE,
@@ -17,9 +16,9 @@ from hw.telemetry.cpu import (
     ModelledCpuSensor,
     Pids,
     cpu_name,
-    usable_cores,
 )
-from hw.telemetry.nvml import NvmlSensor, board_facts, device_label, load_nvml
+from hw.telemetry.library import RefusedError
+from hw.telemetry.nvml import NvmlSensor, board_facts, device_label, free_vram_bytes, handle_of, load_nvml, visible_gpus
 from hw.telemetry.port import Sensor
 from hw.telemetry.rapl import POWERCAP, RaplCounter, RaplSensor, why_no_counter
 
@@ -31,6 +30,7 @@ class DeviceDescription:
     Attributes:
         telemetry: for each field whether and how it works, or why not.
         facts: driver, clocks, temperature, mode and the like, as far as they are known.
+        problem: why it can't be used, in words; empty where it can.
     """
 
     name: str
@@ -40,6 +40,12 @@ class DeviceDescription:
     vram_bytes: int
     telemetry: Mapping[str, str]
     facts: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def state(self) -> str:
+        """What it is, or why it can't be used."""
+        return f"can't be used: {self.problem}" if self.problem else f"{self.name}, {self.vram_bytes / 1e9:.1f} GB"
 
 
 def cpu_sensor(
@@ -64,23 +70,38 @@ def cpu_sensor(
 
 
 def available_devices(nvml: Any | None = None) -> list[DeviceDescription]:
-    """Every GPU, then the CPU as one device; each sensor is asked once."""
-    found = []
+    """Every GPU that CUDA shows, then the CPU as one device; each sensor is asked once."""
     library = load_nvml() if nvml is None else nvml
-    if library is not None:
-        found = [_describe_gpu(library, index) for index in range(library.nvmlDeviceGetCount())]
+    found = [] if library is None else _gpus(library)
     cores = usable_cores()
     idle_w, tdp_w = CPU_IDLE_W_PER_CORE * len(cores), CPU_TDP_W_PER_CORE * len(cores)
     sensor = cpu_sensor((os.getpid(),), cores, idle_w, tdp_w, lambda: 0)
-    memory = int(psutil.virtual_memory().total)
+    memory = machine_bytes()
     return [*found, DeviceDescription(cpu_name(), "cpu", 0, cores, memory, sensor.describe())]
 
 
-def _describe_gpu(nvml: Any, index: int) -> DeviceDescription:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+def unusable_devices(found: Sequence[DeviceDescription]) -> list[str]:
+    """A warning for each of them that can't be used."""
+    return [f"warning: {device.kind}:{device.index} {device.state}" for device in found if device.problem]
+
+
+def _gpus(nvml: Any) -> list[DeviceDescription]:
+    """One that is lost is there with its problem alone; so is the first where NVML can't even count them."""
     try:
-        vram_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:
-        vram_bytes = 0
+        return [_describe_gpu(nvml, index, name) for index, name in enumerate(visible_gpus(nvml))]
+    except RefusedError as refused:
+        return [_unusable(0, f"NVML can't count the GPUs ({refused})")]
+
+
+def _unusable(index: int, problem: str) -> DeviceDescription:
+    return DeviceDescription("GPU", "cuda", index, (), 0, {}, problem=problem)
+
+
+def _describe_gpu(nvml: Any, index: int, name: str) -> DeviceDescription:
+    try:
+        handle = handle_of(nvml, name)
+    except RefusedError as refused:
+        return _unusable(index, str(refused))
+    _, vram_bytes = free_vram_bytes(nvml, handle)
     reported, facts = NvmlSensor(nvml, handle).describe(), board_facts(nvml, handle)
     return DeviceDescription(device_label(nvml, handle), "cuda", index, (), vram_bytes, reported, facts)

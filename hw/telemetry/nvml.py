@@ -11,6 +11,7 @@ import time  # noqa: TID251 - a sensor reads real clocks
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from hw.telemetry.gpm import METRICS, Gpm
@@ -86,28 +87,46 @@ def load_nvml() -> Any | None:
     return _answer(open_library)
 
 
-def nvml_handle(nvml: Any, index: int, visible: str | None = None) -> Any:
+def visible_gpus(nvml: Any) -> list[str]:
+    """The GPUs that CUDA shows, each by NVML's number or its UUID; their places are CUDA's indices.
+
+    CUDA_VISIBLE_DEVICES holds as far as it names devices: CUDA stops at a -1, say.
+
+    Raises:
+        RefusedError: NVML can't count them.
+    """
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return [str(index) for index in range(Board(nvml, None).call("nvmlDeviceGetCount"))]
+    names = (name.strip() for name in shown.split(","))
+    return list(takewhile(lambda name: name.isdigit() or name.startswith(("GPU-", "MIG-")), names))
+
+
+def handle_of(nvml: Any, name: str) -> Any:
+    """The device of a number or UUID; raises `RefusedError` where NVML does not give it."""
+    if name.isdigit():
+        return Board(nvml, None).call("nvmlDeviceGetHandleByIndex", int(name))
+    return Board(nvml, None).call("nvmlDeviceGetHandleByUUID", name)
+
+
+def nvml_handle(nvml: Any, index: int) -> Any:
     """The NVML device behind a CUDA index.
 
     Args:
         index: as torch counts under CUDA_DEVICE_ORDER=PCI_BUS_ID, which the workers set.
-        visible: CUDA_VISIBLE_DEVICES; the environment's by default.
 
     Raises:
         InputError: there is no such device.
     """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    names = [name.strip() for name in visible.split(",")] if visible else None
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        if names is None:
-            return nvml.nvmlDeviceGetHandleByIndex(index)
-        if names[index].isdigit():
-            return nvml.nvmlDeviceGetHandleByIndex(int(names[index]))
-        return nvml.nvmlDeviceGetHandleByUUID(names[index])
+        return handle_of(nvml, str(index) if shown is None else visible_gpus(nvml)[index])
     except IndexError:
-        problem = f"CUDA_VISIBLE_DEVICES={visible} shows {len(names or ())} devices; choose one of them or change it"
-    except nvml.NVMLError as error:
-        problem = f"NVML knows no such device ({error}); `slimsched devices` lists those that are here"
+        problem = (
+            f"CUDA_VISIBLE_DEVICES={shown} shows {len(visible_gpus(nvml))} devices; choose one of them or change it"
+        )
+    except RefusedError as refused:
+        problem = f"NVML gives no such device ({refused}); `slimsched devices` lists those that are here"
     raise InputError("device", f"cuda:{index}", problem)
 
 
@@ -117,7 +136,7 @@ def device_label(nvml: Any, handle: Any) -> str:
         name = Board(nvml, handle).ask("nvmlDeviceGetName")
     except RefusedError:
         return "GPU"
-    return name.decode() if isinstance(name, bytes) else str(name)
+    return _text(name)
 
 
 def used_vram_bytes(nvml: Any, handle: Any) -> int:
@@ -334,7 +353,7 @@ def _truth(flag: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _instant_w(board: Board) -> float:

@@ -129,7 +129,7 @@ def jobs_simulate(arguments: Namespace) -> int:
 
 def jobs_compare(arguments: Namespace) -> int:
     """All policies of a scenario, set against one of them and against the bound."""
-    from scenarios.runs.parallel import core_count
+    from hw.limits import core_count
     from scenarios.show.charts import save
     from scenarios.training_jobs.comparing import comparison_document, run_all
     from scenarios.training_jobs.comparison_tables import comparison_text

@@ -96,7 +96,7 @@ def devices(arguments: Namespace) -> int:
     found = available_devices()
     parts = []
     for device in found:
-        parts.append(f"{device.kind}:{device.index}  {device.name}, {device.vram_bytes / 1e9:.1f} GB")
+        parts.append(f"{device.kind}:{device.index}  {device.state}")
         parts += [f"  {field:<17} {state}" for field, state in (*device.telemetry.items(), *device.facts.items())]
     documents = [dataclasses.asdict(device) for device in found]
     return output.result("\n".join(parts), {"schema": "slimsched.devices/1", "devices": documents})

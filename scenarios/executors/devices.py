@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import torch
 
-from hw.device import WAYS, DeviceSpec, formats_of, local_devices
+from hw.device import WAYS, DeviceSpec, formats_of, gpu_bytes, local_devices
 from hw.gpu import refused_by_mode, unseen, unserved
 from hw.telemetry import load_nvml, nvml_handle
-from hw.telemetry.nvml import board_facts, free_vram_bytes, other_processes
-from policies.errors import InputError
+from hw.telemetry.library import Board, RefusedError
+from hw.telemetry.nvml import board_facts, free_vram_bytes, handle_of, other_processes
+from policies.errors import InputError, in_a_line
 from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
 from sim.profile import Profile
@@ -65,13 +66,17 @@ def why_unseen() -> str:
     nvml = load_nvml()
     if nvml is None:
         return ""
+    library = Board(nvml, None)
     try:
-        boards = int(nvml.nvmlDeviceGetCount())
-        driver, version = nvml.nvmlSystemGetDriverVersion(), int(nvml.nvmlSystemGetCudaDriverVersion_v2())
-        serves: tuple[int, int] | None = (version // 1000, version % 1000 // 10)
-    except (nvml.NVMLError, AttributeError):
-        return ""
-    facts = board_facts(nvml, nvml.nvmlDeviceGetHandleByIndex(0)) if boards else {}
+        boards = int(library.call("nvmlDeviceGetCount"))
+        driver, version = (
+            library.call("nvmlSystemGetDriverVersion"),
+            int(library.call("nvmlSystemGetCudaDriverVersion_v2")),
+        )
+        facts = board_facts(nvml, handle_of(nvml, "0")) if boards else {}
+    except RefusedError as refused:
+        return f"NVIDIA's library says: {refused}"
+    serves = (version // 1000, version % 1000 // 10)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return unseen(boards, driver, serves, torch.version.cuda, visible, mig=facts.get("mig_mode") == "1")
 
@@ -101,7 +106,14 @@ def require_served(index: int, agents: int, source: str, key: str) -> None:
     Raises:
         InputError: it is not; it says what would help.
     """
-    problem = unserved(torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
+    try:
+        capability = torch.cuda.get_device_capability(index)
+    except (RuntimeError, AssertionError) as error:
+        problem = (
+            f"cuda:{index} can't be opened ({in_a_line(str(error))}); `slimsched devices` says more, or take another"
+        )
+        raise InputError(source, key, problem) from None
+    problem = unserved(capability, torch.cuda.get_arch_list())
     nvml = load_nvml()
     if nvml is not None and not problem:
         problem = refused_by_mode(board_facts(nvml, nvml_handle(nvml, index)).get("compute_mode", ""), agents)
@@ -123,7 +135,9 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )
-    vram_bytes = gpu_bytes(spec) if section.vram_gb is None else round(section.vram_gb * GB)
+    if section.vram_gb is not None:
+        return replace(spec, vram_bytes=round(section.vram_gb * GB))
+    vram_bytes = gpu_bytes(spec.index) if spec.kind == "cuda" else None
     return spec if vram_bytes is None else replace(spec, vram_bytes=vram_bytes)
 
 
@@ -148,13 +162,6 @@ def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) ->
     if section.dtype != "measured":
         measured.pop("dtype", None)
     return replace(spec, **measured)
-
-
-def gpu_bytes(spec: DeviceSpec) -> int | None:
-    """A GPU's memory; None for a CPU, and for a GPU that is not here."""
-    if spec.kind != "cuda" or not torch.cuda.is_available() or spec.index >= torch.cuda.device_count():
-        return None
-    return int(torch.cuda.get_device_properties(spec.index).total_memory)
 
 
 def section_of(server: ServerSection, servers: Sequence[ServerSection]) -> DeviceSection:

@@ -12,22 +12,21 @@ import torch
 from calibrate.opening import interference
 from calibrate.probe import open_sensor
 from calibrate.stamps import differences, stamps_here, stamps_of
-from hw.device import DeviceSpec
+from hw.device import DeviceSpec, gpu_bytes
 from hw.instances import context_bytes
+from hw.limits import machine_bytes, usable_cores
 from hw.networks import ModelFile
 from hw.slimmable import SlimmableModel
-from hw.telemetry import usable_cores
 from policies.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
-from scenarios.executors.devices import device_of, gpu_bytes, require_free, require_served, why_unseen
+from scenarios.executors.devices import device_of, require_free, require_served, why_unseen
 from scenarios.executors.hosts import host_names, joined_hosts
 from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import naming_servers, read_profile
 from scenarios.files.router_names import require_distinct_names
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import GB, DeviceSection, GreedySection, Scenario, ServerSection
-from scenarios.runs.parallel import machine_bytes
 from scenarios.world.world import World
 from sim.profile import Profile
 
@@ -264,6 +263,6 @@ def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source
 def memory_bytes(device: DeviceSpec) -> int:
     """What the device has: a GPU's memory, or the machine's (or the container's, where that is less)."""
     if device.kind == "cuda":
-        found = gpu_bytes(device)
+        found = gpu_bytes(device.index)
         return device.vram_bytes if found is None else found
     return machine_bytes()

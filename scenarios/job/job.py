@@ -18,7 +18,7 @@ from typing import Any
 
 from hw.datasets import dataset_label
 from hw.networks import ModelFile, Network
-from hw.telemetry import available_devices
+from hw.telemetry import available_devices, unusable_devices
 from hw.version import code_here
 from policies.errors import InputError
 from scenarios.files.documents import inputs_hash
@@ -99,7 +99,10 @@ class Job:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """What is made now is made with."""
-        devices = json.loads(json.dumps([asdict(device) for device in available_devices()], default=str))
+        found = available_devices()
+        for warning in unusable_devices(found):
+            self.warn(warning)
+        devices = json.loads(json.dumps([asdict(device) for device in found], default=str))
         return environment(devices, {"scenario": self.scenario.seed})
 
     def world(self) -> World:

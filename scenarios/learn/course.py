@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from math import log
 
 import numpy as np
 
+from hw.limits import core_count
 from policies.chance import derived_seed, stream
 from policies.interfaces import limit_ns_of
 from policies.plan_of import plan_of
@@ -97,7 +97,7 @@ def workers_of(jobs: Jobs = MOST_THREADS) -> Iterator[Workers]:
     if not isinstance(jobs, int):
         yield jobs
         return
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, jobs)) as threads:
+    with ThreadPoolExecutor(min(core_count(), jobs)) as threads:
         yield threads
 
 

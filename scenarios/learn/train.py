@@ -6,7 +6,6 @@ the router is scored on the reference, on a run that training has not seen.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hw.limits import core_count
 from policies.chance import derived_seed, stream
 from policies.errors import WorkError
 from policies.interfaces import RoutingPolicy
@@ -140,7 +140,7 @@ def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
     from policies.ppo.compiled_trainer import CompiledTrainer  # they need numba
     from sim.compiled.rollout import Rollouts
 
-    spec, threads = spec_of(world), min(os.cpu_count() or 1, MOST_THREADS)
+    spec, threads = spec_of(world), min(core_count(), MOST_THREADS)
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(

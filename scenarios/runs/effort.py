@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hw.limits import machine_bytes
 from policies.errors import InputError
 from scenarios.files.spec import ChaosFault
 from scenarios.metrics.result import Simulator
-from scenarios.runs.parallel import machine_bytes
 from scenarios.world.world import World
 
 LONG_S = 3600.0

@@ -16,33 +16,14 @@ from contextlib import contextmanager
 from multiprocessing.context import SpawnContext
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
-
-import psutil
 
 from policies.errors import WorkError
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 Common = TypeVar("Common")
 Task = TypeVar("Task")
 Made = TypeVar("Made")
-
-
-def core_count() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def machine_bytes() -> int:
-    """The machine's memory, or the container's where that is less."""
-    total_bytes = int(psutil.virtual_memory().total)
-    try:
-        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
-    except OSError:  # no such limit on this system
-        return total_bytes
-    return min(total_bytes, int(limit)) if limit.isdigit() else total_bytes  # `max` is none
 
 
 class Elsewhere(Protocol):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from hw.limits import core_count
 from hw.version import code_here
 from policies.errors import InputError
 from scenarios.files.documents import read_json
@@ -27,7 +27,7 @@ def environment(devices: Sequence[Mapping[str, Any]], seeds: Mapping[str, Any]) 
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cores": os.cpu_count(),
+        "cores": core_count(),
         "packages": {name: version_of(name) for name in PACKAGES},
         "code": code_here(),
         "devices": [dict(device) for device in devices],

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
+from hw.limits import core_count
 from policies.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
@@ -16,7 +17,7 @@ from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
 from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import against_reference, diagnosed
-from scenarios.runs.parallel import Jobs, core_count, each
+from scenarios.runs.parallel import Jobs, each
 from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from hw.limits import core_count
 from policies.registry import TUNED
 from scenarios.commands.shared import spread
 from scenarios.files.documents import read_json
-from scenarios.runs.parallel import core_count
 from scenarios.show.table import to_markdown
 from scenarios.study import (
     ablation,

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from hw.limits import core_count
 from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.files.router_names import made_by
-from scenarios.runs.parallel import Jobs, core_count
+from scenarios.runs.parallel import Jobs
 from scenarios.show import charts
 from scenarios.study import pictures
 from scenarios.study.cases import WINDOWED, Case, Contender, experiments, read_case, scenario_files

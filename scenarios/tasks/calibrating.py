@@ -15,6 +15,7 @@ from hw.device import DeviceSpec
 from hw.networks import ModelFile, Network
 from hw.ray_cluster import joined
 from hw.ray_host import cache, kept
+from hw.telemetry import available_devices, unusable_devices
 from policies.errors import InputError
 from policies.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
@@ -97,6 +98,8 @@ def _measured(wanted: Calibrating, output: Listener) -> tuple[list[Path], list[s
     """The profiles of devices of this machine, and what is wrong with them."""
     named = wanted.network
     network = Network(named, wanted.options, "--network", "") if named is not None else None
+    for warning in unusable_devices(available_devices()):
+        output.remark(warning)
     measuring_s = max(wanted.budget_s - SERVING_S, 0.75 * wanted.budget_s)
     chosen = list((_emulated if wanted.is_emulated else _local)(wanted, network, measuring_s))
     for subject in chosen:  # an --out that can't be written shows before anything is measured

@@ -60,7 +60,7 @@ class FakeBoard:
     """
 
     make: Make = HOPPER
-    name: str = "NVIDIA Imaginary 1"
+    name: str | bytes = "NVIDIA Imaginary 1"
     idle_w: float = 60.0
     busy_w: float = 400.0
     limit_w: float = 500.0
@@ -229,7 +229,8 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
         if not 0 <= index < len(self.boards):
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return Handle(self.boards[index])
+        self._require(found := Handle(self.boards[index]), "nvmlDeviceGetHandleByIndex")
+        return found
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
         kind, _, number = uuid.partition("-")
@@ -238,7 +239,8 @@ class FakeNvml:
         return Handle(self.boards[int(number)], 7 if kind == "MIG" else None)
 
     def nvmlDeviceGetName(self, handle: Handle) -> str:
-        return self._require(handle, "nvmlDeviceGetName").name
+        name = self._require(handle, "nvmlDeviceGetName").name
+        return name if isinstance(name, str) else name.decode()  # as pynvml does
 
     def nvmlDeviceGetArchitecture(self, handle: Handle) -> int:
         board = self._require(handle, "nvmlDeviceGetArchitecture")

@@ -24,9 +24,10 @@ from hw.telemetry import (
     cpu_sensor,
     nvml_handle,
     process_cpu_s,
+    unusable_devices,
     used_vram_bytes,
 )
-from hw.telemetry.nvml import TIMINGS, other_processes
+from hw.telemetry.nvml import TIMINGS, handle_of, other_processes
 from policies.errors import InputError
 from tests.hw.fake_nvml import (
     AMPERE,
@@ -198,7 +199,7 @@ def test_a_missing_permission_comes_with_its_remedy() -> None:
 def test_a_mig_instance_has_no_power_and_no_utilization_of_its_own() -> None:
     """Its share of the multiprocessors comes from the whole GPU's GPM, asked for that instance."""
     board = FakeBoard(HOPPER, mig=True)
-    sensor = NvmlSensor(nvml := FakeNvml(board), nvml_handle(nvml, 0, "MIG-0"), board.now_ns)
+    sensor = NvmlSensor(nvml := FakeNvml(board), handle_of(nvml, "MIG-0"), board.now_ns)
     told = sensor.describe()
     assert told["utilization"] == "absent (Not Supported; NVML does not report it under MIG)"
     assert told["power"].startswith("absent")
@@ -246,15 +247,46 @@ def test_counter_and_polling_agree_over_a_steady_load(make: Make) -> None:
     assert counted_w == pytest.approx(polled_w, rel=0.06)  # the counter's own period
 
 
-def test_visible_devices_are_followed() -> None:
-    """Torch's index goes through CUDA_VISIBLE_DEVICES, by number or by UUID; a device that is not there is refused."""
-    nvml = FakeNvml(*(boards := [FakeBoard(), FakeBoard(), FakeBoard()]))
-    assert nvml_handle(nvml, 1, "") == Handle(boards[1])
-    assert nvml_handle(nvml, 1, "1,2") == Handle(boards[2])
-    assert nvml_handle(nvml, 0, "GPU-2") == Handle(boards[2])
-    for index, visible, problem in ((3, "", "no such device"), (1, "0", "shows 1 devices"), (0, "GPU-x", "no such")):
-        with pytest.raises(InputError, match=problem):
-            nvml_handle(nvml, index, visible)
+@pytest.mark.parametrize(
+    "visible, shown, beyond",
+    [
+        (None, "abc", "no such device"),
+        ("", "", "shows 0 devices"),
+        ("1, 2", "bc", "shows 2 devices"),
+        ("GPU-2", "c", "shows 1 devices"),
+        ("2,-1,0", "c", "shows 1 devices"),
+    ],
+)
+def test_visible_devices_are_followed(
+    visible: str | None, shown: str, beyond: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's index goes through CUDA_VISIBLE_DEVICES, by number or by UUID; what it hides is not listed."""
+    show(monkeypatch, visible)
+    nvml = FakeNvml(*(FakeBoard(name=name) for name in "abc"))
+    assert [nvml_handle(nvml, index).board.name for index in range(len(shown))] == list(shown)
+    assert [(gpu.index, gpu.name) for gpu in available_devices(nvml)[:-1]] == list(enumerate(shown))
+    with pytest.raises(InputError, match=beyond):
+        nvml_handle(nvml, len(shown))
+
+
+def show(monkeypatch: pytest.MonkeyPatch, visible: str | None) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
+@pytest.mark.parametrize("visible", [None, "2,1,0"])
+def test_a_lost_device_costs_no_other(visible: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do odd bytes for a name; and where NVML can't count, the CPU is left."""
+    show(monkeypatch, visible)
+    found = available_devices(FakeNvml(FakeBoard(name=b"\xff"), FakeBoard(lost=True), FakeBoard(name="c")))
+    told = {0: "GPU, 8.6 GB", 1: "can't be used: GPU is lost", 2: "c, 8.6 GB"}
+    assert [gpu.state for gpu in found[:-1]] == [told[index] for index in ((2, 1, 0) if visible else (0, 1, 2))]
+    assert unusable_devices(found) == ["warning: cuda:1 can't be used: GPU is lost"]
+    show(monkeypatch, None)
+    gpu, cpu = available_devices(FakeNvml(FakeBoard(), missing=("nvmlDeviceGetCount",)))
+    assert gpu.problem.startswith("NVML can't count the GPUs (Function Not Found")
+    assert (cpu.kind, cpu.problem) == ("cpu", "")
 
 
 def test_a_board_says_what_it_is() -> None:

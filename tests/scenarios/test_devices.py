@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pynvml
 import pytest
+import torch
 
 from hw.device import DeviceSpec, formats_of, ways_of
+from policies.errors import InputError
 from scenarios.cli import main
-from scenarios.executors.devices import as_calibrated, candidates, device_spec
+from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
+from scenarios.executors.preflight import require_device
 from scenarios.files.spec import DeviceSection
 from tests import worlds
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml
 
 
 @pytest.fixture
-def two_boards(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_boards(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """An old GPU, and a new one whose counter is for administrators."""
     denied = {"nvmlDeviceGetTotalEnergyConsumption": pynvml.NVML_ERROR_NO_PERMISSION}
     fake = FakeNvml(FakeBoard(MAXWELL, "GTX 980 Ti"), FakeBoard(HOPPER, "H200", refused=denied))
     monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, fake))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
 
 
-def test_devices_says_what_works_and_why_not(two_boards: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
     """A block for each device, a line for each field and fact."""
     assert main(["devices"]) == 0
     first, second, third = ("\ncuda:0", "\ncuda:1", "\ncpu:")
@@ -44,7 +49,7 @@ def test_devices_says_what_works_and_why_not(two_boards: None, capsys: pytest.Ca
     assert "modelled" in cpu or "RAPL" in cpu
 
 
-def test_devices_as_json(two_boards: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices_as_json(two_boards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
     """`telemetry` is a word for each field, `facts` what the board says of itself."""
     assert main(["devices", "--json", "-", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -53,6 +58,34 @@ def test_devices_as_json(two_boards: None, capsys: pytest.CaptureFixture[str]) -
     assert document["devices"][1]["telemetry"]["power"] == "polled (NVML, instant)"
     assert document["devices"][1]["facts"]["architecture"] == "Hopper"
     assert document["devices"][2]["facts"] == {}
+
+
+def test_a_lost_gpu_is_a_line(
+    two_boards: FakeNvml, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `devices`, and what torch can't open is none of this machine's devices, and refused where it is named."""
+    two_boards.boards[1].lost = True
+    assert main(["devices"]) == 0
+    found = capsys.readouterr().out
+    assert "cuda:0  GTX 980 Ti, 8.6 GB\n" in found
+    assert "cuda:1  can't be used: GPU is lost\n" in found
+
+    def properties(index: int) -> Any:
+        if index == 1:
+            raise RuntimeError("CUDA error: unknown error\nCUDA kernel errors might be reported later")
+        return SimpleNamespace(total_memory=6 * 10**9)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", properties)
+    assert [(name, device.vram_bytes) for name, device in chosen_devices(None)] == [("cuda:0", 6 * 10**9)]
+    assert device_spec(DeviceSection(kind="cuda", index=1)).vram_bytes == DeviceSpec().vram_bytes
+    with pytest.raises(InputError, match=r"s\.yaml: d\.index: cuda:1 can't be opened \(CUDA error: unknown error"):
+        require_device(DeviceSection(kind="cuda", index=1), "s.yaml", "d")
+    two_boards.boards[0].lost = True
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert why_unseen() == "NVIDIA's library says: GPU is lost"
 
 
 LAST = DeviceSpec(kind="cuda")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -29,7 +28,6 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
 from scenarios.metrics import fidelity
-from scenarios.runs import parallel
 from tests import worlds
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 from tests.scenarios.files import write_scenario
@@ -429,19 +427,6 @@ def test_a_gpu_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_spec(DeviceSection(kind="cuda", vram_gb=5)).vram_bytes == 5 * 10**9
     assert device_spec(DeviceSection(kind="cuda", index=1)).vram_bytes == DeviceSpec().vram_bytes
     assert device_spec(DeviceSection()).vram_bytes == DeviceSpec().vram_bytes
-
-
-@pytest.mark.parametrize("text, wanted", [("3000000000\n", 3_000_000_000), ("max\n", 9 << 40), (None, 9 << 40)])
-def test_a_containers_memory_is_the_machines(
-    text: str | None, wanted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its limit counts where it has one."""
-    limit = tmp_path / "memory.max"
-    if text is not None:
-        limit.write_text(text)
-    monkeypatch.setattr(parallel, "CONTAINER_LIMIT", limit)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=9 << 40))
-    assert preflight.memory_bytes(DeviceSpec()) == wanted
 
 
 def router_file(path: Path, *, servers: int = 2, segments: int = 4, widths: tuple[float, ...] = WIDTHS) -> Path:
