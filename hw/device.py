@@ -164,10 +164,8 @@ def local_devices() -> list[DeviceSpec]:
     """
     import torch
 
-    sizes = [gpu_bytes(index) for index in range(torch.cuda.device_count())]
-    if gpus := [
-        DeviceSpec("cuda", index=index, vram_bytes=size) for index, size in enumerate(sizes) if size is not None
-    ]:
+    sizes = [(index, gpu_bytes(index)) for index in range(torch.cuda.device_count())]
+    if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size) for index, size in sizes if size is not None]:
         return gpus
     cores = usable_cores()[: core_count()]
     if len(cores) < 4:

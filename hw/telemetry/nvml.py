@@ -119,14 +119,13 @@ def nvml_handle(nvml: Any, index: int) -> Any:
         InputError: there is no such device.
     """
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if shown is None else visible_gpus(nvml)
     try:
-        return handle_of(nvml, str(index) if shown is None else visible_gpus(nvml)[index])
+        return handle_of(nvml, str(index) if names is None else names[index])
     except IndexError:
-        problem = (
-            f"CUDA_VISIBLE_DEVICES={shown} shows {len(visible_gpus(nvml))} devices; choose one of them or change it"
-        )
+        problem = f"CUDA_VISIBLE_DEVICES={shown} shows {len(names or ())} devices; choose one of them or change it"
     except RefusedError as refused:
-        problem = f"NVML gives no such device ({refused}); `slimsched devices` lists those that are here"
+        problem = f"NVML knows no such device ({refused}); `slimsched devices` lists those that are here"
     raise InputError("device", f"cuda:{index}", problem)
 
 

@@ -69,10 +69,8 @@ def why_unseen() -> str:
     library = Board(nvml, None)
     try:
         boards = int(library.call("nvmlDeviceGetCount"))
-        driver, version = (
-            library.call("nvmlSystemGetDriverVersion"),
-            int(library.call("nvmlSystemGetCudaDriverVersion_v2")),
-        )
+        driver = library.call("nvmlSystemGetDriverVersion")
+        version = int(library.call("nvmlSystemGetCudaDriverVersion_v2"))
         facts = board_facts(nvml, handle_of(nvml, "0")) if boards else {}
     except RefusedError as refused:
         return f"NVIDIA's library says: {refused}"
@@ -109,9 +107,7 @@ def require_served(index: int, agents: int, source: str, key: str) -> None:
     try:
         capability = torch.cuda.get_device_capability(index)
     except (RuntimeError, AssertionError) as error:
-        problem = (
-            f"cuda:{index} can't be opened ({in_a_line(str(error))}); `slimsched devices` says more, or take another"
-        )
+        problem = f"cuda:{index} can't be opened ({in_a_line(str(error))}); take another GPU"
         raise InputError(source, key, problem) from None
     problem = unserved(capability, torch.cuda.get_arch_list())
     nvml = load_nvml()
