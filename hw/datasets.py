@@ -194,7 +194,7 @@ def require_image_folder(folder: Path) -> Path:
 
 
 def _folder(folder: Path) -> Dataset:
-    """8-bit images, all of one size; they have one channel where all are grey, else three."""
+    """Images of one size; they have one channel where all are grey, else three."""
     from torchvision.datasets import ImageFolder
 
     require_image_folder(folder)
@@ -209,7 +209,7 @@ def _folder(folder: Path) -> Dataset:
         differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
         raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
     size = _size(Path(train.samples[0][0]))
-    mode = "L" if all(_is_grey(Path(path)) for part in found for path, _ in part.samples) else "RGB"
+    mode = _mode([Path(path) for part in found for path, _ in part.samples])
     images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in found]
     labels = [np.asarray(part.targets, np.int64) for part in found]
     return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(train.classes))
@@ -229,9 +229,18 @@ def _size(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def _is_grey(path: Path) -> bool:
-    with _opened(path) as image:
-        return image.mode in ("1", "L")
+def _mode(paths: list[Path]) -> str:
+    """Pillow's mode that all are read in: that of 16 bits or floats where all have it, else `L` or `RGB`, of 8 bits."""
+    modes = []
+    for path in paths:
+        with _opened(path) as image:
+            modes.append(image.mode)
+        if modes[-1] != modes[0] and any(mode.startswith(("I", "F")) for mode in (modes[0], modes[-1])):
+            problem = f"{path} has pixels of another kind ({modes[-1]}) than {paths[0]} ({modes[0]})"
+            raise _wrong(f"{problem}; grey images of 16 bits or floats stand alone: write all in one way")
+    if modes[0].startswith(("I", "F")):
+        return modes[0]
+    return "L" if {"1", "L"}.issuperset(modes) else "RGB"
 
 
 def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
@@ -244,7 +253,9 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
             pixels = np.asarray(image.convert(mode), np.float32)
         except OSError as error:  # cut short
             raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
-    return pixels[None] if mode == "L" else np.moveaxis(pixels, -1, 0)
+    if not np.isfinite(pixels).all():
+        raise _wrong(f"{path} has pixels that are no finite numbers; write it anew without them")
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
 
 
 # ------------------------------------------------------------------------------------------------- a user's own class

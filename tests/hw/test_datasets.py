@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,38 @@ def test_grey_images_have_one_channel(folder: Path) -> None:
     assert load_dataset(str(folder)).train_images.shape == (4, 1, 4, 6)
     image(folder / "test" / "cat" / "0.png")
     assert load_dataset(str(folder)).train_images.shape == (4, 3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    "name, dtype, top", [("0.png", np.uint16, 45_000), ("0.tif", np.float32, 1.5), ("0.tif", np.int32, 90_000)]
+)
+def test_wide_grey_images_keep_their_range(tmp_path: Path, name: str, dtype: type[np.generic], top: float) -> None:
+    """16 bits, floats and whole numbers: one channel, as if numpy had normalised the values that were written."""
+    ramp = (np.linspace(0.4, 1.0, 24) * top).astype(dtype).reshape(4, 6)
+    for part, kind, pixels in (
+        ("train", "a", ramp),
+        ("train", "b", ramp // 2),
+        ("test", "a", ramp),
+        ("test", "b", ramp),
+    ):
+        (tmp_path / part / kind).mkdir(parents=True)
+        Image.fromarray(pixels).save(tmp_path / part / kind / name)
+    data, train = load_dataset(str(tmp_path)), np.stack([ramp, ramp // 2]).astype(np.float64)
+    assert data.train_images.shape == (2, 1, 4, 6)
+    assert data.train_images[:, 0] == pytest.approx((train - train.mean()) / train.std(), abs=1e-5)
+    image(other := tmp_path / "test" / "b" / name, mode="L")
+    with pytest.raises(
+        InputError, match=rf"{re.escape(str(other))} has pixels of another kind \(L\) than .*; grey images"
+    ):
+        load_dataset(str(tmp_path))
+
+
+def test_pixels_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    for place in ("train/a", "test/a"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(np.full((4, 6), np.nan, np.float32)).save(tmp_path / place / "0.tif")
+    with pytest.raises(InputError, match=r"0\.tif has pixels that are no finite numbers; write it anew"):
+        load_dataset(str(tmp_path))
 
 
 def test_a_folder_is_known_by_its_content(folder: Path) -> None:
