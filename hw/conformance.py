@@ -51,6 +51,9 @@ def _says_its_spec(subject: Subject) -> None:
     shapes = [{n: tuple(t.shape) for n, t in model.state_dict().items()} for model in (subject.model, again)]
     if shapes[0] != shapes[1]:
         raise _BrokenError("built twice, its weights have other names or shapes")
+    for name, tensor in (*subject.model.named_parameters(), *subject.model.named_buffers()):
+        if not tensor.is_floating_point() or name not in shapes[0]:
+            raise _BrokenError(f"{name} is {tensor.dtype}, or not persistent: weights and buffers are kept as floats")
 
 
 def _slices_its_weights(subject: Subject) -> None:

@@ -153,10 +153,11 @@ def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mappin
 
 
 def model_hash(state: Mapping[str, Tensor]) -> str:
-    """16 hex digits that name these weights: names, shapes, types and values."""
+    """16 hex digits that name these weights: names, shapes, types and values; floats count as float32."""
     digest = hashlib.sha256()
     for name in sorted(state):
         tensor = state[name].detach().cpu()
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
@@ -183,8 +184,11 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except RuntimeError as error:  # torch maps the file: too many are open, or memory is short
         raise WorkError(f"{path}: can't be read now ({str(error).splitlines()[0]})") from error
-    except (OSError, SafetensorError) as error:
-        raise InputError(str(path), "", f"cannot be read as safetensors ({error}); train a model first") from None
+    except OSError as error:
+        raise InputError(str(path), "", f"cannot be read ({error})") from None
+    except SafetensorError as error:
+        problem = f"cannot be read as safetensors ({error}); {_remedy(path)}"
+        raise InputError(str(path), "", problem) from None
     if metadata.get("schema") != schema:
         problem = f"found {metadata.get('schema')!r}, this needs {schema!r}; hw.networks.save_model writes such files"
         raise InputError(str(path), "schema", problem)
@@ -192,3 +196,13 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise InputError(str(path), name, "holds numbers that are not finite; train the model again")
     return tensors, metadata
+
+
+def _remedy(path: Path) -> str:
+    """For a file that is no safetensors."""
+    with path.open("rb") as file:
+        is_of_torch = file.read(1) in (b"P", b"\x80")  # of a zip, of a pickle
+    if not is_of_torch:
+        return "train the model again"
+    how = "load it in Python, then model.load_state_dict and hw.networks.save_model"
+    return f"torch.save wrote it: {how} (docs/models.md#weights-from-elsewhere)"

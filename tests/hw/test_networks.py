@@ -57,6 +57,30 @@ def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_pat
         ModelFile(tmp_path / "flipped.safetensors").load()
 
 
+@pytest.mark.parametrize(
+    "name, remedy", [("w.pt", "save_model \\(docs/models.md#weights-from"), ("odd", "train the model again")]
+)
+def test_a_file_of_another_library_is_told_how_it_comes_in(name: str, remedy: str, tmp_path: Path) -> None:
+    """What torch.save wrote, of whatever name; anything else is no model."""
+    if name == "w.pt":
+        torch.save(Network("digits").build().state_dict(), tmp_path / name)
+    else:
+        (tmp_path / name).write_text("none")
+    with pytest.raises(InputError, match=rf"cannot be read as safetensors \(.*\); .*{remedy}"):
+        ModelFile(tmp_path / name).load()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_of_other_precision_are_whole(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The network holds them as float32; the hash is of what it holds."""
+    model = Network("digits").build()
+    kept = {name: tensor.to(dtype).float() for name, tensor in model.state_dict().items()}
+    save_model(tmp_path / "m.safetensors", model.to(dtype), "digits", {})
+    loaded, metadata = ModelFile(tmp_path / "m.safetensors").load()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in loaded.state_dict().items())
+    assert metadata["hash"] == model_hash(kept) == model_hash(loaded.state_dict())
+
+
 def test_a_host_that_has_no_handle_left_is_told(
     model: SlimResNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +267,15 @@ class Forgetful(Pooled):
         self.fault = ""
 
 
+class Counting(Pooled):
+    """A buffer of whole numbers, and one that no file keeps."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        dtype = torch.int64 if persistent else torch.float32
+        self.register_buffer("steps", torch.zeros((), dtype=dtype), persistent=persistent)
+
+
 class Listed(Pooled):
     """Lists where tuples are meant."""
 
@@ -255,6 +288,9 @@ def test_what_executors_do_is_tried() -> None:
     """Feature maps with channels last; and a class that is not even whole is told so."""
     assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"]
     assert "has no attribute" in broken_rules(Network("tests.hw.test_networks:Forgetful"))["spec"]
+    for persistent in (True, False):
+        counting = Network("tests.hw.test_networks:Counting", {"persistent": persistent})
+        assert "steps is torch." in broken_rules(counting)["spec"]
 
 
 def test_lists_are_as_good_as_tuples() -> None:
