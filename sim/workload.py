@@ -6,8 +6,6 @@ later point of it (`start_s`): then arrivals count from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -121,9 +119,11 @@ def flash(
     return _to_ns(candidates_s[kept], horizon_s)
 
 
-def trace(times_s: Sequence[float], factor: float, horizon_s: float) -> Arrivals:
-    """A recorded trace from its first arrival on, `factor` times faster."""
-    times = np.sort(np.asarray(times_s, dtype=np.float64))
+def trace(
+    times_s: NDArray[np.float64], factor: float, horizon_s: float, rng: np.random.Generator, resolution_s: float = 0.0
+) -> Arrivals:
+    """A recorded trace (n,) from its first arrival on, `factor` times faster; each somewhere in a step so long."""
+    times = np.sort(times_s - times_s.min() + resolution_s * rng.random(len(times_s)))
     return _to_ns((times - times[0]) / factor, horizon_s)
 
 

@@ -114,7 +114,8 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
         return read_bytes(path, source=source or "", key=key, hint=hint).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         named = f"{path}: " if source else ""
-        remedy = "is it the file that you mean?"
+        is_gzip = error.object.startswith(b"\x1f\x8b")
+        remedy = "it is compressed: gunzip it first" if is_gzip else "is it the file that you mean?"
         raise InputError(source or str(path), key, f"{named}not UTF-8 text (byte {error.start}); {remedy}") from None
 
 

@@ -98,11 +98,19 @@ def _column(path: Path, column: str) -> list[Cell]:
     lines = read_text(path).rstrip().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if lines == [""]:
         raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
+    if lines[0].startswith(("{", "[")):
+        problem = "is JSON; allowed is CSV: pandas.read_json(FILE, lines=True).to_csv(...) writes it"
+        raise InputError(str(path), "line 1", problem)
     rows = _rows(lines)
     _, header = next(rows)
     if isinstance(header, str):
         raise InputError(str(path), "line 1", f"no header line ({header}); it names the columns")
     columns = [name.strip() for name in header]
+    if columns[0].startswith("#") and column not in columns:
+        problem = (
+            f"is a comment ({lines[0]!r:.80}), and the first line must name the columns; remove lines that begin with #"
+        )
+        raise InputError(str(path), "line 1", problem)
     if columns.count(column) != 1:
         problem = f"{columns.count(column)} columns {column!r}" if column in columns else f"no column {column!r}"
         remedy = "name each once" if column in columns else nearest(column, [name[:100] for name in columns[:100]])

@@ -570,7 +570,14 @@ class TraceWorkload(WorkloadSection):
     kind: Literal["trace"] = Field(description="")
     file: FilePath = Field(description="the CSV file")
     time_column: str = Field("time_s", description="its column of arrival times: seconds, or ISO 8601 dates")
-    factor: Positive = Field(1.0, description="how many times faster than recorded")
+    factor: Positive = Field(
+        1.0, description="how many times faster than recorded; 1000 where the times are milliseconds"
+    )
+    resolution_s: SecondsOrZero = Field(
+        0.0,
+        description="each arrives at a random time within a step of so long, in which times were noted; in the file's "
+        "own unit; 0: as noted",
+    )
 
     def require_files(self) -> None:
         """Its arrivals."""

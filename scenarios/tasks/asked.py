@@ -176,12 +176,12 @@ def tell_foreign(output: Listener, world: World, routers: Sequence[str]) -> None
 
 
 def tell_overload(output: Listener, world: World) -> None:
-    """Warn of a rate beyond any router's capacity; the work goes on, as overload may be what is looked at."""
+    """Warn of an odd trace, and of a rate beyond any router's capacity: the work goes on, for it may be looked at."""
     from scenarios.runs.bound import busy_router_of, overload_of
 
     if output.quiet:
         return
-    for problem in filter(None, (busy_router_of(world), overload_of(world))):
+    for problem in filter(None, (*world.trace_doubts, busy_router_of(world), overload_of(world))):
         output.remark(f"warning: {problem}")
 
 

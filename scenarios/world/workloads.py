@@ -122,4 +122,46 @@ def _flash(given: FlashWorkload, play: Play) -> Arrivals:
 @arrivals_ns.register
 def _trace(given: TraceWorkload, play: Play) -> Arrivals:
     times_s = (play.series or series_of(given))[given.file, given.time_column]
-    return workload.trace(times_s.tolist(), given.factor * play.scale, play.horizon_s)
+    return workload.trace(times_s, given.factor * play.scale, play.horizon_s, play.rng, given.resolution_s)
+
+
+# ------------------------------------------------------------------------------------------------- doubts about a trace
+
+_UNITS = {1e9: "nanoseconds", 1e6: "microseconds", 1e3: "milliseconds"}  # of each so many are a second
+_EPOCH_S = 6e8  # 1989, in seconds since 1970; as many milliseconds are beyond any year of four digits
+_STEPS_S = {3600: "hours", 60: "minutes", 1: "seconds"}
+
+
+def doubts_of(given: WorkloadSection, duration_s: float, series: Series) -> list[str]:
+    """What is odd about a trace in a run of that length, with what to write; nothing of another workload."""
+    if not isinstance(given, TraceWorkload):
+        return []
+    times_s = (series or series_of(given))[given.file, given.time_column]
+    unit = next((unit for unit in _UNITS if times_s.min() >= _EPOCH_S * unit), 1.0)
+    if unit > 1 and given.factor * 100 <= unit:
+        problem = f"its times look like {_UNITS[unit]} since 1970 ({times_s[0]:.0f}), and are taken as seconds"
+        return [f"{given.file}: {problem}; write workload.factor: {given.factor * unit:g}"]
+    doubts = _length_doubt(given, times_s, duration_s), _step_doubt(given, times_s, unit)
+    return [f"{given.file}: {doubt}" for doubt in doubts if doubt]
+
+
+def _length_doubt(given: TraceWorkload, times_s: NDArray[np.float64], duration_s: float) -> str:
+    since_s = (times_s - times_s.min()) / given.factor
+    last_s, beyond = float(since_s.max()), int((since_s >= duration_s).sum())
+    if not beyond:
+        ends = f"its last arrival is after {last_s:.4g} s of the run's {duration_s:g} s, and nothing comes in the rest"
+        return f"{ends}; shorten duration_s" if last_s < duration_s / 2 else ""
+    told = f"{beyond:,} of {len(times_s):,} arrivals are beyond the run's {duration_s:g} s and are left out"
+    remedy = f"duration_s: {np.ceil(last_s + 1e-9):.0f} holds all, or raise workload.factor"
+    if given.factor == 1 and last_s > len(times_s) and (times_s % 1 == 0).all():
+        remedy += "; if the times are milliseconds, workload.factor: 1000"
+    return f"{told}; {remedy}"
+
+
+def _step_doubt(given: TraceWorkload, times_s: NDArray[np.float64], unit: float) -> str:
+    step_s = next((step_s for step_s in _STEPS_S if (times_s % (step_s * unit) == 0).all()), 0)
+    shared = len(times_s) - len(np.unique(times_s))
+    if given.resolution_s or not step_s or shared < len(times_s) / 10 or (unit == 1 and given.factor >= 100):
+        return ""
+    told = f"its times are whole {_STEPS_S[step_s]}, and {shared:,} of {len(times_s):,} come at once with another"
+    return f"{told}; workload.resolution_s: {step_s * unit:g} lets each arrive at a random time within its step"

@@ -26,7 +26,7 @@ from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.faults import faults_of
 from scenarios.world.routers import RouterMaker, make_named, maker_of
-from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, series_of
+from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, doubts_of, series_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
@@ -153,6 +153,11 @@ class World:
         rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, excerpt)
         play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"), self.series)
         return arrivals_ns(self.scenario.workload, play)
+
+    @property
+    def trace_doubts(self) -> list[str]:
+        """What is odd about a trace of requests, with what to write."""
+        return doubts_of(self.scenario.workload, self.scenario.duration_s, self.series)
 
     def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
         return 0.0 if excerpt is None else excerpt.start_s(seed, self.scenario.duration_s, horizon_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ REFUSED = {
     ),
     "a column twice": ("time_s,a,time_s\n1,2,3\n", "line 1", "2 columns 'time_s'", "name each once"),
     "no such column": ("time,a\n1,2\n", "line 1", "no column 'time_s'", "did you mean 'time'"),
+    "a value a line in JSON": ('{"time_s": 0}\n{"time_s": 1}\n', "line 1", "is JSON; allowed is CSV", "to_csv"),
+    "comments": ("# made by me\ntime_s\n1\n", "line 1", "is a comment ('# made by me')", "begin with #"),
     "a quote in the header": ('"time_s\n1\n', "line 1", "no header line", "unexpected end"),
     "not a number": ("time_s\n1\nnan\n", "line 3", "'nan' is no time", "finite"),
     "beyond all numbers": ("time_s\n1e400\n", "line 2", "'1e400' is no time", "finite"),
@@ -84,6 +87,12 @@ def test_what_is_no_trace(text: str, key: str, problem: str, more: str, tmp_path
     assert problem in caught.value.problem
     assert more in caught.value.problem
     assert len(caught.value.problem) < 300
+
+
+def test_what_is_compressed_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"time_s\n1\n"))
+    with pytest.raises(InputError, match="it is compressed: gunzip it first"):
+        read_trace(tmp_path / "x.csv.gz", "time_s")
 
 
 @pytest.mark.parametrize("text", ["count\n1\n\n2\n", "count\n-1\n", "count\ninf\n", "count\n0\n", 'count\n"1\n'])

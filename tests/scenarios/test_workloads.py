@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from policies.faults import Crash, Outage
 from scenarios.cli import main
@@ -123,3 +124,51 @@ def test_every_kind_of_workload_is_played() -> None:
     union, _ = get_args(Workload)
     unknown = arrivals_ns.dispatch(WorkloadSection)
     assert [kind.__name__ for kind in get_args(union) if arrivals_ns.dispatch(kind) is unknown] == []
+
+
+EPOCH = 1732000000
+GAPS_S = np.arange(1000) * 0.06
+
+
+@pytest.mark.parametrize(
+    "times, keys, told",
+    [
+        (EPOCH + GAPS_S, "", []),
+        ((EPOCH + GAPS_S) * 1e3, "", ["look like milliseconds since 1970 (1732000000000)", "factor: 1000"]),
+        ((EPOCH + GAPS_S) * 1e6, "", ["look like microseconds", "workload.factor: 1e+06"]),
+        ((EPOCH + GAPS_S) * 1e9, "factor: 2", ["look like nanoseconds", "workload.factor: 2e+09"]),
+        ((EPOCH + GAPS_S) * 1e3, "factor: 1000", []),
+        ((EPOCH + GAPS_S) * 1e3, "factor: 500", ["500 of 1,000 arrivals are beyond", "duration_s: 120 holds"]),
+        (GAPS_S * 1e3, "", ["999 of 1,000 arrivals are beyond the run's 60 s", "milliseconds, workload.factor: 1000"]),
+        (GAPS_S * 1.5, "", ["333 of 1,000 arrivals are beyond", "duration_s: 90 holds all"]),
+        (GAPS_S / 30, "", ["last arrival is after 1.998 s of the run's 60 s", "shorten duration_s"]),
+        (EPOCH + GAPS_S // 1, "", ["whole seconds, and 940 of 1,000 come at once", "resolution_s: 1 lets"]),
+        ((EPOCH + GAPS_S // 1) * 1e3, "factor: 1000", ["whole seconds", "resolution_s: 1000 lets"]),
+        (GAPS_S // 1 * 1e3, "factor: 1000", []),
+        (GAPS_S / 30, "factor: 0.01", ["700 of 1,000 arrivals are beyond", "duration_s: 200 holds"]),
+        (EPOCH + GAPS_S // 1, "resolution_s: 1", []),
+        (EPOCH // 60 * 60 + GAPS_S // 60 * 60, "", ["last arrival is after 0 s", "whole minutes", "resolution_s: 60"]),
+    ],
+)  # fmt: skip
+def test_an_odd_trace_is_told(
+    times: NDArray[np.float64], keys: str, told: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Units by their size, what the run leaves out, and stamps that make bursts; each with what to write."""
+    (tmp_path / "t.csv").write_text("time_s\n" + "".join(f"{time:.3f}\n" for time in times))
+    path = write(tmp_path, f"{{kind: trace, file: t.csv{', ' if keys else ''}{keys}}}")
+    path.write_text(path.read_text().replace("duration_s: 1\n", "duration_s: 60\n"))
+    assert main(["simulate", str(path), "--router", "jsq"]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "t.csv" in line]
+    assert bool(warnings) == bool(told)
+    assert [text for text in told if not any(text in line for line in warnings)] == []
+
+
+def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
+    """Each within its own second, by the run's seed."""
+    (tmp_path / "t.csv").write_text("time_s\n" + "7\n8\n8\n9\n" * 100)
+    world = load_world(write(tmp_path, "{kind: trace, file: t.csv, resolution_s: 1, factor: 3}"))
+    assert counts(world, 2) == pytest.approx(
+        [200, 200], rel=0.1
+    )  # three seconds in one: halves of 100 + 100, 100 + 100
+    assert len(set(world.arrivals_ns(1, 1.0).tolist())) == 400
+    assert not np.array_equal(world.arrivals_ns(1, 1.0), world.arrivals_ns(2, 1.0))

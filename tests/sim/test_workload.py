@@ -99,8 +99,20 @@ def test_more_load_is_the_same_curve_only_denser() -> None:
 
 def test_a_trace_is_scaled_in_time_and_starts_at_zero() -> None:
     """factor 2 halves every gap; what lies beyond the horizon is cut."""
-    arrivals = workload.trace([10.0, 12.0, 11.0, 30.0], 2.0, 5.0)
+    times_s = np.array([10.0, 12.0, 11.0, 30.0])
+    arrivals = workload.trace(times_s, 2.0, 5.0, stream(0, "arrivals"))
     assert arrivals.tolist() == [0, 500_000_000, 1_000_000_000]
+
+
+def test_a_trace_noted_in_steps_is_spread_within_them() -> None:
+    """2,000 arrivals of each of 5 seconds: even in each twentieth of a second."""
+    noted_s = np.repeat(np.arange(100.0, 105.0), 2000)
+    arrivals = workload.trace(noted_s, 2.0, 60.0, stream(1, "arrivals"), 1.0)
+    counts = np.histogram(arrivals, 50, (0, 2_500_000_000))[0]
+    assert (len(arrivals), (np.diff(arrivals) >= 0).all()) == (10_000, True)
+    assert counts.min() > 200 - 5 * 200**0.5
+    assert counts.max() < 200 + 5 * 200**0.5
+    assert arrivals.tolist() != workload.trace(noted_s, 2.0, 60.0, stream(2, "arrivals"), 1.0).tolist()
 
 
 @settings(max_examples=30)
