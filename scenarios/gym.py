@@ -34,22 +34,31 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import nan
+from math import inf, nan
+from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import gymnasium
 
+from policies.errors import InputError, nearest
+from policies.store import IS_ON, is_kept
+from scenarios.terminal.progress import say
+
 if TYPE_CHECKING:
+    from policies.jobs.choices import Choosing
+    from policies.jobs.policy import JobPolicy
     from policies.records import RunColumns
     from scenarios.metrics.result import Simulator
+    from scenarios.training_jobs.learning.windows import Windows
     from scenarios.world.world import World
     from sim.cluster import RunSpec
     from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv
     from sim.jobs.env import JobClusterEnv
+    from sim.jobs.world import JobSimulation
 
 ID = "SlimCluster-v0"
 JOBS_ID = "JobCluster-v0"
@@ -66,16 +75,24 @@ def make_env(
     engine: Simulator = "simpy",
     holds_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
+    render_mode: None = None,
 ) -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
     With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.hold_limit_s` must be as long.
-    `changes` are other values than the file's (`scenarios.files.reading.load_scenario`).
+    `changes` are other values than the file's (`scenarios.files.reading.load_scenario`). Nothing is drawn.
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
-            compiled engine can't do.
+            compiled engine can't do, or an argument is none that is allowed.
     """
+    from scenarios.metrics.result import Simulator
+
+    _require_undrawn(ID, render_mode)
+    if engine not in get_args(Simulator):
+        raise InputError(ID, "engine", f"{engine!r}; {nearest(str(engine), get_args(Simulator))}")
+    if engine == "compiled":
+        _tell_compiling("sim.compiled.decide", "run_cluster")
     return world_env(_world(scenario, changes), duration_s, engine, holds_s)
 
 
@@ -89,11 +106,13 @@ def world_env(
     from policies.observation import ObservationSpec
     from sim.env import SlimClusterEnv
 
-    def simulate(seed: int) -> Run:
-        return world.simulation(_episode(world, duration_s, seed), engine)
-
     limits_w = tuple(profile.power.cap_w for profile in world.profiles)
+    simulate = partial(_simulated, world, _plan(world, duration_s), engine)
     return SlimClusterEnv(simulate, ObservationSpec(limits_w), holds_s, figures_of)
+
+
+def _simulated(world: World, plan: Callable[[int], RunSpec], engine: Simulator, seed: int) -> Run:
+    return world.simulation(plan(seed), engine)
 
 
 def make_vector_env(
@@ -102,17 +121,40 @@ def make_vector_env(
     duration_s: float | None = None,
     holds_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
+    render_mode: None = None,
 ) -> SlimClusterVectorEnv:
     """Environments on the compiled engine, stepped together.
 
     Raises:
-        InputError: the scenario needs something measured first, or something that the compiled engine can't do.
+        InputError: the scenario needs something measured first, or something that the compiled engine can't do; or an
+            argument is none that is allowed.
     """
     from sim.compiled.env import SlimClusterVectorEnv
 
+    _require_undrawn(ID, render_mode)
+    _require_whole(ID, "num_envs", num_envs, 1)
     world = _world(scenario, changes)
-    plan = partial(_episode, world, duration_s)
+    plan = _plan(world, duration_s)
+    _tell_compiling("sim.compiled.env", "step_clusters")
     return SlimClusterVectorEnv(world.cluster, plan, num_envs, holds_s, figures_of)
+
+
+def _require_undrawn(name: str, render_mode: str | None) -> None:
+    if render_mode is not None:
+        raise InputError(name, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
+
+
+def _require_whole(name: str, key: str, number: int, least: int) -> None:
+    if not isinstance(number, Integral) or number < least:
+        raise InputError(name, key, f"{number!r}: allowed are whole numbers from {least}")
+
+
+def _tell_compiling(module: str, entry: str) -> None:
+    """Before the compiled engine's first use on this machine, which takes a minute."""
+    if IS_ON and not is_kept(module, entry):
+        from scenarios.terminal.compiling import compiling_text  # opens Numba
+
+        say(compiling_text(module))
 
 
 def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
@@ -135,15 +177,27 @@ def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
     return make_world(found, default_folder(found))
 
 
-def _episode(world: World, duration_s: float | None, seed: int) -> RunSpec:
+def _plan(world: World, duration_s: float | None) -> Callable[[int], RunSpec]:
+    """A seed to an episode of such a length, of the training horizon by default."""
+    horizon_s = world.scenario.training.horizon_s if duration_s is None else duration_s
+    if not (isinstance(horizon_s, Real) and 0 < horizon_s < inf):
+        raise InputError(ID, "duration_s", f"{duration_s!r}: allowed is a number of seconds above 0")
+    return partial(_episode, world, horizon_s)
+
+
+def _episode(world: World, horizon_s: float, seed: int) -> RunSpec:
     from scenarios.world.workloads import Excerpt
 
-    horizon_s = duration_s or world.scenario.training.horizon_s
     return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
 
 
 def make_job_env(
-    scenario: str | Path, length: int = 256, warm: int = 0, order: str = "fifo", may_stall: bool = False
+    scenario: str | Path,
+    length: int = 256,
+    warm: int = 0,
+    order: str = "fifo",
+    may_stall: bool = False,
+    render_mode: None = None,
 ) -> JobClusterEnv:
     """An environment for a scenario of training jobs; its policies are not looked at.
 
@@ -154,19 +208,24 @@ def make_job_env(
         may_stall: whoever is chosen has the cluster wait for it (RLTune's way); else only who fits may be chosen.
 
     Raises:
-        InputError: the scenario is none, or its trace too short.
+        InputError: the scenario is none, its trace too short, or an argument is none that is allowed.
     """
     from policies.jobs.policy import JobPolicy
     from scenarios.training_jobs.case import read_case, read_scenario
     from scenarios.training_jobs.learning.windows import Windows
     from sim.jobs.env import JobClusterEnv
 
+    _require_undrawn(JOBS_ID, render_mode)
+    _require_whole(JOBS_ID, "length", length, 1)
+    _require_whole(JOBS_ID, "warm", warm, 0)
     case = read_case(read_scenario(Path(scenario)), str(scenario))
     windows = Windows(case.jobs, case.world, warm, len(case.jobs) - length, length, warm)
     policy = JobPolicy(order, "stall" if may_stall else "choice", placement="lowest", learned="gymnasium")
-    return JobClusterEnv(
-        lambda seed, choosing: windows.simulation(int(windows.drawn(1, seed, "gym")[0]), policy, choosing)
-    )
+    return JobClusterEnv(partial(_window, windows, policy))
+
+
+def _window(windows: Windows, policy: JobPolicy, seed: int, choosing: Choosing) -> JobSimulation:
+    return windows.simulation(int(windows.drawn(1, seed, "gym")[0]), policy, choosing)
 
 
 if JOBS_ID not in gymnasium.registry:

@@ -82,9 +82,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
     ) -> None:
         self._simulate = simulate
         self._observer, self._figures = observation, figures
-        self._simulation = simulate(0)
+        self._simulation: Run | None = None  # none that has not begun: it could not be pickled
         self._steps = self._replaced = 0
-        config = self._simulation.cluster.router
+        config = simulate(0).cluster.router
         self._widths, self._groups = config.widths, config.groups
         self.observation_space = gymnasium.spaces.Box(0.0, 50.0, (observation.size,), np.float32)  # log1p, shares
         self._waits = Waits.within(holds_s, config)
@@ -99,28 +99,32 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         super().reset(seed=seed)
         self._simulation = self._simulate(int(self.np_random.integers(2**31)))
         self._steps = self._replaced = 0
-        return self._observe(replaced=False)
+        return self._observe(self._simulation, replaced=False)
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Decide, and run to the next decision; raises `ValueError` for an action that is not in the space."""
-        asked = self._simulation.pending
-        if asked is None:
+        simulation, asked = self._simulation, self._pending
+        if simulation is None or asked is None:
             raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
         choice, replaced = self._legal(asked.view, action)
         self._steps, self._replaced = self._steps + 1, self._replaced + replaced
-        self._simulation.decide(choice)
-        observation, info = self._observe(replaced)
+        simulation.decide(choice)
+        observation, info = self._observe(simulation, replaced)
         reward = 0.0
         for _, credit in info["credits"]:  # not sum(): since Python 3.12 it compensates, and the twin adds in order
             reward += credit
-        return observation, reward, False, self._simulation.pending is None, info
+        return observation, reward, False, simulation.pending is None, info
 
-    def _observe(self, replaced: bool) -> tuple[Observation, dict[str, Any]]:
-        asked = self._simulation.advance()
-        credits = [(decision, terms.total) for decision, terms in self._simulation.take_credits()]
+    @property
+    def _pending(self) -> Decide | None:
+        return None if self._simulation is None else self._simulation.pending
+
+    def _observe(self, simulation: Run, replaced: bool) -> tuple[Observation, dict[str, Any]]:
+        asked = simulation.advance()
+        credits = [(decision, terms.total) for decision, terms in simulation.take_credits()]
         info: dict[str, Any] = {"credits": credits, "replaced": replaced}
         if asked is None:
-            info["figures"] = self._told()
+            info["figures"] = self._told(simulation)
             return np.zeros(self._observer.size, np.float32), info
         info["decision"] = asked.decision
         info["server_mask"], info["width_mask"] = masks(asked.view)
@@ -128,9 +132,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
             info["hold_mask"] = self._waits.mask(asked.view)
         return self._observer.observe(asked.view), info
 
-    def _told(self) -> dict[str, float]:
+    def _told(self, simulation: Run) -> dict[str, float]:
         share = self._replaced / self._steps if self._steps else nan
-        return {**self._figures(self._simulation.spec, self._simulation.columns()), "replaced_share": share}
+        return {**self._figures(simulation.spec, simulation.columns()), "replaced_share": share}
 
     def action_masks(self) -> NDArray[np.bool_]:
         """What may be chosen now, part by part: (N + W + G,) bool, or (N + W + G + 1 + H,) with `holds_s`.
@@ -139,9 +143,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         such a server another width may still be replaced by the nearest that it holds. All is allowed where no
         decision is asked for.
         """
-        if self._simulation.pending is None:
+        if (asked := self._pending) is None:
             return np.ones(sum(self._choices), np.bool_)
-        view = self._simulation.pending.view
+        view = asked.view
         servers, widths = masks(view)
         holds = [self._waits.mask(view)] if self._waits.choices else []
         return np.concatenate([servers, widths[servers].any(axis=0), np.ones(len(self._groups), np.bool_), *holds])

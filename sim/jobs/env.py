@@ -90,6 +90,11 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         self._spent_ns = spent_ns
         return self._observed(), reward, is_over, False, self._info(replaced=legal != action)
 
+    def action_masks(self) -> NDArray[np.bool_]:
+        """What may be chosen now, (129,), as sb3-contrib's `MaskablePPO` asks for it; all where nothing is asked."""
+        view = self._asked.view
+        return np.ones(VISIBLE + 1, np.bool_) if view is None else _mask(view).astype(np.bool_)
+
     def _observed(self) -> Observation:
         view = self._asked.view
         rows = np.empty((0, len(NAMES)), np.float32) if view is None else seen(view)

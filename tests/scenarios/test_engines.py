@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle  # noqa: TID251 - as others send an environment
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from policies.errors import InputError
 from policies.jit import Ints, entry
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
@@ -155,6 +158,56 @@ def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, optio
         assert steps[0][1:3] == steps[1][1:3]
         seen = [step[0] for step in steps]
         together = many.step(np.array([mine, other]))[0]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"engine": "numba"}, "engine: 'numba'; known: compiled, simpy"),
+    ({"duration_s": 0}, "duration_s: 0: allowed is a number of seconds above 0"),
+    ({"duration_s": -1.0}, "duration_s: -1.0"),
+    ({"duration_s": float("nan")}, "duration_s: nan"),
+    ({"duration_s": "0.2s"}, "duration_s: '0.2s'"),
+    ({"render_mode": "rgb_array"}, "render_mode: 'rgb_array': nothing is drawn"),
+    ({"num_envs": 0}, "num_envs: 0: allowed are whole numbers from 1"),
+]
+
+
+@pytest.mark.parametrize("given, problem", REFUSED)
+def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """In a line, one at a time and many at once; without a mode to draw in they are made."""
+    path = str(write_scenario(tmp_path))
+    if "num_envs" not in given:
+        with pytest.raises(InputError, match=re.escape(f"{ID}: {problem}")):
+            gymnasium.make(ID, scenario=path, **given)
+    if "engine" not in given:
+        with pytest.raises(InputError, match=re.escape(f"{ID}: {problem}")):
+            gymnasium.make_vec(ID, **{"scenario": path, "num_envs": 1, **given})
+    gymnasium.make(ID, scenario=path, render_mode=None)
+
+
+@pytest.mark.parametrize("engine", ["simpy", "compiled"])
+def test_an_environment_may_be_sent_elsewhere(engine: str, tmp_path: Path) -> None:
+    """Before its first reset: its run is the same there; also made anew of its spec."""
+    env = gymnasium.make(ID, scenario=str(write_scenario(tmp_path)), duration_s=0.2, engine=engine)
+    sent = pickle.loads(pickle.dumps(env))
+    again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
+    assert env.unwrapped.action_masks().all()  # type: ignore[attr-defined]
+    assert (env.reset(seed=3)[0] == sent.reset(seed=3)[0]).all()
+    assert (env.step(np.array([0, 0, 0]))[0] == sent.step(np.array([0, 0, 0]))[0]).all()
+    assert again.reset(seed=3)[0].shape == sent.reset(seed=3)[0].shape
+
+
+@pytest.mark.skipif(not IS_ON, reason="nothing is compiled")
+def test_a_long_beginning_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of environments on the compiled engine, where its code is not kept; of no other."""
+    path = str(write_scenario(tmp_path))
+    for is_kept, told in ((True, 0), (False, 2)):
+        monkeypatch.setattr("scenarios.gym.is_kept", lambda *_, kept=is_kept: kept)
+        gymnasium.make(ID, scenario=path)
+        gymnasium.make(ID, scenario=path, engine="compiled")
+        gymnasium.make_vec(ID, scenario=path, num_envs=1)
+        assert capsys.readouterr().err.count("compiling the engine: ") == told
 
 
 def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle  # noqa: TID251 - as others send an environment
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -266,8 +267,27 @@ def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> No
     observation, info = env.reset(seed=1)
     assert env.observation_space.contains(observation)
     assert info["action_mask"].any()
-    with pytest.raises(InputError, match="leave no window"):
-        gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"))
+    masks = env.unwrapped.action_masks()  # type: ignore[attr-defined]
+    assert (masks.dtype, masks.tolist()) == (np.dtype(bool), info["action_mask"].astype(bool).tolist())
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "leave no window"),
+        ({"length": -5}, "JobCluster-v0: length: -5: allowed are whole numbers from 1"),
+        ({"length": 20, "warm": -5}, "JobCluster-v0: warm: -5: allowed are whole numbers from 0"),
+        ({"length": 2.5}, "length: 2.5"),
+        ({"length": 20, "render_mode": "human"}, "render_mode: 'human': nothing is drawn"),
+    ]
+    for given, problem in refused:
+        with pytest.raises(InputError, match=problem):
+            gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), **given)
+
+
+def test_the_environment_of_a_scenario_may_be_sent_elsewhere(tmp_path: Path) -> None:
+    """Before its first reset; any choice is allowed where none is asked for."""
+    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
+    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
+    sent = pickle.loads(pickle.dumps(env))
+    assert env.unwrapped.action_masks().all()  # type: ignore[attr-defined]
+    assert (env.reset(seed=1)[0] == sent.reset(seed=1)[0]).all()
 
 
 def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:
