@@ -267,15 +267,25 @@ def with_name(raw: Any, key: str) -> str:
     return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
 
 
+_RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+|:)\s*(\d{1,9})\s*")
+MOST_LISTED: Final = 10  # numbers of a range that are written out
+
+
 def _remedy(kind: str, found: Any, context: Mapping[str, Any]) -> str:
     """What helps against some mistakes that many make; empty for others."""
     if kind == "less_than_equal" and context.get("le") == 1 and isinstance(found, int | float) and 1 < found <= 100:
         return f"; {found:g} % is {found / 100:g}"
+    if kind in ("tuple_type", "int_type") and isinstance(found, str) and (ends := _RANGE.fullmatch(found)):
+        first, last = int(ends[1]), int(ends[2])
+        numbers = [str(number) for number in range(first, min(last, first + MOST_LISTED) + 1)]
+        return f"; write each number of a list: [{', '.join(numbers)}{', ...' if last > first + MOST_LISTED else ''}]"
     if kind in ("float_type", "int_type") and isinstance(found, str):
         number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", found[:80])
         if number and found.strip().endswith("%"):
             return f"; write {float(number[1]) / 100:g}"
         return f"; write the number alone, without unit and quotes: {number[1]}" if number else ""
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        return "; in quotes it is a text" + (', such as "yes"' if isinstance(found, bool) else f': "{found}"')
     if kind in ("tuple_type", "list_type") and isinstance(found, str | int | float):
         return f"; a list stands in brackets: [{found!s:.40}]"
     if kind == "literal_error" and isinstance(found, str):

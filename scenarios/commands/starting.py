@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,7 +45,7 @@ def init(arguments: Namespace) -> int:
     except InputError:
         path.unlink()
         raise
-    text = f"scenario: {path}\nnext: slimsched compare {path}"
+    text = f"scenario: {path}\nnext: {shlex.join(['slimsched', 'compare', str(path)])}"
     return output.result(text, {"schema": "slimsched.init/1", "scenario": str(path), "name": name})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,9 +72,10 @@ def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -
     counts: dict[str, int] = {}
     servers = [_server(profile, chosen.link, counts) for profile in chosen.profiles]
     plural = "s" if len(servers) > 1 else ""
+    quoted = shlex.quote(str(file))
     told = {
-        f"slimsched simulate {file}": "one run; --router says which router",
-        f"slimsched compare {file}": "the routers below on the same arrivals",
+        f"slimsched simulate {quoted}": "one run; --router says which router",
+        f"slimsched compare {quoted}": "the routers below on the same arrivals",
         "slimsched list": "what else can be named here",
     }
     return _TEXT.format(

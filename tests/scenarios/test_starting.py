@@ -94,6 +94,13 @@ def test_what_is_none_is_told(flags: list[str], problem: str, capsys: pytest.Cap
     assert not Path("scenario.yaml").exists()
 
 
+def test_a_name_with_blanks_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is told can be pasted into a shell."""
+    assert main(["init", "my first file.yaml", "--quiet"]) == 0
+    assert "\nnext: slimsched compare 'my first file.yaml'\n" in capsys.readouterr().out
+    assert "#   slimsched simulate 'my first file.yaml' " in Path("my first file.yaml").read_text()
+
+
 def test_no_file_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.yaml").write_text("mine")
     assert main(["init", "mine.yaml"]) == 2

@@ -289,6 +289,11 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
     assert "Traceback" not in streams.err
 
 
+def test_a_name_with_blanks_is_quoted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "my s.yaml"]) == 0
+    assert capsys.readouterr().out == "scenario: my s.yaml; next: slimsched jobs compare 'my s.yaml'\n"
+
+
 def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--nodes", "2x8:a100=prod", "--nodes", "4x4:2080 ti", "--out", "s.yaml"]
     assert main(["jobs", "init", str(DRAWN), *flags]) == 0
