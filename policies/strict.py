@@ -267,18 +267,23 @@ def with_name(raw: Any, key: str) -> str:
     return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
 
 
-_RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+|:)\s*(\d{1,9})\s*")
+_RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*")
 MOST_LISTED: Final = 10  # numbers of a range that are written out
 
 
-def _remedy(kind: str, found: Any, context: Mapping[str, Any]) -> str:
-    """What helps against some mistakes that many make; empty for others."""
+def _numbers(found: Any) -> list[str]:
+    """Those of a range such as 0-9; none of anything else."""
+    ends = _RANGE.fullmatch(found) if isinstance(found, str) else None
+    numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
+    return [str(number) for number in numbers[:MOST_LISTED]] + ["..."] * (len(numbers) > MOST_LISTED)
+
+
+def _remedy(kind: str, found: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
+    """What helps against some mistakes that many make; empty for others. An item is one of a list."""
     if kind == "less_than_equal" and context.get("le") == 1 and isinstance(found, int | float) and 1 < found <= 100:
         return f"; {found:g} % is {found / 100:g}"
-    if kind in ("tuple_type", "int_type") and isinstance(found, str) and (ends := _RANGE.fullmatch(found)):
-        first, last = int(ends[1]), int(ends[2])
-        numbers = [str(number) for number in range(first, min(last, first + MOST_LISTED) + 1)]
-        return f"; write each number of a list: [{', '.join(numbers)}{', ...' if last > first + MOST_LISTED else ''}]"
+    if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(found)):
+        return f"; write each number of a list: [{', '.join(numbers)}]"
     if kind in ("float_type", "int_type") and isinstance(found, str):
         number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", found[:80])
         if number and found.strip().endswith("%"):
@@ -324,7 +329,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         return InputError(source, key, f"missing; it must be given{written}{more}")
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
-    helps = _remedy(first["type"], first["input"], first.get("ctx", {}))
+    helps = _remedy(first["type"], first["input"], first.get("ctx", {}), is_item=isinstance(location[-1], int))
     return InputError(source, key, message[0].lower() + message[1:] + found + helps + more)
 
 

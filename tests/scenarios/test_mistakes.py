@@ -115,7 +115,7 @@ IN_THE_SCENARIO = {
         ("tiny.yaml: compare.seeds: ", "(found '0-3')", "; write each number of a list: [0, 1, 2, 3]"), "[0, 1]", "0-3"
     ),
     "a long range within a list": Mistake(
-        ("tiny.yaml: compare.seeds.0: ", "[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, ...]"), "[0, 1]", "[5..99]"
+        ("tiny.yaml: compare.seeds.0: ", "[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, ...]"), "[0, 1]", "[5..99]"
     ),
     "a number in place of a text": Mistake(
         ("tiny.yaml: name: ", "(found 123)", 'in quotes it is a text: "123"'), "name: tiny", "name: 123"
