@@ -329,7 +329,12 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         return InputError(source, key, f"missing; it must be given{written}{more}")
     message = first["msg"].removeprefix("Value error, ")
     found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
-    helps = _remedy(first["type"], first["input"], first.get("ctx", {}), is_item=isinstance(location[-1], int))
+    helps = _remedy(
+        first["type"],
+        first["input"],
+        first.get("ctx", {}),
+        is_item=any(isinstance(part, int) for part in location[-1:]),
+    )
     return InputError(source, key, message[0].lower() + message[1:] + found + helps + more)
 
 
