@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from hw.handshake import Hello, StrangerError, welcome
+from hw.handshake import PATIENCE_S, Hello, StrangerError, welcome
 
-_AT_ONCE: Final = 64  # strangers that say nothing keep nobody else out for longer than a handshake's patience
+_AT_ONCE: Final = (
+    64  # strangers that say nothing, or trickle, keep nobody else out for longer than a handshake's patience
+)
 _BACKLOG: Final = 128
 
 
@@ -22,6 +24,7 @@ class Gate:
         secret: the cluster's.
         admit: takes whoever has proved itself, in a thread of its own; the socket is its to close.
         turned_away: told why somebody was not admitted.
+        patience_s: for a handshake.
     """
 
     def __init__(
@@ -30,12 +33,14 @@ class Gate:
         secret: bytes,
         admit: Callable[[Hello, socket.socket], None],
         turned_away: Callable[[str], object] = lambda _: None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._secret = secret
         self._admit = admit
         self._turned_away = turned_away
+        self._patience_s = patience_s
         self._places = threading.Semaphore(_AT_ONCE)
         self.address = address_text(host, self._listener.getsockname()[1])
         self._thread = threading.Thread(target=self._listen, name="gate", daemon=True)
@@ -52,7 +57,7 @@ class Gate:
 
     def _welcome(self, end: socket.socket) -> None:
         try:
-            hello = welcome(end, self._secret)
+            hello = welcome(end, self._secret, self._patience_s)
         except (OSError, StrangerError) as error:
             end.close()
             self._turned_away(str(error))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import socket
+import time  # noqa: TID251 - a handshake's end is by a real clock
 from typing import Final
 
 import msgspec
@@ -17,7 +18,7 @@ from hw.version import own_version
 from policies.errors import WorkError
 
 SECRET_BYTES: Final = 32
-PATIENCE_S: Final = 5.0  # for each step of a handshake
+PATIENCE_S: Final = 5.0  # of who listens, for a whole handshake; of either end for one thing to be sent from then on
 _NONCE: Final = 32
 _PROOF: Final = 32
 _MOST_HELLO: Final = 4096
@@ -51,38 +52,41 @@ def fresh_secret() -> bytes:
 
 
 def introduce(end: socket.socket, secret: bytes, hello: Hello) -> None:
-    """The side that has connected.
+    """The side that has connected; strangers may keep it waiting for as long as who listens has patience with them.
 
     Raises:
         StrangerError: whoever listens there does not know the secret.
         OSError: nobody is there any more, or not in time.
     """
-    end.settimeout(PATIENCE_S)
-    theirs, ours, body = _exactly(end, _NONCE), secrets.token_bytes(_NONCE), _encoder.encode(hello)
+    until_s = time.monotonic() + 2 * PATIENCE_S
+    theirs, ours, body = _exactly(end, _NONCE, until_s), secrets.token_bytes(_NONCE), _encoder.encode(hello)
     proof = _proof(secret, b"comes", theirs, ours, body)
     end.sendall(ours + len(body).to_bytes(2, "little") + body + proof)
-    if not hmac.compare_digest(_exactly(end, _PROOF), _proof(secret, b"waits", ours, theirs, body)):
+    if not hmac.compare_digest(_exactly(end, _PROOF, until_s), _proof(secret, b"waits", ours, theirs, body)):
         raise StrangerError("whoever listens there does not know this cluster's secret")
+    end.settimeout(PATIENCE_S)
 
 
-def welcome(end: socket.socket, secret: bytes) -> Hello:
-    """The side that was listening: who has come.
+def welcome(end: socket.socket, secret: bytes, patience_s: float = PATIENCE_S) -> Hello:
+    """The side that was listening: who has come, and has proved itself within `patience_s`.
 
     Raises:
         StrangerError: it does not know the secret.
         OSError: it has left, or does not answer in time.
     """
-    end.settimeout(PATIENCE_S)
+    until_s = time.monotonic() + patience_s
+    end.settimeout(patience_s)
     ours = secrets.token_bytes(_NONCE)
     end.sendall(ours)
-    theirs = _exactly(end, _NONCE)
-    size = int.from_bytes(_exactly(end, 2), "little")
+    theirs = _exactly(end, _NONCE, until_s)
+    size = int.from_bytes(_exactly(end, 2, until_s), "little")
     if size > _MOST_HELLO:
         raise StrangerError(f"a greeting of {size} bytes is none of ours")
-    body, proof = _exactly(end, size), _exactly(end, _PROOF)
+    body, proof = _exactly(end, size, until_s), _exactly(end, _PROOF, until_s)
     if not hmac.compare_digest(proof, _proof(secret, b"comes", ours, theirs, body)):
         raise StrangerError("it does not know this cluster's secret")
     end.sendall(_proof(secret, b"waits", theirs, ours, body))
+    end.settimeout(PATIENCE_S)
     try:
         return _decoder.decode(body)
     except msgspec.DecodeError as error:
@@ -93,9 +97,13 @@ def _proof(secret: bytes, role: bytes, other: bytes, own: bytes, body: bytes) ->
     return hmac.digest(secret, role + other + own + body, "sha256")
 
 
-def _exactly(end: socket.socket, size: int) -> bytes:
+def _exactly(end: socket.socket, size: int, until_s: float) -> bytes:
+    """So many bytes, however slowly they come, but by that time of the clock."""
     data = b""
     while len(data) < size:
+        if (left_s := until_s - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        end.settimeout(left_s)
         more = end.recv(size - len(data))
         if not more:
             raise StrangerError("it left before it had said who it is")

@@ -28,10 +28,12 @@ SECRET = fresh_secret()
 
 
 @contextlib.contextmanager
-def gate(secret: bytes = SECRET) -> Iterator[tuple[Gate, queue.Queue[tuple[Hello, socket.socket]], queue.Queue[str]]]:
+def gate(
+    secret: bytes = SECRET, patience_s: float = WAIT_S
+) -> Iterator[tuple[Gate, queue.Queue[tuple[Hello, socket.socket]], queue.Queue[str]]]:
     admitted: queue.Queue[tuple[Hello, socket.socket]] = queue.Queue()
     refused: queue.Queue[str] = queue.Queue()
-    opened = Gate(HOST, secret, lambda hello, end: admitted.put((hello, end)), refused.put)
+    opened = Gate(HOST, secret, lambda hello, end: admitted.put((hello, end)), refused.put, patience_s)
     yield opened, admitted, refused
     opened.close()
 
@@ -58,6 +60,36 @@ def test_a_stranger_is_turned_away() -> None:
         assert "secret" in refused.get(timeout=WAIT_S)
         assert admitted.empty()
         end.close()
+
+
+def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte now and then is no progress: each has one span of time for its whole greeting."""
+    monkeypatch.setattr("hw.gate._AT_ONCE", 2)
+    with gate(patience_s=0.2) as (opened, admitted, refused):
+        strangers = [connected(opened.address, WAIT_S) for _ in range(2)]
+        for end in strangers:
+            end.sendall(bytes(32) + (4096).to_bytes(2, "little"))
+        is_over = threading.Event()
+
+        def trickle() -> None:
+            while not is_over.wait(0.02):
+                for end in strangers:
+                    with contextlib.suppress(OSError):
+                        end.send(b"x")
+
+        trickling = threading.Thread(target=trickle)
+        trickling.start()
+        try:
+            friend = connected(opened.address, WAIT_S)
+            introduce(friend, SECRET, Hello(7))
+            hello, other = admitted.get(timeout=WAIT_S)
+        finally:
+            is_over.set()
+            trickling.join()
+        assert hello.life == 7
+        assert "timed out" in refused.get(timeout=WAIT_S)
+        for end in (*strangers, friend, other):
+            end.close()
 
 
 def test_an_agent_tells_a_stranger_that_listens_nothing() -> None:
