@@ -186,7 +186,7 @@ class JobLearner:
             if step == self.knobs.steps or kl > 1.5 * self.knobs.kl_stop:
                 return step, kl, first_loss
             share = len(log_ratio) / choices.decisions  # forced choices have no gradient, and count in means
-            loss = share * clipped_surrogate(log_ratio, choices.advantage, self.knobs.clip)
+            loss = share * clipped_surrogate(log_ratio, choices.advantage, self.knobs.clip).mean()
             first_loss = first_loss if step else float(loss.detach())
             _descend(self.optimizers[0], loss)
         raise AssertionError("steps end within the loop")

@@ -26,6 +26,7 @@ class Experience:
         eps: (B,) the exploration share it was drawn with.
         value: (B,) V_old(s).
         reward: (B,) R.
+        images: (B,) in the block that was decided about; 1 of a hold, whose reward is that of its oldest image.
         hold_mask: (B, 1 + H) bool; (B, 0) where the policy may not hold.
     """
 
@@ -37,6 +38,7 @@ class Experience:
     eps: Floats
     value: Floats
     reward: Floats
+    images: Floats
     hold_mask: Bools
 
     def __len__(self) -> int:
@@ -56,7 +58,7 @@ def empty(spec: PolicySpec, capacity: int) -> Experience:
         width_mask=np.zeros((capacity, widths), np.bool_),
         actions=np.zeros((capacity, len(spec.head_sizes)), np.int64),
         hold_mask=np.zeros((capacity, sum(holds)), np.bool_),
-        **{name: np.zeros(capacity, np.float32) for name in ("log_prob", "eps", "value", "reward")},
+        **{name: np.zeros(capacity, np.float32) for name in ("log_prob", "eps", "value", "reward", "images")},
     )
 
 
@@ -96,6 +98,7 @@ class TransitionBuffer:
         eps: float,
         value: Floats,
         hold_mask: Bools,
+        images: Sequence[int],
     ) -> None:
         """One decision of every environment, in their order; `width_mask` is (E, N, W)."""
         while len(self._free) < len(decisions):
@@ -110,6 +113,7 @@ class TransitionBuffer:
         store.eps[rows] = eps
         store.value[rows] = value
         store.hold_mask[rows] = hold_mask
+        store.images[rows] = images
         for waiting, decision, row in zip(self._waiting, decisions, rows, strict=True):
             waiting[decision] = row
 

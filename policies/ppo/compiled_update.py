@@ -17,7 +17,7 @@ from policies.ppo import kernels
 from policies.ppo.buffer import Experience
 from policies.ppo.checkpoint import Tensors
 from policies.ppo.knobs import PPOKnobs
-from policies.ppo.layout import Layout
+from policies.ppo.layout import IMAGES, RECORD, Layout
 from policies.ppo.training import MOMENTS
 from policies.ppo.update import DIVERGED, UpdateStats, advantages, explained_variance
 
@@ -82,7 +82,7 @@ class CompiledLearner:
 
     def _records(self, e: Experience) -> Singles:
         found = np.empty((len(e), self.layout.record), np.float32)
-        advantage = advantages(e.reward, e.value)
+        advantage = advantages(e.reward, e.value, e.images)
         kernels.record(
             e.observation,
             e.server_mask,
@@ -92,6 +92,7 @@ class CompiledLearner:
             e.eps,
             e.reward,
             e.hold_mask,
+            e.images,
             advantage,
             found,
         )
@@ -101,7 +102,8 @@ class CompiledLearner:
         """One gradient step; what `UpdateStats.of` takes."""
         self._slopes[:], self._sums[:] = 0, 0
         kernels.transpose(self.weights, self._sizes, self._transposed)
-        add_half = partial(self._add_half, records, rows)
+        share = 1 / float(records[rows, IMAGES - RECORD].sum())
+        add_half = partial(self._add_half, records, rows, share)
         list(map(add_half, range(_HALVES)) if self.threads == 1 else pool.map(add_half, range(_HALVES)))
         knobs = self.knobs
         norm = kernels.adam(
@@ -116,12 +118,12 @@ class CompiledLearner:
         if not isfinite(norm):
             raise WorkError(DIVERGED)
         self.steps += 1
-        return np.append(self._sums.sum(axis=0) / len(rows), norm)
+        return np.append(self._sums.sum(axis=0) * share, norm)
 
-    def _add_half(self, records: Singles, rows: npt.NDArray[np.int64], half: int) -> None:
+    def _add_half(self, records: Singles, rows: npt.NDArray[np.int64], share: float, half: int) -> None:
         knobs = self.knobs
         kernels.gradient(
-            self.weights, self._transposed, self._sizes, np.array_split(rows, _HALVES)[half], records, 1 / len(rows),
+            self.weights, self._transposed, self._sizes, np.array_split(rows, _HALVES)[half], records, share,
             knobs.clip, knobs.value_weight, knobs.entropy_weight,
             self._scratch[half], self._slopes[half], self._sums[half],
         )  # fmt: skip

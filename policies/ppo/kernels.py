@@ -22,6 +22,7 @@ from policies.ppo.layout import (
     FIRST,
     GROUPS,
     HOLDS,
+    IMAGES,
     INPUTS,
     KEPT,
     LAYERS,
@@ -400,6 +401,8 @@ def _loss(
     at_2, to_2 = at + servers, to + servers
     at_3, to_3 = at_2 + widths, to_2 + widths
     at_4, to_4 = at_3 + groups, to_3 + groups
+    images = np.float64(record[end + IMAGES])
+    share *= images
     _, server_entropy = _normalize(memory, at, memory, to, servers)
     log_widths, width_entropy = _normalize(memory, at_2, memory, to_2, widths)
     log_groups, group_entropy = _normalize(memory, at_3, memory, to_3, groups)
@@ -412,19 +415,19 @@ def _loss(
         hold = int(record[end + OF_HOLD])
         log_holds, hold_entropy = _normalize(memory, at_4, memory, to_4, holds)
         score += memory[at_4 + hold] - log_holds
-        sums[_ENTROPIES + 3] += hold_entropy
+        sums[_ENTROPIES + 3] += images * hold_entropy
     log_ratio = score - record[end + LOG_PROB]
     ratio = math.exp(log_ratio)
     gain = ratio * record[end + ADVANTAGE]
     clipped = min(max(ratio, 1 - clip), 1 + clip) * record[end + ADVANTAGE]
     miss = np.float64(memory[at_4 + holds] - record[end + REWARD])
-    sums[_POLICY] -= min(gain, clipped)
-    sums[_VALUE] += 0.5 * miss * miss
-    sums[_KL] += ratio - 1 - log_ratio
-    sums[_CLIPPED] += abs(ratio - 1) > clip
-    sums[_ENTROPIES] += server_entropy
-    sums[_ENTROPIES + 1] += width_entropy
-    sums[_ENTROPIES + 2] += group_entropy
+    sums[_POLICY] -= images * min(gain, clipped)
+    sums[_VALUE] += images * 0.5 * miss * miss
+    sums[_KL] += images * (ratio - 1 - log_ratio)
+    sums[_CLIPPED] += images * (abs(ratio - 1) > clip)
+    sums[_ENTROPIES] += images * server_entropy
+    sums[_ENTROPIES + 1] += images * width_entropy
+    sums[_ENTROPIES + 2] += images * group_entropy
 
     by_choice, by_entropy = (-gain * share if gain <= clipped else 0.0), -entropy_weight * share
     _slopes(memory, at, memory, to, servers, server, by_choice * likely / mixed, by_entropy)
@@ -479,6 +482,7 @@ def record(
     eps: Singles,
     reward: Singles,
     hold_mask: Bools,
+    images: Singles,
     advantage: Singles,
     records: Singles,
 ) -> None:
@@ -510,6 +514,7 @@ def record(
         records[row, end + EXPLORED] = eps[row] / np.float32(valid)
         records[row, end + REWARD] = reward[row]
         records[row, end + ADVANTAGE] = advantage[row]
+        records[row, end + IMAGES] = images[row]
 
 
 @entry
@@ -533,12 +538,12 @@ def gradient(
         weights, transposed, sizes: the network (`transpose` makes the second).
         order: (R,) rows of the records.
         records: (B, `Layout.record`), what `record` wrote.
-        share: of each row in the mean, 1 / minibatch.
+        share: of an image in the mean, 1 / those of the minibatch.
         clip, value_weight, entropy_weight: as in `PPOKnobs`.
         scratch: `Layout.scratch` numbers.
         slopes: (parameters,) added to.
         sums: (4 + heads,) added to: policy loss, value loss, KL, clipped, and each head's entropy, each a sum over
-            the rows.
+            the rows' images.
     """
     columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
     memory, parameters, known = singles(scratch), singles(weights), singles(records)

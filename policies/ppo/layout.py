@@ -46,7 +46,8 @@ KEPT: Final = 5  # 1 - eps
 EXPLORED: Final = 6  # eps / N, N counting the valid servers
 REWARD: Final = 7
 ADVANTAGE: Final = 8
-RECORD: Final = 9
+IMAGES: Final = 9
+RECORD: Final = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from policies.ppo.spec import PolicySpec
 from policies.ppo.training import CHECKPOINT, MOMENTS, Log, TrainingRun, scalars_of
 from policies.ppo.update import update
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide, Hold
+from policies.vocabulary import Choice, ClusterView, Decide, Hold
 
 __all__ = ["CHECKPOINT", "TensorBoardLog", "Trainer", "TrainingEnvironment", "train"]
 
@@ -167,9 +167,13 @@ class Trainer(TrainingRun):
         acted = act(logits, sizes, self._server_mask, self._width_mask, eps, uniforms, self._hold_mask)
         decisions = [question.decision for question in asked]
         seen = (self._observation, self._server_mask, self._width_mask)
-        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask)
-        for environment, question, action in zip(self.environments, asked, acted.actions.tolist(), strict=True):
-            environment.decide(self.spec.answer(action, question.view))
+        answers = [
+            self.spec.answer(*each) for each in zip(acted.actions.tolist(), (q.view for q in asked), strict=True)
+        ]
+        images = [images_of(answer, question.view) for answer, question in zip(answers, asked, strict=True)]
+        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask, images)
+        for environment, answer in zip(self.environments, answers, strict=True):
+            environment.decide(answer)
         self.progress.decisions += len(asked)
 
     def _next_question(self, index: int) -> Decide:
@@ -230,6 +234,11 @@ class Trainer(TrainingRun):
             state = {moment: torch.from_numpy(value) for moment, value in found.items() if value is not None}
             if state:
                 self.optimizer.state[parameter] = state
+
+
+def images_of(answer: Choice | Hold, view: ClusterView) -> int:
+    """In the block that an answer makes; a hold is paid what its oldest image's block is."""
+    return min(answer.group, view.candidates) if isinstance(answer, Choice) else 1
 
 
 class TensorBoardLog:

@@ -1,4 +1,8 @@
-"""One PPO update on a batch of rewarded decisions (Eq. 8-13). It knows nothing of where they came from."""
+"""One PPO update on a batch of rewarded decisions (Eq. 8-13). It knows nothing of where they came from.
+
+All means are over images: a block's decision counts once for each of its images. Were they over blocks, a block of one
+image would have as much say as one of 32.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +52,11 @@ class UpdateStats:
         return cls(**named, grad_norm=norm, explained_variance=explained)
 
 
-def advantages(reward: Floats, value: Floats) -> Floats:
-    """A = R - V_old(s), normalized over the batch to mean 0 and standard deviation 1 (Eq. 8-13). Both (B,)."""
+def advantages(reward: Floats, value: Floats, images: Floats) -> Floats:
+    """A = R - V_old(s), normalized over the batch's images to mean 0 and standard deviation 1 (Eq. 8-13). All (B,)."""
     raw = reward - value
-    return np.asarray((raw - raw.mean()) / (raw.std() + 1e-8))
+    raw -= np.average(raw, weights=images)
+    return np.asarray(raw / (np.sqrt(np.average(raw * raw, weights=images)) + 1e-8))
 
 
 def explained_variance(reward: Floats, value: Floats) -> float:
@@ -72,13 +77,14 @@ class _Batch:
     eps: Tensor
     value: Tensor
     reward: Tensor
+    images: Tensor
     hold_mask: Tensor
     advantage: Tensor
 
     @classmethod
     def of(cls, experience: Experience) -> _Batch:
         arrays = [getattr(experience, field.name) for field in fields(experience)]
-        arrays.append(advantages(experience.reward, experience.value))
+        arrays.append(advantages(experience.reward, experience.value, experience.images))
         return cls(*(torch.from_numpy(array) for array in arrays))
 
     def rows(self, rows: Tensor) -> _Batch:
@@ -100,9 +106,9 @@ def _evaluate(network: PolicyNetwork, batch: _Batch, sizes: tuple[int, ...]) -> 
 
 
 def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """The policy's loss: -mean min(ratio A, clip(ratio) A). Both (B,)."""
+    """(B,) each decision's part of the policy's loss: -min(ratio A, clip(ratio) A). Both (B,)."""
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
 
 def update(
@@ -133,9 +139,10 @@ def _step(
 ) -> Tensor:
     """One gradient step; what `UpdateStats.of` takes."""
     log_ratio, entropy, value = _evaluate(network, batch, sizes)
-    policy_loss = clipped_surrogate(log_ratio, batch.advantage, knobs.clip)
-    value_loss = 0.5 * (batch.reward - value).square().mean()
-    by_head = entropy.mean(dim=0)
+    share = batch.images / batch.images.sum()
+    policy_loss = share @ clipped_surrogate(log_ratio, batch.advantage, knobs.clip)
+    value_loss = share @ (0.5 * (batch.reward - value).square())
+    by_head = share @ entropy
     loss = policy_loss + knobs.value_weight * value_loss - knobs.entropy_weight * by_head.sum()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -145,6 +152,6 @@ def _step(
     optimizer.step()
     with torch.no_grad():
         ratio = log_ratio.exp()
-        approx_kl = (ratio - 1 - log_ratio).mean()  # Schulman's estimator: never negative, low variance
-        clip_fraction = ((ratio - 1).abs() > knobs.clip).float().mean()
+        approx_kl = share @ (ratio - 1 - log_ratio)  # Schulman's estimator: never negative, low variance
+        clip_fraction = share @ ((ratio - 1).abs() > knobs.clip).float()
         return torch.stack([policy_loss, value_loss, approx_kl, clip_fraction, *by_head, grad_norm]).detach()

@@ -124,6 +124,7 @@ def roll(
     eps_of: Singles,
     value: Singles,
     reward: Singles,
+    images: Singles,
     hold_mask: Bools,
     complete: Ints,
     completed: Ints,
@@ -168,6 +169,7 @@ def roll(
             e, row = asked[n], rows[n]
             c, p = Cluster(rows_at[e]), Parameters(parameters_at[e])
             hold = actions[row, 3] if len(waits_ns) else 0
+            images[row] = 1 if hold else min(groups[actions[row, 2]], c.candidates)
             if hold:
                 decide_to_hold(c, p, groups, waits_ns[hold - 1])
             else:
@@ -312,7 +314,7 @@ class Rollouts:
                     self._rows_at[chunk], self._parameters_at[chunk], todo[chunk], next_row[chunk], status[chunk],
                     weights, self._sizes, self._groups, self._waits_ns, eps,
                     columns.observation, columns.server_mask, columns.width_mask, columns.actions, columns.log_prob,
-                    columns.eps, columns.value, columns.reward, columns.hold_mask,
+                    columns.eps, columns.value, columns.reward, columns.images, columns.hold_mask,
                     complete[chunk.start * most : chunk.stop * most], completed[chunk], self._terms[chunk],
                     room.asked, room.rows, room.codes, room.uniforms, room.may_hold, room.scratch,
                 )  # fmt: skip

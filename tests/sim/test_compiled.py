@@ -19,6 +19,7 @@ from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
+from policies.ppo.trainer import images_of
 from policies.vocabulary import NS_PER_S, Choice
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
@@ -260,7 +261,9 @@ def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, holds_s: t
         assert made.server_mask[n].tolist() == servers.tolist()
         assert made.width_mask[n].tolist() == widths[action[0]].tolist()
         assert made.hold_mask[n].tolist() == policy.waits.mask(asked.view).tolist()
-        simulation.decide(policy.answer(action, asked.view))
+        answer = policy.answer(action, asked.view)
+        assert made.images[n] == images_of(answer, asked.view)
+        simulation.decide(answer)
     assert [made.reward[n] for n in rewards] == list(rewards.values())
     assert found.reward.tolist() == list(rewards.values())
     assert (made.actions[:900, 3:] > 0).sum() >= 50 * len(holds_s)
@@ -299,6 +302,7 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
             "eps",
             "value",
             "reward",
+            "images",
             "server_mask",
             "width_mask",
             "hold_mask",

@@ -86,7 +86,9 @@ def act_on(network: PolicyNetwork, spec: PolicySpec, seen: Seen, eps: float) -> 
         seen.may_hold, hold_mask,
     )  # fmt: skip
     shares, rewards = np.full(rows, eps, np.float32), np.zeros(rows, np.float32)
-    return Experience(seen.observation, server_mask, width_mask, actions, log_prob, shares, value, rewards, hold_mask)
+    images = np.ones(rows, np.float32)
+    seen_and_done = (seen.observation, server_mask, width_mask, actions, log_prob, shares, value)
+    return Experience(*seen_and_done, rewards, images, hold_mask)
 
 
 def experience_of(
@@ -103,4 +105,5 @@ def experience_of(
     experience = act_on(network, spec, seen_by(spec, rows, rng), eps)
     drift = rng.normal(0, 0.2, rows).astype(np.float32)
     reward = rng.normal(0.3, 1, rows).astype(np.float32)
-    return network, replace(experience, log_prob=experience.log_prob + drift, reward=reward)
+    images = rng.integers(1, 33, rows).astype(np.float32)
+    return network, replace(experience, log_prob=experience.log_prob + drift, reward=reward, images=images)

@@ -106,4 +106,5 @@ class BanditRollouts:
         self.decisions += rows
         best = SPEC.widths.index(BEST.width), SPEC.groups.index(BEST.group)
         hits = (blank.actions[:, 0] == best_server(seen)) + (blank.actions[:, 1:] == best).sum(axis=1)
-        return replace(blank, eps=np.full(rows, eps, np.float32), reward=hits.astype(np.float32))
+        ones = np.ones(rows, np.float32)
+        return replace(blank, eps=eps * ones, reward=hits.astype(np.float32), images=ones)

@@ -36,7 +36,9 @@ def weights(router: PPORouter) -> dict[str, bytes]:
 @pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
 def test_an_update_is_torchs(servers: int, holds_s: tuple[float, ...]) -> None:
     """Three epochs of ten steps on the same experience, in the same order: weights to 1e-4, figures to 1e-3."""
-    network, experience = experience_of(servers, 1003, holds_s=holds_s)
+    network, experience = experience_of(
+        servers, 1003, seed=1, holds_s=holds_s
+    )  # no ratio at the very clip, where rounding decides
     knobs = PPOKnobs(batch=1000, minibatch=101, learning_rate=1e-3)
     spec = spec_of(servers, holds_s)
     layout = Layout.of(spec, hidden_of(network))

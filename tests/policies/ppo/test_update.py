@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,9 @@ from policies.ppo import PPOKnobs
 from policies.ppo.acting import Acted
 from policies.ppo.buffer import Experience, TransitionBuffer
 from policies.ppo.network import PolicyNetwork
-from policies.ppo.trainer import Trainer
+from policies.ppo.trainer import Trainer, images_of
 from policies.ppo.update import advantages, clipped_surrogate, explained_variance, ratio_of, update
+from policies.vocabulary import Choice, Hold
 from tests.policies.ppo.bandit import SPEC, Bandit
 
 
@@ -51,22 +53,31 @@ def test_first_epoch_of_one_batch_has_no_divergence() -> None:
     assert again.approx_kl > 1e-6
 
 
+def test_a_decision_counts_for_the_images_of_its_block() -> None:
+    """As many as its group and those who wait allow; a hold for one: its reward is that of its oldest image's block."""
+    view = msgspec.structs.replace(Bandit().view(), candidates=3)
+    assert [images_of(Choice(1, 0.5, group), view) for group in (1, 2, 8)] == [1, 2, 3]
+    assert images_of(Hold(4, 1), view) == 1
+    _, experience = collected(PPOKnobs(batch=60))
+    assert experience.images.tolist() == [1] * len(experience)  # where one waits
+
+
 def test_advantages_by_hand() -> None:
-    """R - V = (1, -1, 3, 1) has mean 1 and standard deviation sqrt 2."""
-    reward, value = np.array([2, 0, 4, 1], np.float32), np.array([1, 1, 1, 0], np.float32)
-    assert advantages(reward, value).tolist() == pytest.approx([0, -(2**0.5), 2**0.5, 0], abs=1e-6)
+    """R - V = (1, -1, 3), of 2, 1 and 1 images, has mean 1 and standard deviation sqrt 2."""
+    reward, value, images = np.array([[2, 0, 4], [1, 1, 1], [2, 1, 1]], np.float32)
+    assert advantages(reward, value, images).tolist() == pytest.approx([0, -(2**0.5), 2**0.5], abs=1e-6)
 
 
 def test_equal_rewards_give_no_advantage() -> None:
     """A batch in which R - V never varies teaches the policy nothing, and divides by nothing."""
-    assert advantages(np.full(5, 3.0, np.float32), np.full(5, 1.0, np.float32)).tolist() == [0.0] * 5
+    assert advantages(*np.array([[3.0], [1.0], [2.0]], np.float32).repeat(5, axis=1)).tolist() == [0.0] * 5
 
 
 def test_clipped_surrogate_by_hand() -> None:
     """min(r A, clip(r) A): a good action counts up to 1.2, a bad one is never excused by the clip."""
     log_ratio = torch.log(torch.tensor([1.5, 0.5, 1.5, 0.5]))
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
-    assert float(clipped_surrogate(log_ratio, advantage, 0.2)) == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+    assert clipped_surrogate(log_ratio, advantage, 0.2).tolist() == pytest.approx([-1.2, -0.5, 1.5, 0.8])
 
 
 def test_explained_variance_is_1_for_perfect_values_and_0_for_constant_ones() -> None:
@@ -121,7 +132,7 @@ def add(buffer: TransitionBuffer, decisions: list[int], mark: float) -> None:
     widths = np.zeros((count, 3, 4), np.bool_)
     widths[:, 1, :2] = True  # those of the chosen server
     values, holds = np.full(count, mark, np.float32), np.zeros((count, 0), np.bool_)
-    buffer.add(decisions, seen, np.ones((count, 3), np.bool_), widths, acted, mark, values, holds)
+    buffer.add(decisions, seen, np.ones((count, 3), np.bool_), widths, acted, mark, values, holds, [1] * count)
 
 
 def test_reward_finds_its_own_decision() -> None:
