@@ -104,14 +104,15 @@ def import_log(
 
 
 def _require_seconds(log: Path, finished: Finished) -> None:
-    """Raises `InputError` for what can't be seconds since whenever, but is a Unix time in smaller units."""
-    for unit in ("ms", "us", "ns"):
-        if EARLIEST_S <= UNITS_S[unit] * finished.start_s <= LATEST_S:
-            line = int(finished.numbers["line"][finished.order[0]])
-            problem = f"{finished.start_s:.0f} is no second of this century, but a Unix time in {unit}"
-            raise InputError(
-                str(log), f"line {line}", f"{problem}; --unit {unit} takes all numbers of times for {unit}"
-            )
+    """Raises `InputError` where times are too large for seconds since 1970, or since whenever a log begins."""
+    if finished.start_s <= LATEST_S:
+        return
+    units = (unit for unit in ("ms", "us", "ns") if EARLIEST_S <= UNITS_S[unit] * finished.start_s <= LATEST_S)
+    unit = next(units, None)
+    remedy = f"--unit {unit} takes all plain numbers of times for {unit}" if unit else "write 2024-01-31T12:00:00"
+    line = int(finished.numbers["line"][finished.order[0]])
+    problem = f"{finished.start_s:.0f} s are after the year 2100, counted from 1970; {remedy}"
+    raise InputError(str(log), f"line {line}", problem)
 
 
 def _start(finished: Finished, is_date: bool, tally: Tally) -> str | None:

@@ -38,6 +38,7 @@ def joined(words: Any, numbers: dict[str, NDArray[Any]], tally: Tally, *, sums: 
     for name in _WRITTEN:
         numbers[name] = numbers[name].copy()  # Arrow's own can't be written
     whose = words["whose"].combine_chunks().indices.to_numpy()
+    words = words.drop_columns(["whose"])
     submitted_s, start_s, part, line = (numbers[name] for name in ("submitted_s", "start_s", "part", "line"))
     is_life = numbers["kind"] <= REQUEUED  # of two exports the later one has the end of what was open in the former
     order = np.lexsort((line, part, start_s, is_life, submitted_s, whose, ids))

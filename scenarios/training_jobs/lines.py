@@ -70,14 +70,15 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
 
 
 def head(path: Path) -> list[str]:
-    """A file's first lines that are no remarks (`;`), to tell what it is; raises `InputError` as `blocks` does."""
+    """A file's first lines, the last of them no remark (`;`), to tell what it is; raises as `blocks` does."""
     found: list[str] = []
     for block in blocks(path, HEAD_BYTES):
-        lines = block.data[:HEAD_BYTES].decode("utf-8", "backslashreplace").splitlines()
-        found += [line for line in lines if not line.startswith(";")]
-        if len(found) >= _HEAD_LINES:
-            break
-    return found[:_HEAD_LINES]
+        for line in block.data[:HEAD_BYTES].decode("utf-8", "backslashreplace").splitlines():
+            if len(found) < _HEAD_LINES or not line.startswith(";"):
+                found.append(line)
+            if len(found) > _HEAD_LINES:
+                return found
+    return found
 
 
 def _block(path: Path, line: int, data: bytes) -> Block:

@@ -250,6 +250,7 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
         _sacct_text(row(), row(JobIDRaw="8", Start="2024-03-01T10:01:00Z")), "auto",
         r"without a zone \(line 2\) and dates with a zone \(line 3\)"),
     "milliseconds": (b"submit_s,run_s,gpus\n1709287200123,7200000,1\n", "csv", "line 2: 1709287200123 .*--unit ms"),
+    "a date of digits": (b"submit_s,run_s,gpus\n20240301100000,60,1\n", "csv", "line 2: 20240301100000 .*write 2024-"),
     "a decimal comma": (b'submit_s,run_s,gpus\n5,"7,5",1\n', "csv", "line 2: run_s: '7,5': is this comma"),
     "any comma in a table of semicolons": (b"submit_s;run_s;gpus\n5;7,200;1\n", "csv", "line 2: run_s: '7,200'"),
     "blanks for bars": (b"JobID  State  Submit\n-----  -----  -----\n", "auto", "sacct.*--parsable2.*JobIDRaw,"),

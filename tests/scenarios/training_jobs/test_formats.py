@@ -114,6 +114,13 @@ def test_a_log_may_begin_with_any_number_of_remarks(tmp_path: Path) -> None:
     assert len(imported(path)) == 5
 
 
+def test_a_header_may_begin_with_an_empty_name(tmp_path: Path) -> None:
+    """As pandas writes an index that has none; such a line is no remark."""
+    path = tmp_path / "mine.csv"
+    path.write_text(";submit_s;run_s;gpus\n0;5;60;2\n")
+    assert imported(path).gpus.tolist() == [2]
+
+
 def test_windows_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
     path = write_log(tmp_path, "sacct", drawn(50))
     plain = imported(path)
