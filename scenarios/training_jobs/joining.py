@@ -13,6 +13,7 @@ from scenarios.training_jobs.rows import OPEN, REQUEUED, UNSTARTED
 from scenarios.training_jobs.tally import Tally
 
 LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
+LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
 RAN_NOT: Final = "ran for 0 s"
 LIVES: Final = "further lives of requeued jobs, joined with their first"
 PARTS: Final = "further parts of heterogeneous jobs, joined with their first: GPUs are summed"
@@ -77,10 +78,10 @@ def is_next(*codes: NDArray[Any]) -> NDArray[np.bool_]:
 def _without_twins(
     order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]], tally: Tally
 ) -> Indices:
-    """Lives of one id that began at one time are one, written twice."""
-    start_s, part = numbers["start_s"][order], numbers["part"][order]
+    """Lives of one id that came and began at one time are one, written twice."""
+    times = (numbers[name][order] for name in ("submitted_s", "start_s", "part"))
     is_life = numbers["kind"][order] <= REQUEUED
-    is_twin = ~is_next(*(key[order] for key in keys), start_s, part) & is_life
+    is_twin = ~is_next(*(key[order] for key in keys), *times) & is_life
     is_twin[1:] &= is_life[:-1]
     tally.leave_out("a life that an earlier row has", numbers["line"][order[is_twin]])
     return np.asarray(order[~is_twin], np.int64)
@@ -89,16 +90,12 @@ def _without_twins(
 def _whole(
     order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]], words: Any, tally: Tally
 ) -> tuple[Any, Indices]:
-    """The n-th lives of all parts of a heterogeneous job are its n-th life: the first part stands for them."""
-    part = numbers["part"]
+    """Parts of a heterogeneous job come into the queue together, life by life: the first stands for them."""
+    part, submitted_s = numbers["part"], numbers["submitted_s"]
     if not len(rows := order[part[order] >= 0]):
         return words, order
-    rows = rows[np.lexsort((part[rows], *(key[rows] for key in reversed(keys))))]
-    count = np.arange(len(rows))
-    life = count - np.maximum.accumulate(np.where(is_next(*(key[rows] for key in keys), part[rows]), count, 0))
-    by_life = np.lexsort((part[rows], life, *(key[rows] for key in reversed(keys))))
-    rows, life = rows[by_life], life[by_life]
-    is_first = is_next(*(key[rows] for key in keys), life)
+    is_first = is_next(*(key[rows] for key in keys))
+    is_first[1:] |= (np.diff(part[rows]) <= 0) | (np.diff(submitted_s[rows]) > LONGEST_SUBMIT_S)
     begins, first = np.flatnonzero(is_first), rows[is_first]
     for name, of_all in (("gpus", np.add), ("run_s", np.maximum), ("requested_s", np.fmax)):
         numbers[name][first] = of_all.reduceat(numbers[name][rows], begins)
@@ -114,9 +111,8 @@ def _whole(
 def _begins(order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
     """Where another job begins: a life of the same one came into the queue when the former had ended."""
     submitted_s = numbers["submitted_s"][order]
-    ended_s = np.where(numbers["kind"] <= REQUEUED, numbers["start_s"] + numbers["run_s"], numbers["submitted_s"])[
-        order
-    ]
+    is_life = numbers["kind"][order] <= REQUEUED
+    ended_s = np.where(is_life, (numbers["start_s"] + numbers["run_s"])[order], submitted_s)
     after_s = submitted_s[1:] - ended_s[:-1]
     begins = is_next(*(key[order] for key in keys))
     begins[1:] |= ~((after_s >= 0) & (after_s <= LONGEST_BETWEEN_S))
