@@ -83,9 +83,10 @@ def _carry_out(job: Job) -> Outcome:
         warn_of_another_stack(job, world)
         make_serving(job)
         world = job.world()
-    for text in (*(f"warning: {doubt}" for doubt in world.trace_doubts), pressure_text(world)):
-        if text:
-            job.say(text)
+    for doubt in world.trace_doubts():
+        job.warn(f"warning: {doubt}")
+    if text := pressure_text(world):
+        job.say(text)
     make_routers(job, world, None, job.kinds_to_make)
     world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world, engine_to_go_on(job, world, engine))

@@ -67,6 +67,8 @@ def validate(job: Job, world: World) -> Validation:
             job.say(warning)
         for warning in foreign_routers(given.routers, world.device_names, world.cluster):
             job.warn(warning)
+        for doubt in world.trace_doubts(plan.duration_s):
+            job.warn(f"warning: {doubt}")
         folder = job.folder
         validation = validate_world(
             world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, partial=partial,

@@ -181,7 +181,7 @@ def tell_overload(output: Listener, world: World) -> None:
 
     if output.quiet:
         return
-    for problem in filter(None, (*world.trace_doubts, busy_router_of(world), overload_of(world))):
+    for problem in filter(None, (*world.trace_doubts(), busy_router_of(world), overload_of(world))):
         output.remark(f"warning: {problem}")
 
 

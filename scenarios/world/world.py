@@ -154,10 +154,9 @@ class World:
         play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"), self.series)
         return arrivals_ns(self.scenario.workload, play)
 
-    @property
-    def trace_doubts(self) -> list[str]:
-        """What is odd about a trace of requests, with what to write."""
-        return doubts_of(self.scenario.workload, self.scenario.duration_s, self.series)
+    def trace_doubts(self, duration_s: float | None = None) -> list[str]:
+        """What is odd about a trace of requests in a run so long (the scenario's by default), with what to write."""
+        return doubts_of(self.scenario.workload, duration_s or self.scenario.duration_s, self.series)
 
     def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
         return 0.0 if excerpt is None else excerpt.start_s(seed, self.scenario.duration_s, horizon_s)
