@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hw.datasets import Dataset, require_fit
 from hw.device import require_torch_device
+from hw.limits import core_count
 from hw.networks import Network, load_tensors, model_hash, save_tensors
 from hw.slimmable import SlimmableModel
 from policies.chance import derived_seed, stream
@@ -168,13 +169,15 @@ def train(
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """A GPU's convolutions give the same bits each time; afterwards whatever was before."""
-    before = torch.backends.cudnn.deterministic
+    """A GPU's convolutions give the same bits each time, and no quota is overdrawn; afterwards whatever was before."""
+    before, threads = torch.backends.cudnn.deterministic, torch.get_num_threads()
     torch.backends.cudnn.deterministic = True
+    torch.set_num_threads(min(threads, core_count()))
     try:
         yield
     finally:
         torch.backends.cudnn.deterministic = before
+        torch.set_num_threads(threads)
 
 
 def _trained(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 
@@ -17,6 +20,7 @@ from hw.ray_host import MOST_LOGS, Keeper, cache, facts, fresh_log, kept, kept_l
 from hw.torch_outfit import TorchOutfit
 from hw.version import code_here
 from policies.errors import WorkError
+from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +82,13 @@ def test_an_agent_that_finds_no_router_ends_and_says_why() -> None:
     ((name, content),) = kept_logs().items()
     assert name.startswith("lost-")
     assert b"Connection refused" in content
+
+
+def test_a_host_with_a_lost_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It joins all the same."""
+    monkeypatch.setitem(sys.modules, "pynvml", cast(ModuleType, FakeNvml(FakeBoard(name="A"), FakeBoard(lost=True))))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert facts("alpha").devices[:2] == ("cuda:0 (A, 8.6 GB)", "cuda:1 (can't be used: GPU is lost)")
 
 
 def test_a_host_says_what_it_is() -> None:

@@ -75,6 +75,18 @@ def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
     )
 
 
+def test_no_more_threads_learn_than_a_quota_pays_for(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch counts the machine's cores, a quota may pay for fewer; afterwards there are as many as before."""
+    monkeypatch.setattr("hw.training.core_count", lambda: 2)
+    before, seen = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(3)
+    try:
+        train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), lambda _: seen.append(torch.get_num_threads()))
+        assert (seen, torch.get_num_threads()) == ([2], 3)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
     """A weight that changed on the disk is not trained on in silence."""
     checkpoint = tmp_path / "checkpoint.safetensors"

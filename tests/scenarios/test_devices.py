@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -17,9 +18,12 @@ from policies.errors import InputError
 from scenarios.cli import main
 from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
 from scenarios.executors.preflight import require_device
+from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
+from scenarios.job.job import Job
 from tests import worlds
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml
+from tests.scenarios.files import write_scenario
 
 
 @pytest.fixture
@@ -86,6 +90,19 @@ def test_a_lost_gpu_is_a_line(
     two_boards.boards[0].lost = True
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert why_unseen() == "NVIDIA's library says: GPU is lost"
+
+
+def test_a_lost_gpu_is_told_before_work(
+    two_boards: FakeNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once by a run, which notes it, and by a calibration."""
+    two_boards.boards[0].lost = True
+    said: list[str] = []
+    job = Job(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=said.append)
+    assert [device["problem"] for device in job.environment["devices"][:2]] == ["GPU is lost", ""]
+    assert said == ["warning: cuda:0 can't be used: GPU is lost"]
+    assert main(["calibrate", "--device", "emulated:none", "--out", str(tmp_path / "c")]) == 2
+    assert said[0] in capsys.readouterr().err.splitlines()
 
 
 LAST = DeviceSpec(kind="cuda")
