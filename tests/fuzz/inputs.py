@@ -171,6 +171,8 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
         "",
     ),
     "trace": ("fast.yaml", "pipe", "null", "folder", "loop", "no.yaml", "ppo.safetensors", ""),
+    "file": PLACES,  # that `init` writes
+    "kind": ("routers", "profiles", "no", ""),
 }
 PATHS: Final = ("--json", "--out", "--plot", "--figures")
 
@@ -204,6 +206,7 @@ def flags(draw: st.DrawFn) -> Case:
     for action in ACTIONS[command]:
         if not action.option_strings:
             words.append(draw(st.sampled_from(POSITIONAL[action.dest])))
+            outputs += words[-1:] if action.dest == "file" else []
         elif (
             action.option_strings[0] == NAMED.get(command)
             or (action.required and draw(st.integers(0, 9)))
