@@ -164,6 +164,17 @@ class Activations:
             self._rows.update(rows)
             self._give_back(before)
 
+    def retain(self, requests: Sequence[int]) -> None:
+        """Copy these out of arena and mailbox, where others will be written to."""
+        kept = [request for request in requests if isinstance(self._rows.get(request), tuple)]
+        if not kept or (self._place.type != "cpu" and self._mailbox is None):
+            return
+        block = gather([self.row(request) for request in kept]).clone()
+        try:
+            self.put_rows(dict(zip(kept, rows_of(block), strict=True)))
+        except MemoryError as error:
+            self._replace(dict.fromkeys(kept, error))
+
     def row(self, request: int) -> Row:
         """For this thread's stream to read.
 

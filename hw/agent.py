@@ -8,9 +8,7 @@ scheduler's next step itself, under one lock: so a batch that follows at once st
 from __future__ import annotations
 
 import os
-import select
 import threading
-import time  # noqa: TID251 - the hardware runs on the real clock
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -49,6 +47,7 @@ from hw.outfit import Outfit, Service
 from hw.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.serving import Serving
 from hw.version import own_version
+from hw.waiting import Host
 from policies.vocabulary import BlockArrived
 
 _OF_BLOCKS: Final = (Deliver, Keep, Move, Release)
@@ -63,7 +62,8 @@ class Agent:
         outfit: opens the device.
         service: of the scheduler.
         log: where its steps go.
-        clock_ns: this host's monotonic clock.
+        host: this host's clock, and how to wait there.
+        thread: a name of the thread that asks.
         leave: ends the process, with this exit code, from any thread.
         fence: lets that life of another agent write to this one's arena no more.
     """
@@ -74,31 +74,44 @@ class Agent:
         outfit: Outfit,
         service: Service | None,
         log: StepLog,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
+        host: Host | None = None,
         leave: Callable[[int], object] = os._exit,
         fence: Callable[[int], object] = lambda _: None,
+        thread: Callable[[], int] = threading.get_ident,
     ) -> None:
+        self._host = host or Host()
+        self._clock_ns = self._host.clock_ns
+        self._thread = thread
         self._port = port
         self._leave = leave
         self._fence = fence
         self._service = service
         self._log = log
-        self._clock_ns = clock_ns
         self._lock = threading.Lock()
-        self._main = threading.get_ident()
+        self._main = thread()
         self._inbox = threading.Lock()  # whoever takes messages obeys them before others take the next ones
         self._left: deque[ToAgent] = deque()
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
         self._idle_ns = 0
-        self._fitting = outfit.fit(self._hear_lane, clock_ns)
+        self._fitting = outfit.fit(self._hear_lane, self._clock_ns)
         self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
 
     # ------------------------------------------------------------------------------------------------------- the loop
 
     def loop(self) -> None:
         """Obey until `Close`, or until the router is gone."""
+        try:
+            self.greet()
+            self._sleep(self.act())
+            while self.listen():
+                self._sleep(self.act())
+        except PortClosedError:
+            return
+
+    def greet(self) -> None:
+        """Its first words."""
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
         ready = Ready(
@@ -111,15 +124,10 @@ class Agent:
             fitting.mailbox,
         )
         self._port.post(ready)
-        try:
-            self._port.flush()
-            while self._turn():
-                pass
-        except PortClosedError:
-            return
+        self._port.flush()
 
-    def _turn(self) -> bool:
-        """Everything that is due, then a wait for what comes first; False when it is over."""
+    def act(self) -> int:
+        """Everything that is due; returns until when nothing else is, by this host's clock."""
         with self._lock:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns())
@@ -127,7 +135,10 @@ class Agent:
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
             if self._serving is not None and self._serving.meter is not None:
                 self._serving.meter.end_turn()
-        self._sleep(until_ns)
+        return until_ns
+
+    def listen(self) -> bool:
+        """Take what has come; False when it is over."""
         self._sleeps_until_ns = 0
         with self._inbox:
             while self._left:
@@ -155,7 +166,7 @@ class Agent:
 
     def _select(self, wait_s: float | None) -> bool:
         """Until there is something to do; says whether there is."""
-        ready, _, _ = select.select((self._port.fileno(), self._woken), (), (), wait_s)
+        ready = self._host.wait((self._port.fileno(), self._woken), wait_s)
         if self._woken in ready:
             os.read(self._woken, 4096)
         return bool(ready)
@@ -167,11 +178,11 @@ class Agent:
         """
         if self._serving is None or self._serving.is_busy:
             return False
-        began_ns = time.thread_time_ns()
+        began_ns = self._host.cpu_ns()
         until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
         while not has_come and self._clock_ns() < until_ns:
             has_come = self._select(0.0)
-        self._idle_ns += time.thread_time_ns() - began_ns
+        self._idle_ns += self._host.cpu_ns() - began_ns
         return has_come
 
     def _send(self) -> bool:
@@ -201,11 +212,11 @@ class Agent:
             case Keep(inputs):
                 lanes.take(inputs)
             case Move():
-                began_ns = time.thread_time_ns()
+                began_ns = self._host.cpu_ns()
                 if (answer := self._move(message)) is not None:
                     self._post(answer)
                 if (serving := self._serving) is not None and serving.meter is not None:
-                    serving.meter.copied(len(message.requests), time.thread_time_ns() - began_ns)
+                    serving.meter.copied(len(message.requests), self._host.cpu_ns() - began_ns)
             case Release(requests):
                 lanes.forget(requests)
             case Fence(number, life):
@@ -298,7 +309,7 @@ class Agent:
 
     def _hear_lane(self, event: LaneEvent) -> None:
         """The end of something, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
-        if threading.get_ident() == self._main:
+        if self._thread() == self._main:
             if self._serving is not None:
                 self._serving.hear_lane(event)
             return

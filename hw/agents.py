@@ -6,7 +6,6 @@ Nothing is decided here. `hw.local_agents` has those of this host.
 from __future__ import annotations
 
 import contextlib
-import select
 import signal
 import time  # noqa: TID251 - waits for real processes
 from abc import ABC, abstractmethod
@@ -47,9 +46,11 @@ from hw.messages import (
     Warm,
 )
 from hw.outfit import Outfit, Service
-from hw.port import ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
+from hw.port import FLUSH_NS, ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
 from hw.version import own_version
+from hw.waiting import Host
 from policies.errors import WorkError, in_a_line
+from policies.vocabulary import NS_PER_S
 
 START_TIMEOUT_S: Final = 300.0
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -82,6 +83,7 @@ class AgentHandle(ABC):
         spec: what it is.
         port: to it.
         shares_clock: whether its clock is this process's.
+        host: this process's.
 
     Attributes:
         is_warm: whether it has run every work key.
@@ -92,7 +94,8 @@ class AgentHandle(ABC):
     life: int = 0
     address: str = ""
 
-    def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool) -> None:
+    def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool, host: Host | None = None) -> None:
+        self._host = host or Host()
         self.spec = spec
         self.port = port
         self.shares_clock = shares_clock
@@ -186,7 +189,7 @@ class AgentHandle(ABC):
 
     def ping(self, number: int) -> Ping:
         """A ping, to be sent at once."""
-        self._pinged_ns[number] = time.monotonic_ns()
+        self._pinged_ns[number] = self._host.clock_ns()
         return Ping(number)
 
     def note_pong(self, pong: Pong) -> bool:
@@ -195,7 +198,7 @@ class AgentHandle(ABC):
         if self.shares_clock or pinged_ns is None:
             return False
         before = self._estimate.best
-        self._estimate.heard(pinged_ns, pong.clock_ns, time.monotonic_ns())
+        self._estimate.heard(pinged_ns, pong.clock_ns, self._host.clock_ns())
         return self._estimate.best is not before
 
     def find_offset(self) -> None:
@@ -211,16 +214,16 @@ class AgentHandle(ABC):
         self.port.post(message)
         try:
             while not self.port.flush():
-                select.select((), (self.port,), (), 1.0)
+                self._host.wait((), FLUSH_NS / NS_PER_S)
         except PortClosedError:
             raise self._death() from None
 
     def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromAgent:
         """The next answer; raises `AgentDiedError` where none will come, `WorkError` where none came in time."""
-        until_s = time.monotonic() + timeout_s
+        until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         while not self._heard:
-            left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select((self.port,), (), (), left_s)[0]:
+            left_s = (until_ns - self._host.clock_ns()) / NS_PER_S
+            if left_s <= 0 or not self._host.wait((self.port.fileno(),), left_s):
                 raise WorkError(f"agent {self.spec.name} did not answer within {timeout_s:g} s")
             try:
                 self._heard += self.port.receive()
@@ -381,8 +384,7 @@ class AgentSlot:
         self.agent = begin()
 
     def start(self) -> None:
-        """Start the next agent, without waiting for it; nothing is kept of the one before."""
-        self.agent.close()
+        """Start the next agent, without waiting for it; the one before was killed."""
         self.agent = self._begin()
 
     def make_ready(

@@ -47,11 +47,3 @@ class RunClock:
     def back(self, run_ns: int) -> int:
         """A time of the run, as the host's clock will show it; never, while the run's clock stands."""
         return NEVER_NS if self._origin_ns is None else run_ns + self._origin_ns
-
-    def due_ns(self, planned_ns: int) -> int:
-        """The time of something that was due before now: its own, unless later events have been handled already.
-
-        So a router that was busy does not hide the wait of those that came meanwhile.
-        """
-        self._last_ns = max(self._last_ns, planned_ns)
-        return self._last_ns

@@ -21,7 +21,7 @@ from hw.emulated_outfit import EmulatedOutfit
 from hw.local_agents import OneHost
 from hw.networks import ModelFile
 from hw.outfit import Outfit, Service
-from hw.router_loop import Parts, Progress, RouterLoop, Routing, own_cores
+from hw.router_loop import Parts, Progress, RouterLoop, Routing, no_collections, on_cores, own_cores
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer
@@ -37,6 +37,7 @@ from hw.telemetry import (
 )
 from hw.torch_outfit import TorchOutfit
 from hw.transfers import ELEMENT_BYTES
+from hw.waiting import Host
 from policies.errors import InputError
 from policies.faults import Supervision
 from policies.interfaces import GROUPS, RouterConfig
@@ -207,7 +208,9 @@ class HardwareCluster:
             drained,
             away,
         )
-        return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
+        host = Host(cores=own_cores(self.servers))
+        with no_collections(), on_cores(host.cores):
+            return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say, host).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape

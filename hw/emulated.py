@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import isnan, nan, prod
@@ -141,6 +141,11 @@ class _Instance:
         self.segment, self.width, self.size_bytes, self.is_ready = segment, width, size_bytes, False
 
 
+def one_thread() -> Executor:
+    """What is given to it runs there, one after another."""
+    return ThreadPoolExecutor(1)
+
+
 class EmulatedLanes:
     """`hw.lanes.Lanes` on a device's model.
 
@@ -150,10 +155,17 @@ class EmulatedLanes:
         own: this server's index among them.
         tell: told of every end, from within `ring`.
         clock_ns: the process's own.
+        mover: makes what moves activations over a network, which takes its time.
     """
 
     def __init__(
-        self, model: DeviceModel, arenas: Sequence[Arena], own: int, tell: Tell, clock_ns: Callable[[], int]
+        self,
+        model: DeviceModel,
+        arenas: Sequence[Arena],
+        own: int,
+        tell: Tell,
+        clock_ns: Callable[[], int],
+        mover: Callable[[], Executor] = one_thread,
     ) -> None:
         self.model = model
         self._arenas = tuple(arenas)
@@ -168,7 +180,8 @@ class EmulatedLanes:
         self._commands = 0
         self._due: list[Callable[[int], LaneEvent]] = []  # what has ended and was not told yet
         self._scratch = memoryview(b"")
-        self._mover = ThreadPoolExecutor(1) if any(arena.waits for arena in arenas) else None
+        self._new_mover = mover
+        self._mover = mover() if any(arena.waits for arena in arenas) else None
         self.used_bytes = 0  # of device memory, by instances
         model.reset(clock_ns())
 
@@ -265,6 +278,9 @@ class EmulatedLanes:
         """An activation of that size is there."""
         self._sizes[request] = size_bytes
 
+    def retain(self, requests: Sequence[int]) -> None:
+        """See `Lanes`: only sizes are kept, nowhere in the arena."""
+
     def forget(self, requests: Iterable[int]) -> None:
         """See `Lanes`."""
         for request in requests:
@@ -322,7 +338,7 @@ class EmulatedLanes:
         """See `Lanes`; what runs is dropped."""
         if self._mover is not None:
             self._mover.shutdown(cancel_futures=True)
-            self._mover = ThreadPoolExecutor(1)
+            self._mover = self._new_mover()
         count = len(self._sizes)
         for kept in (self._sizes, self._broken, self._instances, self._batches, self._loads, self._due):
             kept.clear()

@@ -109,6 +109,10 @@ class Lanes(Protocol):
         """Keep what stands in the agent's arena; a batch that needs what could not be kept fails."""
         ...
 
+    def retain(self, requests: Sequence[int]) -> None:
+        """These could not be run and will be asked for again: their places in the arena are others' from now on."""
+        ...
+
     def forget(self, requests: Iterable[int]) -> None:
         """These activations will not be asked for again, as far as they are here."""
         ...

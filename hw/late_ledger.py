@@ -37,3 +37,4 @@ class LateLedger:
         """Tell the ledger all of it."""
         while self._steps:
             self._steps.popleft()()
+        self.ledger.take_credits()  # nobody learns here

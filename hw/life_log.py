@@ -75,6 +75,7 @@ class LifeLog(StepLog):
 
     def __init__(self) -> None:
         super().__init__()
+        self._fd = -1
         self._open(anonymous_file())
 
     def _open(self, fd: int) -> None:
@@ -108,6 +109,9 @@ class LifeLog(StepLog):
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()  # of a life that has ended, once nobody will read it
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self._fd)}

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from typing import Final
 
@@ -84,13 +85,15 @@ class AgentProcess(AgentHandle):
 
     Args:
         spec: what to start.
+        hands: starts it beside the caller (a spawn takes milliseconds, and as long as its child takes to read what it
+            is given); its thread must outlive the agent, which dies with it. None: it is started here.
         wait: whether to return only when it is ready (else call `wait_until_ready`).
 
     Raises:
         WorkError: it could not start, and why.
     """
 
-    def __init__(self, spec: AgentSpec, *, wait: bool = True) -> None:
+    def __init__(self, spec: AgentSpec, hands: Executor | None = None, *, wait: bool = True) -> None:
         end, remote = socket_pair()
         super().__init__(spec, router_end(end), shares_clock=True)
         self._log = LifeLog()
@@ -98,27 +101,32 @@ class AgentProcess(AgentHandle):
         self._process = context.Process(
             target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
         )
-        try:
-            with _no_interrupts():
-                self._process.start()
-        except BaseException:
-            self.port.close()
-            raise
-        finally:
-            remote.close()
+        self._start = None if hands is None else hands.submit(self._begin, remote)
+        if hands is None:
+            self._begin(remote)
         if wait:
             self.wait_until_ready()
 
+    def _begin(self, remote: socket.socket) -> None:
+        """Where it fails the port ends, as with an agent that dies at once."""
+        with contextlib.closing(remote), _no_interrupts():
+            self._process.start()
+
+    def _has_begun(self) -> bool:
+        """Whether there is, or was, a process; one that is being started is waited for, and one that isn't never is."""
+        if self._start is not None and not self._start.cancel():
+            self._start.exception()
+        return self._process.pid is not None
+
     @property
     def pid(self) -> int:
-        """See `AgentHandle`."""
-        assert self._process.pid is not None
-        return self._process.pid
+        """See `AgentHandle`: 0 before it has begun."""
+        return self._process.pid or 0
 
     @property
     def alive(self) -> bool:
         """See `AgentHandle`."""
-        return self._process.is_alive()
+        return self._process.pid is not None and self._process.is_alive()
 
     def log(self) -> bytes:
         """See `AgentHandle`."""
@@ -130,14 +138,15 @@ class AgentProcess(AgentHandle):
 
     def kill(self) -> None:
         """See `AgentHandle`."""
-        self._process.kill()
+        if self._has_begun():
+            self._process.kill()
+            self._process.join(_KILLING_S)  # from here on it writes to nobody's arena
         self.port.close()
-        self._process.join(_KILLING_S)
 
     def close(self) -> None:
         """See `AgentHandle`."""
         self.say_goodbye()
-        if self._process.pid is not None:
+        if self._has_begun():
             self._process.join(_ENDING_S)
             for end in (self._process.terminate, self._process.kill):
                 if self._process.is_alive():
@@ -146,6 +155,8 @@ class AgentProcess(AgentHandle):
         self._log.close()
 
     def _how_it_died(self) -> str:
+        if self._start is not None and (error := self._start.exception()) is not None:
+            return f"it could not be started: {error}"
         self._process.join(_KILLING_S)
         return f"exit code {self._process.exitcode}"
 
@@ -165,6 +176,7 @@ class OneHost:
 
     def __init__(self) -> None:
         self._arenas: tuple[Arena, ...] = ()
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="agents")
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`."""
@@ -177,9 +189,10 @@ class OneHost:
 
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`."""
-        return AgentProcess(spec, wait=False)
+        return AgentProcess(spec, self._hands, wait=False)
 
     def close(self) -> None:
         """See `Carrier`."""
+        self._hands.shutdown()
         for arena in self._arenas:
             arena.close()

@@ -23,6 +23,7 @@ from hw.life_log import LifeLog
 from hw.messages import FromAgent, Refused, ToAgent
 from hw.outfit import Fitting, Outfit
 from hw.port import Codec, PortClosedError, encode
+from hw.waiting import Host
 
 ROOM_BYTES: Final = 1 << 20
 _ENDING_S: Final = 5.0
@@ -209,7 +210,7 @@ class MemoryAgent(AgentHandle):
         held = _Held(self.spec.outfit)
         with contextlib.closing(self._end) as end:
             try:
-                agent = Agent(end, held, self.spec.service, self._log, self._clock_ns, lambda _: end.sever())
+                agent = Agent(end, held, self.spec.service, self._log, Host(self._clock_ns), lambda _: end.sever())
             except Exception as error:
                 end.post(Refused("internal_error", f"{type(error).__name__}: {error}"))
                 with contextlib.suppress(PortClosedError):

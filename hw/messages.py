@@ -302,7 +302,7 @@ class Returned(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """Requests could not be run; their inputs are still here. `arrivals` as in `BatchTold`."""
+    """Requests could not be run; their inputs are still here, but not in the arena. `arrivals` as in `BatchTold`."""
 
     epoch: int
     requests: tuple[int, ...]

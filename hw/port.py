@@ -79,7 +79,7 @@ class Codec(Generic[Word]):
         """Raises `PortBrokenError` for anything else than what `encode` made of these words."""
         try:
             return self._decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise PortBrokenError(f"{len(data)} bytes are no message ({error})") from None
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
-import time  # noqa: TID251 - the hardware runs on the real clock
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,13 +25,14 @@ from hw.cpu_use import Taker, cpu_use
 from hw.draining import Draining, Wish
 from hw.faults import FaultPlan
 from hw.late_ledger import LateLedger
-from hw.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Release, Returned
+from hw.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Rejected, Release, Returned
 from hw.port import FLUSH_NS
 from hw.run_devices import devices_of
 from hw.run_spec import HardwareRun, Served
 from hw.server import HardwareServer, Labels, RemoteServer, RunContext
 from hw.telemetry import ForeignWatch, usable_cores
 from hw.transfers import Cargo, Images, Transfers
+from hw.waiting import Host
 from hw.watch import Watch
 from policies.errors import WorkError
 from policies.faults import WORKER_DIED, Poison, Supervision
@@ -179,21 +178,22 @@ class RouterLoop:
         foreign: ForeignWatch,
         on_progress: Callable[[Progress], None] | None,
         say: Callable[[str], None],
+        host: Host,
     ) -> None:
         self._spec = run
+        self._host = host
         self._router = RouterCore(router)
         self._ledger = LateLedger(ledger)
         self._routing = routing
         self._foreign = foreign
         self._on_progress = on_progress
-        self._clock = RunClock(time.monotonic_ns)
+        self._clock = RunClock(host.clock_ns)
         self._events: deque[RouterEvent] = deque()
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0
         self._goals = deque(run.goals)
         self._told_limit_ns = FOLLOW_NS
         self._holds = router.hold_limit_ns > 0
-        self._own_cores = own_cores(cluster.servers)
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
         self._arrival_lags_ns: list[int] = []
@@ -237,24 +237,24 @@ class RouterLoop:
 
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
-        with no_collections(), on_cores(self._own_cores):
-            self._preload()
-            self._foreign.start()
-            self._clock.start(time.monotonic_ns())
-            for server in self._servers:
-                server.start_clock()
-            self._busy_from_ns = time.thread_time_ns() - self._idle_ns
-            self._draining.look()
-            rule = hold_rule_of(self._routing.policy)
-            if self._holds and rule is not None:
-                self._tell_router(rule, 0)
-            while not self._is_over():
-                self._turn()
-            self._busy_ns = self._busy_so_far_ns()
-            ended_ns = self._clock.now_ns()
-            self._finish()
-            self._ledger.catch_up()
-            foreign = self._foreign.take()
+        self._preload()
+        self._foreign.start()
+        self._clock.start(self._host.clock_ns())
+        for server in self._servers:
+            server.start_clock()
+        self._busy_from_ns = self._host.cpu_ns() - self._idle_ns
+        self._draining.look()
+        rule = hold_rule_of(self._routing.policy)
+        if self._holds and rule is not None:
+            self._hand_to_core(rule, 0)  # before any arrival
+        while not self._is_over():
+            self._turn()
+        self._busy_ns = self._busy_so_far_ns()
+        ended_ns = self._clock.now_ns()
+        self._arrive(ended_ns)
+        self._finish()
+        self._ledger.catch_up()
+        foreign = self._foreign.take()
         for server in self._servers:
             server.tell_absence()
         for device in self._devices:
@@ -263,7 +263,7 @@ class RouterLoop:
 
     def _busy_so_far_ns(self) -> int:
         """CPU time since the run's start, without looking out for messages."""
-        return time.thread_time_ns() - self._idle_ns - self._busy_from_ns
+        return self._host.cpu_ns() - self._idle_ns - self._busy_from_ns
 
     # -------------------------------------------------------------------------------------------------------- the loop
 
@@ -393,7 +393,10 @@ class RouterLoop:
     def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
         """The same, with an eye on what it costs."""
         looked_ns, began_ns = self._idle_ns, self._clock.now_ns()
-        ready = self._await(wait_s) if not (is_late := bool(self._ready(0))) else self._ready(0)
+        ready = self._ready(0)
+        is_late = bool(ready)
+        if not is_late:
+            ready = self._await(wait_s)
         heard_ns = self._clock.now_ns()
         meter.waited(self._idle_ns - looked_ns, 0 if is_late else heard_ns - began_ns)
         for server in ready:
@@ -413,7 +416,7 @@ class RouterLoop:
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
         ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
-        return [ports[number] for number in select.select(ports, (), (), wait_s)[0]]
+        return [ports[number] for number in self._host.wait(ports, wait_s)]
 
     def _await(self, wait_s: float) -> list[RemoteServer]:
         """The servers that have something to say.
@@ -421,12 +424,12 @@ class RouterLoop:
         A core that sleeps takes longer to wake up than a message to travel. So where the router has one to itself, it
         looks on for a while when a block is under way; that time is no work.
         """
-        if not self._own_cores or not any(server.in_flight for server in self._servers):
+        if not self._host.cores or not any(server.in_flight for server in self._servers):
             return self._ready(wait_s)
-        began_ns, until_ns = time.thread_time_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
+        began_ns, until_ns = self._host.cpu_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
         while not (ready := self._ready(0)) and self._clock.now_ns() < until_ns:
             pass
-        self._idle_ns += time.thread_time_ns() - began_ns
+        self._idle_ns += self._host.cpu_ns() - began_ns
         return ready or self._ready(max(0.0, wait_s - SPIN_S))
 
     def _flush(self) -> None:
@@ -438,7 +441,7 @@ class RouterLoop:
 
     def _hear(self, server: RemoteServer, message: FromAgent) -> None:
         server.hear(message)
-        if isinstance(message, Returned | Fenced):
+        if isinstance(message, Returned | Rejected | Fenced):
             self._transfers.freed(server.index)
         elif isinstance(message, Moved):
             self._transfers.moved(message)
@@ -505,17 +508,22 @@ class RouterLoop:
     # ------------------------------------------------------------------------------------------------------ the router
 
     def _arrive(self, now_ns: int) -> None:
-        """Requests that were due until now, each at its own time."""
+        """Requests that were due until now, each at its own time: a router that was busy hides nobody's wait."""
         arrivals_ns, relative_ns = self._arrivals_ns, self._spec.deadline_ns
-        while self._arrived < len(arrivals_ns) and arrivals_ns[self._arrived] <= now_ns:
-            planned_ns = arrivals_ns[self._arrived]
+        while self._arrived < len(arrivals_ns) and (planned_ns := arrivals_ns[self._arrived]) <= now_ns:
             deadline_ns = None if relative_ns is None else planned_ns + relative_ns
             event = RequestArrived(self._arrived, deadline_ns)
             self._arrived += 1
             self._arrival_lags_ns.append(self._clock.now_ns() - planned_ns)
-            self._tell_router(event, self._clock.due_ns(planned_ns))
+            self._hand_to_core(event, planned_ns)
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
+        """What was due before it comes before it; nothing is due while the clock stands."""
+        if self._clock.runs:
+            self._arrive(now_ns)
+        self._hand_to_core(event, now_ns)
+
+    def _hand_to_core(self, event: RouterEvent, now_ns: int) -> None:
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
@@ -587,7 +595,7 @@ class RouterLoop:
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
             foreign_load=foreign,
             cpu=cpu_use(
-                Taker(self._busy_ns, frozenset(self._own_cores)),
+                Taker(self._busy_ns, frozenset(self._host.cores)),
                 [(server.spec.device, server.agent_cpu_ns) for server in self._servers if not server.spec.machine],
                 usable_cores(),
                 ended_ns,

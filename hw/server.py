@@ -158,7 +158,7 @@ class RemoteServer:
         self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
         self.downtimes: list[Downtime] = []
         self.references: list[tuple[int, float]] = []  # (when, seconds)
-        self._lives: list[tuple[int, bytes, int, str]] = []  # (epoch, log, steps that were heard of, how it ended)
+        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, steps heard of, its end)
         self._samples: list[Sample] = []
         self.impairment = Impairment()
         self.in_flight = 0  # requests there: whether a word is due soon
@@ -285,7 +285,8 @@ class RemoteServer:
         self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
 
     def _bury(self, reason: str) -> None:
-        """A life is over: its log, and the counts that it told of last."""
+        """A life is over: its log, and the counts that it told of last; no word is due."""
+        self.in_flight = 0
         self._keep_log(reason)
         for slabs in self._fences.values():  # its next life has another address, which nobody of those knows
             self._cancel(slabs)
@@ -295,12 +296,12 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+            self._lives.append((self.epoch, self.slot.agent.log, self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
-        """Of every life; after the run, for they are long."""
+        """Of every life; read after the run and before the next, for they are long."""
         return [
-            AgentLog(self.index, epoch, steps_of(log, self.index), heard, ended)
+            AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
             for epoch, log, heard, ended in self._lives
         ]
 
@@ -478,6 +479,7 @@ class RemoteServer:
             case Rejected(epoch, requests, reason, arrivals, steps):
                 self._heard_steps = steps
                 self.in_flight -= len(requests)
+                self.inbox.forget(requests)
                 if arrivals:
                     self._run.ledger.note_arrivals(arrivals)
                 self._tell_router(RequestsRejected(self.index, epoch, requests, reason))

@@ -185,6 +185,7 @@ class Serving:
                 case ReturnRequests():
                     self._give_back(command, told)
                 case RejectRequests(epoch, requests, reason):
+                    self._lanes.retain(requests)
                     arrivals = self._book.take_arrivals()
                     self._post(Rejected(epoch, requests, reason, arrivals, self._steps))
                 case LoadInstance(_, instance, segment, width):

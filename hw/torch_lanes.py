@@ -128,6 +128,10 @@ class TorchLanes:
         for each in inputs:
             self._store.take(each)
 
+    def retain(self, requests: Sequence[int]) -> None:
+        """See `Lanes`."""
+        self._store.retain(requests)
+
     def forget(self, requests: Iterable[int]) -> None:
         """See `Lanes`."""
         self._store.forget(requests)

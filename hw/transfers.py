@@ -192,6 +192,8 @@ class Transfers:
     def send(self, command: SendBlock) -> None:
         """Start a block's transfers; it arrives with the last of them."""
         block = command.block
+        if not self._servers[block.server].is_up:  # it died while this was being decided: the router takes it back
+            return
         for source, _ in command.moves:
             if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
                 self._fail(block, source, "server_down")

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import time  # noqa: TID251 - it waits for real time
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,54 @@ _MEASURING_NS: Final = 200_000_000
 _SHARE: Final = 0.9  # of sleeps that overrun by no more than what is assumed
 
 Sleep = Callable[[float], bool]  # until something has come, or for so many seconds; says whether something has
+Wait = Callable[[Collection[int], float | None], list[int]]  # see `readable`
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("s", ctypes.c_long), ("ns", ctypes.c_long))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_ppoll = getattr(_libc, "ppoll", None)  # None where the system is not Linux
+_POLLIN: Final = 1 << 32  # in a `pollfd` read as one number: the descriptor, what is asked for, what has happened
+_HAPPENED: Final = 48
+
+
+def readable(descriptors: Collection[int], wait_s: float | None) -> list[int]:
+    """Those of some descriptors that can be read now; as soon as one can, or after so many seconds (None: never).
+
+    By `ppoll`: Python's `select` takes no descriptor above 1,023, its `poll` and `epoll` wait for whole milliseconds.
+    """
+    if _ppoll is None:
+        return select.select(descriptors, (), (), wait_s)[0]
+    table = array("q", [descriptor | _POLLIN for descriptor in descriptors])
+    until_s = None if wait_s is None else time.monotonic() + wait_s
+    while True:
+        rest = None if wait_s is None else ctypes.byref(_Timespec(int(wait_s), int(wait_s % 1 * 1e9)))
+        count = _ppoll(ctypes.c_void_p(table.buffer_info()[0]), len(table), rest, None)
+        if count >= 0:
+            return [entry & 0xFFFFFFFF for entry in table if entry >> _HAPPENED] if count else []
+        if (number := ctypes.get_errno()) != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+        if until_s is not None:  # a signal has come, and did not end the program
+            wait_s = max(0.0, until_s - time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a loop has of its machine; another one gives it a virtual clock and waits that take no time.
+
+    Attributes:
+        clock_ns: a monotonic clock.
+        cpu_ns: the CPU time of the thread that asks.
+        wait: see `readable`.
+        cores: that it has to itself, so that it may look out for messages in place of a sleep.
+    """
+
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    cpu_ns: Callable[[], int] = time.thread_time_ns
+    wait: Wait = readable
+    cores: tuple[int, ...] = ()
 
 
 def no_timer_slack() -> None:

@@ -1,0 +1,228 @@
+"""What must hold at every step, whoever dies; each law knows only what was said, and who has what by that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from hw.messages import ComeUp, Deliver, Pong, Rejected, Returned
+from policies.faults import WORKER_HUNG
+from policies.records import RunRecord
+from policies.replay import replay_run
+from policies.vocabulary import (
+    NS_PER_S,
+    Block,
+    RequestArrived,
+    RequestCompleted,
+    RequestFailed,
+    RequestsRejected,
+    RequestsReturned,
+    RouterCommand,
+    RouterEvent,
+    SendBlock,
+    ServerDown,
+    ServerUp,
+    TransferFailed,
+)
+
+if TYPE_CHECKING:
+    from hw.arena import Slab
+    from hw.router_loop import RouterLoop
+    from tests.swarm.mix import Mix
+
+FIFO: Final = None
+FIRST_PING: Final = -1_000_000  # the world's own count down from here
+FEW_LOOKS: Final = 3  # in a row that find nothing, where no word is due and nothing was done in between
+DRAINED_IN_NS: Final = 60 * NS_PER_S
+
+
+class BrokenLawError(AssertionError):
+    """What a seed is kept for."""
+
+
+def _require(holds: bool, law: str, *facts: object) -> None:
+    if not holds:
+        raise BrokenLawError(f"{law}: {', '.join(map(str, facts))}")
+
+
+class Laws:
+    """Of one world."""
+
+    def __init__(self) -> None:
+        self.steps = self._looked_at = self._idle_looks = 0
+        self._up: dict[int, int] = {}  # the life of each server that is up for the router
+        self._held: dict[int, set[int]] = {}  # by life: what it was given and has not given back
+        self._pongs: dict[int, int] = {}  # by life: the last of the pings that the world itself posts
+        self._loop: RouterLoop | None = None
+        self.drained_in_ns = DRAINED_IN_NS
+        self.may_blame: Callable[[int], bool] = lambda server: True  # whether a server that is told to hang may do so
+        self._begin()
+
+    def _begin(self) -> None:
+        self._place: dict[int, Block | None] = {}
+        self._accepted = self._completed = self._failed = 0
+        self._epochs: dict[int, int] = {}
+        self._last_ns = 0
+        self._up.clear()
+        self._held.clear()
+
+    def attach(self, loop: RouterLoop, mix: Mix) -> None:
+        """A run begins: from here on its core is looked at."""
+        self._begin()
+        self._loop, core = loop, loop._router
+        handle = core.handle
+
+        def watched(event: RouterEvent, now_ns: int) -> list[RouterCommand]:
+            commands = handle(event, now_ns)
+            self._step(event, commands, now_ns, mix)
+            _require(core.in_flight == len(self._place), "accepted = completed + failed + inside", core.in_flight)
+            return commands
+
+        core.handle = watched  # type: ignore[method-assign]
+
+    # -------------------------------------------------------------------------------------------- the router's core
+
+    def _step(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int, mix: Mix) -> None:
+        self.steps += 1
+        _require(now_ns >= self._last_ns, "a core's time goes on", self._last_ns, now_ns)
+        self._last_ns = now_ns
+        match event:
+            case RequestArrived(request):
+                _require(now_ns == mix.arrivals_ns[request], "arrivals are at their plan's times", request, now_ns)
+                _require(request == self._accepted, "each arrives once, in order", request)
+                self._accepted += 1
+                self._place[request] = FIFO
+            case RequestsReturned(server, epoch, requests) | RequestsRejected(server, epoch, requests):
+                if self._epochs.get(server) == epoch:
+                    for request in requests:
+                        block = self._place.get(request)
+                        is_there = block is not None and (block.server, block.epoch) == (server, epoch)
+                        _require(is_there, "who gives back has it", type(event).__name__, server, request, block)
+                        self._place[request] = FIFO
+            case TransferFailed(number, _, _, requests):
+                for request in requests:
+                    block = self._place.get(request)
+                    if block is not None and block.block == number:
+                        self._place[request] = FIFO
+            case ServerUp(server, epoch):
+                self._epochs[server] = epoch
+            case ServerDown(server, _, reason):
+                if reason == WORKER_HUNG:
+                    _require(self.may_blame(server), "nobody is blamed for what another did", server, now_ns)
+                self._epochs.pop(server, None)
+                self._held.pop(self._up.pop(server, 0), None)
+                for request, block in self._place.items():
+                    if block is not None and block.server == server:
+                        self._place[request] = FIFO
+        for command in commands:
+            self._follow(command)
+
+    def _follow(self, command: RouterCommand) -> None:
+        match command:
+            case SendBlock(block):
+                _require(self._epochs.get(block.server) == block.epoch, "blocks go to who is up", block)
+                for request in block.requests:
+                    _require(self._place.get(request, block) is FIFO, "a request is in one place", request, block)
+                    self._place[request] = block
+            case RequestCompleted(request) | RequestFailed(request):
+                _require(self._place.pop(request, command) is FIFO, "each ends once, and is nowhere then", request)
+                self._completed += isinstance(command, RequestCompleted)
+                self._failed += isinstance(command, RequestFailed)
+
+    # ---------------------------------------------------------------------------------------------------- the ports
+
+    def posted(self, server: int, life: int, message: Any) -> None:
+        """The router says this to an agent."""
+        match message:
+            case ComeUp():
+                self._up[server], self._held[life] = life, set()
+            case Deliver(block):
+                for request in block.requests:
+                    holder = [each for each in self._up.values() if request in self._held[each]]
+                    _require(not holder, "a request is at one server", request, holder, server)
+                _require(self._up.get(server) == life, "blocks are given to who has come up", server, block)
+                self._held[life].update(block.requests)
+
+    def heard(self, server: int, life: int, message: Any) -> None:
+        """An agent says this to the router."""
+        if isinstance(message, Pong) and message.number <= FIRST_PING:
+            last = self._pongs.get(life, FIRST_PING + 1)
+            _require(message.number == last - 1, "what is posted comes in order", life, last, message.number)
+            self._pongs[life] = message.number
+        if isinstance(message, Returned | Rejected) and self._up.get(server) == life:
+            held = self._held[life]
+            _require(held.issuperset(message.requests), "an agent gives back what it was given", server, message)
+            held.difference_update(message.requests)
+            if isinstance(message, Rejected):
+                _require(message.reason != "bad_input", "whoever gets a block has its activations", server, message)
+
+    def broken(self, server: int, why: str) -> None:
+        """What came at a router's end is no message, and no end of one."""
+        _require("in the middle" in why, "a stream is whole", server, why)
+
+    def looked(self, found: bool, wait_s: float) -> None:
+        """The router has looked out for something to come."""
+        has_done = found or wait_s > 0 or self.steps != self._looked_at
+        self._looked_at = self.steps
+        self._idle_looks = 0 if has_done else self._idle_looks + 1
+        is_due = any(self._held.values())
+        _require(self._idle_looks <= FEW_LOOKS or is_due, "nobody waits busily for nothing", self._idle_looks)
+
+    # ---------------------------------------------------------------------------------------------------- the arenas
+
+    def landed(self, writer: int, owner: int, destination: int, offset: int, size_bytes: int) -> None:
+        """A life has written to another's arena on another host."""
+        if self._loop is None or self._up.get(destination) != owner:
+            return  # an arena that nobody will read
+        loop = self._loop
+        writing = [
+            slab
+            for source, place, slab in loop._transfers._writing.values()
+            if place == destination and self._up.get(source) == writer
+        ]
+        fenced = [slab for slabs in loop._servers[destination]._fences.values() for slab in slabs]
+        is_its = any(slab.offset <= offset < slab.offset + slab.size_bytes for slab in (*writing, *fenced))
+        _require(is_its, "nobody writes where he may not", writer, destination, offset, size_bytes)
+
+    def _slabs(self, loop: RouterLoop, server: int) -> list[Slab]:
+        """Of a server's arena, that somebody may still write to."""
+        transfers = loop._transfers
+        return [
+            *(slab for _, place, slab in transfers._writing.values() if place == server),
+            *(slab for slabs in loop._servers[server]._fences.values() for slab in slabs),
+        ]
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def ended(self, loop: RouterLoop, record: RunRecord, mix: Mix) -> None:
+        """A run is over, and its faults were before."""
+        counts = (len(record.requests), self._completed, self._failed, self._accepted)
+        inside = [request.request for request in record.requests if request.status == "in_flight"]
+        _require(self._accepted == len(mix.arrivals_ns), "all arrive", *counts)
+        _require(
+            sorted(each.request for each in record.requests) == list(range(self._accepted)), "all end once", *counts
+        )
+        _require(len(inside) == self._accepted - self._completed - self._failed, "the record tells the truth", *counts)
+        arrived_ns = [each.arrived_ns for each in sorted(record.requests, key=lambda each: each.request)]
+        _require(arrived_ns == mix.arrivals_ns.tolist(), "latencies count from when an image was due")
+        is_gone = not any(server.is_up or server.will_return for server in loop._servers)
+        if mix.ends == "drain" and not is_gone:
+            _require(not inside, "after the last fault all drain", inside, record.ended_ns)
+            took_ns = record.ended_ns - mix.horizon_ns
+            _require(took_ns <= self.drained_in_ns, "after the last fault all drain soon", took_ns)
+            self._require_memory(loop)
+        _require(not loop._ledger.ledger.take_credits(), "nothing grows for ever")
+        if mix.seed % 3:  # it takes as long as all else
+            return
+        wrong = replay_run(record.log, record.agent_logs, mix.router, loop.knobs)  # type: ignore[attr-defined]
+        _require(not wrong, "the log replays", *wrong[:3])
+
+    def _require_memory(self, loop: RouterLoop) -> None:
+        """Arenas' bytes come back: nobody is inside, so only what may still be written to is taken."""
+        for server in loop._servers:
+            inbox = server.inbox
+            taken = sum(slab.size_bytes for slab in self._slabs(loop, server.index))
+            _require(
+                inbox.free_bytes + taken == inbox.arena.size_bytes,
+                "an arena's bytes come back", server.index, inbox.free_bytes, taken, inbox.arena.size_bytes,
+            )  # fmt: skip

@@ -1,0 +1,181 @@
+"""One seed: a cluster of the product's own parts in a virtual world, a run or two, and the laws."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from hw.agents import AgentSlot, AgentSpec
+from hw.draining import Wish
+from hw.emulated import EmulatedDevice
+from hw.outfit import Service
+from hw.router_loop import Parts, RouterLoop, Routing
+from hw.run_spec import HardwareRun, Served
+from hw.server import HardwareServer
+from policies.chance import stream
+from policies.greedy import GreedyKnobs
+from policies.ledger import Ledger
+from policies.records import RunRecord
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
+from tests.swarm.laws import Laws
+from tests.swarm.mix import ACTIVATION_BYTES, GROUPS, INPUT_BYTES, MS, WIDTHS, Mix
+from tests.swarm.world import World, instance_bytes
+
+
+class Drawer:
+    """A router that decides anything that is allowed."""
+
+    def __init__(self, mix: Mix) -> None:
+        self._groups = mix.router.groups
+        if mix.holds_rule:
+            segments = mix.router.segments
+            self.hold_rule = HoldRule((self._groups[-1],) * segments, (5 * MS,) * segments)
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+        """See `RoutingPolicy`."""
+        if view.hold_left_ns and view.candidates < self._groups[-1] and rng.random() < 0.3:
+            return Hold(self._groups[-1], max(1, int(view.hold_left_ns * rng.random())))
+        valid = [index for index, server in enumerate(view.servers) if server.valid]
+        server = valid[int(rng.random() * len(valid))]
+        width = WIDTHS[int(rng.random() * len(WIDTHS))]
+        return Choice(server, width, self._groups[int(rng.random() * len(self._groups))])
+
+
+class Beginning:
+    """No load of others, as `hw.telemetry.ForeignWatch` would find it; and what happens when a run's clock starts."""
+
+    def __init__(self, start: Callable[[], None]) -> None:
+        self.start = start
+
+    def look(self, now_ns: int) -> None:
+        """Nothing."""
+
+    def take(self) -> None:
+        """None."""
+
+
+class LinkQueue:
+    """An emulated link: one transfer after another."""
+
+    def __init__(self) -> None:
+        self._free_ns = 0
+
+    def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
+        """See `hw.link.LinkModel`."""
+        start_ns = max(now_ns, self._free_ns)
+        self._free_ns = start_ns + 200 * transfer_bytes
+        return start_ns, self._free_ns + MS
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of a seed: its records, and how many steps its cores took."""
+
+    records: tuple[RunRecord, ...]
+    steps: int
+
+
+def play(seed: int, say: Callable[[str], None] = lambda _: None) -> Played:
+    """Raises what a law says, or whatever else goes wrong; the same for the same seed."""
+    mix = Mix.draw(seed)
+    laws = Laws()
+    world = World(mix, laws)
+    try:
+        return Played(tuple(_cluster(mix, world, laws, say)), laws.steps)
+    finally:
+        world.close()
+
+
+def descriptors_left(seeds: range) -> int:
+    """How many more this process has after it has played these than after the first of them."""
+    counts = []
+    for seed in (seeds[0], *seeds):
+        play(seed)
+        gc.collect()  # an arena's mapping has one
+        counts.append(_descriptors())
+    return counts[-1] - counts[0]
+
+
+def _descriptors() -> int:
+    """How many this process has."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> list[RunRecord]:
+    segments, count = mix.router.segments, mix.router.servers
+    sizes = {(segment, width): instance_bytes(segment, width) for segment in range(1, segments + 1) for width in WIDTHS}
+    preload = tuple((segment, 1.0) for segment in range(1, segments + 1)) if mix.preloads else ()
+    knobs = GreedyKnobs(
+        WIDTHS, sizes, 0, GROUPS[-1], max(mix.vram_bytes, 1000 * segments), idle_unload_ns=mix.idle_unload_ns,
+        preload=preload, load_backoff_ns=MS,
+    )  # fmt: skip
+    device = EmulatedDevice("", b"", "toy")
+    servers = [
+        HardwareServer(
+            f"server{index}",
+            device if mix.shares_device else EmulatedDevice("", b"", "toy"),
+            knobs, 1.0, 2.0, machine="" if mix.shares_device else f"host{index}",
+        )
+        for index in range(count)
+    ]  # fmt: skip
+    served = Served.of_sizes(WIDTHS, INPUT_BYTES, [[int(ACTIVATION_BYTES * width) for width in WIDTHS]] * segments)
+    arenas = world.open_arenas(mix.rooms * mix.router.groups[-1] * INPUT_BYTES)
+    service = Service(knobs, segments, mix.supervision)
+    slots = [
+        AgentSlot(partial(world.start, index, AgentSpec(f"server{index}", world, service)), ())  # type: ignore[arg-type]
+        for index in range(count)
+    ]
+    transfer_ids = itertools.count()
+    records = []
+    for _ in range(mix.runs):
+        world.faults_end_ns = 0  # what is wrong before a run is for others to tell
+        away = frozenset(index for index, slot in enumerate(slots) if not slot.make_ready(index, keep_log=True))
+        parts = Parts(
+            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away
+        )  # fmt: skip
+        loop = _loop(mix, world, parts, say)
+        loop.knobs = [knobs] * count  # type: ignore[attr-defined]
+        laws.attach(loop, mix)
+        record = loop.carry_out()
+        laws.ended(loop, record, mix)
+        records.append(record)
+    return records
+
+
+def _wish(mix: Mix, world: World) -> Wish:
+    """What the operator wants drained, from the start of the run on."""
+    began_ns = world.agenda.now_ns
+
+    def wanted() -> frozenset[int]:
+        at_ns = world.agenda.now_ns - began_ns
+        return frozenset(server for begin_ns, end_ns, server in mix.drains if begin_ns <= at_ns < end_ns)
+
+    return wanted
+
+
+def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> RouterLoop:
+    run = HardwareRun(
+        mix.arrivals_ns, np.zeros((4, INPUT_BYTES // 4), np.float32), np.zeros(4, np.int64), mix.horizon_ns,
+        end=mix.ends, deadline_ns=mix.deadline_ns, drain_limit_ns=500 * NS_PER_S, keep_log=True, faults=mix.faults,
+        links=LinkQueue() if mix.has_links else None, is_correct=lambda request, widths: True,
+    )  # fmt: skip
+    weights, prior = RewardWeights(), AccuracyPrior({(1.0,) * mix.router.segments: 0.9})
+    routing = Routing(Drawer(mix), stream(mix.seed, "swarm:router"), weights, prior)
+    ledger = Ledger(mix.router.servers, mix.router.segments, weights, prior, keep_log=True)
+
+    def hear(text: str) -> None:
+        say(text)
+        if mix.leaves and "may be taken away" in text:  # the operator does
+            name = text.partition(":")[0]
+            slot = parts.slots[[server.name for server in parts.servers].index(name)]
+            slot.agent.process.die()  # type: ignore[attr-defined]
+
+    foreign = Beginning(lambda: world.trouble(mix.horizon_ns))
+    return RouterLoop(parts, run, mix.router, routing, ledger, foreign, None, hear, world.host)  # type: ignore[arg-type]
