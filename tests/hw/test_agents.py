@@ -33,7 +33,6 @@ from hw.lanes import MoveEnded, Tell
 from hw.life_log import LifeLog, steps_of
 from hw.local_agents import AgentProcess, OneHost, start_agents
 from hw.local_port import SocketPort
-from hw.memory_port import Memory, MemoryPort, Wire
 from hw.messages import (
     BenchmarkPoint,
     ComeUp,
@@ -72,6 +71,7 @@ from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
 from tests.bench.hollow import HollowLanes, HollowOutfit
+from tests.hw.memory_port import Memory, MemoryPort, Wire
 from tests.hw.worlds import TINY, device, knobs
 
 pytestmark = pytest.mark.workers

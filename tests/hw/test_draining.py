@@ -13,7 +13,7 @@ import pytest
 
 from hw.cluster import HardwareCluster
 from hw.slimresnet import SlimResNet
-from policies.faults import DRAINED, WORKER_DIED, Crash, Outage, Slowness
+from policies.faults import DRAINED, WORKER_DIED, Slowness
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S, SendBlock, ServerDraining, ServerUp
 from tests.hw.test_faults import _cluster, _run
@@ -109,64 +109,3 @@ def test_a_server_is_drained_under_load_and_taken_away(cluster: HardwareCluster,
     record = _serve(cluster, model, Operator(cluster, drains_at=10**9), seconds=0.5)
     assert _sent(record, 0)
     assert record.downtimes == ()
-
-
-def test_what_was_taken_away_serves_again_when_it_is_returned(path: Path, model: SlimResNet) -> None:
-    """The other one is gone for good by then: everybody waits until it is back, however long its start takes."""
-    with _cluster(path, 2) as both:
-        operator = Operator(both, returns_after=3)
-        record = _serve(both, model, operator, Outage(1, NS_PER_S * 3 // 5, None), seconds=1.0)
-    assert {request.status for request in record.requests} == {"completed"}
-    (drained_ns, is_draining), (returned_ns, is_drained) = _wishes(record)
-    assert (is_draining, is_drained) == (True, False)
-    drained, died, _ = record.downtimes
-    assert (drained.down_ns, drained.up_ns, drained.reason) == (drained_ns, returned_ns, DRAINED)
-    assert died.is_planned
-    assert died.up_ns is not None
-    assert min(_sent(record, 0)) > died.up_ns > returned_ns
-    assert operator.told("it gets blocks again as soon as it serves") == operator.told("server0: serves again") == 1
-
-
-def test_what_was_taken_away_is_started_again_when_nobody_else_is_left(path: Path, model: SlimResNet) -> None:
-    """Draining is a wish: it stops nobody."""
-    with _cluster(path, 2) as both:
-        operator = Operator(both)
-        record = _serve(both, model, operator, Outage(1, NS_PER_S // 2, None), seconds=1.0)
-    assert {request.status for request in record.requests} == {"completed"}
-    assert _sent(record, 0)
-    assert operator.told("server0: is needed, for no other server that is up can take its blocks: a new worker") == 1
-
-
-def test_a_server_that_was_not_taken_away_is_returned_at_once(cluster: HardwareCluster, model: SlimResNet) -> None:
-    operator = Operator(cluster, drains_at=3, returns_after=2, kills="")
-    record = _serve(cluster, model, operator, seconds=1.5)
-    assert _tries(record) == {("completed", 0): len(record.requests)}
-    (drained_ns, _), (returned_ns, _) = _wishes(record)
-    assert not [sent_ns for sent_ns in _sent(record, 0) if drained_ns <= sent_ns <= returned_ns]
-    assert max(_sent(record, 0)) > returned_ns
-    assert [(down.down_ns, down.up_ns, down.reason) for down in record.downtimes] == [
-        (drained_ns, returned_ns, DRAINED)
-    ]
-
-
-def test_where_the_others_die_the_drained_one_serves_and_is_said_to_be_needed(path: Path, model: SlimResNet) -> None:
-    """It had been called empty; then it is the only one that is up."""
-    with _cluster(path, 2) as both:
-        operator = Operator(both, kills="")
-        record = _serve(both, model, operator, Crash(1, NS_PER_S // 2), seconds=1.0)
-    assert {request.status for request in record.requests} == {"completed"}
-    (down,) = [down for down in record.downtimes if down.server == 1]
-    assert min(_sent(record, 0)) > down.down_ns
-    assert operator.told("server0: is empty") >= 1
-    assert operator.told("server0: is needed, for no other") >= 1
-
-
-def test_who_dies_before_he_is_empty_has_died(path: Path, model: SlimResNet) -> None:
-    """A fault as any: what was there is tried again, and the agent is started again although it is drained."""
-    with _cluster(path, 2) as both:
-        operator = Operator(both, drains_at=4, kills="is drained since")
-        record = _serve(both, model, operator, Slowness(0, 0, 9 * NS_PER_S, 200.0), seconds=1.5)
-    assert {request.status for request in record.requests} == {"completed"}
-    assert any(request.retries for request in record.requests)
-    assert [down.is_planned for down in record.downtimes if down.reason == WORKER_DIED] == [False]
-    assert operator.told("its worker died") == operator.told("a new worker starts in") == 1

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from hw.cluster import HardwareCluster
-from hw.messages import Warm
 from hw.networks import ModelFile
 from hw.router_loop import Routing
 from hw.run_spec import HardwareRun
@@ -26,13 +25,11 @@ from hw.slimresnet import SlimResNet
 from policies.faults import (
     NO_LABEL,
     OUT_OF_MEMORY,
-    PLANNED,
     WORKER_DIED,
     WORKER_HUNG,
     Crash,
     Fault,
     Hang,
-    Outage,
     Poison,
     Slowness,
     Squeeze,
@@ -138,21 +135,6 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(single: HardwareCluster, m
     _require_second_epoch(record, 0)
 
 
-def test_a_worker_that_dies_by_itself_is_not_told_as_planned(single: HardwareCluster, model: SlimResNet) -> None:
-    """Somebody else killed it; a fault of the plan that came before, and is over, does not excuse it."""
-    said: list[str] = []
-
-    def hear(text: str) -> None:
-        said.append(text)
-        if len(said) == 2:  # it is back for the first time
-            os.kill(single.slots[0].agent.pid, signal.SIGKILL)
-
-    record = _run(single, model, [Crash(0, NS_PER_S // 10)], 0.5, say=hear)
-    assert [(down.reason, down.is_planned) for down in record.downtimes] == [(WORKER_DIED, True), (WORKER_DIED, False)]
-    assert [text.split(" at ")[0] for text in said[::2]] == ["server0: its worker died"] * 2
-    assert [", as planned;" in text for text in said[::2]] == [True, False]
-
-
 def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, model: SlimResNet) -> None:
     """SIGSTOP: no end of a pipe tells. After the time of a hang it is killed, and its requests are tried elsewhere."""
     said: list[str] = []
@@ -163,38 +145,6 @@ def test_a_stopped_worker_is_noticed_by_its_silence(cluster: HardwareCluster, mo
     assert down_ns >= NS_PER_S // 2 + QUICK.hang_ns * 4 // 5  # the last ping may have been a while before the stop
     assert {request.status for request in record.requests} == {"completed"}
     assert any(request.retries for request in record.requests)
-
-
-@pytest.mark.parametrize("before", [(), (Crash(0, NS_PER_S // 4),)], ids=["up", "down"])
-def test_an_outage_lasts_as_long_as_planned(
-    before: tuple[Fault, ...], single: HardwareCluster, model: SlimResNet
-) -> None:
-    """Ready or not, the only server does not come up before its time, even if it was down when the outage began."""
-    end_ns = 7 * NS_PER_S
-    record = _run(single, model, [*before, Outage(0, NS_PER_S * 3 // 10, end_ns)], seconds=0.5)
-    (down,) = record.downtimes
-    assert down.down_ns >= NS_PER_S // 4
-    assert down.up_ns is not None
-    assert down.up_ns >= end_ns
-    assert not [r for r in record.requests if down.down_ns < r.finished_ns < down.up_ns]
-    _require_second_epoch(record, 0)
-
-
-def test_after_an_outage_without_end_the_others_serve(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """The router sees it in its mask: nothing is sent there any more."""
-    said: list[str] = []
-    record = _run(cluster, model, [Outage(1, NS_PER_S // 4, None)], seconds=0.8, say=said.append)
-    ((down_ns, _),) = _downs(record)
-    (down,) = record.downtimes
-    assert (down.server, down.up_ns, down.reason, down.is_planned) == (1, None, PLANNED, True)
-    since = f"{down.down_ns / NS_PER_S:.2f} s"
-    assert said == [
-        f"server1: taken down at {since}, as planned; it does not come back",
-        f"server1: did not come back (down since {since})",
-    ]
-    late = [request for request in record.requests if request.arrived_ns > down_ns]
-    assert late
-    assert all(set(request.servers) == {0} for request in late)
 
 
 def test_poisoned_images_fail_alone_and_by_name(cluster: HardwareCluster, model: SlimResNet) -> None:
@@ -233,77 +183,6 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
         for slow in (True, False)
     }
     assert np.median(took[True]) > 5 * np.median(took[False])
-
-
-def test_a_router_that_was_stopped_blames_no_agent(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Ctrl-Z on the whole family for longer than a hang, then on again: nobody is killed for it."""
-    script = (
-        "import os, signal, sys, time\n"
-        "router, *agents = map(int, sys.argv[1:])\n"
-        "send = lambda pids, number: [os.kill(pid, number) for pid in pids]\n"
-        "time.sleep(0.7)\n"
-        "send(agents, signal.SIGSTOP)\n"
-        "time.sleep(0.4)\n"  # a ping is on its way
-        "send([router], signal.SIGSTOP)\n"
-        "time.sleep(2.5)\n"
-        "send([router, *agents], signal.SIGCONT)\n"
-    )
-    for slot in cluster.slots:
-        slot.make_ready(0, keep_log=False)
-    pids = [os.getpid(), *(slot.agent.pid for slot in cluster.slots)]
-    with subprocess.Popen([sys.executable, "-c", script, *map(str, pids)]) as stopper:
-        record = _run(cluster, model, [], seconds=5, rate=40)
-        assert stopper.wait(WAIT_S) == 0
-    assert not _downs(record)
-
-
-@pytest.mark.parametrize("wait", [False, True], ids=["while it opens", "while it warms"])
-def test_a_run_that_ends_during_a_restart_leaves_nothing_to_the_next(wait: bool, path: Path, model: SlimResNet) -> None:
-    """An answer to the first run's questions is not believed in the second: no server comes up twice."""
-    with _cluster(path, 1) as running:
-        slot = running.slots[0]
-        slot.agent.kill()
-        slot.start()  # as a restart does
-        if wait:
-            slot.agent.receive(WAIT_S)
-            slot.agent.send(Warm(slot.agent.next_number(), (64,)))
-        record = _run(running, model, [], seconds=0.5)
-    assert not _downs(record)
-    ups = [step for step in record.log if isinstance(step.event, ServerUp)]
-    assert len(ups) == 1
-
-
-def test_a_worker_that_still_hangs_when_a_run_ends_is_replaced(
-    path: Path, model: SlimResNet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It does not answer between the runs; the next one does not wait for it for long."""
-    monkeypatch.setattr("hw.agents._RESET_S", 1.0)
-    with _cluster(path, 1) as running:
-        pid = running.slots[0].agent.pid
-        os.kill(pid, signal.SIGSTOP)
-        record = _run(running, model, [], seconds=0.3)
-        assert running.slots[0].agent.pid != pid
-    assert {request.status for request in record.requests} == {"completed"}
-
-
-def test_chaos_loses_nothing(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Agents killed and stopped at random under load: `_run` checks every promise. (`tests.bench.endurance` goes on
-    for as long as one likes.)"""
-    rng = np.random.default_rng(5)
-    times_ns = np.cumsum(rng.exponential(1.5 * NS_PER_S, 6)).astype(np.int64)
-    kinds = [Crash if rng.random() < 0.6 else Hang for _ in times_ns]
-    faults = [kind(int(rng.integers(2)), int(at_ns)) for kind, at_ns in zip(kinds, times_ns, strict=True)]
-    record = _run(cluster, model, faults, seconds=10, rate=100)
-    assert len(_downs(record)) >= 2
-    assert any(request.retries for request in record.requests)
-
-
-def test_the_next_run_starts_with_all_workers(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """An agent that is still dead when a run ends is replaced before the next one; its faults are not inherited."""
-    _run(cluster, model, [Crash(0, NS_PER_S // 4), Squeeze(1, 0, 30 * NS_PER_S, 1)], seconds=0.5)
-    record = _run(cluster, model, [], seconds=0.5)
-    assert not _downs(record)
-    assert {server for request in record.requests for server in request.servers} == {0, 1}
 
 
 # --------------------------------------------------------------------------------------------- nothing is left behind

@@ -27,10 +27,10 @@ from hw.handshake import Hello, fresh_secret, introduce
 from hw.landing import FarArena, Landing, Routes
 from hw.local_agents import OneHost
 from hw.local_port import agent_end, router_end, socket_pair
-from hw.memory_port import Memory
 from hw.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm
 from hw.network_port import Mirror, NetworkPort
 from hw.port import AgentEnd, Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, RouterEnd, encode
+from tests.hw.memory_port import Memory
 
 ARENA_BYTES = 4096
 WAIT_S = 30.0

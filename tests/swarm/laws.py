@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from hw.messages import ComeUp, Deliver, Pong, Rejected, Returned
-from policies.faults import WORKER_HUNG
+from hw.clock import NEVER_NS
+from hw.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
+from hw.port import OffsetEstimate
+from policies.faults import PLANNED, WORKER_HUNG, Outage
 from policies.records import RunRecord
 from policies.replay import replay_run
 from policies.vocabulary import (
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from hw.arena import Slab
     from hw.router_loop import RouterLoop
     from tests.swarm.mix import Mix
+    from tests.swarm.wires import Agenda
 
 FIFO: Final = None
 FIRST_PING: Final = -1_000_000  # the world's own count down from here
@@ -46,22 +49,30 @@ def _require(holds: bool, law: str, *facts: object) -> None:
 
 
 class Laws:
-    """Of one world."""
+    """Of one world; they look on, and change nothing in it.
 
-    def __init__(self) -> None:
+    Attributes:
+        may_blame: whether a server that is told to hang may do so.
+        drained_in_ns: how soon after the last fault nobody is inside.
+    """
+
+    def __init__(self, agenda: Agenda) -> None:
+        self._agenda = agenda
         self.steps = self._looked_at = self._idle_looks = 0
         self._up: dict[int, int] = {}  # the life of each server that is up for the router
         self._held: dict[int, set[int]] = {}  # by life: what it was given and has not given back
+        self._wrong_ns: dict[int, int] = {}  # by life: how wrong its clock may be by what it was told of the run's
         self._pongs: dict[int, int] = {}  # by life: the last of the pings that the world itself posts
         self._loop: RouterLoop | None = None
         self.drained_in_ns = DRAINED_IN_NS
-        self.may_blame: Callable[[int], bool] = lambda server: True  # whether a server that is told to hang may do so
+        self.may_blame: Callable[[int], bool] = lambda server: True
         self._begin()
 
     def _begin(self) -> None:
         self._place: dict[int, Block | None] = {}
         self._accepted = self._completed = self._failed = 0
         self._epochs: dict[int, int] = {}
+        self._out_until_ns: dict[int, int] = {}  # by server
         self._last_ns = 0
         self._up.clear()
         self._held.clear()
@@ -105,8 +116,17 @@ class Laws:
                     if block is not None and block.block == number:
                         self._place[request] = FIFO
             case ServerUp(server, epoch):
+                _require(
+                    now_ns >= self._out_until_ns.get(server, 0), "an outage lasts as long as planned", server, now_ns
+                )
                 self._epochs[server] = epoch
             case ServerDown(server, _, reason):
+                if reason == PLANNED:
+                    outages = (each for each in mix.faults if isinstance(each, Outage) and each.server == server)
+                    ends_ns = (
+                        NEVER_NS if each.end_ns is None else each.end_ns for each in outages if each.start_ns <= now_ns
+                    )
+                    self._out_until_ns[server] = max(ends_ns)
                 if reason == WORKER_HUNG:
                     _require(self.may_blame(server), "nobody is blamed for what another did", server, now_ns)
                 self._epochs.pop(server, None)
@@ -136,6 +156,9 @@ class Laws:
         match message:
             case ComeUp():
                 self._up[server], self._held[life] = life, set()
+            case Start() if self._loop is not None:
+                error_ns = self._loop._servers[server].slot.agent.offset.error_ns
+                self._wrong_ns[life] = max(self._wrong_ns.get(life, 0), error_ns)
             case Deliver(block):
                 for request in block.requests:
                     holder = [each for each in self._up.values() if request in self._held[each]]
@@ -153,6 +176,11 @@ class Laws:
             held = self._held[life]
             _require(held.issuperset(message.requests), "an agent gives back what it was given", server, message)
             held.difference_update(message.requests)
+            if isinstance(message, Returned) and self._loop is not None:
+                heard_ns = self._loop._clock.of(self._agenda.now_ns)
+                wrong_ns = self._wrong_ns.get(life, 0) + round(OffsetEstimate.DRIFT * heard_ns)
+                stamps_ns = (message.told.started_ns, message.told.ended_ns)
+                _require(max(stamps_ns) <= heard_ns + wrong_ns, "no stamp is of the future", server, heard_ns, message)
             if isinstance(message, Rejected):
                 _require(message.reason != "bad_input", "whoever gets a block has its activations", server, message)
 

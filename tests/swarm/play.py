@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold, HoldRule
 from tests.swarm.laws import Laws
 from tests.swarm.mix import ACTIVATION_BYTES, GROUPS, INPUT_BYTES, MS, WIDTHS, Mix
+from tests.swarm.wires import Agenda
 from tests.swarm.world import World, instance_bytes
 
 
@@ -85,8 +86,9 @@ class Played:
 def play(seed: int, say: Callable[[str], None] = lambda _: None) -> Played:
     """Raises what a law says, or whatever else goes wrong; the same for the same seed."""
     mix = Mix.draw(seed)
-    laws = Laws()
-    world = World(mix, laws)
+    agenda = Agenda()
+    laws = Laws(agenda)
+    world = World(mix, agenda, laws)
     try:
         return Played(tuple(_cluster(mix, world, laws, say)), laws.steps)
     finally:
@@ -99,13 +101,8 @@ def descriptors_left(seeds: range) -> int:
     for seed in (seeds[0], *seeds):
         play(seed)
         gc.collect()  # an arena's mapping has one
-        counts.append(_descriptors())
+        counts.append(len(list(Path("/proc/self/fd").iterdir())))
     return counts[-1] - counts[0]
-
-
-def _descriptors() -> int:
-    """How many this process has."""
-    return len(os.listdir("/proc/self/fd"))
 
 
 def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> list[RunRecord]:

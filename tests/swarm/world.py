@@ -487,11 +487,11 @@ class World:
     """All of it; `hw.agents.Carrier` for the cluster that is under test."""
 
     mix: Mix
+    agenda: Agenda
     laws: Laws
 
     def __post_init__(self) -> None:
         mix = self.mix
-        self.agenda = Agenda()
         self.rng = stream(mix.seed, "swarm:world")
         self.servers = mix.router.servers
         self.arenas: tuple[Arena, ...] = ()
