@@ -38,8 +38,9 @@ parity: install  ## every rule broken on purpose, what only a release needs (doc
 
 SECONDS ?= 1200
 
-fuzz: install  ## hostile inputs, torn run folders, kills and a failing host (docs/tests.md), for SECONDS; what fails is kept in runs/fuzz
+fuzz: install  ## hostile inputs, torn run folders, kills and a failing host, then the virtual world (docs/tests.md), each for SECONDS; what fails is kept in runs/fuzz
 	$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --jobs $(JOBS)
+	$(BIN)/python -m tests.swarm --seconds $(SECONDS) --jobs $(JOBS)
 
 lint: install docs  ## style, types, the layers of docs/architecture.md, and the site without a warning
 	$(BIN)/ruff check .

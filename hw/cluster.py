@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -45,6 +46,7 @@ from policies.ledger import Ledger
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S
 
+_DESCRIPTORS = 16  # of an agent, with some to spare
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
 
@@ -100,6 +102,7 @@ class HardwareCluster:
                 raise InputError(where, "widths", f"server {server.name} has {found}, the model {known}")
 
     def __enter__(self) -> HardwareCluster:
+        _allow_descriptors(len(self.servers))
         with contextlib.ExitStack() as stack:
             size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
             self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
@@ -225,6 +228,15 @@ class HardwareCluster:
         if router.groups[-1] > self.largest_block:
             problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
             raise InputError("router", "groups", f"{problem}; start it with `largest_block` of that size")
+
+
+def _allow_descriptors(agents: int) -> None:
+    """An agent takes several: its port, log, arena and process. Often 1,024 are allowed, and more may be asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _DESCRIPTORS * (agents + 8)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _pids(slots: Sequence[AgentSlot]) -> list[int]:

@@ -12,7 +12,9 @@ import sys
 import threading
 import time  # noqa: TID251 - the start of a run is a reading of the real clock
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from itertools import count
 from pathlib import Path
@@ -419,6 +421,43 @@ def test_nothing_is_kept_of_those_who_were_replaced(specs: list[AgentSpec]) -> N
     assert all(_gone(pid) for pid in pids)
 
 
+class Later(Executor):
+    """A thread that has not come to it yet."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, task: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.tasks.append((future, partial(task, *args)))
+        return future
+
+    def come_to_it(self) -> None:
+        for future, task in self.tasks:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(task())
+                except Exception as error:
+                    future.set_exception(error)
+
+
+def test_a_router_waits_for_no_spawn(specs: list[AgentSpec], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start takes the time of other hands; who is killed before it never begins, and a start that fails is told."""
+    hands = Later()
+    agents = [AgentProcess(specs[0], hands, wait=False) for _ in range(2)]
+    assert [agent.pid for agent in agents] == [0, 0]
+    agents[0].kill()
+
+    def refuse(process: Any) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(type(agents[1]._process), "start", refuse)
+    hands.come_to_it()
+    assert not any(agent.alive for agent in agents)
+    with pytest.raises(AgentDiedError, match="no more processes"):
+        agents[1].wait_until_ready(WAIT_S)
+
+
 def test_no_process_is_left_behind(specs: list[AgentSpec]) -> None:
     """After a normal end, and after an error inside the context."""
     with AgentProcess(specs[0]) as agent:
@@ -730,7 +769,8 @@ def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
     router.flush()
     agent._take_what_came()  # at the end of another batch: too early still
     assert len(lanes.told) == 2
-    assert agent._turn()
+    agent.act()
+    assert agent.listen()
     assert lanes.told[2:] == [("take", (2,)), ("take", (3,))]
     agent._send()
     assert [message.number for message in router.receive() if isinstance(message, Pong)] == [5]

@@ -336,6 +336,7 @@ OTHERS = {
     "no array": msgspec.msgpack.encode({"Ping": 1}),
     "a field of another kind": msgspec.msgpack.encode([["Ping", "one"]]),
     "no message at all": b"\xc1\xc1\xc1",
+    "a name that is no UTF-8": b"\x91\x92\xa1\x80\x01",
     "nothing": b"",
 }
 

@@ -34,7 +34,7 @@ from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.server_book import ServerCounts
-from policies.vocabulary import NS_PER_S, RouterEvent, ServerDown, ServerReport, ServerUp
+from policies.vocabulary import IMAGE, NS_PER_S, Block, RouterEvent, ServerDown, ServerReport, ServerUp, WorkKey
 from tests.hw.worlds import knobs
 
 ORIGIN_NS = 50 * NS_PER_S
@@ -51,7 +51,7 @@ class FakeAgent:
         self.is_known_better = False
         self.is_of_this_version = True
         self.is_warm = False
-        self.is_killed = False
+        self.is_killed = self.is_busy = False
         self.mailbox = ""
         self._number = 0
 
@@ -73,6 +73,7 @@ class FakeAgent:
         return self._number
 
     def log(self) -> bytes:
+        assert not self.is_busy, "a log is long: it is read when the run is over"
         return b""
 
     def kill(self) -> None:
@@ -226,3 +227,15 @@ def test_what_is_surely_gone_is_given_back_at_once(world: World) -> None:
     world.server.give_back([second], life=7)
     world.server.go_down(WORKER_DIED)
     assert world.server.inbox.free_bytes == free_bytes
+
+
+def test_a_dead_servers_log_is_read_after_the_run(world: World) -> None:
+    """Nothing is in flight there, and its log waits, though another agent sits in its place by then."""
+    agent = world.agent
+    agent.is_busy = True
+    world.server.deliver(Block(1, 0, 1, WorkKey(1, 1.0, IMAGE), (0, 1)), ())
+    world.server.go_down(WORKER_DIED, None)
+    assert world.server.in_flight == 0
+    world.start()
+    agent.is_busy = False
+    assert [(log.epoch, log.ended) for log in world.server.agent_logs()] == [(1, WORKER_DIED)]

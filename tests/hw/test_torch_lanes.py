@@ -123,6 +123,19 @@ def _labels(model: SlimResNet, images: torch.Tensor, widths: tuple[float, ...]) 
         return tuple(model(images, widths).argmax(1).tolist())
 
 
+def test_inputs_that_are_retained_leave_the_arena(desk: Desk, model: SlimResNet) -> None:
+    """Others are written to their place, and they are run as they were."""
+    images, previous = _images(3), IMAGE
+    desk.give((1, 2, 3), images)
+    desk.lanes.retain((1, 3, 9))
+    desk.give((4, 5, 6), torch.zeros(3, 1, 8, 8))
+    for segment in (1, 2, 3):
+        desk.load(segment, segment, 1.0)
+        desk.submit(segment, (1, 3), segment, previous, 1.0)
+        ended, previous = desk.wait(BatchEnded), 1.0
+    assert ended.labels == _labels(model, images[[0, 2]], (1.0, 1.0, 1.0))
+
+
 def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) -> None:
     """In an order of their own, padded, each segment at a width of its own; their activations are used up then."""
     requests, images = (5, 9, 2), _images(3)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import resource
+import signal
 import time  # noqa: TID251 - overruns are of real sleeps
 
 import pytest
 
-from hw.waiting import Waker, overruns_ns
+from hw.waiting import Waker, overruns_ns, readable
 
 
 class Host:
@@ -75,3 +79,40 @@ def test_looking_out_is_counted_apart() -> None:
     waker = Waker(overrun_ns=2_000_000)
     waker.wait(lambda _: False, time.monotonic_ns() + 1_000_000)
     assert 0 < waker.looked_ns < 100_000_000
+
+
+def test_any_number_of_descriptors_can_be_waited_for() -> None:
+    """`select` takes none above 1,023: with four an agent, no cluster of 256 could begin."""
+    low, end = os.pipe()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 3000), before[1]))
+    high = fcntl.fcntl(low, fcntl.F_DUPFD, 2500)
+    try:
+        assert high >= 2500
+        assert readable((low, high), 0) == []
+        began_s = time.monotonic()
+        assert readable((high,), 0.0123) == []
+        assert time.monotonic() - began_s >= 0.0123
+        os.write(end, b"!")
+        assert readable((high, low), None) == [high, low]
+        assert readable((), 0) == []
+    finally:
+        for descriptor in (low, end, high):
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_signal_that_ends_nothing_ends_no_wait() -> None:
+    low, end = os.pipe()
+    heard: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: heard.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        began_s = time.monotonic()
+        assert readable((low,), 0.05) == []
+        assert time.monotonic() - began_s >= 0.05
+        assert heard == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        os.close(low)
+        os.close(end)
