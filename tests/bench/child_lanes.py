@@ -176,6 +176,9 @@ class ChildLanes:
     def take(self, inputs: Sequence[Input]) -> None:
         self._line.send(Take(tuple(inputs)))
 
+    def retain(self, requests: Sequence[int]) -> None:
+        raise AssertionError("nothing is rejected here")
+
     def forget(self, requests: Iterable[int]) -> None:
         self._line.send(Forget(tuple(requests)))
 
