@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import isfinite
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,24 +94,26 @@ def _date_s(text: str, source: str, line: int) -> tuple[str, float]:
 # --------------------------------------------------------------------------------------------------------------- rows
 
 
+_JSON: Final = "is JSON; allowed is CSV: pandas.read_json(FILE, lines=True).to_csv(...) writes it"
+_OTHER_FORMS: Final = {
+    "{": _JSON,
+    "[": _JSON,
+    "#": "is a comment, and the first line must name the columns; remove lines that begin with #",
+}  # by how the first line begins
+
+
 def _column(path: Path, column: str) -> list[Cell]:
     """What stands in a column of a CSV file with a header line; empty lines at the end don't count."""
     lines = read_text(path).rstrip().replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if lines == [""]:
         raise InputError(str(path), "", "is empty; it needs a header line and one value a line")
-    if lines[0].startswith(("{", "[")):
-        problem = "is JSON; allowed is CSV: pandas.read_json(FILE, lines=True).to_csv(...) writes it"
-        raise InputError(str(path), "line 1", problem)
     rows = _rows(lines)
     _, header = next(rows)
+    columns = [] if isinstance(header, str) else [name.strip() for name in header]
+    if column not in columns and lines[0][:1] in _OTHER_FORMS:
+        raise InputError(str(path), "line 1", _OTHER_FORMS[lines[0][:1]])
     if isinstance(header, str):
         raise InputError(str(path), "line 1", f"no header line ({header}); it names the columns")
-    columns = [name.strip() for name in header]
-    if columns[0].startswith("#") and column not in columns:
-        problem = (
-            f"is a comment ({lines[0]!r:.80}), and the first line must name the columns; remove lines that begin with #"
-        )
-        raise InputError(str(path), "line 1", problem)
     if columns.count(column) != 1:
         problem = f"{columns.count(column)} columns {column!r}" if column in columns else f"no column {column!r}"
         remedy = "name each once" if column in columns else nearest(column, [name[:100] for name in columns[:100]])

@@ -29,6 +29,7 @@ def _file(folder: Path, text: str) -> Path:
         ("time_s\n2024-01-01\n2024-01-01T00:00:01.5", [1704067200, 1704067201.5]),
         ("time_s\n2024-01-01T00:00:00Z\n2024-01-01T02:00:00+01:00", [1704067200, 1704070800]),
         ("time_s\n0001-01-01\n9999-12-31", [-62135596800, 253402214400]),
+        ("#id,time_s\n1,2\n", [2]),
         ("time_s,text\n1,a\x0bb\u2028c\n2,d\n", [1, 2]),  # only line ends end a line
     ],
 )
@@ -67,7 +68,7 @@ REFUSED = {
     "a column twice": ("time_s,a,time_s\n1,2,3\n", "line 1", "2 columns 'time_s'", "name each once"),
     "no such column": ("time,a\n1,2\n", "line 1", "no column 'time_s'", "did you mean 'time'"),
     "a value a line in JSON": ('{"time_s": 0}\n{"time_s": 1}\n', "line 1", "is JSON; allowed is CSV", "to_csv"),
-    "comments": ("# made by me\ntime_s\n1\n", "line 1", "is a comment ('# made by me')", "begin with #"),
+    "comments": ("# made by me\ntime_s\n1\n", "line 1", "is a comment, and the first line must name", "begin with #"),
     "a quote in the header": ('"time_s\n1\n', "line 1", "no header line", "unexpected end"),
     "not a number": ("time_s\n1\nnan\n", "line 3", "'nan' is no time", "finite"),
     "beyond all numbers": ("time_s\n1e400\n", "line 2", "'1e400' is no time", "finite"),
