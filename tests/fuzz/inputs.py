@@ -208,13 +208,13 @@ def flags(draw: st.DrawFn) -> Case:
             words.append(draw(st.sampled_from(POSITIONAL[action.dest])))
             outputs += words[-1:] if action.dest == "file" else []
         elif (
-            action.option_strings[0] == NAMED.get(command)
+            action.option_strings[-1] == NAMED.get(command)
             or (action.required and draw(st.integers(0, 9)))
             or draw(st.integers(0, 5)) == 5
         ):
             text = draw(_text_of(action))
-            words += [action.option_strings[0], *([] if action.nargs == 0 else [text])]
-            outputs += [text] if action.option_strings[0] in PATHS else []
+            words += [action.option_strings[-1], *([] if action.nargs == 0 else [text])]
+            outputs += [text] if action.option_strings[-1] in PATHS else []
     if command in HEAVY:
         words.append("--no-such-flag")
     if draw(st.integers(0, 3)) == 3:
@@ -226,7 +226,7 @@ def flags(draw: st.DrawFn) -> Case:
 
 
 def _text_of(action: argparse.Action) -> st.SearchStrategy[str]:
-    name = action.option_strings[0]
+    name = action.option_strings[-1]
     if name in PATHS:
         ending = ".svg" if name == "--plot" else ""
         return st.sampled_from(PLACES).map(lambda place: place + ending)
