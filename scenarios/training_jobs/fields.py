@@ -14,8 +14,6 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from scenarios.files.spec import parse_duration
-
 Numbers = NDArray[np.float64]
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
@@ -136,7 +134,8 @@ def durations(texts: Any, unit_s: float = 1.0) -> Cells:
 
 def _given(texts: Any) -> Any:
     """With nulls where nothing stands."""
-    return compute.if_else(compute.is_in(texts, value_set=_NOTHING), None, texts)
+    is_nothing = compute.is_in(texts, value_set=_NOTHING)
+    return compute.if_else(is_nothing, None, texts) if is_nothing.true_count else texts
 
 
 def _unix_s(stamps: Any, timezone: str | None) -> Numbers:
@@ -171,6 +170,8 @@ def _duration(text: str, unit_s: float) -> tuple[float, int]:
     if (clock := _CLOCK.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         return 86400 * days + 3600 * hours + 60 * minutes + seconds, 0
+    from scenarios.files.spec import parse_duration
+
     try:
         return (parse_duration(text), 0) if text[0].isdigit() and text[-1].isalpha() else (np.nan, UNREAD)
     except ValueError:

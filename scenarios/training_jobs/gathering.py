@@ -101,9 +101,12 @@ class Gathered:
             return None
         table = pyarrow.concat_tables(self.tables)
         self.tables.clear()
-        names = [name for name in table.column_names if name not in ("job_id", *_WORDS, "whose")]
-        numbers = {name: table[name].to_numpy() for name in names}
-        words = table.drop_columns(names).unify_dictionaries().combine_chunks()
+        numbers = {}
+        for name in table.column_names:
+            if name not in ("job_id", *_WORDS, "whose"):
+                numbers[name] = table[name].to_numpy()
+                table = table.drop_columns([name])  # or each would be held twice
+        words = table.unify_dictionaries().combine_chunks()
         del table
         if self.joins:
             words, order = joined(words, numbers, self.tally, sums=self.sums)

@@ -9,11 +9,13 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from scenarios.training_jobs.rows import OPEN, REQUEUED, UNSTARTED
+from scenarios.training_jobs.rows import LIFE, OPEN, REQUEUED, UNSTARTED
 from scenarios.training_jobs.tally import Tally
 
 LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
 LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
+NOT_ENDED: Final = "not yet ended"
+NOT_STARTED: Final = "never started"
 RAN_NOT: Final = "ran for 0 s"
 LIVES: Final = "further lives of requeued jobs, joined with their first"
 PARTS: Final = "further parts of heterogeneous jobs, joined with their first: GPUs are summed"
@@ -30,12 +32,8 @@ def joined(words: Any, numbers: dict[str, NDArray[Any]], tally: Tally, *, sums: 
         sums: a job's run time is that of all its lives together; else that of the last one.
     """
     ids = codes_of(words["job_id"].combine_chunks())
-    rows = np.arange(len(words))
     if ids is None:
-        order, _ = _ended(rows, rows, numbers, tally)
-        is_none = numbers["run_s"][order] == 0
-        tally.leave_out(RAN_NOT, numbers["line"][order[is_none]])
-        return words, order[~is_none]
+        return words.drop_columns(["whose"]), _alone(numbers, tally)
     for name in _WRITTEN:
         numbers[name] = numbers[name].copy()  # Arrow's own can't be written
     whose = words["whose"].combine_chunks().indices.to_numpy()
@@ -48,6 +46,15 @@ def joined(words: Any, numbers: dict[str, NDArray[Any]], tally: Tally, *, sums: 
     order, jobs = _ended(order, np.cumsum(_begins(order, (ids, whose), numbers)) - 1, numbers, tally)
     order = _of_lives(order, jobs, numbers, tally, sums)
     return _named_apart(words, ids, order, numbers, tally), order
+
+
+def _alone(numbers: dict[str, NDArray[Any]], tally: Tally) -> Indices:
+    """The rows that are jobs, where no two rows have one id."""
+    kind, line, has_run = numbers["kind"], numbers["line"], numbers["run_s"] > 0
+    tally.leave_out(NOT_ENDED, line[(kind == OPEN) | (kind == REQUEUED)])
+    tally.leave_out(NOT_STARTED, line[kind == UNSTARTED])
+    tally.leave_out(RAN_NOT, line[(kind == LIFE) & ~has_run])
+    return np.flatnonzero((kind == LIFE) & has_run)
 
 
 def codes_of(job_id: Any) -> Indices | None:
@@ -124,8 +131,8 @@ def _ended(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], tall
     kind, line = numbers["kind"][order], numbers["line"][order]
     is_last = np.append(jobs[1:] != jobs[:-1], True)
     is_open = np.isin(kind[is_last], (REQUEUED, OPEN))[jobs]
-    tally.leave_out("not yet ended", line[(kind == OPEN) | (is_open & (kind != UNSTARTED))])
-    tally.leave_out("never started", line[kind == UNSTARTED])
+    tally.leave_out(NOT_ENDED, line[(kind == OPEN) | (is_open & (kind != UNSTARTED))])
+    tally.leave_out(NOT_STARTED, line[kind == UNSTARTED])
     is_kept = ~is_open & (kind <= REQUEUED)
     return order[is_kept], jobs[is_kept]
 

@@ -29,7 +29,7 @@ class Lives:
     kind: NDArray[np.int8]
     submitted_s: Numbers
     whose: Any
-    part: NDArray[np.int32]
+    part: NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from pyarrow import compute
 
 from policies.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
-from scenarios.training_jobs.fields import Numbers, dates, durations, mapped, named, numbers, status_of, truths
+from scenarios.training_jobs.fields import Cells, Numbers, dates, durations, mapped, named, numbers, status_of, truths
 from scenarios.training_jobs.lines import blocks
 from scenarios.training_jobs.rows import LIFE, OPEN, REQUEUED, UNSTARTED, Lives, Options, Rows
 from scenarios.training_jobs.tally import Tally
@@ -35,7 +35,7 @@ _GPUS_OF: Final = ("AllocTRES", "AllocGRES", "ReqTRES", "ReqGRES")  # the first 
 _WANTED: Final = (*FIELDS.split(","), "Elapsed", "Timelimit", *_GPUS_OF)
 _GPUS: Final = re.compile(r"(?:^|,)(?:gres/)?gpu(?::([^=:,(]+))?[=:](\d+)")
 _SOME_GPUS: Final = re.compile(rb"gres/gpu(?::[^=|\n]+)?=[1-9]|\|(?:[^|\n]*,)?gpu(?::[^:,|\n]+)?:[1-9]")
-_HET: Final = r"^(?P<job>\d+)\+(?P<part>\d{1,9})$"
+_HET: Final = r"^(?P<job>\d+)\+(?P<part>\d{1,4})$"
 _NOT_ENDED: Final = ("RUNNING", "PENDING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STAGE_OUT")
 _STATES: Final = r"\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b"
 _NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
@@ -92,11 +92,6 @@ def rows_of(block: Columns, options: Options) -> Rows:
     ids, part = _het(block, id_name)
     run_s, noted = _elapsed(block, start.values, end.values)
     is_header, is_step = truths(compute.equal(ids, id_name)), truths(compute.match_substring(ids, "."))
-    is_row, is_unended = ~(is_header | is_step), truths(compute.is_in(state, value_set=pyarrow.array(_NOT_ENDED)))
-    kind = np.full(len(ids), LIFE, np.int8)
-    kind[truths(compute.equal(state, "REQUEUED"))] = REQUEUED
-    kind[is_row & start.is_missing] = UNSTARTED
-    kind[is_row & (is_unended | end.is_missing)] = OPEN
     limit = durations(block.of("TimelimitRaw" if "TimelimitRaw" in block.texts else "Timelimit"), 60)
     return Rows(
         lines=block.lines,
@@ -121,7 +116,7 @@ def rows_of(block: Columns, options: Options) -> Rows:
         needed={"submit time": submit, "eligible time": eligible, "start": start, "end": end},
         optional={"time limit": limit},
         lives=Lives(
-            kind=kind,
+            kind=np.where(is_header | is_step, LIFE, _kind(state, start, end)),
             submitted_s=submit.values,
             whose=compute.binary_join_element_wise(*(block.of(name) for name in ("User", "Account", "Cluster")), "|"),
             part=part,
@@ -129,14 +124,21 @@ def rows_of(block: Columns, options: Options) -> Rows:
     )
 
 
-def _het(block: Columns, id_name: str) -> tuple[Any, NDArray[np.int32]]:
+def _kind(state: Any, start: Cells, end: Cells) -> NDArray[np.int8]:
+    """What each row says of a life of its job."""
+    is_open = truths(compute.is_in(state, value_set=pyarrow.array(_NOT_ENDED))) | end.is_missing
+    kinds = [(is_open, OPEN), (start.is_missing, UNSTARTED), (truths(compute.equal(state, "REQUEUED")), REQUEUED)]
+    return np.select([where for where, _ in kinds], [kind for _, kind in kinds], LIFE).astype(np.int8)
+
+
+def _het(block: Columns, id_name: str) -> tuple[Any, NDArray[np.int16]]:
     """Ids of jobs, of which a heterogeneous one has several (`12+0`, `12+1` in JobID), and which part each row is."""
-    ids, part = block.of(id_name), np.full(len(block.lines), -1, np.int32)
+    ids, part = block.of(id_name), np.full(len(block.lines), -1, np.int16)
     names = block.of("JobID")
     if truths(compute.match_substring(names, "+")).any():
         found = compute.extract_regex(names, _HET)
         ids = compute.coalesce(compute.struct_field(found, "job"), ids)
-        part = compute.fill_null(compute.struct_field(found, "part").cast(pyarrow.int32()), -1).to_numpy()
+        part = compute.fill_null(compute.struct_field(found, "part").cast(pyarrow.int16()), -1).to_numpy()
     return ids, part
 
 
