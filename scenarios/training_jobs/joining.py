@@ -62,12 +62,8 @@ def codes_of(job_id: Any) -> Indices | None:
 
     A table of all texts would take some 140 bytes a job for a moment.
     """
-    try:
-        found = job_id.cast(pyarrow.int64())
-    except pyarrow.ArrowInvalid:
-        found = None
-    if found is None or not found.cast(pyarrow.large_string()).equals(job_id):  # 007 is not 7
-        found = job_id.dictionary_encode().indices
+    is_number = compute.match_substring_regex(job_id, r"^(0|[1-9]\d{0,17})$")  # 007 is not 7
+    found = job_id.cast(pyarrow.int64()) if compute.all(is_number).as_py() else job_id.dictionary_encode().indices
     codes: Indices = found.to_numpy().astype(np.int64)
     in_order = np.sort(codes)
     return codes if (in_order[1:] == in_order[:-1]).any() else None
