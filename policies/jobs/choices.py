@@ -3,7 +3,8 @@
     stall     somebody is chosen, whether he fits or not; until he has been started nobody else is (RLTune's way)
     choice    somebody who fits is chosen, or nobody until something happens
 
-The first looks at the `VISIBLE` first of the order, the second at all. Without a chooser the first of them is chosen.
+The first looks at the `VISIBLE` first of the order, the second at all. Without a chooser the first of the order is
+chosen: under `choice`, of those that fit.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Choices:
         """Choose, wait for room, start; nobody overtakes."""
         while self._stalled is not None or any(waiting.count for waiting in line.classes):
             if self._stalled is None:
-                self._stalled = self._chosen(line, desk, VISIBLE)
+                self._stalled = self._chosen(line, desk, must_fit=False)
                 if self._stalled is None:
                     return
             waiting, job = self._stalled
@@ -141,7 +142,7 @@ class Choices:
     def choice(self, line: Line, desk: Desk) -> None:
         """Choose among those that fit, until none does or the chooser waits."""
         while any(_fits(waiting, desk.search) for waiting in line.classes if waiting.count):
-            chosen = self._chosen(line, desk, None)
+            chosen = self._chosen(line, desk, must_fit=True)
             if chosen is None:
                 return
             is_started = self._start(*chosen, line, desk)
@@ -160,14 +161,15 @@ class Choices:
         desk.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
         return True
 
-    def _chosen(self, line: Line, desk: Desk, limit: int | None) -> tuple[WaitingClass, int] | None:
+    def _chosen(self, line: Line, desk: Desk, must_fit: bool) -> tuple[WaitingClass, int] | None:
         """A class and a job's number; None for nobody now."""
         classes = _those_waiting(line, desk)
         if self._chooser is None:
-            first = min(classes, key=lambda waiting: waiting.key_at(waiting.head))
+            may = [waiting for waiting in classes if not must_fit or _fits(waiting, desk.search)]
+            first = min(may, key=lambda waiting: waiting.first)
             return first, int(first.jobs[first.head])
-        jobs, number = _in_order(classes, limit)
-        view = self._view(line, classes, jobs, number, desk, must_fit=limit is None)
+        jobs, number = _in_order(classes, None if must_fit else VISIBLE)
+        view = self._view(line, classes, jobs, number, desk, must_fit)
         place = self._chooser.choose(view)
         self.is_asked = place is None
         if place is None or place == WAIT:

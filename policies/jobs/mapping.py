@@ -33,7 +33,7 @@ from policies.jobs.ways import uses
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)
 FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
-_TIE: Final = 1e-3  # a later candidate costs so much more; objectives differ by tenths
+_TIE: Final = 1e-3  # a later candidate of the chosen job costs so much more; objectives differ by tenths
 _LONGEST_S: Final = 10.0  # milliseconds are usual
 Scores = Callable[[View], NDArray[Any]]
 
@@ -149,8 +149,7 @@ class Programme:
         y = sum(way is not None for way in chosen[1:])
         if self.next_gpus is not None:
             y = int((free >= self.next_gpus).sum())
-        late = sum(way or 0 for way in chosen)
-        return float(a * partly + b * (free.max() - free.min()) - g * y + _TIE * late)
+        return float(a * partly + b * (free.max() - free.min()) - g * y)
 
     def solve(self) -> int:
         """The candidate of the first job, by HiGHS.
@@ -180,7 +179,7 @@ class Programme:
     def _cost(self, columns: _Columns) -> NDArray[np.float64]:
         a, b, g = self.weights
         cost = np.zeros(columns.width)
-        cost[columns.x] = np.concatenate([np.arange(len(takes)) * _TIE for takes in self.takes])
+        cost[: len(self.takes[0])] = np.arange(len(self.takes[0])) * _TIE
         cost[columns.f] = a
         cost[columns.ends] = b, -b  # the most free GPUs of a node, and the least
         if self.next_gpus is None:

@@ -1,7 +1,8 @@
 """Which running jobs make room for one that comes before them.
 
-Those behind a job by (index, number) stop in thought, the last first, until its gang fits. That is asked for some jobs
-at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other version of it.
+Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals stay where they
+are. That is asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there
+is no other version of it.
 """
 
 from __future__ import annotations
@@ -95,16 +96,16 @@ class Ranking:
     holdings: Holdings
     held: Mapping[int, Allocation]
 
-    def make_room(self, gpus: int, key: tuple[float, int], placement: Placement, book: JobBook) -> Room | None:
-        """Where a gang of GPUs can go if some of those behind a key stop; None if not even all of them make room.
+    def make_room(self, gpus: int, index: float, placement: Placement, book: JobBook) -> Room | None:
+        """Where a gang of GPUs can go if some of a larger index stop; None if not even all of them make room.
 
         They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
         before the others.
         """
         stopped = np.empty(len(self.jobs), np.int64)
         many = _stops(
-            self.index, self.jobs, self.nodes, self.gpus, key[0], key[1], book.state, book.since_ns, self.latest_ns,
-            self.holdings.free, self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
+            self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns, self.holdings.free,
+            self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
         )  # fmt: skip
         return _room(self.pool, gpus, placement, stopped[:many].tolist(), self.held) if many else None
 
@@ -138,8 +139,7 @@ def _stops(
     jobs: _Ints,
     nodes: _Ints,
     gpus: _Ints,
-    key_index: float,
-    key_job: int,
+    least: float,
     state: _Ints,
     since_ns: _Ints,
     latest_ns: int,
@@ -150,7 +150,7 @@ def _stops(
     may_spread: bool,
     stopped: _Ints,
 ) -> int:
-    """Those behind a key stop until a gang fits: how many of them are in its way, 0 if it never fits.
+    """Those of an index above the least stop until a gang fits: how many of them are in its way, 0 if it never fits.
 
     Args:
         stopped: (rows,) gets their numbers, the last first.
@@ -159,8 +159,7 @@ def _stops(
     behind = 0
     for row in range(len(jobs)):
         job = jobs[row]
-        is_behind = index[row] > key_index or (index[row] == key_index and job > key_job)
-        if is_behind and state[job] == RUNNING and since_ns[job] <= latest_ns:
+        if index[row] > least and state[job] == RUNNING and since_ns[job] <= latest_ns:
             rows[behind] = row
             behind += 1
             free[nodes[row]] += gpus[row]

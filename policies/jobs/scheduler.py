@@ -471,11 +471,11 @@ class JobScheduler:
     # ------------------------------------------------------------------------------------------------- preemption
 
     def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
-        key = waiting.first
+        index, _ = waiting.first
         for pool in waiting.pools:
             if pool in closed:
                 continue
-            room = self._ranking(pool).make_room(waiting.gpus, key, self._placement, self._book)
+            room = self._ranking(pool).make_room(waiting.gpus, index, self._placement, self._book)
             if room is not None:
                 for job in room.victims:
                     self.stop(job)

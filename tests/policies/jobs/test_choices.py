@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from policies.errors import InputError
 from policies.jobs.choices import WAIT, Choosing, View
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy
-from policies.jobs.rivals import shown_name
+from policies.jobs.rivals import policy_of, shown_name
 from policies.jobs.sight import NAMES, PADDING, padded, seen
 from policies.jobs.ways import uses, ways
 from sim.jobs.world import JobRun, JobSimulation, JobWorld
@@ -79,11 +80,27 @@ def test_who_does_not_fit_may_not_be_chosen_where_choices_are_masked() -> None:
         run(CHOICE, these, run_options=choosing(lambda view: int(view.gpus.argmax())))
 
 
-def test_first_fit_is_the_masked_choice_of_whoever_comes_first() -> None:
+@pytest.mark.parametrize("order", ["fifo", "smallest", "sjf-oracle"])
+def test_first_fit_is_the_masked_choice_of_whoever_comes_first(order: str) -> None:
+    """With a chooser, and with nobody to choose."""
     rng = np.random.default_rng(3)
     these = jobs(*zip(np.sort(rng.integers(0, 60, 40)), rng.integers(1, 30, 40), rng.integers(1, 5, 40), strict=True))
-    chosen = run(CHOICE, these, nodes=(4, 4), run_options=choosing(lambda view: int(view.may.argmax())))
-    assert chosen.start_ns.tolist() == run("fifo-first-fit-lowest", these, nodes=(4, 4)).start_ns.tolist()
+    groups = (NodeGroup(2, 4), NodeGroup(1, 2, "other"))
+    rule = policy_of(f"{order}-choice-lowest")
+    asked = run(
+        replace(rule, learned="told"), these, groups=groups, run_options=choosing(lambda view: int(view.may.argmax()))
+    )
+    first_fit = run(f"{order}-first-fit-lowest", these, groups=groups).start_ns.tolist()
+    assert run(rule, these, groups=groups).start_ns.tolist() == asked.start_ns.tolist() == first_fit
+
+
+@pytest.mark.parametrize("queueing, starts", [("choice", [0, 40, 8]), ("stall", [0, 32, 40])])
+@pytest.mark.parametrize("order", ["fifo", "sjf-oracle"])
+@pytest.mark.parametrize("placement", ["best-fit", "programme", "programme-as-written"])
+def test_where_the_first_does_not_fit(order: str, placement: str, queueing: str, starts: list[float]) -> None:
+    """One node of 8: the job of 8 waits from 7 on. What follows at 8 fits."""
+    these = jobs((0, 32, 1), (7, 8, 8), (8, 32, 1))
+    assert seconds(run(f"{order}-{queueing}-{placement}", these, nodes=(8,)).start_ns) == starts
 
 
 def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:

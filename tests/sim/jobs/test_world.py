@@ -187,7 +187,7 @@ def test_a_restart_counts_against_a_job_that_waits() -> None:
 
 
 def test_least_attained_service_takes_turns_by_rounds() -> None:
-    """Rounds of 10 s: job 1 runs from its arrival until it has had as much as job 0, then the lower number goes on."""
+    """Rounds of 10 s: job 1 runs from its arrival until it has had more than job 0."""
     record = run("las", jobs((0, 40, 1), (10, 40, 1)), nodes=(1,))
     assert seconds(record.start_ns) == [0, 10]
     assert record.preemptions.sum() > 2
@@ -203,11 +203,21 @@ def test_2dlas_lets_a_new_job_pass_one_in_the_second_queue_alone() -> None:
     assert seconds(late.start_ns)[1] == 500
 
 
-def test_2dlas_is_first_come_first_served_within_a_queue() -> None:
-    """Job 2 overtook job 1, which did not fit; when it does, it takes the place of job 2, with no attained service."""
-    record = run("2dlas", jobs((0, 10, 2), (1, 5, 4), (2, 100, 2)))
-    assert seconds(record.start_ns) == [0, 10, 2]
-    assert record.preemptions.tolist() == [0, 0, 1]
+@pytest.mark.parametrize(
+    "policy, rows, starts, preemptions",
+    [
+        ("2dlas", [(0, 100, 1), (1, 50, 2), (2, 1000, 1)], [0, 1002, 2], [0, 0, 0]),  # all in the first queue
+        ("srtf-oracle", [(0, 10, 1), (1, 9, 2), (3, 16, 1)], [0, 19, 3], [0, 0, 0]),  # at 10, both have 9 s left
+        ("las", [(0, 50, 1), (10, 50, 2)], [0, 10], [2, 2]),  # at 20, 40 and so on, both have had as much
+    ],
+)
+def test_who_runs_makes_no_room_for_an_equal(
+    policy: str, rows: list[tuple[float, float, int]], starts: list[float], preemptions: list[int]
+) -> None:
+    """Whoever of the two was submitted first: Tiresias' simulator, too, puts those that run first in their queue."""
+    record = run(policy, jobs(*rows), nodes=(2,))
+    assert seconds(record.start_ns) == starts
+    assert record.preemptions.tolist() == preemptions
 
 
 # -------------------------------------------------------------------------------------------------------- failures
