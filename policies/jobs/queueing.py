@@ -33,6 +33,7 @@ class Desk(Protocol):
     """What the scheduler does for a queueing."""
 
     now_ns: int
+    stopped: int  # how many jobs were told to stop, ever
     choices: Choices
 
     @property
@@ -80,18 +81,16 @@ def _first_fit(line: Line, desk: Desk) -> None:
         classes = desk.fitting(classes)
         if not classes:
             return
-    heads = _heads(classes, desk)
+    heads, stopped = _heads(classes, desk), desk.stopped
     blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
-    while heads:
+    while heads and desk.stopped == stopped:  # once somebody has stopped, all that wait are looked at, in a new decision
         _, number = heappop(heads)
         waiting = classes[number]
         if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
             continue
         if not desk.try_head(waiting):
             blocked[waiting.pools] = waiting.demand_milli
-            continue
-        blocked.clear()  # those who made room may have left some
-        if waiting.count:
+        elif waiting.count:
             heappush(heads, (waiting.first, number))
 
 

@@ -86,7 +86,7 @@ class JobScheduler:
         self.now_ns = 0
         self.waiting = 0  # jobs that wait
         self.running = 0  # jobs that run
-        self._stopped = 0  # how many were told to stop, ever
+        self.stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), History()
         self._order = order_of(policy.order, self._tables, self._make_accounts)
@@ -311,9 +311,9 @@ class JobScheduler:
     def _decide(self, line: Line) -> None:
         if len(line.fresh) > 1:
             line.fresh = list(dict.fromkeys(line.fresh))
-        stopped = self._stopped
+        stopped = self.stopped
         self._queueing(line, self)
-        line.fresh, line.is_open = [], self._stopped > stopped or self.choices.is_asked
+        line.fresh, line.is_open = [], self.stopped > stopped or self.choices.is_asked
 
     # ------------------------------------------------------------------------------------- what a queueing asks for
 
@@ -486,7 +486,7 @@ class JobScheduler:
     def stop(self, job: int) -> None:
         """Stop one that runs: its GPUs may be given to another at once."""
         self._release(job)
-        self._stopped += 1
+        self.stopped += 1
         self._book.state[job] = STOPPING
         self._commands.append(PreemptJob(job))
 

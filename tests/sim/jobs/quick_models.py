@@ -174,6 +174,34 @@ class ListModel:
         raise AssertionError("it never fits")
 
 
+def ends_on_one_node_s(jobs: Jobs, of: int, index: Callable[[float, int], float]) -> list[float]:
+    """When jobs end if whoever comes first has the GPUs: all are put in order at each arrival and end.
+
+    Times are whole seconds, and stops cost nothing.
+
+    Args:
+        index: of what is left of a job and its GPUs; smallest first, of equals who runs, then the first submitted.
+    """
+    left_s, end_s, runs, now_s = list(jobs.run_s), [inf] * len(jobs.gpus), set[int](), 0.0
+    while inf in end_s:
+        for job in [job for job in runs if not left_s[job]]:
+            runs.remove(job)
+            end_s[job] = now_s
+        free, present = of, [job for job, at_s in enumerate(jobs.submit_s) if at_s <= now_s and left_s[job]]
+        present.sort(key=lambda job: (index(left_s[job], jobs.gpus[job]), job not in runs, job))
+        runs = set()
+        for job in present:
+            if jobs.gpus[job] <= free:
+                free -= jobs.gpus[job]
+                runs.add(job)
+        later_s = [at_s for at_s in jobs.submit_s if at_s > now_s]
+        next_s = min([*later_s, *(now_s + left_s[job] for job in runs)], default=now_s)
+        for job in runs:
+            left_s[job] -= next_s - now_s
+        now_s = next_s
+    return end_s
+
+
 REMAINING, REMAINING_AREA, ATTAINED_AREA, TWO_QUEUES = range(4)
 
 

@@ -17,10 +17,11 @@ from tests.sim.jobs.quick_models import (
     Jobs,
     ListModel,
     as_hashed,
+    ends_on_one_node_s,
     waits_in_rounds_s,
 )
 from tests.sim.jobs.test_philly import philly
-from tests.sim.jobs.worlds import run
+from tests.sim.jobs.worlds import run, seconds
 
 
 def drawn(seed: int, many: int = 150) -> JobList:
@@ -46,6 +47,18 @@ def test_lists_start_as_in_the_quick_model(name: str, seed: int) -> None:
     record = run(name, jobs, nodes=[8] * 4)
     assert record.wait_s.tolist() == model.waits_s().tolist()
     assert record.wait_s.max() > 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", ["srtf-oracle", "srsf-oracle"])
+def test_who_comes_first_has_the_gpus(name: str, seed: int) -> None:
+    """Also those that are left over where a job was stopped for one that arrives: the first of all that wait."""
+    jobs = drawn(seed)
+    plain = Jobs(jobs.submit_s.tolist(), jobs.run_s.tolist(), jobs.gpus.tolist())
+    ends_s = ends_on_one_node_s(plain, 32, lambda left_s, gpus: left_s * (gpus if name == "srsf-oracle" else 1))
+    record = run(name, jobs, nodes=[32])
+    assert seconds(record.end_ns) == ends_s
+    assert record.preemptions.sum() > 0
 
 
 @pytest.mark.release
