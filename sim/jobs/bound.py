@@ -127,9 +127,11 @@ def lower_bound(
 
 
 def _busy_until_s(problem: BoundProblem, release_s: Numbers, shortest_s: Numbers) -> float:
-    """As long as all GPUs would be busy after the last submission, and the longest job at the end of it."""
-    work = float((shortest_s * problem.gpus).sum()) / float(problem.pool_gpus.sum())
-    return float(max(release_s.max(), min(work, 2 * release_s.max() + work)) + shortest_s.max())
+    """When all GPUs, busy whenever there is work, would be done with it, and the longest job at the end of it."""
+    order = np.argsort(release_s)
+    work_s = (shortest_s * problem.gpus)[order] / problem.pool_gpus.sum()
+    still_s = np.cumsum(work_s[::-1])[::-1]  # of all that are submitted from each one on
+    return float((release_s[order] + still_s).max() + shortest_s.max())
 
 
 def _target_s(best_s: float, least_s: float, ahead: float, best_known_s: float | None) -> float:

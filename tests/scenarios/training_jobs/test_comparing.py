@@ -46,6 +46,14 @@ def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
         assert row["above_bound"]["wait_mean_s"] == pytest.approx(row["jct_s"]["mean"] - bound["jct_mean_s"])
 
 
+def test_who_may_not_preempt_waits_no_less_than_who_may(tmp_path: Path) -> None:
+    """30 jobs of an hour at once on one GPU, 14.5 h in the mean: the search without preemption stalls at 12.8 h."""
+    nodes = [{"count": 1, "gpus": 1}]
+    without, with_it = bounds_of(case_of(tmp_path, trace_of([(0, 3600, 1)] * 30), cluster={"nodes": nodes}))
+    assert (without.is_preemptive, with_it.is_preemptive) == (False, True)
+    assert 13.5 * 3600 < with_it.wait_mean_s <= without.wait_mean_s <= 14.5 * 3600
+
+
 def test_bound_and_policies_on_unequal_gpus(tmp_path: Path) -> None:
     """A fast type of which there is little: the bound takes each job where it is quickest, and stays below."""
     (tmp_path / "t.csv").write_text("job_class,slow,fast\n*,1,4\n")

@@ -101,6 +101,14 @@ def test_the_bounds_are_near_the_best_schedules() -> None:
     assert max(preemptive) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("is_preemptive", [False, True])
+def test_a_late_burst_has_its_prices(is_preemptive: bool) -> None:
+    """A job at 0 h, 100 of 1 h at 100 h, one GPU: best one after another, 49.0 h in the mean."""
+    hours = BoundProblem.one_pool([0.0] + [100.0] * 100, np.ones(101), np.ones(101), of=1)
+    bound = lower_bound(hours, is_preemptive, cell_s=1.0)
+    assert 40 <= bound.mean_wait_s <= sum(range(100)) / 101
+
+
 def test_two_jobs_that_need_all_gpus_wait_for_each_other() -> None:
     """2 + 4 with a cell of 1 s: the price of a GPU second is what makes the second job start at 2."""
     bound = lower_bound(BoundProblem.one_pool([0, 0], [2, 2], [4, 4], of=4), passes=400, cell_s=1.0)
