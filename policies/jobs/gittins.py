@@ -9,24 +9,25 @@ Jobs are served by G / GPUs, largest first; so the index here is GPUs / G, in GP
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jobs.history import ENOUGH, Group, History
+from policies.jobs.history import ENOUGH, LONGEST_CHAIN, Group, History
 from policies.vocabulary import NS_PER_S
 
-POINTS_S: Final = np.concatenate([[0.0], np.geomspace(30.0, 58 * 86400.0, 60)])
+POINTS: Final = 60
 GROWTH: Final = 1.1  # a table is made anew when its group has grown so much
-FEW: Final = 10  # where fewer past jobs of a group ran so long, a wider group is asked
+FEW: Final = 10  # of past jobs: where fewer ran so long, a wider group is asked; fewer that end soon are chance
 _TAIL, _BODY = 100, 400  # of a group with more, the longest are kept each, and so many of the others stand for all
 _UNKNOWN: Final = 1e12  # of a group that has seen nothing
 Numbers = NDArray[np.float64]
 
 
-def inverse_gittins_s(durations_s: Numbers, weights: Numbers, attained_s: Numbers, restart_s: float) -> Numbers:
+def inverse_gittins_s(
+    durations_s: Numbers, weights: Numbers, attained_s: Numbers, restart_s: float, least: int = 1
+) -> Numbers:
     """1 / G(a) in seconds of service for each job that ends, at best.
 
     From m sorted past durations above a, y_1..y_m: the least of ((m c + sum_{i<=k} (y_i - a) + (m - k)(y_k - a)) / k.
@@ -37,22 +38,27 @@ def inverse_gittins_s(durations_s: Numbers, weights: Numbers, attained_s: Number
         weights: (samples,) how many jobs each stands for.
         attained_s: (points,) values of a.
         restart_s: c.
+        least: so many samples end by x, or all: the shortest of many gaps is short by chance.
     """
     first = np.searchsorted(durations_s, attained_s, side="right")[:, None]
     counts = np.concatenate([[0.0], np.cumsum(weights)])
     sums = np.concatenate([[0.0], np.cumsum(weights * durations_s)])
     many = counts[-1] - counts[first]
     ended = counts[1:] - counts[first]
+    taken = np.arange(1, 1 + len(durations_s)) - first
     above = durations_s - attained_s[:, None]
     cost = many * restart_s + sums[1:] - sums[first] - ended * attained_s[:, None] + (many - ended) * above
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.where(ended > 0, cost / ended, np.inf)
-    least = np.min(ratio, axis=1, initial=np.inf)
-    return np.where(np.isfinite(least), least, attained_s + restart_s)
+        ratio = np.where((taken > 0) & (taken >= np.minimum(least, taken[:, -1:])), cost / ended, np.inf)
+    best = np.min(ratio, axis=1, initial=np.inf)
+    return np.where(np.isfinite(best), best, attained_s + restart_s)
 
 
 class GittinsTables:
-    """1 / G at `POINTS_S` for each group of a history; the last entry before a is taken.
+    """1 / G at some points for each group of a history, and between them by interpolation.
+
+    The points are a group's own, whether its jobs run for seconds or days: 0, and `POINTS` in one ratio, from what all
+    but a twentieth of its jobs ran for to beyond the longest.
 
     Attributes:
         version: changes whenever a table does.
@@ -62,44 +68,41 @@ class GittinsTables:
         self.version = 0
         self._history, self._restart_s = history, restart_s
         self._made_of: list[int] = []  # by group: of how many durations
-        self._going_on = np.empty((0, len(POINTS_S)))  # (groups, points), for those that run
-        self._restarted = self._going_on.copy()  # and for those that wait
-        self._above = np.empty((0, len(POINTS_S)), np.int64)  # (groups, points) past jobs that ran longer
-        self._source = np.empty((0, len(POINTS_S)), np.int64)  # (chains, points) the group that is asked
-        self._chains_of: list[list[int]] = []  # by group
+        self._first_s = np.empty(0)  # (groups,) the first point above 0
+        self._step = np.empty(0)  # (groups,) the logarithm of the ratio
+        self._until_s = np.empty(0)  # (groups,) who has attained more asks a wider group
+        self._going_on = np.empty((0, 1 + POINTS))  # (groups, points), for those that run
+        self._restarted = self._going_on  # and for those that wait
+        self._groups_of = np.empty((0, LONGEST_CHAIN), np.int64)  # (chains, groups) narrowest first
 
     def hear_of(self, chain: int) -> None:
         """A job of this chain has arrived."""
-        for number in range(len(self._source), chain + 1):
-            for group in self._history.chains[number]:
+        for groups in self._history.chains[len(self._groups_of) : chain + 1]:
+            for group in groups:
                 self._make_room(group.number)
-                self._chains_of[group.number].append(number)
                 self._refresh(group)
-            self._source = _with_row(self._source, number)
-            self._choose(number)
+            numbers = [group.number for group in groups]
+            numbers += numbers[-1:] * (LONGEST_CHAIN - len(numbers))
+            self._groups_of = np.concatenate([self._groups_of, [numbers]])
 
     def learn(self, chain: int) -> None:
         """A job of this chain has ended: tables of groups that have grown by a tenth are made anew."""
         for group in self._history.chains[chain]:
-            if self._refresh(group):
-                self.version += 1
-                for number in self._chains_of[group.number]:
-                    if number < len(self._source):
-                        self._choose(number)
+            self.version += self._refresh(group)
 
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
-        """1 / G of jobs, in seconds."""
-        point = POINTS_S.searchsorted(attained_s, side="right") - 1
-        return (self._going_on if is_running else self._restarted)[self._source[chain, point], point]
-
-    def _choose(self, chain: int) -> None:
-        """At each point the narrowest group that has seen enough jobs, and a few of them run longer."""
-        groups = [group.number for group in self._history.chains[chain]]
-        row = np.full(len(POINTS_S), groups[-1])
-        for number in reversed(groups[:-1]):
-            if self._made_of[number] >= ENOUGH:
-                row[self._above[number] >= FEW] = number
-        self._source[chain] = row
+        """1 / G of jobs, in seconds: by the narrowest group that has seen enough jobs, and a few of them run longer."""
+        attained_s, groups = np.asarray(attained_s), self._groups_of[chain]
+        may = attained_s[..., None] < self._until_s[groups]
+        may[..., -1] = True
+        group = np.take_along_axis(groups, may.argmax(-1)[..., None], -1)[..., 0]
+        first_s, step = self._first_s[group], self._step[group]
+        at = attained_s / first_s  # in points
+        at = np.where(at < 1, at, 1 + np.log(np.maximum(at, 1)) / step)
+        table, point = self._going_on if is_running else self._restarted, np.minimum(at.astype(np.int64), POINTS - 1)
+        here = table[group, point]
+        between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
+        return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # nobody ran so long
 
     def _refresh(self, group: Group) -> bool:
         """Make a group's table anew where it has grown: whether it was."""
@@ -108,27 +111,26 @@ class GittinsTables:
         if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
             return False
         self._made_of[number] = many
-        durations_ns = group.durations_ns
-        sample, weights = _sample(durations_ns)
-        self._going_on[number] = inverse_gittins_s(sample, weights, POINTS_S, 0.0)
-        self._restarted[number] = inverse_gittins_s(sample, weights, POINTS_S, self._restart_s)
-        self._above[number] = [many - bisect_right(durations_ns, round(point * NS_PER_S)) for point in POINTS_S]
+        sample, weights = _sample(group.durations_ns)
+        first_s = sample[len(sample) // 20]
+        step = np.log(sample[-1] / first_s) / (POINTS - 2) or 1.0
+        points_s = np.append(0.0, first_s * np.exp(step * np.arange(POINTS)))
+        before_s = points_s * (1 - 1e-9)  # who ends there is about to
+        self._first_s[number], self._step[number] = first_s, step
+        if many >= ENOUGH:
+            self._until_s[number] = group.durations_ns[-FEW] / NS_PER_S
+        self._going_on[number] = inverse_gittins_s(sample, weights, before_s, 0.0, FEW)
+        self._restarted[number] = inverse_gittins_s(sample, weights, before_s, self._restart_s, FEW)
         return True
 
     def _make_room(self, group: int) -> None:
-        while len(self._made_of) <= group:
+        for _ in range(len(self._made_of), group + 1):
             self._made_of.append(0)
-            self._chains_of.append([])
-        self._going_on = _with_row(self._going_on, group, _UNKNOWN)
-        self._restarted = _with_row(self._restarted, group, _UNKNOWN)
-        self._above = _with_row(self._above, group)
-
-
-def _with_row(table: NDArray[Any], row: int, value: float = 0.0) -> NDArray[Any]:
-    missing = row + 1 - len(table)
-    if missing <= 0:
-        return table
-    return np.concatenate([table, np.full((missing, len(POINTS_S)), value, table.dtype)])
+            self._first_s, self._step = np.append(self._first_s, 1.0), np.append(self._step, 1.0)
+            self._until_s = np.append(self._until_s, 0.0)
+            unknown = np.full((1, 1 + POINTS), _UNKNOWN)
+            self._going_on = np.concatenate([self._going_on, unknown])
+            self._restarted = np.concatenate([self._restarted, unknown])
 
 
 def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:

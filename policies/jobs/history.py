@@ -13,6 +13,7 @@ from policies.jobs.vocabulary import JobArrived
 from policies.vocabulary import NS_PER_S
 
 ENOUGH: Final = 30
+LONGEST_CHAIN: Final = 5  # of groups
 _UNKNOWN_NS: Final = 3600 * NS_PER_S  # before anything has ended
 
 

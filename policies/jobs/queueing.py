@@ -83,7 +83,7 @@ def _first_fit(line: Line, desk: Desk) -> None:
             return
     heads, stopped = _heads(classes, desk), desk.stopped
     blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
-    while heads and desk.stopped == stopped:  # once somebody has stopped, all that wait are looked at, in a new decision
+    while heads and desk.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
         _, number = heappop(heads)
         waiting = classes[number]
         if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):

@@ -1,8 +1,8 @@
 """Which running jobs make room for one that comes before them.
 
-Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals stay where they
-are. That is asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there
-is no other version of it.
+Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals go on. That is
+asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other
+version of it.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Ranking:
         """
         stopped = np.empty(len(self.jobs), np.int64)
         many = _stops(
-            self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns, self.holdings.free,
-            self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
+            self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
+            self.holdings.free, self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
         )  # fmt: skip
         return _room(self.pool, gpus, placement, stopped[:many].tolist(), self.held) if many else None
 

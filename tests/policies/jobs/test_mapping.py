@@ -65,7 +65,7 @@ def least(programme: Programme) -> list[float]:
 
 @settings(deadline=None)
 @example(Programme(np.array([7, 2, 2]), np.array([8, 2, 2]), [np.array([[4, 0, 1], [7, 0, 0], [0, 0, 0]])], 2))
-@example(  # worth the same, if the one that follows takes its last candidate beside the first, its first beside the last
+@example(  # equally good: who follows takes its second candidate beside the first, its first beside the second
     Programme(np.array([4, 4]), np.array([4, 4]), [np.array([[4, 0], [0, 4]]), np.array([[4, 0], [0, 4]])], None, True)
 )
 @given(st.booleans().flatmap(programmes))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
 from policies.errors import InputError
 from policies.jobs.book import Features, JobBook
 from policies.jobs.gavel import OBJECTIVES
-from policies.jobs.gittins import POINTS_S, GittinsTables, inverse_gittins_s
+from policies.jobs.gittins import GittinsTables, inverse_gittins_s
 from policies.jobs.history import History
 from policies.jobs.orders import ORDERS, order_of
 from policies.jobs.policy import JobPolicy, PreemptionKnobs
@@ -138,7 +141,33 @@ def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
         800.0,
     ]  # 100 s and a restart
     assert order.index(Features(book, np.arange(2), 0, is_running=True)).tolist() == [100.0, 400.0]
-    assert POINTS_S[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    "draw, inverse_s",
+    [
+        (lambda rng: 100.0 * rng.pareto(1.5, 3000), lambda a: (100 + a) / 1.5),  # it pays to stop at once: 1 / hazard
+        (lambda rng: rng.uniform(0, 600, 3000), lambda a: (600 - a) / 2),  # or never: the mean of what is left
+        (lambda rng: np.full(3000, 600.0), lambda a: 600 - a),
+    ],
+    ids=["pareto", "uniform", "constant"],
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_index_learned_from_draws_is_near_that_of_their_law(
+    draw: Callable[[np.random.Generator], Any], inverse_s: Callable[[float], float], scale: float
+) -> None:
+    """For jobs of 1 s as for those of days, where one in ten, a half and nine in ten are over, and between these."""
+    durations_s = draw(np.random.default_rng(1))
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    tables.hear_of(history.number(JobArrived(0, 1, 0)))
+    for duration_s in durations_s:
+        history.add(0, round(duration_s * scale * S))
+        tables.learn(0)
+    attained_s = np.quantile(durations_s, 0.9) * np.linspace(0.0, 0.99, 20)
+    found = tables.inverse_s(np.zeros(20, int), attained_s * scale, True) / scale
+    assert np.abs(found / [inverse_s(a) for a in attained_s] - 1).mean() < 0.15
+    assert [tables.inverse_s(0, a, True) for a in attained_s * scale] == pytest.approx(found * scale, rel=1e-12)
 
 
 def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
@@ -151,10 +180,9 @@ def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
         for _ in range(many):
             history.add(number, duration_s * S)
             tables.learn(number)
-    point_s = POINTS_S[np.searchsorted(POINTS_S, 200.0, side="right") - 1]
     assert tables.inverse_s(numbers[0], 0.0, True) == 100.0
-    assert tables.inverse_s(numbers[0], 200.0, True) == pytest.approx(1000.0 - point_s)
-    assert tables.inverse_s(numbers[1], 200.0, True) == pytest.approx(1000.0 - point_s)
+    assert tables.inverse_s(numbers[0], 200.0, True) == pytest.approx(800.0, rel=1e-3)
+    assert tables.inverse_s(numbers[1], 200.0, True) == pytest.approx(800.0, rel=1e-3)
 
 
 def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:

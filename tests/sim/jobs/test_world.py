@@ -220,6 +220,25 @@ def test_who_runs_makes_no_room_for_an_equal(
     assert record.preemptions.tolist() == preemptions
 
 
+@pytest.mark.parametrize("policy", ["gittins", "las", "qssf", "srsf-history"])
+def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(policy: str) -> None:
+    """No order has a length of time of its own, but for those whose formula has one."""
+    rng = np.random.default_rng(0)
+    submit_s, run_s = np.cumsum(rng.integers(0, 20, 400)), np.ceil(rng.lognormal(4, 1.5, 400))
+    gpus, vc = rng.choice([1, 2, 4], 400), rng.choice(["a", "b"], 400).tolist()
+    starts = [
+        run(
+            policy,
+            jobs(*zip(by * submit_s, by * run_s, gpus, strict=True), vc=vc),
+            nodes=(4, 4),
+            knobs=PreemptionKnobs(round_ns=by * 10 * S, restart_ns=by * S),
+            restart_ns=by * S,
+        ).start_ns
+        for by in (1, 7)
+    ]
+    assert (7 * starts[0]).tolist() == starts[1].tolist()
+
+
 # -------------------------------------------------------------------------------------------------------- failures
 
 
