@@ -73,6 +73,6 @@ class SharedGpus:
 
     @staticmethod
     def _best(shared: list[_Shared], milli: int) -> _Shared | None:
-        """Where least is left: of equal ones that on the first node."""
+        """Where least is left: of equal ones that on the first node, and there the one that has been shared longest."""
         fitting = [each for each in shared if each.left_milli >= milli]
         return min(fitting, key=lambda each: (each.left_milli, each.place), default=None)
