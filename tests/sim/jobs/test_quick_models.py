@@ -67,7 +67,7 @@ def test_what_figures_of_quicker_models_hang_on() -> None:
 
     Jobs of one second stand by run time; of equally full nodes it took one by an order of no meaning; backfilling
     looked at a hundred jobs, and let by only who ends in time; preemption came at the begins of rounds, on mere GPUs,
-    with restarts counted as service, `las` by service x GPUs, and `2dlas` letting equals by that were submitted earlier.
+    with restarts counted as service, `las` by service x GPUs, and `2dlas` letting earlier equals by.
     """
     trace = philly()
     order = np.lexsort((trace.run_s, trace.submit_s))
