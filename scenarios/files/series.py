@@ -19,6 +19,7 @@ from policies.errors import InputError, nearest
 from scenarios.files.documents import read_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST: Final = 1e20  # nanoseconds since 1970 are less
 Cell = tuple[int, str]  # the line on which it stands, and its text
 
 
@@ -74,7 +75,7 @@ def _time_s(text: str, source: str, line: int) -> tuple[str, float]:
         value = float(text)
     except ValueError:
         return _date_s(text, source, line)
-    if not isfinite(value):
+    if not abs(value) <= _LATEST:
         problem = f"{text!r:.80} is no time; allowed are finite seconds or ISO 8601 dates"
         raise InputError(source, f"line {line}", problem)
     return "seconds", value

@@ -72,6 +72,7 @@ REFUSED = {
     "a quote in the header": ('"time_s\n1\n', "line 1", "no header line", "unexpected end"),
     "not a number": ("time_s\n1\nnan\n", "line 3", "'nan' is no time", "finite"),
     "beyond all numbers": ("time_s\n1e400\n", "line 2", "'1e400' is no time", "finite"),
+    "beyond all dates": ("time_s\n1\n-1e300\n", "line 3", "'-1e300' is no time", "finite"),
     "a long field": ("time_s\n" + "x" * 1_000_000, "line 2", "is no time", "ISO 8601"),
     "a long quoted field": ('a,time_s\n"' + "x" * 1_000_000 + '",1', "", "1 of 1 rows", "field larger"),
     "nothing": ("", "", "is empty", "header"),
