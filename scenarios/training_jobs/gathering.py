@@ -82,7 +82,7 @@ class Gathered:
         for name, cells in found.items():
             if where[name].any() and name not in self.unread:
                 text = cells.texts[int(where[name].argmax())].as_py()
-                self.unread[name] = f"{name} can't be read, such as {text!r:.40}; write {cells.allowed}"
+                self.unread[name] = f"unread {name}, such as {text!r:.40}; write {cells.allowed}"
         return {self.unread[name]: each for name, each in where.items() if name in self.unread}
 
     def _note_forms(self, rows: Rows, is_job: NDArray[np.bool_]) -> None:

@@ -69,7 +69,7 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
         of.setdefault(name, name)
     names = split_header(line, delimiter, str(path), list(dict.fromkeys(of.values())), f"name yours: {EXAMPLE}")
     for block in columns(rest, names, of.values(), tally, delimiter, quoted=True):
-        table = _Table(block, of, options, str(path), has_thousands=delimiter != ";")
+        table = _Table(block, of, options, str(path), has_thousands=delimiter == ",")
         yield table.rows()
 
 

@@ -63,7 +63,7 @@ def counts(found: Imported) -> dict[str, tuple[int, int]]:
 # ---------------------------------------------------------------------------------------------- rows that are left out
 
 
-UNREAD = "{} can't be read, such as '{}'; write 2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
+UNREAD = "unread {}, such as '{}'; write 2024-01-31T12:00:00, also with a zone (+01:00), or seconds"
 LEFT_OUT = {
     "another width": (row(User="a|b"), "more than 15 fields"),
     "a short row": ("9|ann|lab", "fewer than 15 fields"),
@@ -253,6 +253,7 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     "a date of digits": (b"submit_s,run_s,gpus\n20240301100000,60,1\n", "csv", "line 2: 20240301100000 .*write 2024-"),
     "a decimal comma": (b'submit_s,run_s,gpus\n5,"7,5",1\n', "csv", "line 2: run_s: '7,5': is this comma"),
     "any comma in a table of semicolons": (b"submit_s;run_s;gpus\n5;7,200;1\n", "csv", "line 2: run_s: '7,200'"),
+    "any comma in a table of tabs": (b"submit_s\trun_s\tgpus\n5\t7,200\t1\n", "csv", "line 2: run_s: '7,200'"),
     "blanks for bars": (b"JobID  State  Submit\n-----  -----  -----\n", "auto", "sacct.*--parsable2.*JobIDRaw,"),
     "commas for bars": (_sacct_text(row()).replace(b"|", b","), "auto", "sacct.*--parsable2.*--columns"),
     "rows without a header": (row().encode(), "auto", "sacct.*--parsable2"),

@@ -55,7 +55,7 @@ def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture
     assert main(["jobs", "import", "mine.csv", "--json", "i.json"]) == 0
     found = json.loads((here / "i.json").read_text())
     assert [(each["reason"], each["rows"]) for each in found["left_out"]] == [
-        ("GPUs can't be read, such as '2 GPUs'; write a number", 1),
+        ("unread GPUs, such as '2 GPUs'; write a number", 1),
         ("ask for no GPU", 1),
     ]
     assert [(each["reason"].partition(",")[0], each["rows"]) for each in found["noted"]] == [

@@ -117,7 +117,7 @@ def test_what_is_no_run_time_is_left_out_and_shown(text: str, tmp_path: Path) ->
     path.write_text(f"submit_s,run_s,gpus\n5,60,1\n6,{text},1\n7,60,1\n")
     found = import_log(path, tmp_path / "t.parquet")
     ((reason, count),) = found.tally.left_out.items()
-    shown = f"run time can't be read, such as '{text}'; write seconds, 02:00:00, 1-02:00:00, 90m or 2h"
+    shown = f"unread run time, such as '{text}'; write seconds, 02:00:00, 1-02:00:00, 90m or 2h"
     assert (reason, count.rows, count.first_line) == ("no run time" if text == "-" else shown, 1, 3)
 
 
