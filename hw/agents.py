@@ -399,19 +399,22 @@ class AgentSlot:
             WorkError: none can serve.
         """
         try:
-            self.agent.wait_until_ready()
-            self.agent.prepare(server, keep_log, _RESET_S, measures_costs=measures_costs)
+            self._prepare(server, keep_log, measures_costs, _RESET_S)
         except WorkError:  # dead, hung, or in no state to go on
             self.agent.kill()
             if may_be_gone:
                 return False
             self.start()
-            self.agent.wait_until_ready()
-            self.agent.prepare(server, keep_log, measures_costs=measures_costs)
-        if self.warm_batches and not self.agent.is_warm:
-            self.agent.warm(self.warm_batches)
-        self.agent.find_offset()
+            self._prepare(server, keep_log, measures_costs, ANSWER_TIMEOUT_S)
         return True
+
+    def _prepare(self, server: int, keep_log: bool, measures_costs: bool, timeout_s: float) -> None:
+        agent = self.agent
+        agent.wait_until_ready()
+        agent.prepare(server, keep_log, timeout_s, measures_costs=measures_costs)
+        if self.warm_batches and not agent.is_warm:
+            agent.warm(self.warm_batches)
+        agent.find_offset()
 
     def close(self) -> None:
         """End it."""

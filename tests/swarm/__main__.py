@@ -90,9 +90,10 @@ def _find_all(first: int, end: int) -> int:
     for number, mutation in enumerate(mutations()):
         options = ["--first", "--mutation", f"{number}", "--seeds", f"{first}:{end}"]
         found = subprocess.run([sys.executable, "-m", "tests.swarm", *options], capture_output=True, text=True)
-        why, *_, count, _ = ("", "", *found.stdout.splitlines())
-        missed += found.returncode != 1
-        print(f"{mutation.name}: {count or found.stdout + found.stderr}\n    {why}", flush=True)
+        is_found = found.returncode == 1
+        missed += not is_found
+        told = found.stdout.splitlines() if is_found else [found.stdout + found.stderr, "", "not found"]
+        print(f"{mutation.name}: {told[2]}\n    {told[0]}", flush=True)
     return int(missed > 0)
 
 

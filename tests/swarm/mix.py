@@ -96,7 +96,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         return low + int(rng.random() * (high - low))
 
     servers, segments = whole(1, 5), whole(1, 4)
-    count, horizon_ns = whole(20, 300), among(200, 3000) * MS
+    count, horizon_ns = among(20, 300), among(200, 3000) * MS
     arrivals = np.sort(rng.random(count)) ** (2.0 if some(0.3) else 1.0) * horizon_ns
     if some(0.3):
         arrivals = arrivals // (20 * MS) * (20 * MS)  # in bursts, some at the start
