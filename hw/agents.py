@@ -419,3 +419,22 @@ class AgentSlot:
     def close(self) -> None:
         """End it."""
         self.agent.close()
+
+
+def make_all_ready(
+    slots: Sequence[AgentSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
+
+    Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are asked for once more at the end.
+    """
+    away = frozenset(
+        index
+        for index, slot in enumerate(slots)
+        if not slot.make_ready(index, keep_log, measures_costs=measures_costs, may_be_gone=index in drained)
+    )
+    for index, slot in enumerate(slots):
+        if index not in away:
+            with contextlib.suppress(WorkError):  # it has died since: whoever runs will notice
+                slot.agent.find_offset()
+    return away

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
-from hw.agents import AgentSlot, AgentSpec, Carrier
+from hw.agents import AgentSlot, AgentSpec, Carrier, make_all_ready
 from hw.arena import ALIGNMENT, Arena
 from hw.draining import Wish, nobody
 from hw.emulated import EmulatedDevice
@@ -161,11 +161,7 @@ class HardwareCluster:
         Returns:
             Those of them that have none.
         """
-        return frozenset(
-            index
-            for index, slot in enumerate(self.slots)
-            if not slot.make_ready(index, keep_log, measures_costs=measures_costs, may_be_gone=index in drained)
-        )
+        return make_all_ready(self.slots, keep_log=keep_log, measures_costs=measures_costs, drained=drained)
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""

@@ -188,15 +188,18 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
 # --------------------------------------------------------------------------------------------- nothing is left behind
 
 _SERVE = """
-import sys, time
-from pathlib import Path
-from hw.cluster import HardwareCluster
-from hw.networks import ModelFile
-from hw.server import HardwareServer
-from tests.hw.worlds import device, knobs
-if __name__ == "__main__":
-    servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
-    with HardwareCluster(ModelFile(Path(sys.argv[1])), servers) as cluster:
+import time
+if __name__ == "__main__":  # agents read this file, too
+    from hw.cluster import HardwareCluster
+    from hw.run_spec import Served
+    from hw.server import HardwareServer
+    from policies.greedy import GreedyKnobs
+    from tests.hw.test_emulated_cluster import device, profile
+    of = profile()
+    knobs = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
+    servers = [HardwareServer(f"server{i}", device(of), knobs, 1.0, 2.0) for i in range(2)]
+    served = Served.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
+    with HardwareCluster(served, servers) as cluster:
         print(*[slot.agent.pid for slot in cluster.slots], flush=True)
         time.sleep(60)
 """
@@ -208,13 +211,13 @@ def _segments() -> set[Path]:
 
 @pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("victim", ["router", "stopped", "helpers", "interrupt"])
-def test_nothing_survives_a_kill(victim: str, path: Path, tmp_path: Path) -> None:
+def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
     """kill -9 of the router, an agent or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
     segments = _segments()
     script = tmp_path / "serve.py"
     script.write_text(_SERVE, encoding="utf-8")
     parent = subprocess.Popen(
-        [sys.executable, str(script), str(path)],
+        [sys.executable, str(script)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

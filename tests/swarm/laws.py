@@ -109,6 +109,8 @@ class Laws:
                         block = self._place.get(request)
                         is_there = block is not None and (block.server, block.epoch) == (server, epoch)
                         _require(is_there, "who gives back has it", type(event).__name__, server, request, block)
+                        has_room = self._loop is not None and request in self._loop._servers[server].inbox._slab_of
+                        _require(not has_room, "who waits keeps no room in an arena", server, request)
                         self._place[request] = FIFO
             case TransferFailed(number, _, _, requests):
                 for request in requests:

@@ -189,7 +189,8 @@ def _faults(rng: np.random.Generator, servers: int, count: int, horizon_ns: int)
             case 4:
                 planned.append(Squeeze(server, begin_ns, end_ns, int(rng.random() * 5)))
             case _:
-                planned.append(Poison(frozenset(int(rng.random() * count) for _ in range(3))))
+                most = int(1 + 20 * rng.random())
+                planned.append(Poison(frozenset(int(rng.random() * count) for _ in range(most))))
     return tuple(planned)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.agents import AgentSlot, AgentSpec
+from hw.agents import AgentSlot, AgentSpec, make_all_ready
 from hw.draining import Wish
 from hw.emulated import EmulatedDevice
 from hw.outfit import Service
@@ -133,7 +133,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
     records = []
     for _ in range(mix.runs):
         world.faults_end_ns = 0  # what is wrong before a run is for others to tell
-        away = frozenset(index for index, slot in enumerate(slots) if not slot.make_ready(index, keep_log=True))
+        away = make_all_ready(slots, keep_log=True)
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away
         )  # fmt: skip
