@@ -159,7 +159,7 @@ class Mover(Executor):
     def _run(self) -> None:
         if self._is_over or self._process.is_dead:
             return
-        if self._process.is_halted:  # until it is killed
+        if self._process.is_halted and not self._process.moves_on:  # until it is killed
             return
         task = self._tasks[0]
         self._process.run_as(MOVER, task)
@@ -205,13 +205,13 @@ class Process:
 
     Attributes:
         life: no other's.
-        is_halted: it is stopped, or hangs.
+        is_halted: it is stopped, or hangs; `moves_on`: its main thread does, and activations still travel.
         fenced: lives that may write to its arena no more.
     """
 
     def __init__(self, world: World, index: int, spec: AgentSpec, life: int) -> None:
         self.world, self.index, self.spec, self.life = world, index, spec, life
-        self.is_dead = self.is_halted = self.is_begun = False
+        self.is_dead = self.is_halted = self.moves_on = self.is_begun = False
         self.fenced: set[int] = set()
         self.agent: Agent | None = None
         self.socket: VirtualSocket | None = None
@@ -638,7 +638,7 @@ class World:
             else:
                 what()
 
-        self.agenda.at(self.agenda.now_ns + link.delay() + MS, arrive)
+        self.agenda.at(self.agenda.now_ns + link.delay() + int(20 * MS * self.rng.exponential()), arrive)
 
     def signal(self, process: Process, number: signal.Signals) -> None:
         """By the plan."""
@@ -679,7 +679,7 @@ class World:
             strike(alive[int(self.rng.random() * len(alive))])
 
     def _halt(self, process: Process) -> None:
-        process.is_halted = True
+        process.is_halted, process.moves_on = True, self.rng.random() < 0.5
         self.laws.drained_in_ns = DRAINED_IN_NS + START_LIMIT_NS  # it may be starting
 
     def _sever(self, process: Process) -> None:
