@@ -165,14 +165,16 @@ class Activations:
             self._give_back(before)
 
     def retain(self, requests: Sequence[int]) -> None:
-        """Copy these out of arena and mailbox, where others will be written to."""
+        """Copy these out of arena and mailbox, where others will be written to; they stand here once this returns."""
         kept = [request for request in requests if isinstance(self._rows.get(request), tuple)]
-        if not kept or (self._place.type != "cpu" and self._mailbox is None):
+        if not kept:
             return
-        block = gather([self.row(request) for request in kept]).clone()
         try:
-            self.put_rows(dict(zip(kept, rows_of(block), strict=True)))
-        except MemoryError as error:
+            rows = [self.row(request) for request in kept]
+            if self._place.type == "cpu" or self._mailbox is not None:
+                self.put_rows(dict(zip(kept, rows_of(_copy_of(rows)), strict=True)))
+            finish(self._place)
+        except Exception as error:  # most often for want of memory: whoever asks for them is told
             self._replace(dict.fromkeys(kept, error))
 
     def row(self, request: int) -> Row:

@@ -122,10 +122,10 @@ class AgentHandle(ABC):
         """Whether it runs."""
 
     @abstractmethod
-    def log(self) -> bytes:
-        """What its scheduler has done in the run, as far as it was written down; also of one that was killed.
+    def log(self) -> Callable[[], bytes]:
+        """What reads all that its scheduler has done in the run, as far as it was written; also once it was killed.
 
-        `hw.life_log.steps_of` reads it.
+        `hw.life_log.steps_of` reads that; of the agent itself nothing is kept.
         """
 
     @abstractmethod
@@ -222,6 +222,8 @@ class AgentHandle(ABC):
         """The next answer; raises `AgentDiedError` where none will come, `WorkError` where none came in time."""
         until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         while not self._heard:
+            if self.port.fileno() < 0:  # it was closed: nothing will come
+                raise self._death()
             left_s = (until_ns - self._host.clock_ns()) / NS_PER_S
             if left_s <= 0 or not self._host.wait((self.port.fileno(),), left_s):
                 raise WorkError(f"agent {self.spec.name} did not answer within {timeout_s:g} s")

@@ -51,6 +51,7 @@ class JoiningPort:
     def place(self, offset: int, data: memoryview) -> None:
         """See `NetworkPort`."""
         if self._port is not None:
+            self._pass_on(self._port)
             self._port.place(offset, data)
 
     def post(self, message: ToAgent) -> None:
@@ -63,10 +64,13 @@ class JoiningPort:
             raise PortClosedError(self._ended or "it was closed")
         if self._port is None:
             return not self._posted
-        for message in self._posted:
-            self._port.post(message)
-        self._posted.clear()
+        self._pass_on(self._port)
         return self._port.flush()
+
+    def _pass_on(self, port: NetworkPort) -> None:
+        for message in self._posted:
+            port.post(message)
+        self._posted.clear()
 
     def receive(self) -> Sequence[FromAgent]:
         """See `Port`."""

@@ -118,6 +118,7 @@ class LifeLog(StepLog):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__init__()
+        self._fd = -1
         self._open(state["fd"].detach())
 
 

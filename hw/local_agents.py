@@ -101,6 +101,7 @@ class AgentProcess(AgentHandle):
         self._process = context.Process(
             target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True
         )
+        self._hands = hands  # whose thread must not end before
         self._start = None if hands is None else hands.submit(self._begin, remote)
         if hands is None:
             self._begin(remote)
@@ -128,12 +129,13 @@ class AgentProcess(AgentHandle):
         """See `AgentHandle`."""
         return self._process.pid is not None and self._process.is_alive()
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
-        return self._log.read()
+        return self._log.read
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""
+        assert self.pid, "it has not begun, and 0 is everybody"
         os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -155,8 +157,9 @@ class AgentProcess(AgentHandle):
         self._log.close()
 
     def _how_it_died(self) -> str:
-        if self._start is not None and (error := self._start.exception()) is not None:
-            return f"it could not be started: {error}"
+        if not self._has_begun():
+            error = None if self._start is None or self._start.cancelled() else self._start.exception()
+            return f"it could not be started: {error}" if error else "it was ended before it began"
         self._process.join(_KILLING_S)
         return f"exit code {self._process.exitcode}"
 
@@ -176,11 +179,12 @@ class OneHost:
 
     def __init__(self) -> None:
         self._arenas: tuple[Arena, ...] = ()
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="agents")
+        self._hands: Executor | None = None
 
     def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
         """See `Carrier`."""
         self._arenas = tuple(Arena(size_bytes) for _ in range(count))
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="agents")
         return self._arenas
 
     def arenas_of(self, agent: int) -> tuple[Arena, ...]:
@@ -193,6 +197,7 @@ class OneHost:
 
     def close(self) -> None:
         """See `Carrier`."""
-        self._hands.shutdown()
+        if self._hands is not None:
+            self._hands.shutdown()
         for arena in self._arenas:
             arena.close()

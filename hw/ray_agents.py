@@ -13,9 +13,10 @@ import signal
 import socket
 import threading
 import time  # noqa: TID251 - waits for real hosts
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,9 +71,9 @@ class RayAgent(AgentHandle):
         """See `AgentHandle`."""
         return not self.ended.is_set()
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`: as far as it has come here, which is at least as far as what was heard."""
-        return bytes(self._log)
+        return partial(bytes, self._log)
 
     def hear_log(self, steps: bytes) -> None:
         """A piece of it; an empty one begins it anew."""

@@ -243,10 +243,10 @@ class RouterLoop:
         for server in self._servers:
             server.start_clock()
         self._busy_from_ns = self._host.cpu_ns() - self._idle_ns
-        self._draining.look()
         rule = hold_rule_of(self._routing.policy)
         if self._holds and rule is not None:
             self._hand_to_core(rule, 0)  # before any arrival
+        self._draining.look()
         while not self._is_over():
             self._turn()
         self._busy_ns = self._busy_so_far_ns()
@@ -335,6 +335,7 @@ class RouterLoop:
         """One decision after the other, each sent at once: agents go on meanwhile."""
         router, meter = self._router, self._meter
         while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
+            self._arrive(now_ns)
             if meter is not None:
                 meter.begin_decision()
             self._sent_images = 0

@@ -296,7 +296,7 @@ class RemoteServer:
 
     def _keep_log(self, ended: str) -> None:
         if self._run.keep_log:
-            self._lives.append((self.epoch, self.slot.agent.log, self._heard_steps, ended))
+            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
         """Of every life; read after the run and before the next, for they are long."""

@@ -230,9 +230,9 @@ class MemoryAgent(AgentHandle):
         """See `AgentHandle`."""
         return self._thread.is_alive()
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
-        return self._log.read()
+        return self._log.read
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`: a thread can be ended only."""

@@ -211,7 +211,7 @@ def test_what_it_tells_of_a_batch_is_in_the_times_of_the_run(routers: list[Route
     assert times == sorted(times)
     assert times[0] > 0
     assert times[-1] < WAIT_S * 1e9
-    steps = steps_of(router.agent.log(), 0)
+    steps = steps_of(router.agent.log()(), 0)
     assert len(steps) >= first.steps
     assert [type(step.event) for step in steps[:1]] == [ServerUp]
     assert [step.now_ns for step in steps if isinstance(step.event, InstanceLoaded)] == [0] * TINY.segments
@@ -255,7 +255,7 @@ def test_a_new_run_knows_nothing_of_the_one_before(routers: list[Router]) -> Non
     assert isinstance(router.answer(1, 1.0, IMAGE, (1,), router.write((1,), _images(1))), Returned)
     router.deliver(1, 1.0, IMAGE, (2, 3), router.write((2, 3), _images(2)))
     assert router.agent.prepare(0, True, WAIT_S) in (1, 3)  # the second block may not have run yet
-    assert steps_of(router.agent.log(), 0) == ()
+    assert steps_of(router.agent.log()(), 0) == ()
     router.begin()
     rejected = router.answer(2, 1.0, 1.0, (1,))
     assert isinstance(rejected, Rejected)
@@ -303,7 +303,7 @@ def test_it_tells_what_it_did(routers: list[Router]) -> None:
     assert (done.number, done.counts.images, done.counts.batches, done.counts.loads) == (9, 4, 2, TINY.segments)
     assert done.vram_peak_bytes > 0
     assert done.cpu_ns > 0
-    assert done.steps == len(steps_of(router.agent.log(), 0))
+    assert done.steps == len(steps_of(router.agent.log()(), 0))
 
 
 # ------------------------------------------------------------------------------------------------------ it is measured
@@ -454,6 +454,8 @@ def test_a_router_waits_for_no_spawn(specs: list[AgentSpec], monkeypatch: pytest
     monkeypatch.setattr(type(agents[1]._process), "start", refuse)
     hands.come_to_it()
     assert not any(agent.alive for agent in agents)
+    with pytest.raises(AgentDiedError, match="before it began"):
+        agents[0].wait_until_ready(WAIT_S)
     with pytest.raises(AgentDiedError, match="no more processes"):
         agents[1].wait_until_ready(WAIT_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -72,7 +73,10 @@ class FakeAgent:
         self._number += 1
         return self._number
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
+        return self.read_log
+
+    def read_log(self) -> bytes:
         assert not self.is_busy, "a log is long: it is read when the run is over"
         return b""
 

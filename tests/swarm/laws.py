@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 FIFO: Final = None
 FIRST_PING: Final = -1_000_000  # the world's own count down from here
 FEW_LOOKS: Final = 3  # in a row that find nothing, where no word is due and nothing was done in between
+READY_IN_NS: Final = 30 * NS_PER_S
 DRAINED_IN_NS: Final = 60 * NS_PER_S
 
 
@@ -90,6 +91,10 @@ class Laws:
             return commands
 
         core.handle = watched  # type: ignore[method-assign]
+
+    def readied(self, took_ns: int) -> None:
+        """All agents were made ready, and none of them hangs."""
+        _require(took_ns < READY_IN_NS, "who is gone is not waited for", took_ns)
 
     # -------------------------------------------------------------------------------------------- the router's core
 

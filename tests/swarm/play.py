@@ -37,7 +37,7 @@ class Drawer:
         self._groups = mix.router.groups
         if mix.holds_rule:
             segments = mix.router.segments
-            self.hold_rule = HoldRule((self._groups[-1],) * segments, (5 * MS,) * segments)
+            self.hold = HoldRule((self._groups[-1],) * segments, (5 * MS,) * segments)
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """See `RoutingPolicy`."""
@@ -133,7 +133,10 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
     records = []
     for _ in range(mix.runs):
         world.faults_end_ns = 0  # what is wrong before a run is for others to tell
+        began_ns = world.agenda.now_ns
         away = make_all_ready(slots, keep_log=True)
+        if not any(process.is_halted for process in world.processes):
+            laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
             servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away
         )  # fmt: skip

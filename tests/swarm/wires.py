@@ -45,6 +45,7 @@ class Link:
         delay_ns: the mean of what a piece takes beyond `least_ns`.
         split: the share of sends that come in two pieces.
         room_bytes: that are on their way or unread before the sender must wait.
+        is_cut: nothing comes through; `is_alone`: nor do the activations of other hosts.
         is_far: between hosts: that the other end has closed is known when word of it has come.
     """
 
@@ -54,7 +55,7 @@ class Link:
         self.rng = rng
         self.is_far = is_far
         self.least_ns, self.delay_ns, self.split, self.room_bytes = least_ns, delay_ns, split, room_bytes
-        self.is_cut = False
+        self.is_cut = self.is_alone = False
 
     def delay(self) -> int:
         """Of one piece."""

@@ -154,7 +154,10 @@ class Mover(Executor):
 
     def _plan(self) -> None:
         world = self._process.world
-        world.agenda.at(world.agenda.now_ns + 2 * world.link_of(self._process.index).delay(), self._run)
+        travel_ns = 2 * world.link_of(self._process.index).delay()
+        if world.rng.random() < world.mix.stalls and world.is_troubled:
+            travel_ns += int(world.mix.cut_ns * world.rng.exponential())
+        world.agenda.at(world.agenda.now_ns + travel_ns, self._run)
 
     def _run(self) -> None:
         if self._is_over or self._process.is_dead:
@@ -191,7 +194,7 @@ class FarArena(Arena):
         """See `Arena`."""
         world = self._process.world
         there = world.landings.get(address)
-        lost = world.link_of(self._process.index).is_cut or world.link_of(self._destination).is_cut
+        lost = world.link_of(self._process.index).is_alone or world.link_of(self._destination).is_alone
         if there is None or there.is_dead or self._process.life in there.fenced or lost:
             raise LinkLostError(f"nobody takes {size_bytes} bytes at {address}")
         world.laws.landed(self._process.life, there.life, self._destination, offset, size_bytes)
@@ -213,6 +216,7 @@ class Process:
         self.world, self.index, self.spec, self.life = world, index, spec, life
         self.is_dead = self.is_halted = self.moves_on = self.is_begun = False
         self.fenced: set[int] = set()
+        self.mourned: Callable[[], object] = lambda: None  # what its host does when it has ended
         self.agent: Agent | None = None
         self.socket: VirtualSocket | None = None
         self.log: StepLog = MemoryLog()
@@ -326,7 +330,10 @@ class Process:
     def _guarded(self, step: Callable[[], object]) -> None:
         try:
             step()
-        except (Killed, PortClosedError, PortBrokenError):
+        except (Killed, PortClosedError):
+            self.die()
+        except PortBrokenError as error:
+            self.world.laws.broken(self.index, str(error))
             self.die()
 
     # ------------------------------------------------------------------------------------------------- what befalls it
@@ -340,6 +347,7 @@ class Process:
         if self.is_dead:
             return
         self.is_dead = True
+        self.mourned()
         if isinstance(self.log, MemoryLog) and self.log.data and self.world.rng.random() < 0.3:
             self.log.data.extend(b"\xff\x00\x00\x00 cut")  # the frame that it was writing
         if self.socket is not None:
@@ -371,10 +379,10 @@ class NearHandle(AgentHandle):
         """See `AgentHandle`."""
         return not self.process.is_dead
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
         assert isinstance(self.process.log, MemoryLog)
-        return bytes(self.process.log.data)
+        return partial(bytes, self.process.log.data)
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""
@@ -404,6 +412,7 @@ class FarHandle(AgentHandle):
         self._log = bytearray()
         self._is_closed = False
         self._pings = count()
+        process.mourned = partial(world.ask_host, process, partial(self.joining.end, "its process has ended"))
 
     def ping_for_order(self) -> None:
         """The router says something, be the agent there or not; the laws ask in which order the answers come."""
@@ -433,9 +442,9 @@ class FarHandle(AgentHandle):
         """See `AgentHandle`."""
         return not self.process.is_dead
 
-    def log(self) -> bytes:
+    def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
-        return bytes(self._log)
+        return partial(bytes, self._log)
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""
@@ -605,8 +614,6 @@ class World:
                 refuse(process, agent_end)
             elif is_stillborn:
                 process.die()
-                if isinstance(handle, FarHandle):
-                    handle.joining.end("it did not begin")
                 return
             else:
                 process.begin(agent_end)
@@ -692,12 +699,12 @@ class World:
         """Its host hears from nobody, and nobody from it."""
         link = self.link_of(process.index)
         if not link.is_cut:
-            link.is_cut = True
+            link.is_cut, link.is_alone = True, self.rng.random() < 0.5
             end_ns = self.agenda.now_ns + int(self.mix.cut_ns * self.rng.exponential())
             self.agenda.at(end_ns, lambda: self._mend(link))
 
     def _mend(self, link: Link) -> None:
-        link.is_cut = False
+        link.is_cut = link.is_alone = False
         for end in self._ends.values():
             for wire in (end._out, end.back):
                 if wire.link is link:
