@@ -365,10 +365,7 @@ class RemoteServer:
             case Refused():
                 self.died = True
             case Ready():
-                try:
-                    agent.note_ready(message)
-                except WorkError:
-                    self.died = True
+                if not self._note_ready(message):
                     return
                 self._number = agent.next_number()
                 self.send(agent.ping(-self._number))  # its clock may be another one
@@ -383,6 +380,14 @@ class RemoteServer:
                 self.end_outage_if_due()
             case _:  # of an earlier run
                 pass
+
+    def _note_ready(self, message: Ready) -> bool:
+        """False where it is of another version."""
+        try:
+            self.slot.agent.note_ready(message)
+        except WorkError:
+            self.died = True
+        return not self.died
 
     def end_outage_if_due(self) -> None:
         """An agent that was ready before its outage has ended comes up when it has."""
@@ -553,6 +558,8 @@ class RemoteServer:
             self._finish(message)
         elif isinstance(message, Report) and message.is_read:
             self._samples.append(message.sample)
+        elif isinstance(message, Ready):  # it was starting: the next run would wait for this word
+            self._note_ready(message)
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps

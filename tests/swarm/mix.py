@@ -35,7 +35,7 @@ class Mix:
         kills, halts, severs: mean times between two of these, over all agents; 0: none. A kill strikes in the middle of
             whatever it does; one that is halted does nothing more; a connection that is severed is lost with its bytes.
         cuts: the same, of links to a host; each lasts `cut_ns` on average. Half cut it off from the router alone.
-        stalls: the share of moves between hosts that take so long, too.
+        stalls: the share of moves that take long; while their host is in trouble, longer than until it is given up.
         start_ns: on average, from a start until the agent runs; `stillborn`: the share that never does.
         drains: (from, until, server) that the operator wants drained.
         leaves: whether who may be taken away is.
@@ -159,7 +159,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         severs=every(0.3) if is_far else 0,
         cuts=every(0.4) if is_far else 0,
         cut_ns=among(0.1 * hang_ns, 6 * hang_ns),
-        stalls=0.3 * rng.random() if faulty and some(0.4) else 0.0,
+        stalls=rng.random() if some(0.5) else 0.0,
         start_ns=among(1, 200) * MS,
         stillborn=0.3 * rng.random() if faulty and some(0.3) else 0.0,
         faults=_faults(rng, servers, count, horizon_ns) if faulty else (),

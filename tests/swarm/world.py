@@ -143,7 +143,7 @@ class Mover(Executor):
     def __init__(self, process: Process) -> None:
         self._process = process
         self._tasks: deque[Callable[[], object]] = deque()
-        self._is_over = False
+        self._is_over = self._has_stalled = False
 
     def submit(self, task: Callable[..., Any], /, *args: Any, **_: Any) -> Future[Any]:
         """It runs once those before it have, and its bytes have travelled."""
@@ -154,17 +154,25 @@ class Mover(Executor):
 
     def _plan(self) -> None:
         world = self._process.world
-        travel_ns = 2 * world.link_of(self._process.index).delay()
-        if world.rng.random() < world.mix.stalls and world.is_troubled:
-            travel_ns += int(world.mix.cut_ns * world.rng.exponential())
-        world.agenda.at(world.agenda.now_ns + travel_ns, self._run)
+        is_slow = world.rng.random() < world.mix.stalls
+        self._has_stalled = not is_slow
+        slow_ns = int(world.mix.supervision.hang_ns / 3 * world.rng.exponential()) if is_slow else 0
+        self._plan_in(2 * world.link_of(self._process.index).delay() + slow_ns)
+
+    def _plan_in(self, travel_ns: int) -> None:
+        agenda = self._process.world.agenda
+        agenda.at(agenda.now_ns + travel_ns, self._run)
 
     def _run(self) -> None:
         if self._is_over or self._process.is_dead:
             return
         if self._process.is_halted and not self._process.moves_on:  # until it is killed
             return
-        task = self._tasks[0]
+        world, task = self._process.world, self._tasks[0]
+        if not self._has_stalled and (self._process.is_halted or world.link_of(self._process.index).is_cut):
+            self._has_stalled = True  # a host in trouble is slow: longer than it takes to be given up
+            self._plan_in(int(2 * world.mix.supervision.hang_ns * world.rng.exponential()))
+            return
         self._process.run_as(MOVER, task)
         if self._tasks and self._tasks[0] is task:
             self._tasks.popleft()
