@@ -206,10 +206,10 @@ class HardwareCluster:
             self.transfer_ids,
             drained,
             away,
+            Host(cores=own_cores(self.servers)),
         )
-        host = Host(cores=own_cores(self.servers))
-        with no_collections(), on_cores(host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say, host).carry_out()
+        with no_collections(), on_cores(parts.host.cores):
+            return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape

@@ -86,6 +86,7 @@ class Parts:
         transfer_ids: over all runs.
         drained: which servers the operator wants drained.
         away: those that were drained before, and have no agent.
+        host: the router's.
     """
 
     servers: Sequence[HardwareServer]
@@ -97,6 +98,7 @@ class Parts:
     transfer_ids: Iterator[int]
     drained: Wish
     away: frozenset[int]
+    host: Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +180,15 @@ class RouterLoop:
         foreign: ForeignWatch,
         on_progress: Callable[[Progress], None] | None,
         say: Callable[[str], None],
-        host: Host,
     ) -> None:
         self._spec = run
-        self._host = host
+        self._host = cluster.host
         self._router = RouterCore(router)
         self._ledger = LateLedger(ledger)
         self._routing = routing
         self._foreign = foreign
         self._on_progress = on_progress
-        self._clock = RunClock(host.clock_ns)
+        self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0

@@ -90,7 +90,7 @@ class TransitionBuffer:
 
     def add(
         self,
-        decisions: Sequence[int],
+        decisions: Sequence[tuple[int, int]],
         observation: Floats,
         server_mask: Bools,
         width_mask: Bools,
@@ -98,9 +98,11 @@ class TransitionBuffer:
         eps: float,
         value: Floats,
         hold_mask: Bools,
-        images: Sequence[int],
     ) -> None:
-        """One decision of every environment, in their order; `width_mask` is (E, N, W)."""
+        """One decision of every environment, in their order, each with the images in its block.
+
+        `width_mask` is (E, N, W).
+        """
         while len(self._free) < len(decisions):
             self._grow()
         rows = [self._free.pop() for _ in decisions]
@@ -113,8 +115,8 @@ class TransitionBuffer:
         store.eps[rows] = eps
         store.value[rows] = value
         store.hold_mask[rows] = hold_mask
-        store.images[rows] = images
-        for waiting, decision, row in zip(self._waiting, decisions, rows, strict=True):
+        for waiting, (decision, images), row in zip(self._waiting, decisions, rows, strict=True):
+            store.images[row] = images
             waiting[decision] = row
 
     def credit(self, environment: int, decision: int, reward: float) -> None:

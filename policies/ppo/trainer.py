@@ -165,13 +165,12 @@ class Trainer(TrainingRun):
         sizes = self.spec.head_sizes
         uniforms = self._rngs["draws"].random((len(asked), len(sizes)))
         acted = act(logits, sizes, self._server_mask, self._width_mask, eps, uniforms, self._hold_mask)
-        decisions = [question.decision for question in asked]
         seen = (self._observation, self._server_mask, self._width_mask)
         answers = [
             self.spec.answer(*each) for each in zip(acted.actions.tolist(), (q.view for q in asked), strict=True)
         ]
-        images = [images_of(answer, question.view) for answer, question in zip(answers, asked, strict=True)]
-        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask, images)
+        decisions = [(each.decision, images_of(answer, each.view)) for answer, each in zip(answers, asked, strict=True)]
+        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask)
         for environment, answer in zip(self.environments, answers, strict=True):
             environment.decide(answer)
         self.progress.decisions += len(asked)

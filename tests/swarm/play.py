@@ -138,7 +138,7 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
         if not any(process.is_halted for process in world.processes):
             laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
-            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away
+            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away, world.host
         )  # fmt: skip
         loop = _loop(mix, world, parts, say)
         loop.knobs = [knobs] * count  # type: ignore[attr-defined]
@@ -178,4 +178,4 @@ def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> R
             slot.agent.process.die()  # type: ignore[attr-defined]
 
     foreign = Beginning(lambda: world.trouble(mix.horizon_ns))
-    return RouterLoop(parts, run, mix.router, routing, ledger, foreign, None, hear, world.host)  # type: ignore[arg-type]
+    return RouterLoop(parts, run, mix.router, routing, ledger, foreign, None, hear)  # type: ignore[arg-type]

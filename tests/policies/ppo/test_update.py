@@ -132,7 +132,8 @@ def add(buffer: TransitionBuffer, decisions: list[int], mark: float) -> None:
     widths = np.zeros((count, 3, 4), np.bool_)
     widths[:, 1, :2] = True  # those of the chosen server
     values, holds = np.full(count, mark, np.float32), np.zeros((count, 0), np.bool_)
-    buffer.add(decisions, seen, np.ones((count, 3), np.bool_), widths, acted, mark, values, holds, [1] * count)
+    numbered = [(decision, 1) for decision in decisions]
+    buffer.add(numbered, seen, np.ones((count, 3), np.bool_), widths, acted, mark, values, holds)
 
 
 def test_reward_finds_its_own_decision() -> None:
