@@ -39,9 +39,10 @@ from functools import partial
 from math import inf, nan
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import gymnasium
+from gymnasium import logger
 
 from policies.errors import InputError, nearest
 from policies.store import IS_ON, is_kept
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from sim.jobs.env import JobClusterEnv
     from sim.jobs.world import JobSimulation
 
+PICTURES: Final = "rgb_array"
 ID = "SlimCluster-v0"
 JOBS_ID = "JobCluster-v0"
 FIGURES = (
@@ -75,7 +77,7 @@ def make_env(
     engine: Simulator = "simpy",
     holds_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
-    render_mode: None = None,
+    render_mode: str | None = None,
 ) -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
@@ -121,7 +123,7 @@ def make_vector_env(
     duration_s: float | None = None,
     holds_s: Sequence[float] = (),
     changes: Mapping[str, Any] | None = None,
-    render_mode: None = None,
+    render_mode: str | None = None,
 ) -> SlimClusterVectorEnv:
     """Environments on the compiled engine, stepped together.
 
@@ -140,7 +142,10 @@ def make_vector_env(
 
 
 def _require_undrawn(name: str, render_mode: str | None) -> None:
-    if render_mode is not None:
+    """Stable-Baselines3, CleanRL and others ask every environment for pictures, and most never look at one."""
+    if render_mode == PICTURES:
+        logger.warn(f"{name}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
+    elif render_mode is not None:
         raise InputError(name, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
 
 
@@ -197,7 +202,7 @@ def make_job_env(
     warm: int = 0,
     order: str = "fifo",
     may_stall: bool = False,
-    render_mode: None = None,
+    render_mode: str | None = None,
 ) -> JobClusterEnv:
     """An environment for a scenario of training jobs; its policies are not looked at.
 

@@ -166,14 +166,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"duration_s": -1.0}, "duration_s: -1.0"),
     ({"duration_s": float("nan")}, "duration_s: nan"),
     ({"duration_s": "0.2s"}, "duration_s: '0.2s'"),
-    ({"render_mode": "rgb_array"}, "render_mode: 'rgb_array': nothing is drawn"),
+    ({"render_mode": "human"}, "render_mode: 'human': nothing is drawn"),
     ({"num_envs": 0}, "num_envs: 0: allowed are whole numbers from 1"),
 ]
 
 
 @pytest.mark.parametrize("given, problem", REFUSED)
 def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    """In a line, one at a time and many at once; without a mode to draw in they are made."""
+    """In a line, one at a time and many at once; without a mode they are made, and with that which libraries ask for."""
     path = str(write_scenario(tmp_path))
     if "num_envs" not in given:
         with pytest.raises(InputError, match=re.escape(f"{ID}: {problem}")):
@@ -182,6 +182,8 @@ def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], proble
         with pytest.raises(InputError, match=re.escape(f"{ID}: {problem}")):
             gymnasium.make_vec(ID, **{"scenario": path, "num_envs": 1, **given})
     gymnasium.make(ID, scenario=path, render_mode=None)
+    with pytest.warns(UserWarning, match="nothing is drawn"):
+        gymnasium.make(ID, scenario=path, render_mode="rgb_array")
 
 
 @pytest.mark.parametrize("engine", ["simpy", "compiled"])
