@@ -173,7 +173,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize("given, problem", REFUSED)
 def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    """In a line, one at a time and many at once; without a mode they are made, and with that which libraries ask for."""
+    """In a line, one at a time and many at once; with no mode they are made, and with that which libraries ask for."""
     path = str(write_scenario(tmp_path))
     if "num_envs" not in given:
         with pytest.raises(InputError, match=re.escape(f"{ID}: {problem}")):
