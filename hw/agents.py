@@ -209,11 +209,14 @@ class AgentHandle(ABC):
 
     # -------------------------------------------------------------------------------------------------- synchronous
 
-    def send(self, message: ToAgent) -> None:
-        """Ask for something now; raises `AgentDiedError` where nobody is there to ask."""
+    def send(self, message: ToAgent, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Ask for something now; raises `AgentDiedError` where nobody is there, `WorkError` where it takes nothing."""
+        until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
         self.port.post(message)
         try:
             while not self.port.flush():
+                if self._host.clock_ns() >= until_ns:
+                    raise WorkError(f"agent {self.spec.name} took nothing within {timeout_s:g} s")
                 self._host.wait((), FLUSH_NS / NS_PER_S)
         except PortClosedError:
             raise self._death() from None
@@ -309,7 +312,7 @@ class AgentHandle(ABC):
             WorkError: it does not answer in time, or is gone.
         """
         number = self.next_number()
-        self.send(Prepare(number, server, keep_log, measures_costs))
+        self.send(Prepare(number, server, keep_log, measures_costs), timeout_s)
         while True:
             answer = self.receive(timeout_s)
             if isinstance(answer, Prepared) and answer.number == number:

@@ -18,7 +18,8 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -69,6 +70,7 @@ from hw.slimresnet import SlimResNet
 from hw.telemetry import process_cpu_s
 from hw.torch_outfit import TorchOutfit, torch_agents
 from hw.version import own_version
+from hw.waiting import Host
 from policies.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
@@ -419,6 +421,24 @@ def test_nothing_is_kept_of_those_who_were_replaced(specs: list[AgentSpec]) -> N
     assert len(list(Path("/proc/self/fd").iterdir())) <= files + 1
     slot.close()
     assert all(_gone(pid) for pid in pids)
+
+
+class FullPort:
+    """Whoever should read it hangs."""
+
+    def post(self, message: Any) -> None: ...
+
+    def flush(self) -> bool:
+        return False
+
+
+def test_an_agent_that_takes_nothing_is_not_asked_for_ever() -> None:
+    """It was stopped with a full port: the next run would wait for it for good."""
+    now_ns = count(0, NS_PER_S)
+    host = Host(lambda: next(now_ns), wait=lambda descriptors, wait_s: [])
+    deaf = cast(AgentHandle, SimpleNamespace(port=FullPort(), spec=SimpleNamespace(name="deaf"), _host=host))
+    with pytest.raises(WorkError, match="deaf took nothing within 30 s"):
+        AgentHandle.send(deaf, Ping(1), 30.0)
 
 
 class Later(Executor):
