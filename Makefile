@@ -55,29 +55,29 @@ profiles: install  ## the shipped datasheet profiles again, after a change of th
 	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
 results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted; RAY=auto (or HOST:PORT) over a Ray cluster (docs/cluster.md)
-	$(BIN)/python -m scenarios.study results $(if $(RAY),--ray=$(RAY))
+	$(BIN)/python -m benchmarks.study results $(if $(RAY),--ray=$(RAY))
 
 routers: install  ## tunes the routers that results need and that have no file, or one of other settings; goes on if interrupted; FORCE=1 all of them again (hours)
-	$(BIN)/python -m scenarios.study tune --jobs $(JOBS) $(if $(FORCE),--force)
+	$(BIN)/python -m benchmarks.study tune --jobs $(JOBS) $(if $(FORCE),--force)
 
 GPU_PYTHON ?= python3
 
 gpu:  ## what only a GPU can tell, in nine minutes (docs/gpu-measurements.md); installs nothing; EMULATED=1 on the CPU
-	$(GPU_PYTHON) -m tests.gpu --seconds 530 --out $(or $(OUT),runs/gpu) $(if $(EMULATED),--emulated)
+	$(GPU_PYTHON) -m benchmarks.gpu --seconds 530 --out $(or $(OUT),runs/gpu) $(if $(EMULATED),--emulated)
 
 bench: install  ## speed; never part of a test
-	$(BIN)/python -m pytest -o addopts= tests/bench --benchmark-only --benchmark-columns=min,median,rounds
+	$(BIN)/python -m pytest -o addopts= benchmarks/speed --benchmark-only --benchmark-columns=min,median,rounds
 
 PEERS := .venv-peers
 
-$(PEERS)/bin/.installed: pyproject.toml tests/bench/peers/requirements.txt
+$(PEERS)/bin/.installed: pyproject.toml benchmarks/speed/peers/requirements.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
-	$(PEERS)/bin/python -m pip install --quiet --editable . --requirement tests/bench/peers/requirements.txt
+	$(PEERS)/bin/python -m pip install --quiet --editable . --requirement benchmarks/speed/peers/requirements.txt
 	touch $@
 
 bench-peers: $(PEERS)/bin/.installed  ## our executors beside Ray Serve and LitServe; about half an hour
-	$(PEERS)/bin/python -m tests.bench.peers --json runs/peers.json
+	$(PEERS)/bin/python -m benchmarks.speed.peers --json runs/peers.json
 
 SB3 := .venv-sb3
 SB3_NEEDS := examples/stable-baselines3/requirements.txt
@@ -90,7 +90,7 @@ sb3: $(SB3)/.installed  ## examples/stable-baselines3, in short: what was learne
 	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m pytest examples/stable-baselines3
 
 bench-sb3: $(SB3)/.installed  ## our PPO beside Stable-Baselines3's on one cluster; about fifteen minutes
-	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m tests.bench.sb3 --json runs/sb3.json
+	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m benchmarks.speed.sb3 --json runs/sb3.json
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

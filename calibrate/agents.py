@@ -15,10 +15,10 @@ import psutil
 from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, Watched, sampled
 from calibrate.plan import Point, rise_dropped_s
-from hw.agents import transfer_round
-from hw.local_agents import AgentProcess
-from hw.messages import BenchmarkPoint, BenchmarkResult, TogetherResult
+from hw.router.agents import transfer_round
+from hw.router.local_agents import AgentProcess
 from hw.telemetry import process_cpu_s
+from hw.transport.messages import BenchmarkPoint, BenchmarkResult, TogetherResult
 from policies.vocabulary import NS_PER_S
 
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from hw.gpu import finish
-from policies.errors import WorkError, in_a_line
+from hw.devices.gpu import finish
+from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S
 
 COPY_BYTES = 64 << 20  # beyond any cache

@@ -17,7 +17,7 @@ from policies.vocabulary import Provenance
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A point run in a loop: the seconds of each repeat; wall time and CPU time (`hw.messages.BenchmarkResult`).
+    """A point run in a loop: wall and CPU seconds of each repeat (`hw.transport.messages.BenchmarkResult`).
 
     Attributes:
         waited_s: how long the process was ready but had no core, because other programs had it.

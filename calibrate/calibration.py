@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibrate.costs import ModelCosts
+from hw.agent.emulated import EmulatedDevice
 from hw.device import DeviceSpec
-from hw.emulated import EmulatedDevice
-from hw.networks import ModelFile
-from policies.errors import InputError
+from hw.networks.registry import ModelFile
+from kit.errors import InputError
 from sim.profile import Profile
 
 

@@ -29,7 +29,7 @@ from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, e
 from calibrate.samples import Pooled
 from calibrate.sharing import Floats, observed_sets, predict_slow_downs
 from calibrate.slowdown import EXPONENT, SlowdownLook, Speed
-from policies.errors import InputError
+from kit.errors import InputError
 from sim.profile import LatencyCurve, Profile
 from sim.tables import sharing_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from hw.slimmable import SegmentCost, SlimmableModel
+from hw.networks.slimmable import SegmentCost, SlimmableModel
 from sim.profile import ModelInfo
 
 Key = tuple[int, float, float]  # (segment, width, previous width)

@@ -28,9 +28,9 @@ from calibrate.host import STAMP, MeasuredHost
 from calibrate.plan import full_grid
 from calibrate.sensors import gpu_sensor
 from hw.telemetry.nvml import timing_of
-from policies import strict
-from policies.errors import InputError, nearest
-from policies.strict import StrictModel
+from kit import strict
+from kit.errors import InputError, nearest
+from kit.strict import StrictModel
 from policies.vocabulary import Provenance
 from sim.profile import (
     SCHEMA,

@@ -22,12 +22,12 @@ from calibrate.meter import Meter, Watched
 from calibrate.opening import Opened
 from calibrate.plan import Point
 from calibrate.probe import Probe
-from hw.agents import AgentSpec
-from hw.arena import Arena
-from hw.emulated import EmulatedDevice
-from hw.emulated_outfit import EmulatedOutfit
-from hw.local_agents import start_agents
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.emulated_outfit import EmulatedOutfit
+from hw.agent.outfit import AgentSpec
+from hw.router.local_agents import start_agents
 from hw.telemetry import AbsentSensor, Details, Reading
+from hw.transport.arena import Arena
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.profile import DeviceInfo, Power, Profile
 

@@ -10,8 +10,8 @@ from typing import Final, Literal
 
 from pydantic import Field
 
-from policies import strict
-from policies.strict import StrictModel
+from kit import strict
+from kit.strict import StrictModel
 from sim.profile import Handover, RouterHost
 
 STAMP: Final = "router_host_and_handover"  # of a profile: on what another host's were measured

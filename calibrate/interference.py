@@ -11,7 +11,7 @@ import psutil
 
 from hw.telemetry import CoreWatch, Sensor, Used, process_cpu_s
 from hw.telemetry.foreign import NOTABLE, STRONG, Clock, CoreTimes, counted_times
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import NS_PER_S
 
 LOOK_S = 0.5

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from calibrate.bench import Result, from_jsonable, to_jsonable
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 
 SCHEMA = "slimsched.calibration-log/1"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from hw.telemetry import Details, Reading, Sensor
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.vocabulary import NS_PER_S, Provenance
 
 LOOK_PERIOD_S = 0.05

@@ -42,13 +42,13 @@ from calibrate.probe import (
     probe,
     sensor_model,
 )
+from hw.agent.torch_outfit import torch_agents
 from hw.device import DeviceSpec
-from hw.local_agents import start_agents
-from hw.networks import ModelFile
+from hw.networks.registry import ModelFile
+from hw.router.local_agents import start_agents
 from hw.telemetry import Sensor
 from hw.telemetry.nvml import other_processes
-from hw.torch_outfit import torch_agents
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.vocabulary import Provenance
 
 IDLE_DROPPED = 0.25  # of an idle measurement: what ran before may still show

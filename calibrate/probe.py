@@ -16,12 +16,12 @@ from calibrate.datasheet import find_gpu
 from calibrate.meter import RISE_S, Meter
 from calibrate.sensors import gpu_sensor
 from hw.device import DeviceSpec
-from hw.limits import core_count, machine_bytes
+from hw.host.limits import core_count, machine_bytes
 from hw.telemetry import NvmlSensor, board_facts, cpu_name, cpu_sensor, device_label, nvml_handle
 from hw.telemetry import Sensor as HardwareSensor
 from hw.telemetry.library import RefusedError
 from hw.telemetry.nvml import open_library
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo, Power, Sensor
 

@@ -20,11 +20,11 @@ from calibrate.probe import Probe
 from calibrate.slowdown import SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_model
 from calibrate.ways import settled
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.torch_outfit import ARENA_BYTES
 from hw.device import DeviceSpec
-from hw.emulated import EmulatedDevice
-from hw.networks import ModelFile
-from hw.torch_outfit import ARENA_BYTES
-from policies.chance import stream
+from hw.networks.registry import ModelFile
+from kit.chance import stream
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile
 

@@ -1,8 +1,8 @@
 """Does slimming pay on a device? Times every segment and the whole network at every uniform width, beside their rivals.
 
-What is timed is what serves: instances as `hw.instances.Instances` makes them, and `hw.instances.serve` from single
-activations on. Whatever is compared runs in turns (A B C A B C ...), so that a device that drifts slows all of it, and
-ratios are taken within a round. It judges no figure and prints none.
+What is timed is what serves: instances as `hw.devices.instances.Instances` makes them, and `hw.devices.instances.serve`
+from single activations on. Whatever is compared runs in turns (A B C A B C ...), so that a device that drifts slows all
+of it, and ratios are taken within a round. It judges no figure and prints none.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock
 
-from hw.activations import in_format
 from hw.device import DeviceSpec
-from hw.instances import Instances, open_device, serve
-from hw.rows import Row, gather, rows_of
-from hw.slimmable import SegmentInstance, SlimmableModel, slice_weights
-from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.devices.activations import in_format
+from hw.devices.instances import Instances, open_device, serve
+from hw.networks.rows import Row, gather, rows_of
+from hw.networks.slimmable import SegmentInstance, SlimmableModel, slice_weights
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import cpu_name
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S
 
 SCHEMA = "slimsched.slimming/1"

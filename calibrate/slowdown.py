@@ -1,8 +1,8 @@
 """At what speed a device ran while it was measured: full speed, or slowed by what its host lends to others.
 
 Half of a virtual machine's core may be lent to another tenant: for milliseconds to seconds everything then takes half
-as long again, and no counter of the guest tells. A fixed piece of work beside each pass does (`hw.benchmarks`): its
-time against the best one sorts the passes. It knows no profile and measures nothing.
+as long again, and no counter of the guest tells. A fixed piece of work beside each pass does (`hw.agent.benchmarks`):
+its time against the best one sorts the passes. It knows no profile and measures nothing.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from calibrate.probe import device_name
 from hw.device import DeviceSpec
 from hw.telemetry import load_nvml
-from policies.errors import InputError
+from kit.errors import InputError
 from sim.profile import Profile
 
 KIND, DEVICE = "kind", "device"

@@ -9,8 +9,8 @@ from calibrate.calibration import Calibration
 from calibrate.log import logged_stamp
 from calibrate.plan import full_grid
 from hw.device import DeviceSpec, formats_of
-from hw.formats import Way, quickest, race
-from hw.networks import ModelFile
+from hw.devices.formats import Way, quickest, race
+from hw.networks.registry import ModelFile
 
 Race = Callable[[ModelFile, Sequence[DeviceSpec], int], Sequence[Way]]
 

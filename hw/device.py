@@ -1,6 +1,6 @@
 """Which device a server runs on, and how: the execution path that calibration measures and serving uses alike.
 
-It names devices and choices; it neither opens them (`hw.instances` does) nor measures them.
+It names devices and choices; it neither opens them (`hw.devices.instances` does) nor measures them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from hw.limits import core_count, usable_cores
+from hw.host.limits import core_count, usable_cores
 from hw.telemetry import CPU_IDLE_W_PER_CORE, CPU_TDP_W_PER_CORE
-from policies.errors import InputError, in_a_line
+from kit.errors import InputError, in_a_line
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +35,11 @@ class DeviceSpec:
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
         vram_bytes: memory for instances, and on a GPU for its context and what waits there between segments, too; a
             load or a batch beyond it fails as `out_of_memory`.
-        slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.slots`).
-        apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.copies`).
-        mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.mailbox`).
-        graphs: on a GPU, passes are captured and replayed (`hw.graphs`).
-        packed_weights: slices for narrower inputs lie in memory of their own, in order (`hw.slimmable`).
+        slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.devices.slots`).
+        apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.devices.copies`).
+        mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.devices.mailbox`).
+        graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
+        packed_weights: slices for narrower inputs lie in memory of their own, in order (`hw.networks.slimmable`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape anew.
     """
@@ -108,7 +108,11 @@ class DeviceSpec:
         if self.kind == "cuda":
             return {**common, "device": f"cuda:{self.index}", **MATHS, **self._ways(), **_connections()}
         cores = ",".join(map(str, self.cores)) or "any"
-        kernels = {"threads": str(self.threads), "onednn": str(self.onednn), "nnpack": "False"}  # see `hw.instances`
+        kernels = {
+            "threads": str(self.threads),
+            "onednn": str(self.onednn),
+            "nnpack": "False",
+        }  # see `hw.devices.instances`
         return {**common, "device": "cpu", "cores": cores, **kernels}
 
 
@@ -135,7 +139,7 @@ def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 MATHS: Final = {"tf32": "True", "cudnn_benchmark": "False", "deterministic": "False"}
-"""How a GPU computes, set by `hw.instances.open_device`: torch's releases differ in what they begin with."""
+"""How a GPU computes, set by `hw.devices.instances.open_device`: torch's releases differ in what they begin with."""
 
 
 def _connections() -> dict[str, str]:

@@ -11,10 +11,10 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from policies import strict
-from policies.errors import InputError, WorkError, in_a_line, nearest
+from kit import strict
+from kit.errors import InputError, WorkError, in_a_line, nearest
+from kit.plugins import FAILURES, blaming, code_hash, failure, is_own, own_class
 from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
-from policies.own import FAILURES, blaming, code_hash, failure, is_own, own_class
 from policies.registry import KINDS, RULES, RouterKind
 from policies.rules.context import RouterContext
 from policies.rules.placements import PLACEMENT_NAMES

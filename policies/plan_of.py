@@ -13,6 +13,7 @@ from typing import Final, TypeVar, cast
 
 import numpy as np
 
+from kit.jit import Ints
 from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
@@ -49,7 +50,6 @@ from policies.compiled.rules import (
 )
 from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
-from policies.jit import Ints
 from policies.rules import controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter

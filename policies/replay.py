@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.interfaces import RouterConfig
 from policies.reconcile import Books

@@ -11,7 +11,7 @@ from math import isfinite
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import Bools
 from policies.vocabulary import NS_PER_S, ClusterView, Hold

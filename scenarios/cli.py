@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Final
 
 import hw  # noqa: F401 - sets the environment before torch is opened
-from policies.own import REFUSING, telling
+from kit.plugins import REFUSING, telling
 from policies.registry import CONTROLLED, TUNED
 from scenarios.commands.outputs import require_apart
 from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code

@@ -44,8 +44,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import gymnasium
 from gymnasium import logger
 
-from policies.errors import InputError, nearest
-from policies.store import IS_ON, is_kept
+from kit.errors import InputError, nearest
+from kit.jit_cache import IS_ON, is_kept
 from scenarios.terminal.progress import say
 
 if TYPE_CHECKING:

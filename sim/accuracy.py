@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import hashed_share
+from kit.chance import hashed_share
 from policies.reward import AccuracyPrior
 
 

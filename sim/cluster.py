@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import derived_seed
+from kit.chance import derived_seed
 from policies.faults import Fault, Supervision
 from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.ledger import Ledger

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
-from policies.chance import derived_seed
+from kit.chance import derived_seed
 from policies.faults import Impairment
 from policies.vocabulary import Provenance
 from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
@@ -119,7 +119,7 @@ class _Integrals(msgspec.Struct, frozen=True):
 
 
 class DeviceModel:
-    """What `hw.emulated` asks of a device. Times go up from call to call."""
+    """What `hw.agent.emulated` asks of a device. Times go up from call to call."""
 
     def __init__(self, emulation: Emulation) -> None:
         profile = Profile.from_yaml(emulation.profile, "the profile of an emulated device")

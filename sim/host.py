@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Protocol
 
-from policies.chance import derived_seed, hashed
+from kit.chance import derived_seed, hashed
 from policies.vocabulary import nanoseconds
 from sim.profile import PAUSES_S, RouterHost, WorkCost, pause_number
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, expm1, inf, log
 
-from policies.chance import hashed_share
+from kit.chance import hashed_share
 from policies.vocabulary import ROUTER, nanoseconds
 from sim.profile import Link
 

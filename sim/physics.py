@@ -12,7 +12,7 @@ from math import ceil
 
 import msgspec
 
-from policies.chance import hashed
+from kit.chance import hashed
 from policies.vocabulary import NS_PER_S
 from sim.device import clock_ratio, contention, total_load
 from sim.profile import pause_number

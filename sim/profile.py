@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from policies import strict
-from policies.errors import InputError
-from policies.strict import StrictModel
+from kit import strict
+from kit.errors import InputError
+from kit.strict import StrictModel
 from policies.vocabulary import IMAGE, Provenance
 
 SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from policies.chance import derived_seed, hashed
+from kit.chance import derived_seed, hashed
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from policies.greedy import GreedyKnobs, GreedyScheduler
 from policies.ledger import Ledger

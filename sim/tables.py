@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance, nanoseconds
 from sim.device import Sharing, crowding, demand
 from sim.interpolation import interpolate_linear, latency_table_s

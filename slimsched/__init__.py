@@ -14,7 +14,7 @@ from typing import Any
 
 import hw  # noqa: F401 - sets the environment before torch is opened
 import scenarios.gym  # noqa: F401 - registers the environment
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.terminal.progress import Step
 from slimsched.functions import (
     CalibrateOptions,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack
 
-from policies.errors import InputError
-from policies.own import telling
+from kit.errors import InputError
+from kit.plugins import telling
 from scenarios.terminal.progress import Step, heard_by
 from slimsched.results import (
     Bound,

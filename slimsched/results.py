@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 
 if TYPE_CHECKING:

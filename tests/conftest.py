@@ -50,12 +50,12 @@ def shared_imports(request: pytest.FixtureRequest) -> Iterator[None]:
     if all(map(_measures_nothing, request.session.items)):
         yield
         return
-    import hw.local_agents
+    import hw.router.local_agents
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hw.torch_outfit", "hw.local_agents"])
+    context.set_forkserver_preload(["hw.agent.torch_outfit", "hw.router.local_agents"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hw.local_agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
+        patch.setattr(hw.router.local_agents, "multiprocessing", SimpleNamespace(get_context=lambda _: context))
         yield
 
 

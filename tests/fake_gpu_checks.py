@@ -13,7 +13,7 @@ import sys
 import time  # noqa: TID251 - it hangs
 from pathlib import Path
 
-from tests.gpu import MARK
+from benchmarks.gpu import MARK
 
 
 def look(name: str, out: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from policies import strict
-from policies.errors import InputError
+from kit import strict
+from kit.errors import InputError
 from policies.names import rule_from_dict
 from scenarios.files.spec import Scenario
 from sim.profile import Profile

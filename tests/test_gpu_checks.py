@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.gpu import __main__ as gpu
-from tests.gpu import job
-from tests.gpu.checks import CHECKS
-from tests.gpu.evidence import ROOT
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import job
+from benchmarks.gpu.checks import CHECKS
+from benchmarks.gpu.evidence import ROOT
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`

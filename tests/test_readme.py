@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.terminal_picture import PAGE, PICTURE, first_block, picture
 from scenarios.cli import parse
-from scenarios.study.terminal_picture import PAGE, PICTURE, first_block, picture
 from tests.reading import Reading, prose, read, syllables
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,7 +133,7 @@ def test_the_glossary_is_short() -> None:
 
 
 def test_its_picture_is_of_the_output_in_the_quickstart() -> None:
-    """`python -m scenarios.study.terminal_picture` makes it."""
+    """`python -m benchmarks.study.terminal_picture` makes it."""
     lines = first_block((ROOT / PAGE).read_text(encoding="utf-8"))
     assert lines[0].startswith("$ slimsched run quickstart")
     assert (ROOT / PICTURE).read_text(encoding="utf-8") == picture(lines)

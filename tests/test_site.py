@@ -17,10 +17,10 @@ import gymnasium
 import pytest
 from mkdocs.exceptions import PluginError
 
-from policies.errors import InputError
+from benchmarks.study.commands_page import commands_markdown
+from kit.errors import InputError
 from scenarios.cli import main, parse
 from scenarios.files.spec import RewardSection
-from scenarios.study.commands_page import commands_markdown
 from tests.test_docs import LINK, PAGES, ROOT
 from tests.tutorial_log import FILE, tutorial_log
 
@@ -125,7 +125,7 @@ def test_every_command_is_one(page: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_page_of_commands_is_up_to_date() -> None:
-    """`docs/commands.md` is what `python -m scenarios.study.commands_page` writes."""
+    """`docs/commands.md` is what `python -m benchmarks.study.commands_page` writes."""
     assert (DOCS / "commands.md").read_text(encoding="utf-8") == commands_markdown()
 
 

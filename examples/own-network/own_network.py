@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
+from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 
 
 class Perceptron(SlimmableModel):

@@ -5,7 +5,7 @@ that the servers' processes ran), absent. Each is asked what it supports before 
 cannot give is None, never a guess.
 """
 
-from hw.limits import usable_cores
+from hw.host.limits import usable_cores
 from hw.telemetry.cpu import (
     CPU_IDLE_W_PER_CORE,
     CPU_TDP_W_PER_CORE,

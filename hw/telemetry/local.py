@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hw.limits import machine_bytes, usable_cores
+from hw.host.limits import machine_bytes, usable_cores
 from hw.telemetry.cpu import (
     CPU_IDLE_W_PER_CORE,
     CPU_TDP_W_PER_CORE,

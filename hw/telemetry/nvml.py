@@ -17,7 +17,7 @@ from typing import Any
 from hw.telemetry.gpm import METRICS, Gpm
 from hw.telemetry.library import Board, RefusedError, refusal
 from hw.telemetry.port import Details, Reading, Support, in_words
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 
 _ARCHITECTURES = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing", "Ampere", "Ada", "Hopper", "Blackwell", "Rubin")

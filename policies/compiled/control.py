@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.jit import Ints, kernel
 from policies import goal_control
 from policies.compiled.layout import Sheet
 from policies.compiled.record import INT, REAL, Record
@@ -23,7 +24,6 @@ from policies.goal_control import (
     MOST_SHIFT,
     GoalControl,
 )
-from policies.jit import Ints, kernel
 
 _NS = 1e9
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from kit.jit import Ints, entry
 from policies.compiled.layout import Plan, Sheet
 from policies.compiled.rules import choose
-from policies.jit import Ints, entry
 
 
 @entry

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import exp
 
+from kit.jit import ints, kernel
 from policies.compiled.control import Control, end_of_dial, shift_of
 from policies.compiled.layout import NONE, Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
-from policies.jit import ints, kernel
 
 _NS = 1e9
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kit.jit import Ints
 from policies.compiled.layout import Plan, SeenServer, Sheet
 from policies.interfaces import RouterConfig
-from policies.jit import Ints
 from policies.rules.milp import Milp
 from policies.vocabulary import IMAGE, ClusterView, HeadKey, ServerView
 

@@ -10,9 +10,9 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from kit.jit import Ints
 from policies.compiled.layout import NONE, Plan
 from policies.interfaces import CostModel, RouterConfig
-from policies.jit import Ints
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
 MOST_KEPT: Final = 24  # tables

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import exp, log
 
+from kit.jit import kernel
 from policies.compiled.record import REAL, Record
-from policies.jit import kernel
 from policies.rules.price import FEW, MOST
 
 

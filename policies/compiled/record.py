@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
-from policies.jit import python_view
-from policies.store import IS_ON
+from kit.jit import python_view
+from kit.jit_cache import IS_ON
 
 INT: int = 0
 REAL: float = 0.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from kit.jit import ints, kernel
 from policies.compiled.layout import ANYWHERE, Plan, SeenServer, Sheet
-from policies.jit import ints, kernel
 
 _SHEET: Final = Sheet.size
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from math import exp
 
+from kit.jit import ints, kernel, reals, reals_at
 from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.price import Price, price_of
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
-from policies.jit import ints, kernel, reals, reals_at
 from policies.rules.slackfit import SLACK_BUCKETS
 
 # Placements.

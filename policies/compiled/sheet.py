@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from kit.jit import Ints
 from policies.compiled.layout import SeenServer, Sheet
 from policies.compiled.plan import cost_tables, work_keys
 from policies.interfaces import CostModel, RouterConfig
-from policies.jit import Ints
 from policies.vocabulary import IMAGE, ClusterView
 
 _SHEET: Final = Sheet.size

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.vocabulary import Allocation
 
 Search = Callable[["Pool", int], Allocation | None]  # where so many GPUs can go, and whether they can

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.history import History
 from policies.jobs.vocabulary import JobArrived
 

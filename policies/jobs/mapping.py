@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.jobs.choices import Mapper, View
 from policies.jobs.cluster import Pool
 from policies.jobs.vocabulary import Allocation

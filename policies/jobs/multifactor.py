@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.book import Features
 from policies.jobs.vocabulary import JobArrived
 from policies.vocabulary import NS_PER_S

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from policies.jobs.estimates import ESTIMATES
 from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.multifactor import MULTIFACTOR, MultifactorKnobs

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from policies.jobs.estimates import ESTIMATES
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.policy import BY_INDEX, NONE, JobPolicy, PreemptionKnobs

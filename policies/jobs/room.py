@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import entry, kernel
+from kit.jit import entry, kernel
 from policies.jobs.book import RUNNING, JobBook
 from policies.jobs.cluster import Pool
 from policies.jobs.placements import Placement

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
-from policies.errors import InputError
+from kit.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)

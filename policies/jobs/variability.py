@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.cluster import Cluster, NodeGroup, Pool
 from policies.jobs.vocabulary import Allocation, Slots
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from policies.chance import stream
-from policies.errors import InputError, nearest
+from kit.chance import stream
+from kit.errors import InputError, nearest
 from policies.jobs import sight
 from policies.jobs.choices import Choosing
 from policies.jobs.policy import JobPolicy

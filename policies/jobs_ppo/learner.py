@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.jobs.choices import VISIBLE
 from policies.jobs.sight import NAMES, PADDING, Seen
 from policies.jobs_ppo.choosers import POOLED

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.jobs.sight import NAMES, Seen
 
 HIDDEN: Final = (32, 16, 8)

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from policies.errors import InputError
-from policies.files import atomic_path, require_file, same_header
+from kit.errors import InputError
+from kit.files import atomic_path, require_file, same_header
 
 SCHEMA = "slimsched.router/1"
 ROUTERS: Final = "a router's file is what `slimsched train` or `slimsched tune` wrote"

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import numpy as np
 
-from policies.chance import derived_seed
-from policies.errors import WorkError
-from policies.jit import Singles
+from kit.chance import derived_seed
+from kit.errors import WorkError
+from kit.jit import Singles
 from policies.ppo.buffer import Experience
 from policies.ppo.checkpoint import Tensors
 from policies.ppo.compiled_update import CompiledLearner

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.errors import WorkError
-from policies.jit import Singles
+from kit.errors import WorkError
+from kit.jit import Singles
 from policies.ppo import kernels
 from policies.ppo.buffer import Experience
 from policies.ppo.checkpoint import Tensors

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from policies.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singles
+from kit.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singles
 from policies.observation import Bools
 from policies.ppo.layout import (
     ACTIVATIONS,

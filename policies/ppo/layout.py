@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from policies.jit import Ints, Singles
+from kit.jit import Ints, Singles
 from policies.ppo.checkpoint import Tensors
 from policies.ppo.spec import PolicySpec
 from policies.ppo.vectors import LANES

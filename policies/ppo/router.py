@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.errors import InputError
+from kit.errors import InputError
+from kit.jit_cache import IS_ON
 from policies.interfaces import RouterConfig
 from policies.observation import Floats
 from policies.ppo import checkpoint
 from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
-from policies.store import IS_ON
 from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.vocabulary import Choice, ClusterView, Hold

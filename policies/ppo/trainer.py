@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from policies.chance import derived_seed
-from policies.errors import WorkError
+from kit.chance import derived_seed
+from kit.errors import WorkError
 from policies.observation import masks
 from policies.ppo.acting import act
 from policies.ppo.buffer import TransitionBuffer

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.observation import Floats
 from policies.ppo.buffer import Experience
 from policies.ppo.distribution import entropies, joint_log_prob, product_policy

@@ -14,8 +14,8 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from policies.jit import Singles, kernel
-from policies.store import IS_ON
+from kit.jit import Singles, kernel
+from kit.jit_cache import IS_ON
 
 LANES = 16  # columns of a block; rows of weights are padded to a multiple of it
 _ROWS, _VECTORS = 4, 4  # of a block of several rows, and of a line of one: so many sums stay in registers

@@ -9,11 +9,11 @@ from typing import Annotated, Final
 import numpy as np
 from pydantic import Field
 
-from policies.errors import InputError
+from kit.errors import InputError
+from kit.strict import StrictModel
 from policies.goal_control import FOLLOW, MOST_WEIGHT, GoalControl, Steered, end_of_dial
 from policies.interfaces import MOST_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
-from policies.strict import StrictModel
 from policies.vocabulary import FOLLOW_NS, ClusterView, nanoseconds
 
 LONGEST_LIMIT_S: Final = 1e7  # as in scenarios

@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, model_validator
 
-from policies.errors import InputError
+from kit.errors import InputError
+from kit.strict import StrictModel
 from policies.goal_control import Goals, Steered
 from policies.interfaces import RouterConfig, RoutingPolicy
-from policies.strict import StrictModel
 from policies.vocabulary import Choice, ClusterView, Hold, HoldRule, nanoseconds
 
 LONGEST_S = 3600.0

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from pydantic import Field, model_validator
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import CostModel
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import (

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Final
 import numpy as np
 from pydantic import Field
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import RoutingPolicy
 from policies.rules.context import RouterContext
 from policies.rules.costs import efficient_tuples, path_ns, spread

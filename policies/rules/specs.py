@@ -24,7 +24,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
+from kit.strict import Plain, StrictModel, form
 from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
@@ -34,7 +35,6 @@ from policies.rules.groups import LargestGroup, RandomGroup
 from policies.rules.holding import HoldSpec, holding
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, make_placement
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
-from policies.strict import Plain, StrictModel, form
 
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"

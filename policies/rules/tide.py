@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.goal_control import MOST_STRETCH
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec

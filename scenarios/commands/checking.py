@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from calibrate.check import holds, meaningful
 from calibrate.stamps import require_model
-from hw.networks import ModelFile, Network
+from hw.networks.registry import ModelFile, Network
 from scenarios.executors.checking import (
     announced_check,
     check_world,

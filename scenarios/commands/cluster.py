@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hw.networks import ModelFile
-from hw.ray_host import kept_logs
-from policies.files import atomic_path
+from hw.networks.registry import ModelFile
+from hw.ray.host import kept_logs
+from kit.files import atomic_path
 from scenarios.commands.shared import read_scenario
 from scenarios.executors.cluster_check import check_cluster, none_here
 from scenarios.executors.hosts import Hosts, joined_hosts

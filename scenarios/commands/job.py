@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.commands.shared import asked_of, read_scenario
 from scenarios.files.documents import told_of
 from scenarios.metrics.fidelity import results_in

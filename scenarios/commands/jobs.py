@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.documents import write_json, write_text
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file, writable_folder
@@ -129,7 +129,7 @@ def jobs_simulate(arguments: Namespace) -> int:
 
 def jobs_compare(arguments: Namespace) -> int:
     """All policies of a scenario, set against one of them and against the bound."""
-    from hw.limits import core_count
+    from hw.host.limits import core_count
     from scenarios.show.charts import save
     from scenarios.training_jobs.comparing import comparison_document, run_all
     from scenarios.training_jobs.comparison_tables import comparison_text

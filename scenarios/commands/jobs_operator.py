@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from policies import strict
-from policies.errors import InputError
+from kit import strict
+from kit.errors import InputError
 from scenarios.files.documents import write_text
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file
@@ -23,7 +23,7 @@ _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets 
 
 def jobs_whatif(arguments: Namespace) -> int:
     """The same jobs before and after a change."""
-    from hw.limits import core_count
+    from hw.host.limits import core_count
     from scenarios.training_jobs.operator_tables import whatif_text
     from scenarios.training_jobs.whatif import WhatIf
 
@@ -77,7 +77,7 @@ def jobs_validate_log(arguments: Namespace) -> int:
 
 def jobs_tune(arguments: Namespace) -> int:
     """Numbers of a policy, sought on earlier jobs and judged on later ones."""
-    from hw.limits import core_count
+    from hw.host.limits import core_count
     from scenarios.training_jobs.operator_tables import tuning_text
     from scenarios.training_jobs.spec import POLICY_SUFFIX
     from scenarios.training_jobs.tuning import SCHEMA, policy_document, ranges_of, tune
@@ -115,7 +115,7 @@ def jobs_tune(arguments: Namespace) -> int:
 
 def jobs_train(arguments: Namespace) -> int:
     """RLTune, as it was run or mended, on windows of a scenario's trace; judged on windows that it has not seen."""
-    from hw.limits import core_count
+    from hw.host.limits import core_count
     from policies.jobs_ppo.files import FAITHFUL, FIXED, LearnedSpec
     from scenarios.training_jobs.learning.course import Course, train
     from scenarios.training_jobs.learning.judging import BASELINES, judge, learned_choice, table_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.commands.shared import asked_of
 from scenarios.executors.devices import chosen_devices
 from scenarios.show.table import Table, columns, to_text
@@ -64,8 +64,8 @@ def model_evaluate(arguments: Namespace) -> int:
 
 def model_check(arguments: Namespace) -> int:
     """The rules of segmented slimmable networks; exit code 1 where one is broken."""
-    from hw.conformance import RULES, broken_rules, unchecked_rules
-    from hw.networks import Network
+    from hw.networks.conformance import RULES, broken_rules, unchecked_rules
+    from hw.networks.registry import Network
 
     output = Output(arguments)
     network = Network(arguments.network, arguments.options, "NETWORK", "")
@@ -84,8 +84,8 @@ def model_check(arguments: Namespace) -> int:
 def model_bench(arguments: Namespace) -> int:
     """Every segment and the whole network at every uniform width, on one device."""
     from calibrate.slimming import BATCHES, measure_slimming
-    from hw.conformance import require_conformance
-    from hw.networks import Network
+    from hw.networks.conformance import require_conformance
+    from hw.networks.registry import Network
     from scenarios.show.slimming import format_slimming
     from scenarios.terminal.progress import Progress
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Final
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.runs.layout import OWN, fits
 from scenarios.runs.manifest import read_manifest
 

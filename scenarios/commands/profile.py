@@ -7,7 +7,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.files.documents import json_text, read_text, with_remedy, write_text
 from scenarios.files.reading import as_made, read_profile
@@ -43,7 +43,7 @@ def profile_synth(arguments: Namespace) -> int:
     from calibrate.costs import costs_of
     from calibrate.datasheet import GPUS, synthesize
     from calibrate.host import MeasuredHost
-    from hw.networks import Network
+    from hw.networks.registry import Network
 
     output = Output(arguments)
     gpus = _gpus(arguments)

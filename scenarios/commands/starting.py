@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import check_router, is_router_file

@@ -14,7 +14,7 @@ from typing import Any
 
 from calibrate.plan import LEAST, USABLE_SHARE, Dispatch, Hold, Plan, Planned, Solo, Steady, Step, Together, Transfer
 from calibrate.session import start_s
-from policies.errors import InputError
+from kit.errors import InputError
 
 TOO_LITTLE = 2.0  # times the budget: what needs more was not meant
 SENSIBLE_STEP_S = 5.0

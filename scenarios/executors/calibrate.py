@@ -11,9 +11,9 @@ from calibrate.calibration import Calibration
 from calibrate.plan import Plan
 from calibrate.probe import device_name
 from calibrate.session import Listener, calibrate
-from hw.emulated import EmulatedDevice
-from hw.ray_host import cache, kept
-from policies.chance import derived_seed
+from hw.agent.emulated import EmulatedDevice
+from hw.ray.host import cache, kept
+from kit.chance import derived_seed
 from scenarios.executors.announce import announcement, require_budget
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import host_key, joined_hosts

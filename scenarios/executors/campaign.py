@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.records import ForeignLoad, RunRecord, ServerClock
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown

@@ -24,11 +24,11 @@ from calibrate.check import (
 from calibrate.errors import SOLO_ERROR
 from calibrate.session import START_S, check_profile
 from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
-from hw.datasets import Dataset
 from hw.device import DeviceSpec, formats_of, ways_of
-from hw.networks import ModelFile
-from policies.chance import derived_seed
-from policies.errors import InputError
+from hw.networks.datasets import Dataset
+from hw.networks.registry import ModelFile
+from kit.chance import derived_seed
+from kit.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.vocabulary import Provenance
 from scenarios.executors.announce import span

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from hw.networks import ModelFile
-from hw.ray_cluster import HostFacts
-from policies.errors import InputError, WorkError
+from hw.networks.registry import ModelFile
+from hw.ray.cluster import HostFacts
+from kit.errors import InputError, WorkError
 from scenarios.executors.hosts import Hosts, host_key, host_names
 from scenarios.executors.links import measure_links
 from scenarios.executors.preflight import PROCESS_BYTES, require_devices_here, require_there

@@ -19,9 +19,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.router_loop import no_collections, on_cores, own_cores
+from hw.router.loop import no_collections, on_cores, own_cores
 from hw.telemetry import cpu_name
-from policies.chance import derived_seed, stream
+from kit.chance import derived_seed, stream
 from policies.interfaces import RoutingPolicy
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from scenarios.executors.run import hardware_servers
@@ -95,7 +95,7 @@ def _sleep(gap_ns: int) -> None:
 
 
 def _spin(gap_ns: int) -> None:
-    """As the router does on cores of its own (`hw.router_loop`)."""
+    """As the router does on cores of its own (`hw.router.loop`)."""
     until_ns = time.monotonic_ns() + gap_ns
     while time.monotonic_ns() < until_ns:
         pass

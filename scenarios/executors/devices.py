@@ -11,11 +11,11 @@ from typing import Any, Final
 import torch
 
 from hw.device import WAYS, DeviceSpec, formats_of, gpu_bytes, local_devices
-from hw.gpu import refused_by_mode, unseen, unserved
+from hw.devices.gpu import refused_by_mode, unseen, unserved
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.library import Board, RefusedError
 from hw.telemetry.nvml import board_facts, free_vram_bytes, handle_of, other_processes
-from policies.errors import InputError, in_a_line
+from kit.errors import InputError, in_a_line
 from scenarios.files.reading import read_profile
 from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
 from sim.profile import Profile

@@ -6,12 +6,12 @@ import numpy as np
 
 from calibrate.calibration import Played
 from calibrate.costs import costs_of
-from hw.datasets import Dataset
-from hw.emulated import EmulatedDevice
-from hw.networks import Network
-from hw.run_spec import Served
-from policies.chance import derived_seed
-from policies.errors import InputError
+from hw.agent.emulated import EmulatedDevice
+from hw.networks.datasets import Dataset
+from hw.networks.registry import Network
+from hw.router.run_spec import Served
+from kit.chance import derived_seed
+from kit.errors import InputError
 from scenarios.executors.devices import EMULATED
 from scenarios.files.spec import NETWORKS, DeviceSection
 from scenarios.world.materials import emulated_profile

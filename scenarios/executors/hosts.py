@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from hw.ray_cluster import HostFacts, Node, RayCluster, joined, require_same_code
-from hw.ray_host import facts, machine
-from policies.errors import InputError, WorkError, in_a_line
+from hw.ray.cluster import HostFacts, Node, RayCluster, joined, require_same_code
+from hw.ray.host import facts, machine
+from kit.errors import InputError, WorkError, in_a_line
 from scenarios.files.spec import ClusterSection, ServerSection
 
 Asked = TypeVar("Asked")

@@ -11,9 +11,10 @@ from statistics import median
 from typing import Final
 
 from calibrate.fit import link_of
-from hw.agents import AgentHandle, AgentSpec, transfer_round
-from hw.emulated_outfit import EmulatedOutfit
-from hw.ray_agents import RayHosts
+from hw.agent.emulated_outfit import EmulatedOutfit
+from hw.agent.outfit import AgentSpec
+from hw.ray.agents import RayHosts
+from hw.router.agents import AgentHandle, transfer_round
 from scenarios.executors.emulation import playing
 from scenarios.executors.hosts import Hosts
 from scenarios.files.reading import read_profile

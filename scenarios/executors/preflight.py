@@ -13,11 +13,11 @@ from calibrate.opening import interference
 from calibrate.probe import open_sensor
 from calibrate.stamps import differences, stamps_here, stamps_of
 from hw.device import DeviceSpec, gpu_bytes
-from hw.instances import context_bytes
-from hw.limits import machine_bytes, usable_cores
-from hw.networks import ModelFile
-from hw.slimmable import SlimmableModel
-from policies.errors import InputError
+from hw.devices.instances import context_bytes
+from hw.host.limits import machine_bytes, usable_cores
+from hw.networks.registry import ModelFile
+from hw.networks.slimmable import SlimmableModel
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import require_plan
 from scenarios.executors.devices import device_of, require_free, require_served, why_unseen

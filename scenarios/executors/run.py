@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 
 from calibrate.meter import Trust
-from hw.cluster import HardwareCluster
-from hw.datasets import Dataset
 from hw.device import DeviceSpec
-from hw.draining import Wish, nobody
-from hw.networks import ModelFile
-from hw.ray_agents import RayHosts
-from hw.router_loop import Progress, Routing
-from hw.run_spec import HardwareRun
-from hw.server import HardwareServer
-from policies.chance import stream
+from hw.networks.datasets import Dataset
+from hw.networks.registry import ModelFile
+from hw.ray.agents import RayHosts
+from hw.router.cluster import HardwareCluster
+from hw.router.draining import Wish, nobody
+from hw.router.loop import Progress, Routing
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer
+from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran

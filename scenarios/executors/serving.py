@@ -24,11 +24,11 @@ from dataclasses import dataclass, replace
 
 from calibrate.host import STAMP
 from calibrate.interference import Interference, require_quiet
-from hw.cluster import HardwareCluster
-from hw.datasets import Dataset
-from hw.networks import ModelFile
-from policies.chance import derived_seed
-from policies.errors import WorkError
+from hw.networks.datasets import Dataset
+from hw.networks.registry import ModelFile
+from hw.router.cluster import HardwareCluster
+from kit.chance import derived_seed
+from kit.errors import WorkError
 from policies.records import STAGES, RunRecord
 from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import WARMUP_S, DeviceCosts, ServingCosts, costs_of

@@ -2,7 +2,7 @@
 
 How fast a virtual machine's core is depends on its host's other tenants: like the arrivals, it comes from outside, and
 a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs read a
-fixed piece of work between their batches (`hw.core_speed`); the profile knows how long that takes at full speed.
+fixed piece of work between their batches (`hw.host.core_speed`); the profile knows how long that takes at full speed.
 """
 
 from __future__ import annotations

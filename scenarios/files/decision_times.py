@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from policies.errors import InputError
-from policies.strict import StrictModel, validate
+from kit.errors import InputError
+from kit.strict import StrictModel, validate
 from scenarios.files.documents import read_json
 from sim.profile import Count
 

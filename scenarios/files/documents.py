@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from policies.errors import InputError, nearest
-from policies.files import atomic_path, folder_hash, lies_there, read_bytes
+from kit.errors import InputError, nearest
+from kit.files import atomic_path, folder_hash, lies_there, read_bytes
 from scenarios.files.shipped import shipped_as
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from policies.strict import StrictModel
+from kit.strict import StrictModel
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hw.datasets import is_image_folder, require_image_folder
-from policies import strict
-from policies.errors import InputError, nearest
-from policies.own import is_own
+from hw.networks.datasets import is_image_folder, require_image_folder
+from kit import strict
+from kit.errors import InputError, nearest
+from kit.plugins import is_own
 from scenarios.files.documents import read_text, with_remedy
 from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_fits, check_router

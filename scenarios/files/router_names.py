@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy.typing as npt
 
-from policies import strict
-from policies.errors import InputError, nearest
+from kit import strict
+from kit.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
 from policies.registry import RULES, TUNED

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.files.documents import read_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

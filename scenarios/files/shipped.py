@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from policies.errors import InputError, nearest
-from policies.files import lies_there
+from kit.errors import InputError, nearest
+from kit.files import lies_there
 
 SHIPPED: Final = Path(__file__).parents[1] / "data"
 SHIPPED_PROFILES: Final = SHIPPED / "profiles"

@@ -16,13 +16,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from hw.datasets import DATASETS, is_image_folder
-from policies import strict
+from hw.networks.datasets import DATASETS, is_image_folder
+from kit import strict
+from kit.files import possible_path
+from kit.strict import Plain, StrictModel, form
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
-from policies.files import possible_path
 from policies.goal_control import MOST_WEIGHT
 from policies.interfaces import GROUPS
-from policies.strict import Plain, StrictModel, form
 from policies.vocabulary import NS_PER_S, nanoseconds
 from policies.waits import problem_with
 from scenarios.files.named_files import FileName
@@ -92,7 +92,7 @@ NETWORKS = (
     "digit-pairs",
     "slimresnet-tiny",
     "slimresnet18",
-)  # those of hw.slimresnet, named here without opening torch
+)  # those of hw.networks.slimresnet, named here without opening torch
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -138,13 +138,13 @@ class ModelSection(StrictModel):
     network: str | None = Field(
         None,
         description=f"{_listed(NETWORKS)}, or `module:Class` for one of your own (a subclass of "
-        "hw.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
+        "hw.networks.slimmable.SlimmableModel): trained before all else unless there is a checkpoint",
     )
     options: Plain = Field(default_factory=dict, description="what the class of a network of your own is called with")
     dataset: DatasetName = Field(
         "digits",
         description=f"the images it is trained and tested on: {_listed(DATASETS)}, `module:Class` for a set of "
-        "your own (hw.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
+        "your own (hw.networks.datasets.OwnDataset), or a folder with `train/CLASS/*.png` and `test/CLASS/*.png`",
     )
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.files.documents import inputs_hash
 from scenarios.files.router_names import display_name
 from scenarios.job.job import Job

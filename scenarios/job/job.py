@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hw.datasets import dataset_label
-from hw.networks import ModelFile, Network
+from hw.networks.datasets import dataset_label
+from hw.networks.registry import ModelFile, Network
 from hw.telemetry import available_devices, unusable_devices
 from hw.version import code_here
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.documents import inputs_hash
 from scenarios.files.made_routers import made_file, made_kind, made_kinds
 from scenarios.files.named_files import named_files, with_paths

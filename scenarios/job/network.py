@@ -11,17 +11,17 @@ from pathlib import Path
 
 from safetensors.torch import load, save
 
-from hw.accuracy import SCHEMA as ACCURACY_SCHEMA
-from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
-from hw.apart import Runner, Tell, apart, here
-from hw.conformance import require_conformance
-from hw.datasets import Dataset, is_image_folder, load_dataset, require_fit
 from hw.device import require_torch_device
-from hw.evaluation import evaluate
-from hw.networks import ModelFile, Network, save_model
-from hw.training import TrainingKnobs, recipe, require_checkpoint, train
-from policies.errors import InputError, WorkError
-from policies.own import FAILURES, failure
+from hw.host.apart import Runner, Tell, apart, here
+from hw.networks.accuracy import SCHEMA as ACCURACY_SCHEMA
+from hw.networks.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
+from hw.networks.conformance import require_conformance
+from hw.networks.datasets import Dataset, is_image_folder, load_dataset, require_fit
+from hw.networks.evaluation import evaluate
+from hw.networks.registry import ModelFile, Network, save_model
+from hw.networks.training import TrainingKnobs, recipe, require_checkpoint, train
+from kit.errors import InputError, WorkError
+from kit.plugins import FAILURES, failure
 from scenarios.files.spec import Scenario
 from scenarios.job.job import Job, blamed_on
 from scenarios.terminal.progress import Progress
@@ -136,14 +136,14 @@ def runner_for(device: str) -> Runner:
 def trained(
     network: Network, data: Dataset, knobs: TrainingKnobs, checkpoint: Path, tensorboard: Path, tell: Tell
 ) -> bytes:
-    """The weights, as safetensors; see `hw.training.train`."""
+    """The weights, as safetensors; see `hw.networks.training.train`."""
     with own_code(network):
         model = train(network, data, knobs, checkpoint=checkpoint, tensorboard=tensorboard, on_step=tell)
     return save({name: tensor.contiguous() for name, tensor in model.state_dict().items()})
 
 
 def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evaluation:
-    """See `hw.evaluation.evaluate`."""
+    """See `hw.networks.evaluation.evaluate`."""
     require_torch_device(device)
     model, _ = file.load()
     with own_code(file.network):

@@ -8,8 +8,8 @@ from typing import Final
 
 from calibrate.calibration import Calibration
 from calibrate.log import require_log
-from hw.datasets import load_dataset
 from hw.device import DeviceSpec
+from hw.networks.datasets import load_dataset
 from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import joined_hosts

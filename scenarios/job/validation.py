@@ -7,8 +7,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from hw.networks import ModelFile
-from policies.errors import InputError
+from hw.networks.registry import ModelFile
+from kit.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec

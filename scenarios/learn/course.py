@@ -13,8 +13,8 @@ from math import log
 
 import numpy as np
 
-from hw.limits import core_count
-from policies.chance import derived_seed, stream
+from hw.host.limits import core_count
+from kit.chance import derived_seed, stream
 from policies.interfaces import limit_ns_of
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT, RouterSpec

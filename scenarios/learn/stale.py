@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.router_names import made_by
 from scenarios.learn.tuned_files import failed_command, failure_path, load_of
 from scenarios.world.routers import deciding_in

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.limits import core_count
-from policies.chance import derived_seed, stream
-from policies.errors import WorkError
+from hw.host.limits import core_count
+from kit.chance import derived_seed, stream
+from kit.errors import WorkError
 from policies.interfaces import RoutingPolicy
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter

@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from policies.chance import stream
-from policies.errors import InputError, WorkError, nearest
+from kit.chance import stream
+from kit.errors import InputError, WorkError, nearest
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space

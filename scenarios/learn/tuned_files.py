@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
+from kit.strict import mapping
 from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
-from policies.strict import mapping
 from scenarios.files.documents import read_text, write_text
 from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.named_files import with_paths

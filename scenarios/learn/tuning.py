@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.registry import CONTROLLED
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced

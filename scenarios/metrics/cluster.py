@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from hw.ray_cluster import HostFacts
+from hw.ray.cluster import HostFacts
 from sim.profile import Link
 
 LINKS_SCHEMA: Final = "slimsched.links/1"

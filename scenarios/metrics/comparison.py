@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from hw.accuracy import MEASURED, PAPER, AccuracyProvenance
-from policies.errors import InputError, nearest
+from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance
+from kit.errors import InputError, nearest
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner

@@ -15,7 +15,7 @@ from typing import Literal, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.accuracy import AccuracyProvenance
+from hw.networks.accuracy import AccuracyProvenance
 from policies.records import (
     COMPLETED,
     FAILED,

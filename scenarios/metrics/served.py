@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.faults import NO_LABEL, OUT_OF_MEMORY
 from scenarios.metrics.result import Result, Shares, shares_of
 

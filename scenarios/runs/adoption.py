@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError
-from policies.files import file_hash
+from kit.errors import InputError
+from kit.files import file_hash
 from scenarios.runs import layout
 from scenarios.runs.manifest import Contents, Entry, read_manifest
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
 from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.world.world import World

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from policies.chance import stream
-from policies.errors import InputError, WorkError
+from kit.chance import stream
+from kit.errors import InputError, WorkError
 from policies.faults import NO_LABEL
 from policies.interfaces import RoutingPolicy
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RunColumns

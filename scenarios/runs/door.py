@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.files.documents import read_json, write_json
 from scenarios.runs import layout
 from scenarios.runs.folder import RunFolder

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hw.limits import machine_bytes
-from policies.errors import InputError
+from hw.host.limits import machine_bytes
+from kit.errors import InputError
 from scenarios.files.spec import ChaosFault
 from scenarios.metrics.result import Simulator
 from scenarios.world.world import World

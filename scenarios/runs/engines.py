@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Literal
 
-from policies.store import IS_ON, is_kept
+from kit.jit_cache import IS_ON, is_kept
 from scenarios.metrics.result import Simulator
 from scenarios.runs.effort import effort_of
 from scenarios.world.world import World

@@ -18,8 +18,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError, WorkError
-from policies.files import file_hash, set_aside
+from kit.errors import InputError, WorkError
+from kit.files import file_hash, set_aside
 from scenarios.files.documents import read_checked, read_json, with_remedy, write_checked, write_json, write_text
 from scenarios.runs import layout
 from scenarios.runs.adoption import ELSEWHERE, contents_of, require_ours

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from policies.files import TEMPORARY
+from kit.files import TEMPORARY
 from policies.registry import TUNED
 from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 

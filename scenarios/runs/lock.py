@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from policies.errors import InputError
+from kit.errors import InputError
 
 _CANT_LOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _MOST_CHARACTERS = 200  # of a command line

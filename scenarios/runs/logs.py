@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from kit.errors import InputError
+from kit.files import atomic_path
 from policies.codec import from_jsonable, to_jsonable
-from policies.errors import InputError
-from policies.files import atomic_path
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.records import AgentLog, LoggedStep, RunRecord

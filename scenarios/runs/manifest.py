@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from policies.files import atomic_path
+from kit.files import atomic_path
 
 SCHEMA: Final = "slimsched.run-folder/1"
 _CLOSED: Final = {"closed": True}

@@ -18,7 +18,7 @@ from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Protocol, TypeVar
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 Common = TypeVar("Common")

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
-from hw.limits import core_count
+from hw.host.limits import core_count
 from hw.version import code_here
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.documents import read_json
 from scenarios.runs.adoption import ENVIRONMENT_SCHEMAS
 from scenarios.runs.folder import RunFolder

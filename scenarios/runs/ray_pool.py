@@ -18,9 +18,9 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from hw.ray_cluster import Node, RayCluster, joined, ray_here
-from policies.errors import InputError, WorkError, in_a_line
-from policies.own import REFUSING
+from hw.ray.cluster import Node, RayCluster, joined, ray_here
+from kit.errors import InputError, WorkError, in_a_line
+from kit.plugins import REFUSING
 from scenarios.runs import ray_task
 from scenarios.runs.parallel import ONE_THREAD
 from scenarios.runs.ray_task import Given, Refused, difference, facts_here

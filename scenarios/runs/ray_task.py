@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from hw.version import code_here
-from policies.chance import stream
-from policies.errors import InputError, WorkError
+from kit.chance import stream
+from kit.errors import InputError, WorkError
 from scenarios.runs.provenance import PRODUCT, version_of
 
 ALIKE: Final = (PRODUCT, "ray", "numpy", "numba", "scipy", "simpy", "pydantic")  # what computes, and what travels

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
-from policies.errors import InputError, in_a_line, nearest
-from policies.files import atomic_path, require_file
+from kit.errors import InputError, in_a_line, nearest
+from kit.files import atomic_path, require_file
 from policies.records import RunRecord
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reconcile import Books

@@ -28,8 +28,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from policies.errors import InputError
-from policies.files import atomic_path
+from kit.errors import InputError
+from kit.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison

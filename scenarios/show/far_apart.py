@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.far_apart import MOST_APART_PCT
 from scenarios.metrics.fidelity import FarApart, FarRun, Validation, Worlds, foreign_share, is_busy, was_stopped

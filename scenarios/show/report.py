@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hw.accuracy import MEASURED
-from policies import strict
-from policies.errors import InputError
+from hw.networks.accuracy import MEASURED
+from kit import strict
+from kit.errors import InputError
 from scenarios.files.documents import read_text, with_keys
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from hw.accuracy import MEASURED
+from hw.networks.accuracy import MEASURED
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
 from scenarios.metrics.catalogue import KEPT, SERVED, Measure
 from scenarios.metrics.comparison import Comparison

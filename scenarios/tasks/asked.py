@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.made_routers import made_file, made_kinds
 from scenarios.files.reading import require_router
 from scenarios.files.router_names import is_compiled, is_router_file

@@ -12,12 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from calibrate import Calibration, model_costs
 from hw.device import DeviceSpec
-from hw.networks import ModelFile, Network
-from hw.ray_cluster import joined
-from hw.ray_host import cache, kept
+from hw.networks.registry import ModelFile, Network
+from hw.ray.cluster import joined
+from hw.ray.host import cache, kept
 from hw.telemetry import available_devices, unusable_devices
-from policies.errors import InputError
-from policies.files import set_aside
+from kit.errors import InputError
+from kit.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
 from scenarios.executors.checking import SERVING_S, with_serving
 from scenarios.executors.devices import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.made_routers import PPO, made_kinds
 from scenarios.tasks.asked import (
     Asked,

@@ -6,7 +6,7 @@ import dataclasses
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.reading import require_router
 from scenarios.files.router_names import display_name
 from scenarios.runs.folder import RunFolder

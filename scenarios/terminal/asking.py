@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.terminal.visible import visible_text
 
 Answer = TypeVar("Answer")

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba.core.event import Listener, install_listener
 
-from policies.store import IS_ON, cache_folder, cache_problem
+from kit.jit_cache import IS_ON, cache_folder, cache_problem
 
 Say = Callable[[str], None]
 _PARTS = {

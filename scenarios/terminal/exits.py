@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.terminal.visible import one_line
 
 RESUMES: Final = "interrupted; the same command goes on from what is finished"

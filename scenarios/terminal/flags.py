@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from policies.errors import InputError, nearest
-from policies.files import possible_path
+from kit.errors import InputError, nearest
+from kit.files import possible_path
 from scenarios.files.documents import no_number
 from scenarios.files.shipped import moved, scenario_file
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from policies.errors import InputError
-from policies.files import destination
+from kit.errors import InputError
+from kit.files import destination
 
 
 def writable_file(path: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies import strict
-from policies.errors import InputError, nearest
+from kit import strict
+from kit.errors import InputError, nearest
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.estimates import ORACLE
 from policies.jobs.multifactor import MultifactorKnobs

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 from pyarrow import csv as arrow_csv
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.training_jobs.lines import Block
 from scenarios.training_jobs.tally import Tally
 

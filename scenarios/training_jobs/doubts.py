@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from policies.jobs.cluster import Cluster
 from policies.vocabulary import NS_PER_S
 from scenarios.training_jobs.case import JobsCase

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import stream
-from policies.errors import InputError, nearest
+from kit.chance import stream
+from kit.errors import InputError, nearest
 from scenarios.training_jobs.trace import JobTrace
 from sim.workload import mmpp, poisson
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.fields import FORMS
 from scenarios.training_jobs.formats.known import FORMATS, format_of
 from scenarios.training_jobs.gathering import EARLIEST_S, LATEST_S, NO_GPU, Finished, Gathered

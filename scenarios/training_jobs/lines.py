@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from policies.errors import InputError
-from policies.files import require_file
+from kit.errors import InputError
+from kit.files import require_file
 
 BLOCK_BYTES: Final = 4 << 20
 LONGEST_LINE_BYTES: Final = 1 << 20

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.case import JobsCase, NamedPolicy
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.figures import groups_of, job_columns

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from policies.errors import InputError
-from policies.files import atomic_path, lies_there
+from kit.errors import InputError
+from kit.files import atomic_path, lies_there
 from scenarios.files.documents import inputs_hash
 from scenarios.files.named_files import named_files, with_paths
 from scenarios.runs.provenance import PRODUCT, version_of

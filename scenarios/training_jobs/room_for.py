@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.case import JobsCase, NamedPolicy, read_case
 from scenarios.training_jobs.comparing import run_policy
 from scenarios.training_jobs.figures import figures

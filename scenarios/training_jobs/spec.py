@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from kit.strict import StrictModel
 from policies.jobs.estimates import ESTIMATES
 from policies.jobs.orders import ORDERS
 from policies.jobs.placements import PLACEMENTS
 from policies.jobs.queueing import QUEUEINGS
 from policies.jobs.rounds import ROUNDS
-from policies.strict import StrictModel
 from scenarios.files.named_files import FileName
 from scenarios.files.spec import FilePath, Name, PossiblePath, ProfileName, parse_duration
 from sim.profile import Count, Positive

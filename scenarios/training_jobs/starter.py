@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.trace import JobTrace
 
 _NODES: Final = re.compile(r"(?P<count>\d{1,7})x(?P<gpus>\d{1,4})(?::(?P<type>[^:=]+))?(?:=(?P<vc>.+))?")

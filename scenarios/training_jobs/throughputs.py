@@ -13,9 +13,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from policies import strict
-from policies.errors import InputError, nearest
-from policies.strict import StrictModel
+from kit import strict
+from kit.errors import InputError, nearest
+from kit.strict import StrictModel
 from scenarios.files.documents import read_text
 from sim.profile import Positive, Profile
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError, in_a_line, nearest
-from policies.files import atomic_path, require_file
+from kit.errors import InputError, in_a_line, nearest
+from kit.files import atomic_path, require_file
 from policies.jobs.shares import is_share
 
 if TYPE_CHECKING:

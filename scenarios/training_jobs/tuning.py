@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.jobs.multifactor import MULTIFACTOR
 from policies.jobs.policy import JobPolicy
 from policies.vocabulary import NS_PER_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import NS_PER_S
 from scenarios.runs.parallel import Jobs, each
 from scenarios.training_jobs.case import JobsCase

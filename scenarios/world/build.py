@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from policies.errors import InputError
+from kit.errors import InputError
+from kit.strict import StrictModel
 from policies.faults import Supervision
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig, top1_of
 from policies.reward import AccuracyPrior, RewardWeights
-from policies.strict import StrictModel
 from policies.vocabulary import IMAGE, WorkKey, nanoseconds
 from scenarios.files.spec import (
     GB,
@@ -241,7 +241,7 @@ def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[Devi
 
 
 def _devices_of_all_cores(devices: tuple[DeviceTables, ...]) -> tuple[int, ...]:
-    """The CPU devices, where they leave the router's process no core of its own (`hw.router_loop.own_cores`)."""
+    """The CPU devices, where they leave the router's process no core of its own (`hw.router.loop.own_cores`)."""
     shared = [index for index, tables in enumerate(devices) if tables.chores is not None]
     if not shared:
         return ()

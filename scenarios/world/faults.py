@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.faults import Crash, Fault, Hang, Poison
 from policies.vocabulary import nanoseconds
 from scenarios.files.reading import check_fault_server

@@ -11,8 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hw.accuracy import load_accuracy
-from policies.errors import InputError
+from hw.networks.accuracy import load_accuracy
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
@@ -24,7 +24,7 @@ from sim.emulation import emulated
 from sim.profile import Profile
 
 if TYPE_CHECKING:
-    from hw.networks import ModelFile, Network
+    from hw.networks.registry import ModelFile, Network
 
 MODEL_FILE = "model.safetensors"
 ACCURACY_FILE = "accuracy.json"
@@ -52,14 +52,14 @@ def model_path(scenario: Scenario, folder: Path) -> Path:
 
 def model_file(scenario: Scenario, folder: Path) -> ModelFile:
     """The network's file, and which network the scenario says it is."""
-    from hw.networks import ModelFile  # opens torch, which a simulation does not need
+    from hw.networks.registry import ModelFile  # opens torch, which a simulation does not need
 
     return ModelFile(model_path(scenario, folder), network_of(scenario))
 
 
 def network_of(scenario: Scenario) -> Network | None:
     """The network that the scenario names; raises `InputError` for a name that is none."""
-    from hw.networks import Network
+    from hw.networks.registry import Network
 
     given = scenario.model
     return Network(given.network, given.options, scenario.name, "model.network") if given.network else None

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.registry import CONTROLLED, TIDE, TUNED, UNTUNED

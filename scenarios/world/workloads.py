@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import stream
+from kit.chance import stream
 from scenarios.files.series import read_rates, read_trace
 from scenarios.files.spec import (
     DiurnalWorkload,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
-from policies.chance import derived_seed, stream
-from policies.errors import InputError
+from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
+from kit.chance import derived_seed, stream
+from kit.errors import InputError
 from policies.faults import Supervision
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior

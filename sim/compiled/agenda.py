@@ -7,8 +7,8 @@ decision, when nothing is left at the instant (`sim.agenda`). Every slot knows i
 
 from __future__ import annotations
 
+from kit.jit import Ints, ints, ints_at, kernel, reals_at
 from policies.compiled.layout import HOLD
-from policies.jit import Ints, ints, ints_at, kernel, reals_at
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import (
     ASKED,

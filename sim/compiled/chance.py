@@ -1,10 +1,10 @@
-"""`policies.chance.hashed`, compiled."""
+"""`kit.chance.hashed`, compiled."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from policies.jit import kernel
+from kit.jit import kernel
 
 
 @kernel
@@ -23,5 +23,5 @@ def hashed_below(salt: int, first: int, second: int, limit: int) -> int:
 
 @kernel
 def hashed_share(salt: int, first: int, second: int) -> float:
-    """As `policies.chance.hashed_share`."""
+    """As `kit.chance.hashed_share`."""
     return np.float64(_mixed(_mixed(np.uint64(salt), first), second) >> np.uint64(11)) * 2.0**-53

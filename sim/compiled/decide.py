@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kit.jit import Ints, entry, ints, kernel
 from policies.compiled.layout import ANYWHERE, OUTSIDE, Plan, Sheet
 from policies.compiled.rows import seen_at
 from policies.compiled.rules import choose
-from policies.jit import Ints, entry, ints, kernel
 from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server

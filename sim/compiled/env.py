@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from policies.errors import WorkError
-from policies.jit import Ints, Reals, Singles, entry, ints, kernel, singles
+from kit.errors import WorkError
+from kit.jit import Ints, Reals, Singles, entry, ints, kernel, singles
 from policies.waits import Waits
 from sim.cluster import ClusterSpec, RunSpec
 from sim.compiled.agenda import advance, decide, decide_to_hold

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.errors import InputError
+from kit.errors import InputError
 from sim.compiled.codes import NO_TUPLE
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kit.jit import Ints, entry, ints, kernel
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
-from policies.jit import Ints, entry, ints, kernel
 from sim.compiled.codes import DIED, HUNG, NEVER, NONE, OUT
 from sim.compiled.greedy import come_up, go_down
 from sim.compiled.layout import Cluster, DowntimeRow, Parameters, PlannedFault, Server

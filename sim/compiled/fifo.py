@@ -6,7 +6,7 @@ of all; a server keeps its keys in the order of their oldest request.
 
 from __future__ import annotations
 
-from policies.jit import ints, kernel
+from kit.jit import ints, kernel
 from sim.compiled.codes import ALONE, NONE
 from sim.compiled.layout import ORDER_AT, Cluster, Parameters, Request, Server
 from sim.compiled.rows import key_at, line_at, request_at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from policies.jit import bytes_at, ints, kernel, reals
+from kit.jit import bytes_at, ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import (
     BUSY,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kit.jit import ints, kernel
 from policies.holds import MOST_HOLDS
-from policies.jit import ints, kernel
 from sim.compiled.codes import ALONE, NEVER, NONE
 from sim.compiled.layout import Cluster, Credit, HoldMade, Member, Parameters, Request
 from sim.compiled.ledger import energy_j, utilization_variance

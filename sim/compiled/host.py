@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from policies.jit import ints, kernel, reals
+from kit.jit import ints, kernel, reals
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import NEVER, NO_REASON, NONE
 from sim.compiled.layout import Cluster, Message, Parameters, Server

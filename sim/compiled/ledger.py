@@ -6,7 +6,7 @@ remembers it when it enters the FIFO, and no history is kept.
 
 from __future__ import annotations
 
-from policies.jit import Ints, ints, kernel, reals, reals_at
+from kit.jit import Ints, ints, kernel, reals, reals_at
 from sim.compiled.codes import IN_FLIGHT, NO_REASON, NONE
 from sim.compiled.layout import (
     BatchRow,

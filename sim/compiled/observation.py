@@ -6,7 +6,7 @@ from math import log1p
 
 import numpy as np
 
-from policies.jit import Ints, Singles, entry, ints, kernel, reals
+from kit.jit import Ints, Singles, entry, ints, kernel, reals
 from sim.compiled.codes import LOGS_TABULATED
 from sim.compiled.layout import Cluster, HeadSeen, Parameters, ServerSeen, WorkSeen
 from sim.compiled.rows import key_at, knobs_of, request_at, server_at

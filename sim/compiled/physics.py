@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from policies.jit import ints, kernel, reals
+from kit.jit import ints, kernel, reals
 from sim.compiled.codes import NEVER, NONE
 from sim.compiled.layout import Cluster, Device, Parameters, Server
 from sim.compiled.rows import cost_of, device_at, instance_at, model_of, reschedule, server_at

@@ -13,9 +13,9 @@ from dataclasses import fields
 
 import numpy as np
 
-from policies.chance import derived_seed
-from policies.errors import WorkError
-from policies.jit import Ints, Reals, Singles, entry, kernel, reals, singles
+from kit.chance import derived_seed
+from kit.errors import WorkError
+from kit.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
 from policies.ppo.buffer import Experience, empty
 from policies.ppo.kernels import act

@@ -6,7 +6,7 @@ from math import ceil, expm1, log
 
 import numpy as np
 
-from policies.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
+from kit.jit import Ints, bytes_at, ints, ints_at, kernel, reals, reals_at
 from sim.compiled.chance import hashed_share
 from sim.compiled.codes import ALONE, COMPLETED, DEADLINE, DRAWN, FAILED, NEVER, NO_REASON, NO_TUPLE, NONE, SERVER_LOST
 from sim.compiled.fifo import is_oldest, line_of, push, remove, take, waiting_with

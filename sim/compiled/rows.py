@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.jit import Ints, ints, kernel
+from kit.jit import Ints, ints, kernel
 from sim.compiled.layout import (
     BatchCost,
     Block,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.chance import derived_seed
+from kit.chance import derived_seed
 from policies.vocabulary import NS_PER_S, GoalSet, HoldRule, OwnLimit
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import RunSpec

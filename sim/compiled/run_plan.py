@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from kit.errors import WorkError
+from kit.jit import Ints
 from policies.compiled.layout import Plan
 from policies.compiled.milp import Replan
 from policies.compiled.sheet import blank_sheet
-from policies.errors import WorkError
-from policies.jit import Ints
 from sim.compiled.codes import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of

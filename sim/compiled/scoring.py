@@ -8,8 +8,8 @@ from math import exp, log
 import numpy as np
 import numpy.typing as npt
 
+from kit.jit import Ints, Reals, entry, ints
 from policies.compiled.record import INT, REAL, Record
-from policies.jit import Ints, Reals, entry, ints
 from sim.compiled.codes import COMPLETED, FAILED
 from sim.compiled.layout import Parameters, RequestRow, Stages
 from sim.compiled.program import Program

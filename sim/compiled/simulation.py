@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kit.errors import WorkError
 from policies.compiled.layout import HOLD
-from policies.errors import WorkError
 from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.plan_of import plan_of
 from policies.records import (

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from policies.errors import InputError
-from policies.jit import entry, kernel
+from kit.errors import InputError
+from kit.jit import entry, kernel
 
 Numbers = NDArray[np.float64]
 _HALVINGS: Final = 40

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.vocabulary import NS_PER_S
 
 

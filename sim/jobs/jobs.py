@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.shares import is_share
 from policies.jobs.vocabulary import JobArrived
 from policies.vocabulary import NS_PER_S

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.choices import Choosing
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.estimates import ORACLE

@@ -18,11 +18,11 @@ from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import DISTURBED, Progress
 from calibrate.plan import Point
 from hw.device import DeviceSpec
-from hw.messages import BenchmarkPoint, ConcurrentResult, TogetherResult
-from hw.networks import ModelFile, save_model
-from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.registry import ModelFile, save_model
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
-from policies.errors import InputError
+from hw.transport.messages import BenchmarkPoint, ConcurrentResult, TogetherResult
+from kit.errors import InputError
 from sim.profile import Profile
 
 pytestmark = pytest.mark.workers

@@ -16,7 +16,7 @@ from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import measure, scout
 from calibrate.plan import Extras, Point, make_plan
-from policies.errors import InputError
+from kit.errors import InputError
 from sim.profile import Profile, StatedError
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, facts, model_costs
 

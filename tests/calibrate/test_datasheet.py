@@ -21,10 +21,10 @@ from calibrate.datasheet import (
 )
 from calibrate.probe import sensor_model
 from hw.device import DeviceSpec
-from hw.networks import Network
+from hw.networks.registry import Network
 from hw.telemetry import NvmlSensor
 from hw.telemetry.nvml import TIMINGS
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from sim.profile import LatencyCurve, Profile
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle

@@ -13,8 +13,8 @@ from calibrate.calibration import Calibration, Played
 from calibrate.costs import costs_of
 from calibrate.emulated import bandwidth_of
 from calibrate.session import calibrate
-from hw.emulated import EmulatedDevice
-from hw.slimresnet import SlimResNet
+from hw.agent.emulated import EmulatedDevice
+from hw.networks.slimresnet import SlimResNet
 from policies.vocabulary import Provenance
 from sim.emulation import FACTORY, Emulation, emulated, to_bytes
 from sim.profile import Profile

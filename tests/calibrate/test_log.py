@@ -27,7 +27,7 @@ from calibrate.bench import (
 from calibrate.log import Log, require_log
 from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 
 STAMP = {"device": "cpu", "model": "abc"}

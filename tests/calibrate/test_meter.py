@@ -27,7 +27,7 @@ from calibrate.meter import (
 )
 from calibrate.probe import rise_s
 from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.vocabulary import Provenance
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
 

@@ -15,7 +15,7 @@ from calibrate.plan import Point
 from calibrate.probe import Probe, rise_s
 from calibrate.session import log_stamp
 from hw.device import DeviceSpec
-from hw.networks import ModelFile
+from hw.networks.registry import ModelFile
 from hw.telemetry import NvmlSensor, Reading, Sensor
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo

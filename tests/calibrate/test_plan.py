@@ -30,8 +30,8 @@ from calibrate.plan import (
     scouted_batches,
 )
 from calibrate.session import largest_transfer_bytes
-from hw.slimresnet import SlimResNet
-from hw.torch_outfit import ARENA_BYTES
+from hw.agent.torch_outfit import ARENA_BYTES
+from hw.networks.slimresnet import SlimResNet
 from tests.calibrate.fake import all_keys
 from tests.hw.worlds import TINY
 

@@ -19,7 +19,7 @@ from calibrate.opening import interference, naming_a_lost_device
 from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
 from hw.device import DeviceSpec
 from hw.telemetry import NvmlSensor, usable_cores
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make

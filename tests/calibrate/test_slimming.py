@@ -32,13 +32,13 @@ from calibrate.slimming import (
     race,
     saved_share,
 )
-from hw.counting import counted
 from hw.device import DeviceSpec
-from hw.instances import serve
-from hw.rows import Row, gather
-from hw.slimmable import SegmentInstance, SlimmableModel
-from hw.slimresnet import PRESETS, SlimResNet
-from policies.errors import InputError, WorkError
+from hw.devices.instances import serve
+from hw.networks.counting import counted
+from hw.networks.rows import Row, gather
+from hw.networks.slimmable import SegmentInstance, SlimmableModel
+from hw.networks.slimresnet import PRESETS, SlimResNet
+from kit.errors import InputError, WorkError
 from tests.hw.worlds import TINY, TINY_SPEC, TinyNet, tiny_model
 from tests.scenarios.own_network import DigitsPerceptron
 

@@ -8,7 +8,7 @@ import torch
 from calibrate.stamps import differences, require_model, stamps_here, stamps_of
 from hw.device import DeviceSpec
 from hw.telemetry import usable_cores
-from policies.errors import InputError
+from kit.errors import InputError
 from sim.profile import Profile
 from tests import worlds
 

@@ -14,8 +14,8 @@ from calibrate.log import SCHEMA, logged_stamp
 from calibrate.plan import full_grid
 from calibrate.ways import settled
 from hw.device import DeviceSpec
-from hw.formats import Way
-from hw.networks import ModelFile
+from hw.devices.formats import Way
+from hw.networks.registry import ModelFile
 
 LAST = DeviceSpec(kind="cuda")
 FIRST = replace(LAST, channels_last=False)

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 from matplotlib.figure import Figure
 
-from policies.chance import stream
+from kit.chance import stream
 from scenarios.cli import main
 from tests.fuzz.cases import Box, Case
 from tests.fuzz.finished import NAME, Finished

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import yaml
 
-from policies.chance import stream
+from kit.chance import stream
 from scenarios.cli import main
 from scenarios.files.documents import read_json
 from tests.fuzz.cases import Box, Case

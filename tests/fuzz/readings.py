@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 import yaml
 
-from hw.accuracy import Evaluation, load_accuracy, save_accuracy
-from hw.networks import ModelFile
-from policies import strict
+from hw.networks.accuracy import Evaluation, load_accuracy, save_accuracy
+from hw.networks.registry import ModelFile
+from kit import strict
 from policies.ppo import checkpoint
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import read_router, read_rule, write_rule

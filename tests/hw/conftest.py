@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hw.networks import save_model
-from hw.slimresnet import SlimResNet
+from hw.networks.registry import save_model
+from hw.networks.slimresnet import SlimResNet
 from tests.hw.worlds import tiny_model
 
 

@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from hw.agent import Agent
-from hw.agents import AgentHandle, AgentSpec
-from hw.arena import Arena
-from hw.lanes import Tell
-from hw.life_log import LifeLog
-from hw.messages import FromAgent, Refused, ToAgent
-from hw.outfit import Fitting, Outfit
-from hw.port import Codec, PortClosedError, encode
-from hw.waiting import Host
+from hw.agent.lanes import Tell
+from hw.agent.outfit import AgentSpec, Fitting, Outfit
+from hw.agent.process import Agent
+from hw.host.waiting import Host
+from hw.router.agents import AgentHandle
+from hw.transport.arena import Arena
+from hw.transport.life_log import LifeLog
+from hw.transport.messages import FromAgent, Refused, ToAgent
+from hw.transport.port import Codec, PortClosedError, encode
 
 ROOM_BYTES: Final = 1 << 20
 _ENDING_S: Final = 5.0
@@ -255,7 +255,7 @@ class MemoryAgent(AgentHandle):
 
 
 class Memory:
-    """`hw.agents.Carrier` within this process: an agent is a thread, and nothing is shared.
+    """`hw.router.agents.Carrier` within this process: an agent is a thread, and nothing is shared.
 
     Args:
         clocks: by agent, of those whose clock is not this host's.

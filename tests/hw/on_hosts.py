@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.cluster import HardwareCluster
 from hw.device import DeviceSpec
-from hw.networks import ModelFile
-from hw.ray_agents import RayHosts
-from hw.ray_cluster import joined
-from hw.router_loop import Progress, Routing
-from hw.server import HardwareServer
+from hw.networks.registry import ModelFile
+from hw.ray.agents import RayHosts
+from hw.ray.cluster import joined
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Progress, Routing
+from hw.router.server import HardwareServer
 from policies.faults import Supervision
 from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.accuracy import AccuracyTable, Evaluation, PaperTable, accuracy_text, load_accuracy, save_accuracy
-from policies.errors import InputError
+from hw.networks.accuracy import AccuracyTable, Evaluation, PaperTable, accuracy_text, load_accuracy, save_accuracy
+from kit.errors import InputError
 
 TUPLES = tuple(product((0.5, 1.0), repeat=2))
 PAPER = PaperTable(TUPLES, (0.5, 0.625, 0.7, 0.8), "cifar100")

@@ -27,16 +27,23 @@ import pytest
 import torch
 from msgspec import structs
 
-from hw.activations import tensor_in
-from hw.agent import Agent
-from hw.agents import AgentDiedError, AgentHandle, AgentSlot, AgentSpec, transfer_round
+from benchmarks.speed.hollow import HollowLanes, HollowOutfit
+from hw.agent.lanes import MoveEnded, Tell
+from hw.agent.outfit import AgentSpec, Fitting, Service
+from hw.agent.process import Agent
+from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device import DeviceSpec, local_devices
-from hw.instances import context_bytes
-from hw.lanes import MoveEnded, Tell
-from hw.life_log import LifeLog, steps_of
-from hw.local_agents import AgentProcess, OneHost, start_agents
-from hw.local_port import SocketPort
-from hw.messages import (
+from hw.devices.activations import tensor_in
+from hw.devices.instances import context_bytes
+from hw.host.waiting import Host
+from hw.networks.registry import ModelFile, Network, save_model
+from hw.networks.slimresnet import SlimResNet
+from hw.router.agents import AgentDiedError, AgentHandle, AgentSlot, transfer_round
+from hw.router.local_agents import AgentProcess, OneHost, start_agents
+from hw.telemetry import process_cpu_s
+from hw.transport.life_log import LifeLog, steps_of
+from hw.transport.local_port import SocketPort
+from hw.transport.messages import (
     BenchmarkPoint,
     ComeUp,
     Deliver,
@@ -63,18 +70,11 @@ from hw.messages import (
     Start,
     ToAgent,
 )
-from hw.networks import ModelFile, Network, save_model
-from hw.outfit import Fitting, Service
-from hw.port import encode
-from hw.slimresnet import SlimResNet
-from hw.telemetry import process_cpu_s
-from hw.torch_outfit import TorchOutfit, torch_agents
+from hw.transport.port import encode
 from hw.version import own_version
-from hw.waiting import Host
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.faults import Supervision
 from policies.vocabulary import IMAGE, NS_PER_S, BatchFinished, Block, BlockArrived, InstanceLoaded, ServerUp, WorkKey
-from tests.bench.hollow import HollowLanes, HollowOutfit
 from tests.hw.memory_port import Memory, MemoryPort, Wire
 from tests.hw.worlds import TINY, device, knobs
 
@@ -569,7 +569,7 @@ def test_so_it_does_in_a_line(
     specs: list[AgentSpec], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For people, on standard error."""
-    monkeypatch.setattr("hw.local_agents.multiprocessing", multiprocessing)  # its standard error is this one's
+    monkeypatch.setattr("hw.router.local_agents.multiprocessing", multiprocessing)  # its standard error is this one's
     with AgentProcess(specs[0]) as agent:
         _send_junk(agent, b"\xc1")
     said = capfd.readouterr().err
@@ -684,7 +684,7 @@ def test_the_first_agent_hears_no_interrupt_while_it_opens() -> None:
     code = """
 import signal
 from multiprocessing import resource_tracker
-from hw.local_agents import _no_interrupts
+from hw.router.local_agents import _no_interrupts
 with _no_interrupts():
     resource_tracker.ensure_running()  # as the start of a process does
     assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())

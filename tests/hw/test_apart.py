@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from hw.apart import Tell, apart, here
-from policies.errors import InputError, WorkError
+from hw.host.apart import Tell, apart, here
+from kit.errors import InputError, WorkError
 
 
 class OddError(Exception):

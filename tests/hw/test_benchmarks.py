@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hw.activations import Activations
-from hw.benchmarks import Bench, _reserved_bytes, alone
+from hw.agent.benchmarks import Bench, _reserved_bytes, alone
 from hw.device import DeviceSpec
-from hw.instances import Instances
-from hw.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
-from hw.slimresnet import PRESETS, SlimResNet
+from hw.devices.activations import Activations
+from hw.devices.instances import Instances
+from hw.networks.slimresnet import PRESETS, SlimResNet
+from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
 
 SPUN_S = 0.03
 REPEATS = 5
@@ -27,7 +27,7 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
         while time.thread_time() < end_s:
             pass
 
-    monkeypatch.setattr("hw.instances.finish", spin)
+    monkeypatch.setattr("hw.devices.instances.finish", spin)
 
 
 def _timed(
@@ -36,7 +36,7 @@ def _timed(
     instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
     if kind == "cuda":  # as far as the loop knows; tensors stay where they are
         monkeypatch.setattr(instances, "place", SimpleNamespace(type="cuda"))
-        monkeypatch.setattr("hw.benchmarks.Lane", lambda device, place: InThread())
+        monkeypatch.setattr("hw.agent.benchmarks.Lane", lambda device, place: InThread())
         monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
         rows = [(torch.randn(1, 1, 8, 8), 0)]
         monkeypatch.setattr(instances, "inputs", lambda *_: rows)
@@ -77,9 +77,9 @@ def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     def wait(duration_ns: int) -> None:
         waited[0] += duration_ns
 
-    monkeypatch.setattr("hw.instances.finish", lambda place: wait(of_a_pass_ns))
-    monkeypatch.setattr("hw.benchmarks.time.sleep", lambda seconds: wait(of_a_pause_ns))
-    monkeypatch.setattr("hw.benchmarks.waited_ns", lambda: waited[0])
+    monkeypatch.setattr("hw.devices.instances.finish", lambda place: wait(of_a_pass_ns))
+    monkeypatch.setattr("hw.agent.benchmarks.time.sleep", lambda seconds: wait(of_a_pause_ns))
+    monkeypatch.setattr("hw.agent.benchmarks.waited_ns", lambda: waited[0])
     found = _timed(model, path, monkeypatch, kind, pause_s=0.001)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
 
@@ -94,8 +94,8 @@ def test_memory_of_a_load_is_what_was_taken_for_it(graphs: bool, drops: bool, mo
         asked.append("reserved")
         return 7
 
-    monkeypatch.setattr("hw.benchmarks.gpu.drop_workspaces", lambda: asked.append("workspaces"))
-    monkeypatch.setattr("hw.benchmarks.gpu.empty_cache", lambda: asked.append("cache"))
+    monkeypatch.setattr("hw.agent.benchmarks.gpu.drop_workspaces", lambda: asked.append("workspaces"))
+    monkeypatch.setattr("hw.agent.benchmarks.gpu.empty_cache", lambda: asked.append("cache"))
     monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
     for kind, expected in (("cuda", 7), ("cpu", 0)):
         place, device = torch.device(kind), DeviceSpec(kind="cuda", graphs=graphs)
@@ -115,7 +115,7 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     def broken(*_: object) -> int:
         raise RuntimeError("CUDA error: out of memory")
 
-    monkeypatch.setattr("hw.benchmarks._probe", broken)
+    monkeypatch.setattr("hw.agent.benchmarks._probe", broken)
     with pytest.raises(RuntimeError, match="out of memory"):
         bench.carry_out(BenchmarkLoad(1, 1, 1.0, False, 8))
     assert instances.budget.used_bytes == 0

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hw import chore_meter
-from hw.chore_meter import ChoreMeter
+from hw.agent import chore_meter
+from hw.agent.chore_meter import ChoreMeter
 
 NOW_NS = 77  # of the run
 

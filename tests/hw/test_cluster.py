@@ -12,18 +12,18 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hw.cluster import HardwareCluster
+from hw.agent.torch_lanes import TorchLanes
 from hw.device import DeviceSpec
-from hw.messages import Sample
-from hw.networks import ModelFile
-from hw.router_loop import Progress, Routing, own_cores
-from hw.run_devices import devices_of
-from hw.run_spec import HardwareRun
-from hw.server import HardwareServer, RemoteServer
-from hw.slimresnet import SlimResNet
+from hw.networks.registry import ModelFile
+from hw.networks.slimresnet import SlimResNet
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Progress, Routing, own_cores
+from hw.router.run_devices import devices_of
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer, RemoteServer
 from hw.telemetry import usable_cores
-from hw.torch_lanes import TorchLanes
-from policies.errors import InputError
+from hw.transport.messages import Sample
+from kit.errors import InputError
 from policies.interfaces import top1_of
 from policies.records import RunRecord
 from policies.replay import replay_run

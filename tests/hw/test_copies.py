@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hw.activations import Activations, tensor_in
-from hw.arena import Arena
-from hw.copies import Copies
 from hw.device import DeviceSpec
-from hw.messages import Input, Move
-from hw.rows import gather, rows_of
-from hw.slots import SlotPools
+from hw.devices.activations import Activations, tensor_in
+from hw.devices.copies import Copies
+from hw.devices.slots import SlotPools
+from hw.networks.rows import gather, rows_of
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Move
 from tests.hw.fake_cuda import FakeCuda
 
 CPU = torch.device("cpu")

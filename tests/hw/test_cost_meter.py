@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hw import cost_meter
-from hw.cost_meter import CostMeter
+from hw.router import cost_meter
+from hw.router.cost_meter import CostMeter
 
 
 class Clock:

@@ -6,13 +6,13 @@ from typing import Literal
 
 import pytest
 
-from hw.cluster import HardwareCluster
-from hw.cpu_use import Taker, cpu_use
+from benchmarks.speed import hollow
+from hw.agent.emulated import EmulatedDevice
 from hw.device import DeviceSpec
-from hw.emulated import EmulatedDevice
-from hw.router_loop import Progress
+from hw.router.cluster import HardwareCluster
+from hw.router.cpu_use import Taker, cpu_use
+from hw.router.loop import Progress
 from policies.records import CpuUse, RunRecord
-from tests.bench import hollow
 
 SECOND = 10**9
 Agent = tuple[DeviceSpec | EmulatedDevice, int]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hw.datasets import dataset_label, load_dataset
-from hw.training import TrainingKnobs, recipe
-from policies.errors import InputError
+from hw.networks.datasets import dataset_label, load_dataset
+from hw.networks.training import TrainingKnobs, recipe
+from kit.errors import InputError
 
 
 def image(path: Path, grey: int = 100, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> None:
@@ -166,7 +166,10 @@ def test_what_a_class_gives_is_checked(train: Any, test: Any, words: str, monkey
 
 def test_a_class_that_cannot_be_made() -> None:
     """Missing, or failing."""
-    for name, words in (("no_such_module_here:Mine", "ModuleNotFoundError"), ("hw.datasets:Dataset", "TypeError")):
+    for name, words in (
+        ("no_such_module_here:Mine", "ModuleNotFoundError"),
+        ("hw.networks.datasets:Dataset", "TypeError"),
+    ):
         with pytest.raises(InputError, match=f"'{name}' could not be made: {words}"):
             load_dataset(name)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hw.cluster import HardwareCluster
-from hw.slimresnet import SlimResNet
+from hw.networks.slimresnet import SlimResNet
+from hw.router.cluster import HardwareCluster
 from policies.faults import DRAINED, WORKER_DIED, Slowness
 from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S, SendBlock, ServerDraining, ServerUp

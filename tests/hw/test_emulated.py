@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.arena import Arena, LinkLostError
-from hw.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
-from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.messages import Input, Move, MoveBroken, Moved
-from policies.errors import InputError
+from hw.agent.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
+from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
+from hw.transport.arena import Arena, LinkLostError
+from hw.transport.messages import Input, Move, MoveBroken, Moved
+from kit.errors import InputError
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import (
     BatchFailed,
@@ -495,8 +495,8 @@ def test_what_is_no_profile_is_refused() -> None:
 def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
     """It would cost each of them seconds, hundreds of megabytes, and threads."""
     code = (
-        "import sys, hw.agents, hw.emulated_outfit, hw.telemetry, sim.emulation\n"
-        "from hw.emulated import EmulatedDevice\n"
+        "import sys, hw.router.agents, hw.agent.emulated_outfit, hw.telemetry, sim.emulation\n"
+        "from hw.agent.emulated import EmulatedDevice\n"
         "EmulatedDevice(sim.emulation.FACTORY, bytes.fromhex(sys.argv[1]), 'toy').model()\n"
         "print([name for name in ('torch', 'numba') if name in sys.modules])"
     )

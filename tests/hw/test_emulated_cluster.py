@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hw.agents import AgentSpec
-from hw.arena import Arena
-from hw.cluster import HardwareCluster
-from hw.emulated import EmulatedDevice
-from hw.emulated_outfit import EmulatedOutfit
-from hw.local_agents import AgentProcess
-from hw.messages import BenchmarkPoint
-from hw.router_loop import Routing
-from hw.run_spec import HardwareRun, Served
-from hw.server import HardwareServer, RemoteServer
-from policies.errors import WorkError
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.emulated_outfit import EmulatedOutfit
+from hw.agent.outfit import AgentSpec
+from hw.router.cluster import HardwareCluster
+from hw.router.local_agents import AgentProcess
+from hw.router.loop import Routing
+from hw.router.run_spec import HardwareRun, Served
+from hw.router.server import HardwareServer, RemoteServer
+from hw.transport.arena import Arena
+from hw.transport.messages import BenchmarkPoint
+from kit.errors import WorkError
 from policies.faults import NO_LABEL, Crash, Fault, Poison, Supervision
 from policies.records import RunRecord
 from policies.reward import RewardWeights

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 
-from hw.cluster import HardwareCluster
-from hw.networks import ModelFile
-from hw.router_loop import Routing
-from hw.run_spec import HardwareRun
-from hw.server import HardwareServer
-from hw.slimresnet import SlimResNet
+from hw.networks.registry import ModelFile
+from hw.networks.slimresnet import SlimResNet
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Routing
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer
 from policies.faults import (
     NO_LABEL,
     OUT_OF_MEMORY,
@@ -190,9 +190,9 @@ def test_a_slow_server_is_slow_and_its_cores_are_told(cluster: HardwareCluster, 
 _SERVE = """
 import time
 if __name__ == "__main__":  # agents read this file, too
-    from hw.cluster import HardwareCluster
-    from hw.run_spec import Served
-    from hw.server import HardwareServer
+    from hw.router.cluster import HardwareCluster
+    from hw.router.run_spec import Served
+    from hw.router.server import HardwareServer
     from policies.greedy import GreedyKnobs
     from tests.hw.test_emulated_cluster import device, profile
     of = profile()

@@ -12,10 +12,10 @@ from typing import Any, cast
 import pynvml
 import pytest
 
-from hw.agents import AgentSlot
-from hw.cluster import foreign_watch
 from hw.device import DeviceSpec
-from hw.server import HardwareServer
+from hw.router.agents import AgentSlot
+from hw.router.cluster import foreign_watch
+from hw.router.server import HardwareServer
 from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children, process_cpu_s
 from policies.records import ForeignLoad
 from policies.vocabulary import NS_PER_S
@@ -237,7 +237,7 @@ def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: p
 
 
 def test_a_cluster_on_cpus_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hw.cluster.load_nvml", lambda: pytest.fail("asked"))
+    monkeypatch.setattr("hw.router.cluster.load_nvml", lambda: pytest.fail("asked"))
     watch = watched(DeviceSpec(), pids=[os.getpid()])
     watch.start()
     begin_s = process_cpu_s(os.getpid())

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hw.device import DeviceSpec
-from hw.formats import AGREES, WORTH, Way, quickest, race, raced
-from hw.networks import ModelFile
-from policies.errors import InputError, WorkError
+from hw.devices.formats import AGREES, WORTH, Way, quickest, race, raced
+from hw.networks.registry import ModelFile
+from kit.errors import InputError, WorkError
 
 LAST, FIRST = DeviceSpec(channels_last=True), DeviceSpec(channels_last=False)
 HALF = DeviceSpec(channels_last=False, dtype="bfloat16")
@@ -19,7 +19,7 @@ HALF = DeviceSpec(channels_last=False, dtype="bfloat16")
 @pytest.fixture(autouse=True)
 def _opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening a device would change this very process: its cores, its niceness."""
-    monkeypatch.setattr("hw.formats.open_device", lambda device: torch.device("cpu"))
+    monkeypatch.setattr("hw.devices.formats.open_device", lambda device: torch.device("cpu"))
 
 
 def _ways(*seconds: float, agreement: float = 1.0) -> list[Way]:
@@ -56,7 +56,8 @@ def test_each_way_is_timed_on_the_same_images(path: Path) -> None:
 def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A way that computes something else does not agree."""
     monkeypatch.setattr(
-        "hw.formats._Runner.labels", lambda self, images: images[:, 0, 0, 0] > self._maker.device.dtype.count("b")
+        "hw.devices.formats._Runner.labels",
+        lambda self, images: images[:, 0, 0, 0] > self._maker.device.dtype.count("b"),
     )
     full, half = raced(ModelFile(path), (FIRST, HALF), 2)
     assert full.agreement == 1.0

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hw.device import MATHS, DeviceSpec
-from hw.gpu import (
+from hw.devices.gpu import (
     CudaSharing,
     Streams,
     give_back,
@@ -23,8 +23,8 @@ from hw.gpu import (
     unseen,
     unserved,
 )
-from hw.instances import open_measured
-from hw.mailbox import region_of
+from hw.devices.instances import open_measured
+from hw.devices.mailbox import region_of
 from tests.hw.fake_cuda import FakeCuda
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
@@ -154,7 +154,7 @@ def test_a_mailbox_is_opened_in_another_process() -> None:
         pytest.skip("needs a CUDA device")
     region = region_of(4096, torch.device("cuda", 0)).zero_()
     handle = CudaSharing().share(region)
-    code = f"from hw.gpu import CudaSharing; CudaSharing().open({handle!r})[8:16].fill_(7)"
+    code = f"from hw.devices.gpu import CudaSharing; CudaSharing().open({handle!r})[8:16].fill_(7)"
     subprocess.run([sys.executable, "-c", code + "; import torch; torch.cuda.synchronize()"], check=True)
     assert region[6:18].tolist() == [0, 0, *[7] * 8, 0, 0]
 
@@ -169,9 +169,9 @@ def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypat
         board.vram_used_bytes += 1100 << 20  # this one's and another one's
         return PLACE
 
-    monkeypatch.setattr("hw.instances.load_nvml", lambda: FakeNvml(board))
-    monkeypatch.setattr("hw.instances.open_device", open_device)
-    monkeypatch.setattr("hw.instances._open_libraries", opened.append)
+    monkeypatch.setattr("hw.devices.instances.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("hw.devices.instances.open_device", open_device)
+    monkeypatch.setattr("hw.devices.instances._open_libraries", opened.append)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
     assert opened == [PLACE]
@@ -199,7 +199,7 @@ def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
 def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens within; a CPU has none."""
     cuda, given = FakeCuda(), Streams(lambda place: cuda.Stream(place))
-    monkeypatch.setattr("hw.gpu.STREAMS", given)
+    monkeypatch.setattr("hw.devices.gpu.STREAMS", given)
     monkeypatch.setattr("torch.cuda.stream", cuda.stream)
     place = torch.device("cuda", 0)
 

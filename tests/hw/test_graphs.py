@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from hw.device import DeviceSpec
-from hw.gpu import CAPTURING, empty_cache
-from hw.graphs import CudaCapture, CudaReplay, GraphedInstance
-from hw.instances import Instances, serve
-from hw.rows import rows_of
-from hw.slimresnet import SlimResNet
+from hw.devices.gpu import CAPTURING, empty_cache
+from hw.devices.graphs import CudaCapture, CudaReplay, GraphedInstance
+from hw.devices.instances import Instances, serve
+from hw.networks.rows import rows_of
+from hw.networks.slimresnet import SlimResNet
 from policies.vocabulary import IMAGE
 
 CPU = torch.device("cpu")
@@ -150,7 +150,7 @@ def test_a_capture_begins_when_all_before_is_done_and_ends_in_any_case(
     told: list[str] = []
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "its pool")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(told, breaks))
-    monkeypatch.setattr("hw.graphs.finish", lambda place: told.append("wait"))
+    monkeypatch.setattr("hw.devices.graphs.finish", lambda place: told.append("wait"))
 
     def run(x: Tensor) -> Tensor:
         told.append("run")

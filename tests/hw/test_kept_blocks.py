@@ -12,16 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hw.activations import Activations, tensor_in
-from hw.arena import Arena
-from hw.copies import Copies
 from hw.device import DeviceSpec
-from hw.kept_blocks import KeptBlocks
-from hw.mailbox import Mailbox, region_of
-from hw.memory_budget import MemoryBudget
-from hw.messages import Input, Move
-from hw.rows import Row, gather, rows_of
-from hw.slots import SlotPools
+from hw.devices.activations import Activations, tensor_in
+from hw.devices.copies import Copies
+from hw.devices.kept_blocks import KeptBlocks
+from hw.devices.mailbox import Mailbox, region_of
+from hw.devices.memory_budget import MemoryBudget
+from hw.devices.slots import SlotPools
+from hw.networks.rows import Row, gather, rows_of
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Move
 from tests.hw.fake_cuda import FakeCuda
 from tests.hw.test_mailbox import FakeSharing
 
@@ -182,7 +182,7 @@ def test_a_copy_is_waited_for_before_the_block_goes(monkeypatch: pytest.MonkeyPa
         block, index = kept.store.row(3)
         seen.append(len(block) == 4 and torch.equal(block[index], images[2]))
 
-    monkeypatch.setattr("hw.activations.finish", waited)
+    monkeypatch.setattr("hw.devices.activations.finish", waited)
     kept.store.compact()
     assert seen == [True]
     assert len(kept.store.row(3)[0]) == 1
@@ -200,7 +200,7 @@ def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
         kept.store.clear()
         seen.extend(block() is not None for block in blocks)
 
-    monkeypatch.setattr("hw.activations.finish", waited)
+    monkeypatch.setattr("hw.devices.activations.finish", waited)
     kept.store.send(Move(1, 1, 0, (1, 3)))
     assert seen == [True, True]
     assert [block() for block in blocks] == [None, None]
@@ -228,7 +228,7 @@ def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPat
         def broken(rows: object, error: Exception = error) -> torch.Tensor:
             raise error
 
-        monkeypatch.setattr("hw.activations._copy_of", broken)
+        monkeypatch.setattr("hw.devices.activations._copy_of", broken)
         if is_told:
             with pytest.raises(RuntimeError, match="unspecified"):
                 kept.store.compact()

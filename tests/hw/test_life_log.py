@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hw.life_log import LifeLog, steps_of
-from policies.errors import WorkError
+from hw.transport.life_log import LifeLog, steps_of
+from kit.errors import WorkError
 from policies.records import LoggedStep
 from policies.vocabulary import ServerEvent, ServerUp, TelemetrySampled, TimerFired
 from tests import worlds
@@ -122,5 +122,5 @@ def test_a_kill_leaves_all_that_was_heard_of(log: LifeLog) -> None:
 
 def test_it_does_without_torch() -> None:
     """An agent of an emulated device has none."""
-    check = "import sys, hw.life_log; sys.exit('torch' in sys.modules)"
+    check = "import sys, hw.transport.life_log; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

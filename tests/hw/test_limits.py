@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hw import limits
 from hw.device import local_devices
+from hw.host import limits
 
 V1 = "3:memory:/docker/a\n2:cpu,cpuacct:/docker/a\n1:name=systemd:/docker/a\n0::/docker/a\n"
 

@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from hw.activations import Activations
-from hw.arena import Arena
 from hw.device import DeviceSpec
-from hw.mailbox import Mailbox, region_of
-from hw.messages import Input, Move
-from hw.rows import gather, rows_of
+from hw.devices.activations import Activations
+from hw.devices.mailbox import Mailbox, region_of
+from hw.networks.rows import gather, rows_of
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Move
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2, 2)

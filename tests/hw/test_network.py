@@ -12,15 +12,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hw.arena import Arena, LinkLostError
-from hw.gate import Gate, connected
-from hw.handshake import Hello, StrangerError, fresh_secret, introduce
-from hw.joining_port import JoiningPort
-from hw.landing import FarArena, Landing, Routes
-from hw.life_log import steps_of
-from hw.messages import FromAgent, Ping, Pong, ToAgent
-from hw.network_port import NetworkPort, SentLog
-from hw.port import PortBrokenError, PortClosedError
+from hw.transport.arena import Arena, LinkLostError
+from hw.transport.gate import Gate, connected
+from hw.transport.handshake import Hello, StrangerError, fresh_secret, introduce
+from hw.transport.joining_port import JoiningPort
+from hw.transport.landing import FarArena, Landing, Routes
+from hw.transport.life_log import steps_of
+from hw.transport.messages import FromAgent, Ping, Pong, ToAgent
+from hw.transport.network_port import NetworkPort, SentLog
+from hw.transport.port import PortBrokenError, PortClosedError
 from policies.vocabulary import TimerFired
 
 HOST, SIZE, WAIT_S = "127.0.0.1", 1 << 21, 10.0
@@ -64,7 +64,7 @@ def test_a_stranger_is_turned_away() -> None:
 
 def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then is no progress: each has one span of time for its whole greeting."""
-    monkeypatch.setattr("hw.gate._AT_ONCE", 2)
+    monkeypatch.setattr("hw.transport.gate._AT_ONCE", 2)
     with gate(patience_s=0.2) as (opened, admitted, refused):
         strangers = [connected(opened.address, WAIT_S) for _ in range(2)]
         for end in strangers:
@@ -246,7 +246,7 @@ def test_a_link_that_dies_in_the_middle_is_told_and_the_next_try_makes_a_new_one
 
 def test_who_answers_nothing_is_waited_for_in_vain_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that has lost its power keeps a connection open."""
-    monkeypatch.setattr("hw.landing.PATIENCE_S", 0.1)
+    monkeypatch.setattr("hw.transport.landing.PATIENCE_S", 0.1)
     with gate() as (opened, admitted, _), contextlib.closing(Routes(1, SECRET)) as routes:
         began_s = time.monotonic()
         with pytest.raises(LinkLostError, match="timed out"):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hw import networks
-from hw.conformance import RULES, broken_rules, require_conformance, unchecked_rules
-from hw.networks import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
-from hw.slimmable import ModelSpec, Shape, SlimmableModel, Weights
-from hw.slimresnet import PRESETS, SlimResNet
-from policies.errors import InputError, WorkError
+from hw.networks import registry as networks
+from hw.networks.conformance import RULES, broken_rules, require_conformance, unchecked_rules
+from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
+from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
+from hw.networks.slimresnet import PRESETS, SlimResNet
+from kit.errors import InputError, WorkError
 from scenarios.files.spec import NETWORKS
 from tests.hw.worlds import TINY, TINY_NETWORK
 

@@ -20,16 +20,17 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hw.agents import AgentHandle, AgentSpec, Carrier
-from hw.arena import Arena, LinkLostError
-from hw.gate import Gate, connected
-from hw.handshake import Hello, fresh_secret, introduce
-from hw.landing import FarArena, Landing, Routes
-from hw.local_agents import OneHost
-from hw.local_port import agent_end, router_end, socket_pair
-from hw.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm
-from hw.network_port import Mirror, NetworkPort
-from hw.port import AgentEnd, Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, RouterEnd, encode
+from hw.agent.outfit import AgentSpec
+from hw.router.agents import AgentHandle, Carrier
+from hw.router.local_agents import OneHost
+from hw.transport.arena import Arena, LinkLostError
+from hw.transport.gate import Gate, connected
+from hw.transport.handshake import Hello, fresh_secret, introduce
+from hw.transport.landing import FarArena, Landing, Routes
+from hw.transport.local_port import agent_end, router_end, socket_pair
+from hw.transport.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm
+from hw.transport.network_port import Mirror, NetworkPort
+from hw.transport.port import AgentEnd, Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, RouterEnd, encode
 from tests.hw.memory_port import Memory
 
 ARENA_BYTES = 4096

@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hw.agents import AgentSpec
-from hw.cluster import HardwareCluster
+from hw.agent.outfit import AgentSpec
+from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
-from hw.networks import ModelFile
-from hw.ray_agents import RayHosts
-from hw.ray_cluster import RayCluster, joined
-from hw.router_loop import Progress, Routing
-from hw.run_spec import HardwareRun
-from hw.server import HardwareServer
-from hw.slimresnet import SlimResNet
-from hw.torch_outfit import TorchOutfit
+from hw.networks.registry import ModelFile
+from hw.networks.slimresnet import SlimResNet
+from hw.ray.agents import RayHosts
+from hw.ray.cluster import RayCluster, joined
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Progress, Routing
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer
 from policies.faults import WORKER_DIED, WORKER_HUNG, Crash, Hang, Supervision
 from policies.records import RunRecord
 from policies.replay import replay_run

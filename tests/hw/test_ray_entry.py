@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hw import ray_entry
-from policies.errors import InputError
+from hw.ray import entry as ray_entry
+from kit.errors import InputError
 from tests.ray_nodes import LOOPBACK, TOKEN, RayNodes, ray_nodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray]
@@ -26,8 +26,8 @@ ray = pytest.importorskip("ray")
 
 _JOIN = """
 import sys
-from hw.ray_cluster import joined
-from policies.errors import InputError
+from hw.ray.cluster import joined
+from kit.errors import InputError
 try:
     with joined(sys.argv[1], "scenario", "cluster.address") as cluster:
         print(*(node.host for node in cluster.nodes()))

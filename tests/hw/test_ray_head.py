@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hw.ray_head import while_head_lives
-from policies.errors import WorkError
+from hw.ray.head import while_head_lives
+from kit.errors import WorkError
 from tests.ray_nodes import ray_nodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray, pytest.mark.slow]
@@ -36,7 +36,7 @@ def test_a_run_whose_head_ends_is_told_so(path: Path) -> None:
     assert (
         told.strip()
         .splitlines()[-1]
-        .startswith(f"policies.errors.WorkError: the Ray cluster at {nodes.address} is gone; what is finished is kept")
+        .startswith(f"kit.errors.WorkError: the Ray cluster at {nodes.address} is gone; what is finished is kept")
     )
     assert "GCS may have been killed" not in told  # Ray's own words, before it ends the process
     assert time.monotonic() - began_s < 40.0

@@ -11,15 +11,15 @@ from typing import cast
 
 import pytest
 
-from hw import ray_host
-from hw.agents import AgentSpec
+from hw.agent.outfit import AgentSpec
+from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
-from hw.far_agent import FarStart
-from hw.networks import ModelFile
-from hw.ray_host import MOST_LOGS, Keeper, cache, facts, fresh_log, kept, kept_logs
-from hw.torch_outfit import TorchOutfit
+from hw.networks.registry import ModelFile
+from hw.ray import host as ray_host
+from hw.ray.far_agent import FarStart
+from hw.ray.host import MOST_LOGS, Keeper, cache, facts, fresh_log, kept, kept_logs
 from hw.version import code_here
-from policies.errors import WorkError
+from kit.errors import WorkError
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from hw.messages import Sample
-from hw.run_devices import RunDevice
-from hw.server import RemoteServer
+from hw.router.run_devices import RunDevice
+from hw.router.server import RemoteServer
+from hw.transport.messages import Sample
 from policies.vocabulary import NS_PER_S
 
 PERIOD_NS = NS_PER_S // 10

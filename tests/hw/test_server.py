@@ -7,12 +7,13 @@ from typing import cast
 
 import pytest
 
-from hw.agents import AgentSlot
-from hw.arena import Arena, Inbox
-from hw.clock import RunClock
 from hw.device import DeviceSpec
-from hw.late_ledger import LateLedger
-from hw.messages import (
+from hw.host.clock import RunClock
+from hw.router.agents import AgentSlot
+from hw.router.late_ledger import LateLedger
+from hw.router.server import HardwareServer, RemoteServer, RunContext
+from hw.transport.arena import Arena, Inbox
+from hw.transport.messages import (
     ComeUp,
     Done,
     Fence,
@@ -28,9 +29,8 @@ from hw.messages import (
     ToAgent,
     Warm,
 )
-from hw.port import ClockOffset
-from hw.server import HardwareServer, RemoteServer, RunContext
-from policies.errors import WorkError
+from hw.transport.port import ClockOffset
+from kit.errors import WorkError
 from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger
 from policies.reward import AccuracyPrior, RewardWeights

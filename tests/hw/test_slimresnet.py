@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.conformance import RULES, broken_rules
 from hw.device import DeviceSpec
-from hw.instances import Instances
-from hw.networks import Network
-from hw.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
+from hw.devices.instances import Instances
+from hw.networks.conformance import RULES, broken_rules
+from hw.networks.registry import Network
+from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC, tiny_model
 
 

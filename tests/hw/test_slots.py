@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hw.rows import gather, rows_of
-from hw.slots import SlotPools
+from hw.devices.slots import SlotPools
+from hw.networks.rows import gather, rows_of
 
 SHAPE = (3, 2, 2)
 

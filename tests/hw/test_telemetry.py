@@ -28,7 +28,7 @@ from hw.telemetry import (
     used_vram_bytes,
 )
 from hw.telemetry.nvml import TIMINGS, handle_of, other_processes
-from policies.errors import InputError
+from kit.errors import InputError
 from tests.hw.fake_nvml import (
     AMPERE,
     HOPPER,

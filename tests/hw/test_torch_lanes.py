@@ -16,22 +16,22 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from hw.activations import Activations, tensor_in
-from hw.arena import Arena
-from hw.copies import Copies
+from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
+from hw.agent.torch_lanes import TorchLanes, explain
+from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
-from hw.gpu import BROKEN_EXIT
-from hw.instances import Instances, serve
-from hw.kept_blocks import KeptBlocks
-from hw.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.memory_budget import MemoryBudget
-from hw.messages import Input, Move, MoveBroken, Moved
-from hw.networks import ModelFile
-from hw.rows import rows_of
-from hw.slimresnet import SlimResNet
-from hw.slots import SlotPools
-from hw.torch_lanes import TorchLanes, explain
-from hw.torch_outfit import TorchOutfit
+from hw.devices.activations import Activations, tensor_in
+from hw.devices.copies import Copies
+from hw.devices.gpu import BROKEN_EXIT
+from hw.devices.instances import Instances, serve
+from hw.devices.kept_blocks import KeptBlocks
+from hw.devices.memory_budget import MemoryBudget
+from hw.devices.slots import SlotPools
+from hw.networks.registry import ModelFile
+from hw.networks.rows import rows_of
+from hw.networks.slimresnet import SlimResNet
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Move, MoveBroken, Moved
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
 from tests.hw.fake_cuda import FakeCuda
@@ -311,7 +311,7 @@ def test_an_agent_of_a_gpu_has_one_budget_for_all(
     kind: Any, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Less its context; what waits is told beside instances. On a CPU what waits lies in arenas."""
-    monkeypatch.setattr("hw.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
+    monkeypatch.setattr("hw.agent.torch_outfit.open_measured", lambda device: (torch.device("cpu"), 1000))
     weights, images = model.instance_bytes(1, 1.0), _images(4)
     device = DeviceSpec(kind=kind, channels_last=False, vram_bytes=1000 + weights + images.nbytes)
     arena, told = Arena(1 << 20), SimpleQueue[LaneEvent]()
@@ -355,7 +355,7 @@ def test_instances_work_at_the_same_time(desk: Desk, monkeypatch: pytest.MonkeyP
         both.wait()
         return serve(*given)
 
-    monkeypatch.setattr("hw.torch_lanes.serve", meet)
+    monkeypatch.setattr("hw.agent.torch_lanes.serve", meet)
     for instance in (1, 2):
         desk.load(instance, 1, 1.0)
         desk.give((instance,), _images(1), offset=4096 * instance)
@@ -371,7 +371,7 @@ def test_a_slow_device_takes_so_many_times_as_long(
 ) -> None:
     """By a clock that shows a microsecond more whenever it is looked at: a pass of one, and a rest of 49 more."""
     rests_s: list[float] = []
-    monkeypatch.setattr("hw.torch_lanes.time.sleep", rests_s.append)
+    monkeypatch.setattr("hw.agent.torch_lanes.time.sleep", rests_s.append)
     desk = Desk(model, path, clock_ns=itertools.count(0, 1000).__next__)
     desk.load(1, 1, 1.0)
     for factor in (1.0, 50.0):
@@ -428,7 +428,7 @@ def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, m
         made.append(weakref.ref(half_done))
         raise torch.OutOfMemoryError("a pass of many tensors")
 
-    monkeypatch.setattr("hw.torch_lanes.serve", lacking)
+    monkeypatch.setattr("hw.agent.torch_lanes.serve", lacking)
     monkeypatch.setattr(Activations, "compact", lambda store: gone.append(made[-1]() is None))
     moody.give((1, 2), _images(2))
     moody.submit(1, (1, 2), 1, IMAGE, 1.0)
@@ -519,7 +519,7 @@ def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPat
     def overwritten(place: torch.device) -> None:
         x.zero_()  # from here on others may write to the inputs
 
-    monkeypatch.setattr("hw.instances.finish", overwritten)
+    monkeypatch.setattr("hw.devices.instances.finish", overwritten)
     assert torch.equal(serve(instance, rows_of(x), 1.0, 1.0, 2, torch.contiguous_format), expected)
 
 
@@ -540,7 +540,7 @@ def test_reset_forgets_all_and_ends_what_runs(desk: Desk) -> None:
 def test_reset_waits_for_an_instance_that_is_leaving(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end must not be told to the next run, in which the same number may be another instance's."""
     is_reset, came_after = threading.Event(), list[bool]()
-    monkeypatch.setattr("hw.torch_lanes.give_back", lambda place: came_after.append(is_reset.wait(0.5)))
+    monkeypatch.setattr("hw.agent.torch_lanes.give_back", lambda place: came_after.append(is_reset.wait(0.5)))
     desk.load(1, 1, 1.0)
     desk.lanes.unload(1)
     desk.lanes.reset()
@@ -561,7 +561,7 @@ def test_a_load_warms_its_own_lane(
         seen.append((threading.get_ident(), previous, padded))
         return serve(instance, rows, width, previous, padded, *rest)
 
-    monkeypatch.setattr("hw.instances.serve", noted)
+    monkeypatch.setattr("hw.devices.instances.serve", noted)
     desk = Desk(model, path, DeviceSpec(channels_last=False, warm_sizes=sizes))
     desk.load(1, 2, 0.5)
     expected = [(previous, size) for previous in model.spec.previous_widths(2) for size in sizes]
@@ -572,7 +572,7 @@ def test_a_load_warms_its_own_lane(
         threads.append(threading.get_ident())
         return serve(*given)
 
-    monkeypatch.setattr("hw.torch_lanes.serve", served)
+    monkeypatch.setattr("hw.agent.torch_lanes.serve", served)
     shape = model.activation_shape(1, 0.5)
     desk.give((9,), torch.randn(1, *shape))
     desk.submit(1, (9,), 2, 0.5, 0.5)
@@ -592,7 +592,7 @@ def test_a_load_that_can_not_warm_all_sizes_serves_what_fits(
             raise RuntimeError(problem[0])
         return serve(instance, rows, width, previous, padded, *rest)
 
-    monkeypatch.setattr("hw.instances.serve", broken)
+    monkeypatch.setattr("hw.devices.instances.serve", broken)
     maker = Instances(model, path, DeviceSpec(channels_last=False, warm_sizes=(1, 4)), torch.device("cpu"))
     instance = maker.load(1, 1.0)
     assert maker.budget.used_bytes == instance.weight_bytes

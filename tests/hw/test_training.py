@@ -12,12 +12,12 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from hw.datasets import Dataset, load_dataset
-from hw.evaluation import evaluate
-from hw.networks import Network, model_hash
-from hw.slimmable import Weights
-from hw.slimresnet import SlimResNet
-from hw.training import (
+from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.evaluation import evaluate
+from hw.networks.registry import Network, model_hash
+from hw.networks.slimmable import Weights
+from hw.networks.slimresnet import SlimResNet
+from hw.networks.training import (
     EpochReport,
     TrainingKnobs,
     _augment,
@@ -28,7 +28,7 @@ from hw.training import (
     require_checkpoint,
     train,
 )
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from tests.hw.worlds import TINY_NETWORK, TINY_SPEC, tiny_model
 
 SMALL = TrainingKnobs(epochs=2, batch=16, warmup_epochs=0.5, shift=1, flip=True, checkpoint_epochs=1, seed=3)
@@ -77,7 +77,7 @@ def test_resuming_changes_nothing(few: Dataset, tmp_path: Path) -> None:
 
 def test_no_more_threads_learn_than_a_quota_pays_for(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch counts the machine's cores, a quota may pay for fewer; afterwards there are as many as before."""
-    monkeypatch.setattr("hw.training.core_count", lambda: 2)
+    monkeypatch.setattr("hw.networks.training.core_count", lambda: 2)
     before, seen = torch.get_num_threads(), list[int]()
     torch.set_num_threads(3)
     try:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from hw.activations import tensor_in
-from hw.arena import Arena, Inbox, Slab
-from hw.link import LinkModel
-from hw.messages import Input, Keep, Move, Moved, Release, ToAgent
-from hw.transfers import NO_ROOM, Cargo, Images, Transfers
+from hw.devices.activations import tensor_in
+from hw.router.link import LinkModel
+from hw.router.transfers import NO_ROOM, Cargo, Images, Transfers
+from hw.transport.arena import Arena, Inbox, Slab
+from hw.transport.messages import Input, Keep, Move, Moved, Release, ToAgent
 from policies.vocabulary import (
     IMAGE,
     ROUTER,

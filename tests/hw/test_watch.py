@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hw.watch import Watch
+from hw.host.watch import Watch
 from policies.faults import Supervision
 
 RULES = Supervision(hang_ns=600, stuck_ns=5000)

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from hw.device import DeviceSpec
-from hw.networks import Network
-from hw.run_spec import HardwareRun
-from hw.slimmable import Shape, Weights, slice_weights
-from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.registry import Network
+from hw.networks.slimmable import Shape, Weights, slice_weights
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from hw.router.run_spec import HardwareRun
 from hw.telemetry import usable_cores
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig

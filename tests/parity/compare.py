@@ -12,7 +12,7 @@ from itertools import zip_longest
 from math import copysign
 from typing import Any, Protocol, TypeVar, cast
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.records import RunRecord
 from policies.reward import RewardTerms
 from policies.vocabulary import Choice, Decide, Hold, HoldRule, OwnLimit

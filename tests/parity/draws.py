@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from policies.chance import hashed
+from kit.chance import hashed
 
 Option = TypeVar("Option")
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import pytest
 
+from kit.chance import hashed
 from policies import ledger
-from policies.chance import hashed
 from policies.faults import RestartPlan
 from policies.fifo import KeyedFifo
 from policies.greedy import GreedyScheduler, Instance, InstanceState

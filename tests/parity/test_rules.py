@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.chance import stream
-from policies.errors import WorkError
+from kit.chance import stream
+from kit.errors import WorkError
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace as changed
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.goal_control import (
     AIM,
     AT_BOTH,

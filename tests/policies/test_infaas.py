@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.infaas import InfaasRule, Variants, make_variants
 from policies.vocabulary import NS_PER_S, ROUTER, ClusterView, HeadKey, ServerView

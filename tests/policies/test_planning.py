@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.rules import planning
 from policies.rules.milp import Milp, MilpRule, make_milp

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.reward import AccuracyPrior

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from kit.errors import InputError, WorkError
 from policies import rules
-from policies.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
 from policies.registry import KINDS, UNTUNED, RouterKind
@@ -491,7 +491,7 @@ def test_unknown_router_is_refused_with_the_nearest_name() -> None:
         ("no_such_module_here:Router", "ModuleNotFoundError"),
         ("policies.vocabulary:NoSuchRouter", "AttributeError"),
         ("policies.vocabulary:Choice", "TypeError"),
-        ("policies.errors:WorkError", "no method choose"),
+        ("kit.errors:WorkError", "no method choose"),
     ],
 )
 def test_bad_names_say_what_is_wrong(name: str, words: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.names import make_router, parse_router_name, rule_from_dict
 from policies.plan_of import plan_of

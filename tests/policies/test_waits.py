@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Hold
 from policies.waits import Waits, problem_with
 from tests.policies.cluster_views import context, server, view

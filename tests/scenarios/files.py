@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.accuracy import Evaluation, save_accuracy
+from hw.networks.accuracy import Evaluation, save_accuracy
 from tests import worlds
 
 SCENARIO = """\

@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.runs.parallel import ONE_THREAD
 
 

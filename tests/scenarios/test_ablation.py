@@ -13,7 +13,11 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from policies.errors import InputError
+from benchmarks.study import ablation, tuned_rows
+from benchmarks.study.__main__ import main
+from benchmarks.study.ablation import CONTROLLED, FIRST, NO_PRICE, RIVAL, ROWS, row_of
+from benchmarks.study.tuned_rows import Asked, change_of
+from kit.errors import InputError
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
 from policies.rules.tide import TideRule
@@ -21,10 +25,6 @@ from scenarios.learn.course import Course
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.metrics.statistics import relative_half_width
-from scenarios.study import ablation, tuned_rows
-from scenarios.study.__main__ import main
-from scenarios.study.ablation import CONTROLLED, FIRST, NO_PRICE, RIVAL, ROWS, row_of
-from scenarios.study.tuned_rows import Asked, change_of
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.test_tune import KNOBS, SCENARIO
@@ -89,7 +89,7 @@ def test_rows_of_another_command_are_left_alone(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.json"
-    text = json.dumps({"command": f"python -m scenarios.study ablation {scenario} --decisions 7", "rows": []})
+    text = json.dumps({"command": f"python -m benchmarks.study ablation {scenario} --decisions 7", "rows": []})
     out.write_text(text)
     assert main(["ablation", str(scenario), "--json", str(out), "--decisions", "8"]) == 2
     assert "can't stand beside those of" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from calibrate.plan import USABLE_SHARE, Extras, Plan, make_plan
 from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.executors.announce import (
     SENSIBLE_STEP_S,
     announcement,

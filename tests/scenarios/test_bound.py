@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies import strict
-from policies.errors import InputError, WorkError
+from kit import strict
+from kit.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import (

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from hw.accuracy import Evaluation, PaperTable, save_accuracy
-from policies.errors import InputError
+from benchmarks.study.paper_table import FILE
+from hw.networks.accuracy import Evaluation, PaperTable, save_accuracy
+from kit.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
 from scenarios.files.reading import load_scenario
@@ -21,7 +22,6 @@ from scenarios.files.spec import MomentFault, SpanFault
 from scenarios.gym import ID, world_env
 from scenarios.metrics.comparison import compare_results
 from scenarios.runs.simulate import run_simulation, simulate_all, simulate_world
-from scenarios.study.paper_table import FILE
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
 from scenarios.world.world import Accuracy, World

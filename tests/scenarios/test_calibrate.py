@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks import save_model
-from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.registry import save_model
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from scenarios.cli import main
 from scenarios.executors.announce import finished_steps
 from scenarios.files.reading import read_profile

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from hw.networks import ModelFile
-from policies.errors import InputError, WorkError
+from hw.networks.registry import ModelFile
+from kit.errors import InputError, WorkError
 from policies.records import ForeignLoad
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
 from scenarios.executors.slowdown import Changes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.records import RunColumns
 from policies.vocabulary import NS_PER_S
 from scenarios.cli import main

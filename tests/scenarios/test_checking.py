@@ -16,10 +16,10 @@ import torch
 from calibrate.check import Allowed, CheckedMetric, meaningful
 from calibrate.stamps import stamps_here
 from hw.device import DeviceSpec
-from hw.networks import ModelFile, save_model
-from hw.slimresnet import SlimResNet, SlimResNetConfig
+from hw.networks.registry import ModelFile, save_model
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.executors.checking import (
     MODELLED,

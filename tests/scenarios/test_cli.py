@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from calibrate import slimming
-from policies.errors import WorkError
+from kit.errors import WorkError
 from scenarios.cli import COMMANDS, handler_of, main
 from scenarios.commands import profile as profile_commands
 from scenarios.files.reading import load_scenario

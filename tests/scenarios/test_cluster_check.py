@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from hw.networks import ModelFile
-from hw.ray_cluster import HostFacts, require_same_code
+from hw.networks.registry import ModelFile
+from hw.ray.cluster import HostFacts, require_same_code
 from hw.version import code_here, own_version
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.executors import cluster_check
 from scenarios.executors.cluster_check import check_cluster
 from scenarios.executors.hosts import Hosts

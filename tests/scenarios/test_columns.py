@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, RequestRecord, RunRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, PAIRED
 from scenarios.metrics.comparison import bound_accuracies, compare_results, least_cost

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.reward import AccuracyPrior
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.result import Result

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
-from policies.strict import validate
+from kit.errors import InputError
+from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from scenarios.cli import main
 from scenarios.executors import deciding

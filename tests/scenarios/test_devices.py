@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hw.device import DeviceSpec, formats_of, ways_of
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
 from scenarios.executors.preflight import require_device

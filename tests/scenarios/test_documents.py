@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
-from policies.files import read_bytes
+from kit.errors import InputError
+from kit.files import read_bytes
 from scenarios.files.documents import read_json, read_text
 
 MAKES: dict[str, tuple[Callable[[Path], object], str]] = {

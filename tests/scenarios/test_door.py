@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.runs.door import drain, open_door
 from scenarios.runs.folder import RunFolder

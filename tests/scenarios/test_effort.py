@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.cli import main
 from scenarios.job import router as router_stage
 from scenarios.learn import tuning

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.records import BatchRecord
 from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario

@@ -15,12 +15,12 @@ import gymnasium
 import numpy as np
 import pytest
 
-from policies.errors import InputError
-from policies.jit import Ints, entry
+from kit.errors import InputError
+from kit.jit import Ints, entry
+from kit.jit_cache import IS_ON
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.store import IS_ON
 from policies.vocabulary import Choice
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError, WorkError
+from benchmarks.study.__main__ import main as study
+from kit.errors import InputError, WorkError
 from scenarios import cli
-from scenarios.study.__main__ import main as study
 from scenarios.terminal.exits import exit_code
 
 

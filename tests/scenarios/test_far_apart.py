@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hw.networks import ModelFile
-from policies.errors import WorkError
+from hw.networks.registry import ModelFile
+from kit.errors import WorkError
 from policies.records import STAGES
 from policies.vocabulary import Provenance
 from scenarios.cli import main

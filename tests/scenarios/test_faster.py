@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.errors import InputError
+from benchmarks.study import faster
+from benchmarks.study.tuned_rows import Asked
+from kit.errors import InputError
 from scenarios.files.documents import read_json
 from scenarios.learn.tuning import knobs_of
 from scenarios.show.table import to_markdown
-from scenarios.study import faster
-from scenarios.study.tuned_rows import Asked
 from scenarios.world.materials import load_world
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hw.networks import ModelFile
+from hw.networks.registry import ModelFile
 from policies.rules.specs import LadderRule
 from scenarios.executors.campaign import Plan
 from scenarios.files.reading import load_scenario

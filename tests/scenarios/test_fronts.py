@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.study import fronts
+from benchmarks.study.__main__ import main
+from benchmarks.study.fronts import Limit, limits_of
+from benchmarks.study.pictures import HOLLOW, energy_chart
+from benchmarks.study.tuned_rows import Asked
 from scenarios.files.documents import read_json
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuning import Tuning
-from scenarios.study import fronts
-from scenarios.study.__main__ import main
-from scenarios.study.fronts import Limit, limits_of
-from scenarios.study.pictures import HOLLOW, energy_chart
-from scenarios.study.tuned_rows import Asked
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from tests.scenarios.test_tune import SCENARIO

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule
 from policies.rules.tide import TideRule

@@ -14,7 +14,7 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.documents import read_json
 from scenarios.show import charts, html
 from scenarios.show.profile_charts import latency_curves

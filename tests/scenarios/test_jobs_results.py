@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study import jobs_results
+from benchmarks.study.__main__ import main
 from scenarios.files.documents import read_checked
-from scenarios.study import jobs_results
-from scenarios.study.__main__ import main
 from scenarios.training_jobs.case import job_list
 from scenarios.training_jobs.generate import Drawing, Law, draw
 from scenarios.training_jobs.learning.course import Course
@@ -121,6 +121,6 @@ def test_a_trace_that_is_too_short_is_refused_before_anything_is_done(
     path = trace(tmp_path / "short.parquet", 300)
     assert main(words(path, tmp_path)) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"python -m scenarios.study: {path}: 300 jobs leave no window of 256")
+    assert line.startswith(f"python -m benchmarks.study: {path}: 300 jobs leave no window of 256")
     assert not (tmp_path / "page.md").exists()
     assert list((tmp_path / "runs").rglob("*")) == []

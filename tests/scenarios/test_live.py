@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
+from benchmarks.study.__main__ import main
+from benchmarks.study.live import SCHEMA, collect, known_in, make_page, measured_in
+from benchmarks.study.live_findings import Measured, Outcome, change_over, outcome, said_so
+from benchmarks.study.live_page import live_page, summary_text
+from kit.errors import InputError
 from policies.registry import TIDE
 from policies.rules.specs import LadderRule
 from scenarios.files.documents import read_json, write_json
@@ -21,10 +25,6 @@ from scenarios.metrics.fidelity import Validation
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
-from scenarios.study.__main__ import main
-from scenarios.study.live import SCHEMA, collect, known_in, make_page, measured_in
-from scenarios.study.live_findings import Measured, Outcome, change_over, outcome, said_so
-from scenarios.study.live_page import live_page, summary_text
 from scenarios.world.materials import make_world
 from tests.scenarios.test_verdict import FIXED, LADDER, validation
 
@@ -236,7 +236,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_page_is_made_of_the_figures_beside_it() -> None:
-    """`python -m scenarios.study live` makes both."""
+    """`python -m benchmarks.study live` makes both."""
     files = sorted(LIVE.glob("*.yaml"))
     found, missing = collect(files, Path("no runs here"), known_in(Path("docs/live.json")))
     page = live_page(found, missing)

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.study import margins
+from benchmarks.study.__main__ import main
+from benchmarks.study.margin import STEPS, margins_in, margins_of, with_margin
 from policies.rules.infaas import InfaasRule
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.milp import MilpRule
@@ -17,9 +20,6 @@ from policies.rules.specs import FixedRule, LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from scenarios.files.documents import read_json
 from scenarios.learn.tuning import Tuning, tune_router
-from scenarios.study import margins
-from scenarios.study.__main__ import main
-from scenarios.study.margin import STEPS, margins_in, margins_of, with_margin
 from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import write_promising
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hw.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
-from hw.networks import Network, save_model
+from benchmarks.study.paper_table import paper_table
+from hw.networks.accuracy import Evaluation, PaperTable, load_accuracy, save_accuracy
+from hw.networks.registry import Network, save_model
 from scenarios.cli import main
-from scenarios.study.paper_table import paper_table
 
 SCENARIO = """
 schema: slimsched.scenario/1

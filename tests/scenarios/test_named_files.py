@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import pytest
 from pydantic import BaseModel
 
-from policies.errors import InputError
+from kit.errors import InputError
+from kit.strict import StrictModel
 from policies.rules.specs import LadderRule
-from policies.strict import StrictModel
 from scenarios.cli import main
 from scenarios.files.named_files import marker_of, named_files, with_paths
 from scenarios.files.reading import load_scenario

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from hw.apart import apart, here
-from hw.datasets import Dataset, load_dataset
-from hw.networks import ModelFile, model_hash, save_model
-from hw.training import TrainingKnobs
-from policies.errors import InputError
+from hw.host.apart import apart, here
+from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.registry import ModelFile, model_hash, save_model
+from hw.networks.training import TrainingKnobs
+from kit.errors import InputError
 from scenarios.job.network import evaluated, runner_for, trained
 from tests.hw.worlds import TINY_NETWORK, tiny_model
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files import shipped
 from scenarios.files.reading import load_scenario

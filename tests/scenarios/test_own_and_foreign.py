@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError, WorkError
-from policies.files import file_hash
+from kit.errors import InputError, WorkError
+from kit.files import file_hash
 from scenarios.cli import main
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.layout import OWN, fits

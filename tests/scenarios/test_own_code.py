@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hw.networks import save_model
-from policies.own import REFUSING
+from hw.networks.registry import save_model
+from kit.plugins import REFUSING
 from scenarios.cli import COMMANDS, build_parser, main
 from scenarios.job import run
 from tests import worlds

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from hw.accuracy import Evaluation
-from hw.datasets import dataset_label
-from policies.errors import InputError
+from hw.networks.accuracy import Evaluation
+from hw.networks.datasets import dataset_label
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.job.network import load_measured

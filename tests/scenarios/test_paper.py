@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.study.cases import ROUTERS
+from benchmarks.study.findings import RELAXED_CUT_PCT
 from scenarios.learn.train import train_world
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.show.paper import HEAVY, RELAXED
-from scenarios.study.cases import ROUTERS
-from scenarios.study.findings import RELAXED_CUT_PCT
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import nnls
 
-from hw.accuracy import PaperTable, load_accuracy
-from scenarios.study.paper_table import (
+from benchmarks.study.paper_table import (
     FILE,
     PUBLISHED_PCT,
     SEGMENTS,
@@ -24,6 +23,7 @@ from scenarios.study.paper_table import (
     paper_table,
     second_differences,
 )
+from hw.networks.accuracy import PaperTable, load_accuracy
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_the_file_is_what_the_program_prints(table: PaperTable) -> None:
     """The committed file equals the regenerated table within 1e-6, and no hand has touched its form."""
     assert completed() == pytest.approx(np.array(table.shares), abs=1e-6)
     printed = subprocess.run(
-        [sys.executable, "-m", "scenarios.study", "paper-table"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks.study", "paper-table"], capture_output=True, text=True, check=True
     ).stdout
     committed = FILE.read_text()
     assert printed.splitlines()[:8] == committed.splitlines()[:8]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.metrics.comparison import compare_results
 from scenarios.runs.parallel import ONE_THREAD, each
 from scenarios.runs.simulate import default_jobs, simulate_all

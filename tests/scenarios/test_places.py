@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import COMMANDS, main
 from scenarios.terminal.places import writable_file, writable_folder
 from tests.scenarios.files import write_scenario

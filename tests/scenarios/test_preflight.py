@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from calibrate.interference import Interference, require_quiet
-from hw.accuracy import Evaluation, load_accuracy
 from hw.device import DeviceSpec
+from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.telemetry import usable_cores
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import GROUPS
 from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter

@@ -17,9 +17,9 @@ import pytest
 from calibrate.costs import costs_of
 from calibrate.datasheet import GPUS, synthesize
 from calibrate.host import MeasuredHost
-from hw.networks import Network
-from policies import strict
-from policies.errors import InputError
+from hw.networks.registry import Network
+from kit import strict
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.cli import main
 from scenarios.files import shipped
@@ -100,7 +100,7 @@ def test_a_shipped_profile_names_the_host_that_it_is_served_by(name: str) -> Non
     assert 0 < host.router_host.returned.image_s < host.router_host.returned.block_s < 1e-3
     stamp = profile.device.stamps["router_host_and_handover"]
     assert stamp == f"measured on {host.measured}"
-    assert "`python -m tests.bench.router_host" in stamp
+    assert "`python -m benchmarks.speed.router_host" in stamp
     assert "but router_host and handover" in profile.omitted[0]
     assert (profile.busy_serving, profile.chores) == (None, None)
 

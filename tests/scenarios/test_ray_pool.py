@@ -27,7 +27,7 @@ import psutil
 import pytest
 import yaml
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.rules.specs import LadderRule
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder

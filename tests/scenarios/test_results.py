@@ -14,21 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from policies.errors import WorkError
-from policies.rules.context import ComposedRouter
-from policies.rules.specs import FixedRule, LadderRule
-from policies.rules.tide import TideRule
-from policies.rules.widths import Ladder
-from scenarios.files.documents import write_json
-from scenarios.files.router_names import read_rule, write_rule
-from scenarios.files.spec import Scenario
-from scenarios.learn.tune import FloorError
-from scenarios.learn.tuned_files import load_of, note_failure
-from scenarios.learn.tuning import Tuning
-from scenarios.show.charts import to_svg
-from scenarios.study import ablation, runs
-from scenarios.study.__main__ import main
-from scenarios.study.cases import (
+from benchmarks.study import ablation, runs
+from benchmarks.study.__main__ import main
+from benchmarks.study.cases import (
     MARGIN,
     PLACEMENTS,
     TOLD,
@@ -39,7 +27,7 @@ from scenarios.study.cases import (
     read_case,
     scenario_files,
 )
-from scenarios.study.findings import (
+from benchmarks.study.findings import (
     Found,
     Notes,
     Row,
@@ -51,7 +39,7 @@ from scenarios.study.findings import (
     replica_checks,
     searches_in,
 )
-from scenarios.study.page import (
+from benchmarks.study.page import (
     ablation_table,
     making_table,
     results_page,
@@ -59,11 +47,23 @@ from scenarios.study.page import (
     summary_table,
     windowed_table,
 )
-from scenarios.study.pictures import energy_chart, gains_chart
-from scenarios.study.results import found_in, make_results, notes_of
-from scenarios.study.sources import file_digest, imported, sources_hash
-from scenarios.study.tune_all import KINDS, tune_all, tunings
-from scenarios.study.tuned_rows import digest_of, rule_of_now
+from benchmarks.study.pictures import energy_chart, gains_chart
+from benchmarks.study.results import found_in, make_results, notes_of
+from benchmarks.study.sources import file_digest, imported, sources_hash
+from benchmarks.study.tune_all import KINDS, tune_all, tunings
+from benchmarks.study.tuned_rows import digest_of, rule_of_now
+from kit.errors import WorkError
+from policies.rules.context import ComposedRouter
+from policies.rules.specs import FixedRule, LadderRule
+from policies.rules.tide import TideRule
+from policies.rules.widths import Ladder
+from scenarios.files.documents import write_json
+from scenarios.files.router_names import read_rule, write_rule
+from scenarios.files.spec import Scenario
+from scenarios.learn.tune import FloorError
+from scenarios.learn.tuned_files import load_of, note_failure
+from scenarios.learn.tuning import Tuning
+from scenarios.show.charts import to_svg
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
@@ -180,7 +180,7 @@ def test_the_page_is_of_no_machine_and_has_its_pictures(made: Made) -> None:
     """No path of this one; the scenario's own remark, what is not made yet, and charts that lie beside the page."""
     assert str(made.folder) not in made.text
     assert "A tiny load. [main-tiny.yaml]" in made.text
-    assert "python -m scenarios.study ablation" in made.text
+    assert "python -m benchmarks.study ablation" in made.text
     assert made.notes.pictures
     assert all((made.folder / "docs" / path).is_file() for path in made.notes.pictures.values())
 
@@ -267,8 +267,15 @@ def test_what_is_imported_is_part_of_the_sources(tmp_path: Path) -> None:
 def test_a_stored_run_is_of_what_makes_it() -> None:
     """Signatures are stored with it; hardware, pages and the terminal have no say."""
     found = imported(runs.RUN_MAKERS)
-    assert found.keys() >= {"sim.compiled.greedy", "policies.greedy", "scenarios.metrics.signatures", "hw.accuracy"}
-    assert not [name for name in found if name.startswith(("scenarios.show", "scenarios.terminal", "hw.cluster"))]
+    assert found.keys() >= {
+        "sim.compiled.greedy",
+        "policies.greedy",
+        "scenarios.metrics.signatures",
+        "hw.networks.accuracy",
+    }
+    assert not [
+        name for name in found if name.startswith(("scenarios.show", "scenarios.terminal", "hw.router.cluster"))
+    ]
     assert found.keys() < imported(runs.BOUND_MAKERS).keys() >= {"scenarios.runs.bound"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule

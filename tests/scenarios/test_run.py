@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hw.accuracy import load_accuracy
+from hw.networks.accuracy import load_accuracy
 from scenarios.cli import main
 from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario

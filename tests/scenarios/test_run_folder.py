@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from policies.errors import InputError
-from policies.files import atomic_path
+from kit.errors import InputError
+from kit.files import atomic_path
 from policies.records import RunRecord
 from policies.replay import replay
 from scenarios.files.documents import inputs_hash, write_json, write_text

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from policies.chance import stream
+from kit.chance import stream
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, SearchKnobs, level
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.files.series import read_rates, read_trace
 
 

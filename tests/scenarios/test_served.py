@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 from msgspec.structs import replace
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
 from scenarios.cli import main

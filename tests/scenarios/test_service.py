@@ -10,8 +10,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from policies import strict
-from policies.errors import InputError
+from kit import strict
+from kit.errors import InputError
 from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, GoalSet

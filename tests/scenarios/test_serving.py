@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hw.networks import ModelFile
-from policies.errors import InputError, WorkError
+from hw.networks.registry import ModelFile
+from kit.errors import InputError, WorkError
 from policies.records import ChoreCost, ForeignLoad, RunRecord
 from scenarios.executors import serving
 from scenarios.executors.run import RealRun

@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hw.accuracy import Evaluation, load_accuracy
-from hw.datasets import Dataset, load_dataset
-from hw.evaluation import evaluate
-from hw.networks import ModelFile, Network
+from benchmarks.study.cases import ROUTERS, read_case, tuned_file
+from hw.networks.accuracy import Evaluation, load_accuracy
+from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.evaluation import evaluate
+from hw.networks.registry import ModelFile, Network
 from policies.registry import RULES
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
@@ -24,7 +25,6 @@ from scenarios.job.network import training_knobs, training_text
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tuning import Tuning
 from scenarios.runs.bound import overload_of
-from scenarios.study.cases import ROUTERS, read_case, tuned_file
 from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]

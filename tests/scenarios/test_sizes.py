@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from policies import strict
+from kit import strict
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.job import sizes
 from scenarios.job.job import Job

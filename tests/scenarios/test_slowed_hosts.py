@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from hw.datasets import Dataset, load_dataset
-from policies.errors import WorkError
+from hw.networks.datasets import Dataset, load_dataset
+from kit.errors import WorkError
 from scenarios.executors.serving import FAR, ServingOverheads, measure_serving
 from scenarios.files.reading import load_scenario
 from scenarios.job.job import Job

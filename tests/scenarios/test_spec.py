@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies import strict
-from policies.errors import InputError
+from kit import strict
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.keys_page import scenario_keys_markdown
 from scenarios.files.reading import load_scenario

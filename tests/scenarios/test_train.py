@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import scenarios.learn.train as train_module
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.ppo import PPORouter, checkpoint
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario

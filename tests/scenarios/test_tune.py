@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.registry import TUNED
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.faults import Crash, Outage
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths

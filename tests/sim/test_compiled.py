@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.errors import WorkError
 from policies.compiled.plan import PlanRow
 from policies.compiled.rules import LARGEST, RANDOM_WIDTH
-from policies.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
 from policies.ppo.layout import Layout

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.observation import ObservationSpec
 from policies.records import RunColumns
 from sim.cluster import RunSpec, Simulation

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RoutingPolicy
 from policies.names import make_router

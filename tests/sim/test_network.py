@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.chance import hashed_share
+from kit.chance import hashed_share
 from sim.network import FREE, PACKET_BYTES, PRESETS, Attachment, Network, rounds
 from sim.profile import Link
 

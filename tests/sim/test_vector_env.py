@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.faults import Crash, Outage
 from policies.observation import ObservationSpec
 from policies.records import RunColumns

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from policies.chance import hashed, stream
+from kit.chance import hashed, stream
 from sim import workload
 
 HORIZON_S = 400.0

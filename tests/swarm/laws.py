@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from hw.clock import NEVER_NS
-from hw.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
-from hw.port import OffsetEstimate
+from hw.host.clock import NEVER_NS
+from hw.transport.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
+from hw.transport.port import OffsetEstimate
 from policies.faults import PLANNED, WORKER_HUNG, Outage
 from policies.records import RunRecord
 from policies.replay import replay_run
@@ -28,8 +28,8 @@ from policies.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from hw.arena import Slab
-    from hw.router_loop import RouterLoop
+    from hw.router.loop import RouterLoop
+    from hw.transport.arena import Slab
     from tests.swarm.mix import Mix
     from tests.swarm.wires import Agenda
 

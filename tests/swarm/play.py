@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hw.agents import AgentSlot, AgentSpec, make_all_ready
-from hw.draining import Wish
-from hw.emulated import EmulatedDevice
-from hw.outfit import Service
-from hw.router_loop import Parts, RouterLoop, Routing
-from hw.run_spec import HardwareRun, Served
-from hw.server import HardwareServer
-from policies.chance import stream
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.outfit import AgentSpec, Service
+from hw.router.agents import AgentSlot, make_all_ready
+from hw.router.draining import Wish
+from hw.router.loop import Parts, RouterLoop, Routing
+from hw.router.run_spec import HardwareRun, Served
+from hw.router.server import HardwareServer
+from kit.chance import stream
 from policies.greedy import GreedyKnobs
 from policies.ledger import Ledger
 from policies.records import RunRecord
@@ -69,7 +69,7 @@ class LinkQueue:
         self._free_ns = 0
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """See `hw.link.LinkModel`."""
+        """See `hw.router.link.LinkModel`."""
         start_ns = max(now_ns, self._free_ns)
         self._free_ns = start_ns + 200 * transfer_bytes
         return start_ns, self._free_ns + MS

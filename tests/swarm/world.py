@@ -13,21 +13,21 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from hw.agent import Agent
-from hw.agents import AgentHandle, AgentSpec
-from hw.arena import Arena, LinkLostError
-from hw.emulated import EmulatedLanes, EmulatedSensor, Ended, Key
-from hw.joining_port import JoiningPort
-from hw.lanes import Tell, explain
-from hw.life_log import StepLog
-from hw.local_port import SocketPort
-from hw.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
-from hw.network_port import Mirror, NetworkPort, SentLog
-from hw.outfit import Fitting
-from hw.port import PortBrokenError, PortClosedError, RouterEnd
-from hw.server import START_LIMIT_NS
-from hw.waiting import Host, readable
-from policies.chance import stream
+from hw.agent.emulated import EmulatedLanes, EmulatedSensor, Ended, Key
+from hw.agent.lanes import Tell, explain
+from hw.agent.outfit import AgentSpec, Fitting
+from hw.agent.process import Agent
+from hw.host.waiting import Host, readable
+from hw.router.agents import AgentHandle
+from hw.router.server import START_LIMIT_NS
+from hw.transport.arena import Arena, LinkLostError
+from hw.transport.joining_port import JoiningPort
+from hw.transport.life_log import StepLog
+from hw.transport.local_port import SocketPort
+from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
+from hw.transport.network_port import Mirror, NetworkPort, SentLog
+from hw.transport.port import PortBrokenError, PortClosedError, RouterEnd
+from kit.chance import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
 from tests.swarm.laws import DRAINED_IN_NS, FIRST_PING, Laws
@@ -43,7 +43,7 @@ class Killed(BaseException):
 
 
 class ToyDevice:
-    """`hw.emulated.DeviceModel`: passes take their time, and do not slow each other down."""
+    """`hw.agent.emulated.DeviceModel`: passes take their time, and do not slow each other down."""
 
     segments: int
     context_bytes = 0
@@ -186,7 +186,7 @@ class Mover(Executor):
 
 
 class FarArena(Arena):
-    """`hw.landing.FarArena` without its sockets: another host's arena, written to when `commit` ends.
+    """`hw.transport.landing.FarArena` without its sockets: another host's arena, written to when `commit` ends.
 
     The receiver may have it although the sender hears of a lost link; a life that is fenced off writes nothing.
     """
@@ -283,7 +283,7 @@ class Process:
         self._guarded(live)
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
-        """See `hw.outfit.Outfit`."""
+        """See `hw.agent.outfit.Outfit`."""
         mix = self.world.mix
         device = ToyDevice(mix.router.segments, mix.vram_bytes, mix.pass_ns)
         lanes = EmulatedLanes(device, self._arenas, self.index, tell, clock_ns, lambda: Mover(self))
@@ -369,7 +369,7 @@ class Process:
 
 
 class NearHandle(AgentHandle):
-    """An agent's process beside the router's, as `hw.local_agents.AgentProcess`."""
+    """An agent's process beside the router's, as `hw.router.local_agents.AgentProcess`."""
 
     def __init__(self, world: World, process: Process, end: VirtualSocket) -> None:
         kind: Any = tapped(SocketPort, world.laws, process)
@@ -410,7 +410,7 @@ class NearHandle(AgentHandle):
 
 
 class FarHandle(AgentHandle):
-    """An agent on another host, as `hw.ray_agents.RayAgent`: it joins, and what is asked of its host takes its time."""
+    """An agent on another host, as `hw.ray.agents.RayAgent`: it joins, and what is asked of its host takes its time."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.joining = JoiningPort()
@@ -501,7 +501,7 @@ def tapped(kind: type[SocketPort], laws: Laws, process: Process) -> type[SocketP
 
 @dataclass
 class World:
-    """All of it; `hw.agents.Carrier` for the cluster that is under test."""
+    """All of it; `hw.router.agents.Carrier` for the cluster that is under test."""
 
     mix: Mix
     agenda: Agenda
@@ -547,7 +547,7 @@ class World:
         return self.agenda.now_ns < self.faults_end_ns
 
     def _wait(self, descriptors: Collection[int], wait_s: float | None) -> list[int]:
-        """See `hw.waiting.readable`: the world goes on meanwhile."""
+        """See `hw.host.waiting.readable`: the world goes on meanwhile."""
         agenda = self.agenda
         entered_ns = agenda.now_ns
         if self._stops and self._stops[0] <= entered_ns:

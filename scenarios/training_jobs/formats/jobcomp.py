@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from pyarrow import compute
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns
 from scenarios.training_jobs.fields import named, truths
 from scenarios.training_jobs.formats.sacct import only_where_needed, rows_of

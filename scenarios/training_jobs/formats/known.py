@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.formats import alibaba_pai, helios, jobcomp, openb, own_csv, philly, rltune, sacct, swf
 from scenarios.training_jobs.lines import head
 from scenarios.training_jobs.rows import Options, Rows

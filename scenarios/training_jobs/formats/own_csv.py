@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from policies.errors import InputError, nearest
+from kit.errors import InputError, nearest
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
 from scenarios.training_jobs.fields import (
     SECONDS,

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.fields import Cells, Numbers, dates, named, status_of
 from scenarios.training_jobs.lines import blocks
 from scenarios.training_jobs.rows import Options, Rows

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns, first_line
 from scenarios.training_jobs.fields import is_number, known, name_of, named, numbers
 from scenarios.training_jobs.lines import Block, blocks

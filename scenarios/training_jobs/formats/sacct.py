@@ -17,7 +17,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.delimited import Columns, columns, first_line, split_header
 from scenarios.training_jobs.fields import Cells, Numbers, dates, durations, mapped, named, numbers, status_of, truths
 from scenarios.training_jobs.lines import blocks

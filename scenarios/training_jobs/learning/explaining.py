@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import derived_seed, stream
+from kit.chance import derived_seed, stream
 from policies.jobs.choices import Choosing, View
 from policies.jobs.sight import LONGEST_S, seen
 from policies.jobs_ppo.choosers import NetChooser

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import derived_seed, stream
-from policies.errors import InputError
+from kit.chance import derived_seed, stream
+from kit.errors import InputError
 from policies.jobs.choices import Choosing, View
 from policies.jobs.policy import JobPolicy
 from policies.jobs.rivals import policy_of

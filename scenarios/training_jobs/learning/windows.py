@@ -8,8 +8,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.jobs.choices import Choosing
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy

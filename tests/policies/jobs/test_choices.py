@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.choices import WAIT, Choosing, View
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.jobs import mapping
 from policies.jobs.choices import Choosing, View
 from policies.jobs.cluster import Pool

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.book import Features, JobBook
 from policies.jobs.gavel import OBJECTIVES
 from policies.jobs.gittins import GittinsTables, inverse_gittins_s

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from policies.chance import derived_seed
-from policies.jit import Singles
+from kit.chance import derived_seed
+from kit.jit import Singles
 from policies.observation import Floats
 from policies.ppo.buffer import Experience, empty
 from policies.ppo.kernels import act

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from policies.chance import derived_seed
-from policies.errors import InputError, WorkError
+from kit.chance import derived_seed
+from kit.errors import InputError, WorkError
 from policies.ppo import PPOKnobs, PPORouter
 from policies.ppo.buffer import Experience
 from policies.ppo.compiled_trainer import CompiledTrainer

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs import sight
 from policies.jobs_ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
 from policies.jobs_ppo.learner import (

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from policies.jit import entry, singles
+from kit.jit import entry, singles
 from policies.ppo import kernels
 from policies.ppo.acting import masked_softmax, mixed
 from policies.ppo.buffer import Experience
@@ -364,7 +364,7 @@ INTERPRETED = """
 import sys
 import numpy as np
 from policies.ppo import kernels
-from policies.store import IS_ON
+from kit.jit_cache import IS_ON
 assert not IS_ON
 given = dict(np.load(sys.argv[1]))
 order = [given[f"arr_{i}"] for i in range(len(given))]

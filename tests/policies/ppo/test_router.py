@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from policies.jit import Ints, Reals, Singles, entry, ints, reals, singles
+from kit.jit import Ints, Reals, Singles, entry, ints, reals, singles
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
 from policies.ppo.acting import masked_softmax

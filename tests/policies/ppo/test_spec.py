@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec

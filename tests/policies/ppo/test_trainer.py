@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import PolicySpec, PPOKnobs, PPORouter, checkpoint

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.errors import WorkError
+from kit.errors import WorkError
 from policies.ppo import PPOKnobs
 from policies.ppo.acting import Acted
 from policies.ppo.buffer import Experience, TransitionBuffer

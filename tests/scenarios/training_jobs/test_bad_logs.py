@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs import lines
 from scenarios.training_jobs.formats.known import FORMATS
 from scenarios.training_jobs.formats.sacct import CLOCK_CHANGED

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs_ppo.files import Learned, LearnedSpec, write_learned
 from policies.jobs_ppo.net import SIZES, JobNet, fresh_weights
 from scenarios.gym import JOBS_ID

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
 from scenarios.training_jobs.answers import answers

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.cli import LOG_FORMATS, TIME_UNITS
 from scenarios.training_jobs import lines
 from scenarios.training_jobs.formats.known import FORMATS, format_of

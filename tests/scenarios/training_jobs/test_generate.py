@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law, sizes
 from scenarios.training_jobs.trace import read_trace, write_trace
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError, WorkError
+from kit.errors import InputError, WorkError
 from scenarios.cli import JOB_REWARDS, main
 from scenarios.training_jobs.case import JobsCase, read_case, read_scenario
 from scenarios.training_jobs.comparing import run_policy

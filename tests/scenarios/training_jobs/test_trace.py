@@ -12,7 +12,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from policies.errors import InputError
+from kit.errors import InputError
 from scenarios.training_jobs.trace import COLUMNS, SCHEMA, STATUSES, JobTrace, read_trace, write_trace
 
 

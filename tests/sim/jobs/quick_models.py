@@ -14,7 +14,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.jit import entry
+from kit.jit import entry
 
 Numbers = NDArray[np.float64]
 Place = list[tuple[int, int]]  # (node, GPUs there)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.cluster import NodeGroup
 from sim.jobs.bound import BoundProblem, lower_bound
 from tests.sim.jobs.worlds import jobs, run

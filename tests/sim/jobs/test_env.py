@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from policies.chance import stream
+from kit.chance import stream
 from policies.jobs.choices import Choosing
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy

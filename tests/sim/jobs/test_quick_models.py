@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from policies.chance import stream
+from kit.chance import stream
 from sim.jobs.jobs import JobList
 from tests.sim.jobs.quick_models import (
     ATTAINED_AREA,

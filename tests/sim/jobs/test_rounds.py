@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy, PreemptionKnobs
 from policies.jobs.rivals import policy_of, shown_name

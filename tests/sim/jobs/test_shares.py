@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.book import Features, JobBook
 from policies.jobs.cluster import NodeGroup, Pool
 from policies.jobs.multifactor import MultifactorKnobs

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.errors import InputError
+from kit.errors import InputError
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import PreemptionKnobs
 from policies.jobs.rivals import policy_of

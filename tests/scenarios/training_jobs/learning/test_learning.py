@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.chance import stream
-from policies.errors import InputError
+from kit.chance import stream
+from kit.errors import InputError
 from policies.jobs.cluster import NodeGroup
 from policies.jobs.policy import JobPolicy
 from policies.jobs_ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned

@@ -1,0 +1,248 @@
+"""Whether what is computed, moved and told is right."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.stand import SEED, Stand
+from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadEnded
+from hw.agent.torch_lanes import TorchLanes, explain
+from hw.agent.torch_outfit import ARENA_BYTES, torch_agents
+from hw.device import DeviceSpec
+from hw.devices.activations import Activations, tensor_in
+from hw.devices.copies import Copies
+from hw.devices.instances import Instances, serve
+from hw.devices.kept_blocks import KeptBlocks
+from hw.devices.slots import SlotPools
+from hw.networks.rows import rows_of
+from hw.router.local_agents import AgentProcess, start_agents
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Keep, Move, Moved
+from kit.chance import stream
+from policies.vocabulary import IMAGE, RunBatch
+
+BATCHES: Final = (1, 3, 32)
+EXACT, OF_TF32 = 1e-4, 2e-3
+LIKELY: Final = 0.02  # of the logits' spread: a label that wins by less may differ
+LANES, CHAINS, ROUNDS = 16, 8, 12
+WAIT_S: Final = 60.0
+POOLS_BYTES: Final = 1 << 28
+
+
+# --------------------------------------------------------------------------------------------------------- one device
+
+
+def against_float64(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """The worst relative error over all keys, by order of memory and way of computing."""
+    exact = copy.deepcopy(stand.model).double()
+    worst: dict[str, float] = {}
+    for channels_last, is_tf32 in itertools.product((False, True), (True, False) if stand.is_gpu else (False,)):
+        instances = stand.instances(channels_last=channels_last)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        name = f"{'nhwc' if channels_last else 'nchw'}{'_tf32' if is_tf32 else ''}"
+        worst[name] = max(_errors(stand, instances, exact))
+    wrong = [name for name, error in worst.items() if error > (OF_TF32 if "tf32" in name else EXACT)]
+    return f"too large: {', '.join(wrong)}" if wrong else "", worst
+
+
+def _errors(stand: Stand, instances: Instances, exact: Any) -> Iterator[float]:
+    for segment in range(1, stand.model.spec.segments + 1):
+        wide = instances.make(segment, 1.0)
+        for key in (key for key in stand.model.spec.work_keys() if key[0] == segment):
+            for batch in BATCHES:
+                x = stand.activations(segment, key[2], batch)
+                with torch.inference_mode():
+                    wanted = exact.forward_segment(x.double(), *key)
+                    y = _served(instances, wide, x, key[1], key[2])
+                yield float((y.double() - wanted).abs().max() / wanted.abs().max())
+        instances.free(wide)
+
+
+def _served(instances: Instances, instance: Any, x: Tensor, width: float, previous: float, padded: int = 0) -> Tensor:
+    rows = rows_of(x.to(instances.place, instances.device.torch_dtype))
+    y = serve(instance, rows, width, previous, max(padded, len(x)), instances.device.memory_format)
+    return y.cpu()
+
+
+def neighbours(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """An image's result with others, padded, in another order, and again."""
+    instances, worst, is_same = stand.instances(), 0.0, True
+    for segment in range(1, stand.model.spec.segments + 1):
+        instance, previous = instances.make(segment, 1.0), 0.0 if segment == 1 else 1.0
+        x = stand.activations(segment, previous, 8)
+        with torch.inference_mode():
+            together, again = (_served(instances, instance, x, 1.0, previous) for _ in range(2))
+            padded = _served(instances, instance, x, 1.0, previous, padded=16)
+            mixed = _served(instances, instance, x.flip(0), 1.0, previous).flip(0)
+            single = torch.cat([_served(instances, instance, each[None], 1.0, previous) for each in x])
+        is_same &= torch.equal(together, again)
+        scale = float(together.abs().max())
+        worst = max(worst, *(float((each - together).abs().max()) / scale for each in (padded, mixed, single)))
+        instances.free(instance)
+    wrong = [*([] if is_same else ["another result the second time"]), *(["others matter"] if worst > OF_TF32 else [])]
+    return "; ".join(wrong), {"worst_relative": worst, "same_bits_twice": is_same}
+
+
+# -------------------------------------------------------------------------------------------------------------- moves
+
+
+def ways_of(stand: Stand) -> dict[str, DeviceSpec]:
+    """As shipped, and with each of a GPU's ways."""
+    plain = {"shipped": stand.device}
+    if not stand.is_gpu:
+        return plain
+    ways = ("slot_pools", "apart_copies", "mailboxes")
+    each = {way: replace(stand.device, **{way: True}) for way in ways}  # type: ignore[arg-type]
+    return {**plain, **each, "all": replace(stand.device, slot_pools=True, apart_copies=True, mailboxes=True)}
+
+
+def moves(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Activations of every shape go from one agent to another, and back to where they can be read."""
+    wrong, numbers = [], {}
+    for way, device in ways_of(stand).items():
+        with torch_agents([("first", device), ("second", device)], stand.file) as specs:
+            arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
+            with start_agents(specs) as agents:
+                handles = [agent.wait_until_ready().mailbox for agent in agents]
+                differ = [shape for shape in _shapes(stand) if not _there_and_back(agents, arenas, handles, shape)]
+        numbers[way] = f"{len(_shapes(stand)) - len(differ)} shapes"
+        wrong += [f"{way}: {shape}" for shape in differ]
+    return ", ".join(wrong), numbers
+
+
+def _shapes(stand: Stand) -> list[tuple[int, ...]]:
+    spec = stand.model.spec
+    return [stand.model.activation_shape(s, w) for s in range(1, spec.segments) for w in spec.widths]
+
+
+def _there_and_back(
+    agents: list[AgentProcess], arenas: tuple[Arena, ...], handles: list[str], shape: tuple[int, ...]
+) -> bool:
+    """The same bits, in another order."""
+    requests, sent = (3, 1, 2), torch.randn(3, *shape, generator=torch.Generator().manual_seed(SEED))
+    tensor_in(arenas[0], 0, tuple(sent.shape), torch.float32).copy_(sent)
+    agents[0].send(Keep((Input(requests, 0, shape, "float32", False),)))
+    moved = _moved(agents[0], Move(1, 1, 0, (1, 2, 3), handles[1]))
+    given = Input((1, 2, 3), 0, moved.shape, moved.dtype, moved.channels_last, bool(handles[1]))
+    agents[1].send(Keep((given,)))
+    offset = ARENA_BYTES // 2
+    back = _moved(agents[1], Move(2, 0, offset, requests))
+    return torch.equal(tensor_in(arenas[0], offset, (3, *shape), torch.float32, back.channels_last), sent)
+
+
+def _moved(agent: AgentProcess, move: Move) -> Moved:
+    agent.send(move)
+    return agent.expect(Moved, WAIT_S)
+
+
+# -------------------------------------------------------------------------------------------------------------- races
+
+
+def races(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Chains of batches through many lanes at once, with moves of what is stored beside them; where it is `compacted`,
+    little is kept in the block that it came in, while others run."""
+    numbers: dict[str, Any] = {}
+    for way in ("shipped", "compacted", "slot_pools", *(("slot_pools_and_copies",) if stand.is_gpu else ())):
+        compared, differ = _Race(stand, way).run()
+        numbers[way] = f"{differ} of {compared} labels differ"
+    return ", ".join(f"{way}: {text}" for way, text in numbers.items() if not text.startswith("0 of")), numbers
+
+
+class _Race:
+    """Lanes of every segment, and chains that go through them."""
+
+    def __init__(self, stand: Stand, way: str) -> None:
+        self._stand = stand
+        self._arenas = (Arena(1 << 25), Arena(1 << 25))
+        instances, place = stand.instances(), stand.place
+        pools = SlotPools(POOLS_BYTES) if "slot_pools" in way else None
+        copies = Copies(self._arenas, place) if "copies" in way else None
+        self._store = Activations(
+            self._arenas, 0, stand.device, place, pools, copies=copies, kept=KeptBlocks(instances.budget)
+        )
+        self._compacts = way == "compacted"
+        self._told: SimpleQueue[LaneEvent] = SimpleQueue()
+        self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)
+        self._chance = stream(SEED, "races")
+        self._numbers = itertools.count(1)
+
+    def run(self) -> tuple[int, int]:
+        """(labels compared, labels that differ)."""
+        segments = self._stand.model.spec.segments
+        for lane in range(LANES):
+            self._lanes.load(lane, lane % segments + 1, 1.0, False)
+            assert isinstance(self._told.get(timeout=WAIT_S), LoadEnded)
+        found = [self._round(segments) for _ in range(ROUNDS)]
+        self._lanes.reset()
+        return sum(each[0] for each in found), sum(each[1] for each in found)
+
+    def _round(self, segments: int) -> tuple[int, int]:
+        """Some chains from images to labels, in step; what is stored is moved while the others run."""
+        images = self._stand.activations(1, IMAGE, 4 * CHAINS, seed=int(self._chance.integers(1 << 30)))
+        members = [tuple(range(4 * chain, 4 * chain + 4)) for chain in range(CHAINS)]
+        tensor_in(self._arenas[0], 0, tuple(images.shape), torch.float32).copy_(images)
+        self._lanes.take([Input(tuple(range(len(images))), 0, tuple(images.shape[1:]), "float32", False)])
+        labels: dict[int, int] = {}
+        for segment in range(1, segments + 1):
+            requests = [each for chain in members for each in chain]
+            self._chance.shuffle(requests)  # batches of members of several blocks
+            parts = [tuple(requests[4 * chain : 4 * chain + 4]) for chain in range(CHAINS)]
+            batches = {next(self._numbers): part for part in parts}
+            lanes = [lane for lane in range(LANES) if lane % segments + 1 == segment]
+            for batch, part in batches.items():
+                lane, previous = int(self._chance.choice(lanes)), IMAGE if segment == 1 else 1.0
+                self._lanes.run(RunBatch(1, batch, lane, part, segment, previous, 1.0, len(part)))
+            for _ in batches:
+                ended = self._told.get(timeout=WAIT_S)
+                assert isinstance(ended, BatchEnded), ended
+                labels.update(zip(batches[ended.batch], ended.labels, strict=False))
+                if self._compacts:
+                    self._store.compact()
+            if segment < segments:
+                with contextlib.suppress(KeyError):
+                    self._lanes.move(Move(0, 1, 0, parts[0]))
+        with torch.inference_mode():
+            logits = self._stand.model(images, (1.0,) * segments)
+        first, second = logits.topk(2, dim=1).values.T
+        is_clear = (first - second) > LIKELY * (logits.max() - logits.min())
+        wanted = logits.argmax(1).tolist()
+        clear = [number for number in range(len(images)) if is_clear[number]]
+        self._drain()
+        return len(clear), sum(labels[number] != wanted[number] for number in clear)
+
+    def _drain(self) -> None:
+        """What moves apart have told."""
+        while not self._told.empty():
+            assert not isinstance(self._told.get(), BatchBroken)
+
+
+# ------------------------------------------------------------------------------------------------------------- memory
+
+
+def memory(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """A hog leaves little; a batch that is too large says so; without the hog it runs."""
+    stand.require_gpu("memory of its own")
+    instances = stand.instances()
+    instance, batch = instances.make(1, 1.0), 4096
+    x = stand.activations(1, IMAGE, batch)
+    free_bytes, _ = torch.cuda.mem_get_info(stand.place)
+    hog = torch.empty(free_bytes - (200 << 20), dtype=torch.uint8, device=stand.place)
+    reason = ""
+    try:
+        _served(instances, instance, x, 1.0, IMAGE)
+    except Exception as error:
+        reason = explain(error)[0]
+    del hog
+    torch.cuda.empty_cache()
+    after = _served(instances, instance, x, 1.0, IMAGE)
+    wrong = "" if reason == "out_of_memory" and len(after) == batch else f"it said {reason or 'nothing'}"
+    return wrong, {"reason": reason, "left_bytes": 200 << 20}

@@ -1,0 +1,76 @@
+"""What the device is, what its sensor answers, and what a context takes."""
+
+from __future__ import annotations
+
+import contextlib
+import time  # noqa: TID251 - calls are timed
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.stand import Stand
+from hw.agent.torch_outfit import torch_agents
+from hw.devices.gpu import unserved
+from hw.router.local_agents import start_agents
+from hw.telemetry import cpu_name, load_nvml, nvml_handle, usable_cores
+from hw.telemetry.nvml import NvmlSensor, board_facts
+
+APART: Final = 0.05
+CALLS: Final = 100
+COUNTER_LOOKS_S: Final = 2.0
+
+
+def what_it_is(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Versions, and whether this torch computes there."""
+    if not stand.is_gpu:
+        return "", {"cpu": cpu_name(), "cores": len(usable_cores())}
+    capability, built_for = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
+    nvml = load_nvml()
+    facts = {} if nvml is None else board_facts(nvml, nvml_handle(nvml, 0))
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return unserved(capability, built_for), {"capability": capability, "built_for": built_for, "cudnn": cudnn, **facts}
+
+
+def calls(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """How long each reading takes, p50 and p99, and how often the energy counter moves."""
+    stand.require_gpu("NVML")
+    nvml = load_nvml()
+    if nvml is None:
+        return "there is no NVML", {}
+    sensor = NvmlSensor(nvml, nvml_handle(nvml, 0))
+    numbers: dict[str, Any] = sensor.describe()
+    for name, read in {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details}.items():
+        numbers |= _timed_ms(name, read)
+    changed_s, before, end_s = list[float](), sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
+    while time.monotonic() < end_s:
+        if (now := sensor.energy_j()) != before:
+            changed_s.append(time.monotonic())
+            before = now
+    steps_s = np.diff(changed_s)
+    return "", {**numbers, "counter_step_s": float(np.median(steps_s)) if len(steps_s) else None}
+
+
+def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
+    took_ms = list[float]()
+    for _ in range(CALLS):
+        began_ns = time.monotonic_ns()
+        read()
+        took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+    return {f"{name}_p50_ms": float(np.median(took_ms)), f"{name}_p99_ms": float(np.quantile(took_ms, 0.99))}
+
+
+def contexts(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """As agents tell it: one alone, then three that start side by side."""
+    stand.require_gpu("a context")
+    told: dict[str, list[int]] = {}
+    for name, count in {"alone": 1, "side_by_side": 3}.items():
+        named = [(f"agent{number}", stand.device) for number in range(count)]
+        with contextlib.ExitStack() as stack:
+            specs = stack.enter_context(torch_agents(named, stand.file))
+            agents = stack.enter_context(start_agents(specs))
+            told[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
+    (alone,), beside = told["alone_bytes"], told["side_by_side_bytes"]
+    is_apart = any(abs(each - alone) > APART * alone for each in beside)
+    return "they lie apart" if is_apart or not alone else "", told

@@ -1,0 +1,172 @@
+"""What a user does: the commands themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import yaml
+
+from benchmarks.gpu.evidence import ROOT
+from benchmarks.gpu.stand import NETWORKS, CantTellError, Stand
+from hw.networks.datasets import load_dataset
+from hw.networks.evaluation import evaluate
+from hw.networks.registry import Network
+from hw.networks.training import EpochReport, recipe, train
+from scenarios.files.reading import read_profile
+from scenarios.metrics.fidelity import PROMISED_PCT, Validation
+
+SLIMSCHED: Final = (sys.executable, "-c", "import sys; from scenarios.cli import main; sys.exit(main(sys.argv[1:]))")
+QUICKSTART: Final = ROOT / "scenarios" / "quickstart.yaml"
+DEVICES: Final = {"cuda": "cuda:0", "cpu": "cpu:0"}
+NOISE: Final = {"cuda": "benchmarks.gpu.noise:LargeNoise", "cpu": "benchmarks.gpu.noise:Noise"}
+LOADS: Final = (0.3, 0.6, 0.8)
+ROUTERS: Final = ("random", "jsq", "ladder")
+EPOCHS: Final = 2
+SAME: Final = 0.999
+
+
+def calibrated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """A profile of random weights, with its own stated errors; it stays in the evidence's folder."""
+    device, budget, path = DEVICES[stand.kind], "85s" if stand.is_gpu else "15s", _profile(stand)
+    out = path.parent
+    wrong = _slimsched(
+        "calibrate", "--model", stand.file.path, "--device", device, "--budget", budget, "--out", out, "--allow-busy"
+    )
+    if wrong:
+        return wrong, {}
+    profile = read_profile(path, "--out")
+    errors = {f"{each.metric}, {each.kind}, mean %": each.mean_abs_pct for each in profile.errors}
+    power, ways = profile.power, profile.device.stamps.get("ways_timed", "not timed")
+    told = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padding": profile.padding, "ways": ways}
+    return "", {"profile": str(path), "points": len(profile.latency), **errors, **told}
+
+
+def _slimsched(*words: object) -> str:
+    """What was wrong; empty where nothing was."""
+    done = subprocess.run([*SLIMSCHED, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no word"])[-1]
+
+
+def _profile(stand: Stand) -> Path:
+    """Where `calibrated` leaves it."""
+    return (stand.out / "profiles").resolve() / f"{DEVICES[stand.kind].replace(':', '')}.yaml"
+
+
+def validated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """What simulation with that profile says of executors: errors in per cent, beside what the project promises."""
+    if not (profile := _profile(stand)).exists():
+        raise CantTellError(f"no profile of E1 in {profile.parent}")
+    folder = (stand.out / "validation").resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    path = folder / "scenario-given.yaml"
+    device = {"kind": stand.kind} if stand.is_gpu else {"cores": [*stand.device.cores]}
+    scenario = {
+        "schema": "slimsched.scenario/1",
+        "name": "gpu-validation",
+        "model": {
+            "network": NETWORKS[stand.kind],
+            "checkpoint": str(stand.file.path),
+            "dataset": NOISE[stand.kind],
+            "training": {"device": "cuda:0" if stand.is_gpu else "cpu"},  # of the table as well
+        },
+        "cluster": {
+            "servers": [{"name": "server", "device": device, "profile": str(profile)}],
+            "greedy": {"preload": "all", "idle_unload_s": None},
+        },
+        "workload": {"kind": "poisson", "load": LOADS[0]},
+        "duration_s": "2s",
+        "warmup_s": "0.3s",
+        "validate": {"routers": [*ROUTERS], "loads": [*LOADS], "go_on": True},
+    }
+    path.write_text(yaml.safe_dump(scenario))
+    for words in (("model", "evaluate"), ("validate",)):
+        if wrong := _slimsched(*words, path, "--out", folder / "run", "--quiet"):
+            return wrong, {}
+    found: Validation = json.loads((folder / "run" / "validation.json").read_text())
+    return told(found)
+
+
+def told(found: Validation) -> tuple[str, Mapping[str, Any]]:
+    """Each router at each load; nothing may be lost, and every run must have completed something."""
+    numbers: dict[str, Any] = {f"promised_{name}_pct": pct for name, pct in PROMISED_PCT.items()}
+    numbers["lost"] = sum(_lost(pair["hardware"]) for pair in found["pairs"])
+    for row in found["rows"]:
+        name = f"{row['router']}_{row['load']:g}"
+        hardware = {measure: each["mean"] for measure, each in row["hardware"].items()}
+        numbers[f"{name}_mean_ms"] = _scaled(1e3, hardware["latency_mean"])
+        numbers[f"{name}_p99_ms"] = _scaled(1e3, hardware["latency_p99"])
+        numbers[f"{name}_energy_j_image"] = hardware["energy_per_image"]
+        numbers |= {f"{name}_{measure}_error_pct": row["error_pct"][measure]["mean"] for measure in PROMISED_PCT}
+    barren = [row["router"] for row in found["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
+    missing = len(LOADS) * len(ROUTERS) - len(found["rows"])
+    wrong = [f"{numbers['lost']} have no end"] if numbers["lost"] else []
+    wrong += [f"{', '.join(barren)} completed nothing"] if barren else []
+    return "; ".join([*wrong, *([f"{missing} rows are missing"] if missing else [])]), numbers
+
+
+def _scaled(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value
+
+
+def _lost(result: Mapping[str, Any]) -> int:
+    images = result["images"]
+    return int(images["arrived"] - images["completed"] - images["failed"])
+
+
+def quickstart(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """From nothing to a validation: what a new user runs first, with little of each stage."""
+    scenario = yaml.safe_load(QUICKSTART.read_text())
+    scenario["model"]["training"] = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
+    scenario["calibration"] = {"budget": "25s", "allow_busy": True}
+    scenario["tuning"]["decisions"] = 200_000
+    routers = ["random", "tuned:fixed", "tide"]
+    scenario["compare"] = {"routers": routers, "seeds": [0]}
+    scenario["validate"] = {
+        "routers": routers, "loads": [0.3], "duration_s": "2s", "warmup_s": "0.3s", "repeats": 1, "go_on": True
+    }  # fmt: skip
+    scenario.pop("training")
+    folder = (stand.out / "quickstart").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "scenario-given.yaml"
+    path.write_text(yaml.safe_dump(scenario))
+    if wrong := _slimsched("run", path, "--out", folder / "run", "--quiet"):
+        return wrong, {}
+    real = [json.loads(each.read_text()) for each in sorted((folder / "run" / "hardware").glob("*/result.json"))]
+    lost = sum(map(_lost, real))
+    numbers: dict[str, Any] = {"runs": len(real), "lost": lost}
+    for row in real:
+        numbers[f"{row['router']}_{row['throughput_img_s']:.0f}_img_s_p99_ms"] = 1e3 * row["latency_s"]["p99"]
+    return ("no run on executors" if not real else f"{lost} have no end" if lost else ""), numbers
+
+
+def trained(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Two epochs, straight and broken off in between: the same bits; and a table like the CPU's."""
+    network, data = Network("digit-pairs"), load_dataset("digit-pairs")
+    name = "cuda:0" if stand.is_gpu else "cpu"
+    knobs = replace(recipe("digit-pairs", "digit-pairs"), epochs=EPOCHS, device=name, checkpoint_epochs=1)
+    folder = Path(tempfile.mkdtemp(prefix="slimsched-gpu-"))
+    straight = train(network, data, knobs)
+
+    def leave(report: EpochReport) -> None:
+        raise InterruptedError
+
+    with contextlib.suppress(InterruptedError):
+        train(network, data, knobs, on_epoch=leave, checkpoint=folder / "checkpoint")
+    resumed = train(network, data, knobs, checkpoint=folder / "checkpoint")
+    weights, others = straight.state_dict(), resumed.state_dict()
+    is_same = all(torch.equal(weights[each], others[each]) for each in weights)
+    here, there = (evaluate(straight, data, device=device).correct for device in ("cpu", name))
+    share = float((here == there).mean())
+    wrong = [*([] if is_same else ["other bits when it was resumed"]), *([] if share >= SAME else ["another table"])]
+    return "; ".join(wrong), {"same_bits": is_same, "table_as_the_cpu": share}

@@ -1,0 +1,29 @@
+"""Images of chance, as a data set of a scenario's own: for networks of random weights, where no data set is at hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.gpu.stand import NETWORKS, SEED
+from hw.networks.slimresnet import PRESETS, SlimResNet
+from kit.chance import stream
+
+IMAGES = 256
+
+
+class Noise:
+    """See `hw.networks.datasets.OwnDataset`; the shape and the classes are those of a stand's network."""
+
+    kind = "cpu"
+
+    def __init__(self) -> None:
+        spec, chance = SlimResNet(PRESETS[NETWORKS[self.kind]]).spec, stream(SEED, "gpu checks, images")
+        shape, labels = (IMAGES, *spec.input_shape), np.arange(IMAGES) % spec.classes
+        self.train = chance.standard_normal(shape, np.float32), labels
+        self.test = chance.standard_normal(shape, np.float32), labels
+
+
+class LargeNoise(Noise):
+    """Of a GPU's network."""
+
+    kind = "cuda"

@@ -1,0 +1,126 @@
+"""Power: three idles, how clocks fall, and loops at several duties by every reading that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time  # noqa: TID251 - it looks for a while
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.serving import points
+from benchmarks.gpu.stand import Stand
+from calibrate.meter import Watched, fall_s, is_flat, sampled, wait_until_flat
+from hw.agent.benchmarks import alone
+from hw.agent.torch_outfit import torch_agents
+from hw.device import local_devices
+from hw.router.local_agents import start_agents
+from hw.telemetry import load_nvml, nvml_handle
+from hw.telemetry.nvml import NvmlSensor
+from hw.transport.messages import Benchmark
+
+LOOK_S: Final = 3.0
+FALL_S: Final = 8.0
+RISE_S: Final = 1.0
+STEADY: Final = 0.03
+DUTIES: Final = (0.01, 0.1, 0.5)
+
+
+def _sensor(stand: Stand) -> NvmlSensor:
+    stand.require_gpu("NVML")
+    nvml = load_nvml()
+    if nvml is None:
+        raise RuntimeError("there is no NVML")
+    return NvmlSensor(nvml, nvml_handle(nvml, 0))
+
+
+def no_context(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """What looks for devices in the router's process must open none."""
+    nvml = load_nvml()
+    if not stand.is_gpu or nvml is None:
+        found = local_devices()
+        return ("it opened CUDA" if _has_opened() else ""), {"devices": len(found)}
+    handle = nvml_handle(nvml, 0)
+    before = nvml.nvmlDeviceGetMemoryInfo(handle).used
+    found = local_devices()
+    after = nvml.nvmlDeviceGetMemoryInfo(handle).used
+    own = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid == os.getpid()]
+    wrong = "it has a context" if own or (_has_opened() and after - before > (64 << 20)) else ""
+    return wrong, {"devices": len(found), "grown_bytes": int(after - before), "is_listed": bool(own)}
+
+
+def _has_opened() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def idles(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Before any context, with one, with three, and after a load until clocks have fallen."""
+    sensor, numbers = _sensor(stand), dict[str, Any]()
+    numbers["waited_s"] = wait_until_flat(sensor)
+    bare = numbers["bare_w"] = _mean_w(_looks(sensor, LOOK_S))
+    for count in (1, 3):
+        named = [(f"agent{number}", stand.device) for number in range(count)]
+        with contextlib.ExitStack() as stack:
+            specs = stack.enter_context(torch_agents(named, stand.file))
+            for agent in stack.enter_context(start_agents(specs)):
+                agent.wait_until_ready()
+            wait_until_flat(sensor)
+            looks = _looks(sensor, LOOK_S)
+            numbers[f"contexts_{count}_w"], numbers[f"flat_{count}"] = _mean_w(looks), is_flat(looks)
+    alone(stand.instances(), Benchmark(points(stand, (32,))[0], 5, 2, 3.0))
+    fall = _looks(sensor, FALL_S)
+    numbers["fall_s"] = fall_s(fall, RISE_S)
+    numbers["after_1_s_w"] = _mean_w([look for look in fall if 1.0 <= look.at_s - fall[0].at_s <= 1.5])
+    clocks = [look.details.sm_clock_mhz for look in fall if look.details.sm_clock_mhz is not None]
+    numbers["clocks_mhz"] = f"{clocks[0]} ... {clocks[-1]}" if clocks else "not told"
+    return "less power with a context than without" if numbers["contexts_1_w"] < (1 - STEADY) * bare else "", numbers
+
+
+def loops(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Power, polled and counted, SM share and clocks of loops, by batch and by duty."""
+    sensor, numbers, wrong = _sensor(stand), dict[str, Any](), list[str]()
+    for point in points(stand, (1, 8, 32, 128)):
+        wrong += _one(stand, sensor, point, 0.0, f"batch_{point.batch}", numbers)
+    (point,) = points(stand, (32,))
+    pass_s = float(np.median(alone(stand.instances(), Benchmark(point, 5, 20, 0.0)).samples_s))
+    for duty in DUTIES:
+        _one(stand, sensor, point, (1 / duty - 1) * pass_s, f"duty_{duty:g}", numbers)
+    return ", ".join(wrong), numbers
+
+
+def _one(stand: Stand, sensor: NvmlSensor, point: Any, pause_s: float, name: str, numbers: dict[str, Any]) -> list[str]:
+    with sampled(sensor) as take:
+        alone(stand.instances(), Benchmark(point, 5, 2, LOOK_S + RISE_S, pause_s))
+        looks = take()
+    kept = [look for look in looks if look.at_s >= looks[0].at_s + RISE_S]
+    polled_w, counted_w = _mean_w(kept), _counted_w(kept)
+    details = [look.details for look in kept if look.details.sm_clock_mhz is not None]
+    numbers[f"{name}_w"] = [polled_w, counted_w]
+    if details:
+        numbers[f"{name}_clock_mhz"] = float(np.mean([each.sm_clock_mhz or 0 for each in details]))
+        numbers[f"{name}_sm_share"] = float(np.mean([each.sm_utilization or 0.0 for each in details]))
+        numbers[f"{name}_throttling"] = ", ".join(sorted({r for each in details for r in each.throttling or ()}))
+    is_apart = pause_s == 0 and counted_w is not None and abs(counted_w / polled_w - 1) > STEADY
+    return [f"{name}: the counter lies apart"] if is_apart else []
+
+
+def _looks(sensor: NvmlSensor, seconds: float) -> list[Watched]:
+    with sampled(sensor) as take:
+        time.sleep(seconds)
+        return take()
+
+
+def _mean_w(looks: Sequence[Watched]) -> float:
+    return float(np.mean([look.reading.power_w for look in looks if look.reading.power_w is not None]))
+
+
+def _counted_w(looks: Sequence[Watched]) -> float | None:
+    known = [(look.at_s, look.energy_j) for look in looks if look.energy_j is not None]
+    steps = [after for before, after in pairwise(known) if after[1] != before[1]]
+    if len(steps) < 2:
+        return None
+    return (steps[-1][1] - steps[0][1]) / (steps[-1][0] - steps[0][0])

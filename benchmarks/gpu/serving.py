@@ -1,0 +1,206 @@
+"""Executors under load: throughput beside a bare loop, two servers of one device, and workers that break."""
+
+from __future__ import annotations
+
+import json
+import time  # noqa: TID251 - loops are timed
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.gpu.asserting import BREAKS, AssertingNet
+from benchmarks.gpu.stand import NETWORKS, SEED, Stand
+from benchmarks.speed.hollow import EvenCosts
+from hw.devices.gpu import own_stream
+from hw.devices.graphs import GraphedInstance
+from hw.devices.instances import serve
+from hw.networks.registry import ModelFile, Network, save_model
+from hw.networks.rows import rows_of
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Routing
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer
+from hw.transport.messages import BenchmarkPoint
+from kit.chance import stream
+from policies.faults import Crash, Fault, Hang, Supervision
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.names import make_router
+from policies.records import RunRecord
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.rules.context import RouterContext
+from policies.vocabulary import IMAGE, NS_PER_S
+
+SIZES: Final = (1, 2, 4, 8, 16, 32)
+IMAGES: Final = 256
+LOOP_S: Final = 2.0
+AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some of them to chance
+_CHANCE: Final = "gpu checks"
+
+
+@dataclass(frozen=True)
+class Load:
+    """Images that come evenly.
+
+    Attributes:
+        rate_img_s: how many a second.
+        breaks: which images break their device.
+    """
+
+    rate_img_s: float
+    seconds: float
+    faults: tuple[Fault, ...] = ()
+    breaks: tuple[int, ...] = ()
+
+
+def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
+    """Images a second of a loop of whole passes at full width, in this thread, without any router."""
+    instances, spec = stand.instances(**changes), stand.model.spec
+    count, began_s = 0, time.monotonic()
+    with torch.inference_mode(), own_stream(stand.place):
+        chain = [instances.make(segment, 1.0) for segment in range(1, spec.segments + 1)]
+        images = stand.activations(1, IMAGE, batch).to(stand.place)
+        while (lasted_s := time.monotonic() - began_s) < LOOP_S:
+            if lasted_s < LOOP_S / 4:
+                count, from_s = 0, time.monotonic()  # kernels are chosen meanwhile
+            x, previous = images, IMAGE
+            for instance in chain:
+                rows = rows_of(x)
+                x = serve(instance, rows, 1.0, previous, batch, instances.device.memory_format)
+                previous = 1.0
+            x.argmax(dim=1).tolist()
+            count += batch
+        if changes.get("graphs") and not all(isinstance(each, GraphedInstance) and each.captured for each in chain):
+            raise RuntimeError("a pass could not be captured")
+    return count / (time.monotonic() - from_s)
+
+
+def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> HardwareCluster:
+    """So many servers of the stand's device, each with every segment at full width."""
+    model, spec = stand.model, stand.model.spec
+    sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
+    preload = tuple((segment, 1.0) for segment in range(1, spec.segments + 1))
+    padded = SIZES if stand.is_gpu else ()
+    knobs = GreedyKnobs(
+        spec.widths, sizes, 0, SIZES[-1], 1 << 32, idle_unload_ns=None, preload=preload, padded_sizes=padded
+    )
+    device = replace(stand.device, warm_sizes=padded, **changes)  # type: ignore[arg-type]
+    servers = [HardwareServer(f"server{number}", device, knobs, 0.0, 0.0) for number in range(count)]
+    supervision = Supervision(stuck_ns=5 * NS_PER_S)
+    return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
+
+
+def served(cluster: HardwareCluster, load: Load, labels: NDArray[np.int64], images: NDArray[np.float32]) -> RunRecord:
+    """All widths full, any server, until all is served; `correct` is agreement with these labels."""
+    shapes, count = cluster.served, round(load.rate_img_s * load.seconds)
+    arrivals_ns = (np.arange(1, count + 1) * NS_PER_S / load.rate_img_s).astype(np.int64)
+    given = images.copy()
+    given[list(load.breaks)] = BREAKS
+    run = HardwareRun(arrivals_ns, given, labels, int(arrivals_ns[-1]) + 1, faults=load.faults)
+    held = (((True,) * len(shapes.widths),) * shapes.segments,) * len(cluster.servers)
+    config = RouterConfig(shapes.segments, shapes.widths, held)
+    full = (1.0,) * shapes.segments
+    prior = AccuracyPrior({full: 0.5})
+    name = f"fixed:{','.join(map(str, full))}@random"
+    policy = make_router(name, RouterContext(config, EvenCosts(), prior, (100.0,) * len(cluster.servers)))
+    return cluster.run(run, config, Routing(policy, stream(SEED, _CHANCE), RewardWeights(), prior))
+
+
+def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """With the labels that the CPU gives them."""
+    images = stand.activations(1, IMAGE, IMAGES)
+    with torch.inference_mode():
+        labels = stand.model(images, (1.0,) * stand.model.spec.segments).argmax(dim=1)
+    return labels.numpy(), images.numpy()
+
+
+def _told(record: RunRecord) -> dict[str, Any]:
+    done = [request for request in record.requests if request.status == "completed"]
+    lasted_s = (max(each.finished_ns for each in done) - min(each.arrived_ns for each in done)) / NS_PER_S
+    return {
+        "arrived": len(record.requests),
+        "completed": len(done),
+        "img_s": len(done) / lasted_s,
+        "mean_batch": float(np.mean([batch.size for batch in record.batches])),
+        "router_us_block": record.router_busy_ns / max(1, len(record.blocks)) / 1e3,
+        "labels_as_the_cpu": float(np.mean([request.correct for request in done])),
+        "moves_an_image": float(np.mean([request.moved for request in done])),
+    }
+
+
+def saturated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """One server with a backlog, beside bare loops: as shipped and with each way that is off."""
+    labels, images = _images(stand)
+    numbers: dict[str, Any] = {"bare_32_img_s": (bare := bare_img_s(stand, 32))}
+    ways: dict[str, dict[str, object]] = {"shipped": {}}
+    if stand.is_gpu:
+        numbers["bare_graphs_32_img_s"] = _or_why(lambda: bare_img_s(stand, 32, graphs=True))
+        ways |= {"slot_pools": {"slot_pools": True}, "graphs": {"graphs": True, "slot_pools": True}}
+    wrong = []
+    for way, changes in ways.items():
+        with cluster_of(stand, stand.file, 1, **changes) as cluster:
+            told = _told(served(cluster, Load(1.5 * bare, LOOP_S), labels, images))
+        numbers |= {f"{way}_{name}": value for name, value in told.items()}
+        numbers[f"{way}_of_bare"] = told["img_s"] / bare
+        wrong += [f"{way}: some were lost"] if told["completed"] < told["arrived"] else []
+        wrong += [f"{way}: other labels"] if told["labels_as_the_cpu"] < AGREE else []
+    return "; ".join(wrong), numbers
+
+
+def _or_why(look: Any) -> object:
+    try:
+        return look()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def two_servers(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Two of one device, anybody's block anywhere: half of all activations move."""
+    labels, images = _images(stand)
+    bare, wrong, numbers = bare_img_s(stand, 32), list[str](), dict[str, Any]()
+    ways: dict[str, dict[str, object]] = {"shipped": {}}
+    if stand.is_gpu:
+        ways |= {"apart_copies": {"apart_copies": True}, "mailboxes": {"apart_copies": True, "mailboxes": True}}
+    for way, changes in ways.items():
+        with cluster_of(stand, stand.file, 2, **changes) as cluster:
+            told = _told(served(cluster, Load(bare, LOOP_S), labels, images))
+        numbers |= {f"{way}_{name}": value for name, value in told.items()}
+        wrong += [f"{way}: some were lost"] if told["completed"] < told["arrived"] else []
+        wrong += [f"{way}: other labels"] if told["labels_as_the_cpu"] < AGREE else []
+    return "; ".join(wrong), numbers
+
+
+def broken_workers(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Of two servers one is killed, one stopped, and an image breaks whoever runs it; all is told, they come back."""
+    labels, images = _images(stand)
+    network = Network("benchmarks.gpu.asserting:AssertingNet", {"name": NETWORKS[stand.kind]})
+    model = AssertingNet(NETWORKS[stand.kind])
+    model.load_state_dict(stand.model.state_dict())
+    path = Path(stand.file.path).with_name("asserting.safetensors")
+    save_model(path, model, network.label, {})
+    rate_img_s = min(400.0, 0.2 * bare_img_s(stand, 8))
+    faults = (Crash(0, 2 * NS_PER_S), Hang(1, 6 * NS_PER_S))
+    load = Load(rate_img_s, 25.0, faults, (IMAGES - 1,))
+    with cluster_of(stand, ModelFile(path, network), 2) as cluster:
+        record = served(cluster, load, labels, images)
+    status = [request.status for request in record.requests]
+    reasons = sorted({request.reason for request in record.requests if request.status == "failed"})
+    numbers = {**_told(record), "failed": status.count("failed"), "reasons": ", ".join(reasons)}
+    numbers["downtimes"] = json.dumps(
+        [[d.server, d.reason, None if d.up_ns is None else "back"] for d in record.downtimes]
+    )
+    wrong = [] if len(status) == status.count("completed") + status.count("failed") else ["some have no end"]
+    wrong += [] if status.count("failed") <= len(status) // IMAGES + 1 else ["more failed than break anything"]
+    wrong += [] if len(record.downtimes) >= len(faults) else ["a fault was not seen"]
+    wrong += [] if all(d.up_ns is not None for d in record.downtimes) else ["a server did not come back"]
+    return "; ".join(wrong), numbers
+
+
+def points(stand: Stand, batches: Sequence[int]) -> list[BenchmarkPoint]:
+    """The widest of the last segment but one."""
+    return [BenchmarkPoint(stand.model.spec.segments - 1, 1.0, 1.0, batch) for batch in batches]

@@ -1,0 +1,160 @@
+"""How long passes and copies take, by several clocks."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - it measures
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.stand import Stand
+from hw.agent.benchmarks import alone, together
+from hw.devices.activations import Activations, tensor_in
+from hw.devices.copies import Copies
+from hw.devices.formats import raced
+from hw.devices.gpu import STREAMS, finish
+from hw.devices.instances import Instances, Lane, serve
+from hw.transport.arena import Arena
+from hw.transport.messages import Benchmark, BenchmarkPoint, BenchmarkTogether, Input
+
+FIRST: Final = 1.5
+FALLS: Final = 0.9
+MEGABYTES: Final = (0.4, 2.1, 4.2, 8.4)
+COPIES: Final = 20
+PASSES: Final = 20
+WAIT_S: Final = 60.0
+
+
+def _points(stand: Stand) -> list[BenchmarkPoint]:
+    """The narrowest and the widest of every segment, for one image and for many."""
+    spec = stand.model.spec
+    ends = [(s, w, 0.0 if s == 1 else w) for s in range(1, spec.segments + 1) for w in (spec.widths[0], 1.0)]
+    return [BenchmarkPoint(*end, batch) for end in ends for batch in (1, 32)]
+
+
+def first_passes(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Of an instance in the lane that has loaded it, which warms it: the very first that serves, and the median."""
+    instances, ratios = stand.instances(warm_sizes=(1, 32)), dict[str, float]()
+    for point in _points(stand):
+        lane, told = Lane(instances.device, instances.place), SimpleQueue[list[float]]()
+        lane.submit(lambda point=point, told=told: told.put(_passes_ms(instances, point)))  # type: ignore[misc]
+        took_ms = told.get(timeout=WAIT_S)
+        lane.stop()
+        ratios[f"{point.segment}/{point.width:g}/{point.batch}"] = took_ms[0] / float(np.median(took_ms))
+    worst = max(ratios.values())
+    numbers = {"worst_ratio": worst, "median_ratio": float(np.median(list(ratios.values())))}
+    return f"a first pass takes {worst:.1f} times as long" if stand.is_gpu and worst > FIRST else "", numbers
+
+
+def _passes_ms(instances: Instances, point: BenchmarkPoint) -> list[float]:
+    """Each of the first passes after a load; empty where that failed."""
+    instance = instances.load(point.segment, point.width)
+    rows = instances.inputs(point.segment, point.previous_width, point.batch)
+    took_ms = list[float]()
+    for _ in range(PASSES):
+        began_ns = time.monotonic_ns()
+        serve(instance, rows, point.width, point.previous_width, point.batch, instances.device.memory_format)
+        took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+    instances.free(instance)
+    return took_ms
+
+
+def ways(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """A block through the whole network in each order of memory, precision and way, in turns."""
+    formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
+    wanted: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
+    if stand.is_gpu:
+        wanted += [{**each, way: True} for way in ("graphs", "packed_weights") for each in formats[:2]]
+    numbers: dict[str, Any] = {}
+    for batch in (32, 128) if stand.is_gpu else (8,):
+        for given, way in zip(
+            wanted, raced(stand.file, [replace(stand.device, **each) for each in wanted], batch), strict=True
+        ):
+            numbers[" ".join([str(batch), *(f"{k}={v}" for k, v in given.items())])] = str(way)
+    return "", numbers
+
+
+def clocks(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Of each point: the host's clock, and on a GPU its events; and the launching thread's CPU time."""
+    instances, numbers, wrong = stand.instances(), dict[str, Any](), list[str]()
+    for point in _points(stand):
+        name = f"{point.segment}/{point.width:g}/{point.batch}"
+        found = alone(instances, Benchmark(point, 5, 30, 0.0))
+        host_ms = 1000 * float(np.median(found.samples_s))
+        numbers[f"{name}_host_ms"], numbers[f"{name}_cpu_ms"] = host_ms, 1000 * found.cpu_s / len(found.samples_s)
+        if stand.is_gpu:
+            numbers[f"{name}_events_ms"] = events_ms = _events_ms(stand, point)
+            wrong += [name] if events_ms > host_ms else []
+    return f"events say more than the host: {', '.join(wrong)}" if wrong else "", numbers
+
+
+def _events_ms(stand: Stand, point: BenchmarkPoint) -> float:
+    instances = stand.instances()
+    instance = instances.make(point.segment, point.width)
+    rows = instances.inputs(point.segment, point.previous_width, point.batch)
+    took_ms = list[float]()
+    with torch.inference_mode():
+        for _ in range(30):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            key = (point.width, point.previous_width, point.batch)
+            serve(instance, rows, *key, instances.device.memory_format, launched=end.record)
+            took_ms.append(begin.elapsed_time(end))
+    return float(np.median(took_ms[5:]))
+
+
+def at_once(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """Images a second of so many instances of the last segment but one; and how many streams there are."""
+    instances, numbers = stand.instances(), dict[str, Any]()
+    segment = stand.model.spec.segments - 1
+    for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
+        point = BenchmarkPoint(segment, 1.0, 1.0, 32)
+        found = together(instances, BenchmarkTogether((point,) * count, 0.7))
+        numbers[f"{count}_img_s"] = sum(32 * each.completed / each.elapsed_s for each in found.results)
+    rates = list(numbers.values())
+    wrong = ["throughput falls"] if stand.is_gpu and any(b < FALLS * a for a, b in pairwise(rates)) else []
+    if stand.is_gpu:
+        taken = [STREAMS.take(stand.place) for _ in range(32)]
+        numbers["distinct_streams_of_32"] = len({stream.cuda_stream for stream in taken})
+        for stream in taken:
+            STREAMS.give_back(stand.place, stream)
+        wrong += ["streams are shared"] if numbers["distinct_streams_of_32"] < 32 else []
+    return "; ".join(wrong), numbers
+
+
+def copies(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+    """What arrives in an arena, until a pass could read it; pinned and on a stream of its own as well."""
+    arenas = (Arena(1 << 25), Arena(1 << 25))
+    stores = {"shipped": Activations(arenas, 0, stand.device, stand.place)}
+    problem = ""
+    if stand.is_gpu:
+        apart = Copies(arenas, stand.place)
+        problem = apart.problem
+        stores["apart"] = Activations(arenas, 0, stand.device, stand.place, copies=apart)
+    numbers: dict[str, Any] = {"pinning": problem or "works"} if stand.is_gpu else {}
+    for name, store in stores.items():
+        for megabytes in MEGABYTES:
+            count = round(megabytes * 1e6 / 4)
+            tensor_in(arenas[0], 0, (1, count), torch.float32).normal_()
+
+            def take(store: Activations = store, count: int = count) -> None:
+                store.take(Input((1,), 0, (count,), "float32", False))
+                store.row(1)
+                finish(stand.place)
+
+            numbers[f"{name}_{megabytes:g}_MB_ms"] = _median_ms(take)
+    return "", numbers
+
+
+def _median_ms(act: Callable[[], object]) -> float:
+    took_ms = list[float]()
+    for _ in range(COPIES):
+        began_ns = time.monotonic_ns()
+        act()
+        took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
+    return float(np.median(took_ms))

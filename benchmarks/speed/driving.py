@@ -1,0 +1,169 @@
+"""The same run with the same choices on either engine, as fast as each can be driven.
+
+The choices are drawn beforehand, so that an engine is measured and not a router.
+"""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - it measures
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from kit.jit import singles
+from policies.vocabulary import Choice, ClusterView
+from sim.cluster import ClusterSpec, RunSpec, Simulation
+from sim.compiled.agenda import advance, decide
+from sim.compiled.codes import ASKED, ENDED
+from sim.compiled.layout import Cluster, Parameters
+from sim.compiled.observation import code_of, write_observation
+from sim.compiled.program import program_of
+from sim.compiled.rows import request_at
+from sim.compiled.run import RunRow
+from tests import worlds
+
+DRAWS = 1 << 14
+RATE_IMG_S = 300  # a server
+WIDTHS, GROUPS = 4, (1, 2, 4, 8, 16, 32)
+
+
+@lru_cache
+def cluster(servers: int) -> ClusterSpec:
+    """Servers of four speeds in turn, each with a link of its own, and a router that is never the bottleneck.
+
+    Devices of one speed share their tables: a thousand are made as soon as four.
+    """
+    four = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.15 * i, per_image_s=5e-5) for i in range(4)])
+    kinds = [number % 4 for number in range(servers)]
+    return replace(
+        four,
+        decision_ns=150_000 // servers,
+        devices=tuple(four.devices[kind] for kind in kinds),
+        servers=tuple(
+            replace(server, device=number, attachment=replace(server.attachment, medium=str(number)))
+            for number, server in enumerate(four.servers[kind] for kind in kinds)
+        ),
+        router=replace(four.router, holds=tuple(four.router.holds[kind] for kind in kinds)),
+    )
+
+
+def scenario(servers: int, duration_s: float, seed: int = 0) -> tuple[ClusterSpec, RunSpec]:
+    """Below capacity: 300 images/s a server."""
+    spec = cluster(servers)
+    arrivals_s = worlds.poisson_s(RATE_IMG_S * servers, duration_s, seed)
+    return spec, worlds.run(spec, arrivals_s, duration_s, detail=False, end="cut")
+
+
+def draws(servers: int) -> NDArray[np.int64]:
+    """(DRAWS, 3): server, width index, group."""
+    rng = np.random.default_rng(0)
+    columns = rng.integers(servers, size=DRAWS), rng.integers(WIDTHS, size=DRAWS), rng.choice(GROUPS, DRAWS)
+    return np.ascontiguousarray(np.stack(columns, axis=1), np.int64)
+
+
+class Drawn:
+    """A router that reads its choices from a list; a server that can't take the block passes it on to the next."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        widths = spec.router.widths
+        self._choices = [Choice(s, widths[w], g) for s, w, g in draws(spec.router.servers).tolist()]
+        self._turn = 0
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """The next one."""
+        choice = self._choices[self._turn % DRAWS]
+        self._turn += 1
+        server, servers = choice.server, view.servers
+        if servers[server].valid:
+            return choice
+        while not servers[server].valid:
+            server = (server + 1) % len(servers)
+        return Choice(server, choice.width, choice.group)
+
+
+def _drive(row: Any, parameters: Any, choices: Any, observes: bool, out: Any) -> Any:
+    """A cluster to its end, or until a pool must grow: (status, decisions)."""
+    c, p, seen = Cluster(row), Parameters(parameters), singles(out)
+    while True:
+        if c.asked == 0:
+            status = advance(c, p)
+            c.credits = 0
+            if status != ASKED:
+                return status, c.decision
+        if observes:
+            write_observation(c, p, seen, 0)
+        turn = (c.decision - 1) % len(choices)
+        server = choices[turn, 0]
+        segment = request_at(c, p, c.slot).segment
+        while code_of(c, p, server, segment) == 0:
+            server = server + 1 if server + 1 < p.servers else 0
+        decide(c, p, server, choices[turn, 1], choices[turn, 2])
+
+
+# Not `kit.jit.entry`: what that keeps on disk is found again by the sources of this folder, not of the engine.
+_compiled: Any = numba.njit(nogil=True, error_model="numpy")(_drive)
+
+
+@dataclass(frozen=True)
+class Driven:
+    """What a run took."""
+
+    decisions: int
+    cpu_s: float
+    bytes: int = 0
+
+    @property
+    def rate(self) -> int:
+        """Decisions a CPU-second."""
+        return round(self.decisions / self.cpu_s)
+
+
+def reference(spec: ClusterSpec, run: RunSpec) -> Driven:
+    """On the SimPy model."""
+    simulation, router, rng = Simulation(spec, run), Drawn(spec), np.random.default_rng(0)
+    begun_s = time.process_time()
+    decisions = simulation.run(router, rng).decisions
+    return Driven(decisions, time.process_time() - begun_s)
+
+
+class Clusters:
+    """Runs on the compiled engine, one after the other; made before they are timed."""
+
+    def __init__(self, spec: ClusterSpec, runs: list[RunSpec], observes: bool = False) -> None:
+        self._rows = [RunRow(program_of(spec), run, keeps=False) for run in runs]
+        self._choices, self._observes = draws(spec.router.servers), observes
+        self._out = np.zeros(2 + 3 * spec.router.servers, np.float32)
+
+    def drive(self) -> int:
+        """All to their ends; returns the decisions."""
+        return sum(self._to_end(row) for row in self._rows)
+
+    def _to_end(self, row: RunRow) -> int:
+        while True:
+            status, decisions = _compiled(row.row, row.shape.parameters, self._choices, self._observes, self._out)
+            if status == ENDED:
+                return int(decisions)
+            row.grow(status)
+
+    @property
+    def bytes(self) -> int:
+        """Of the largest row."""
+        return max(row.row.nbytes for row in self._rows)
+
+
+def compiled(spec: ClusterSpec, run: RunSpec, observes: bool = False) -> Driven:
+    """On the compiled engine, in this thread's time."""
+    clusters = Clusters(spec, [run], observes)
+    begun_s = time.thread_time()
+    decisions = clusters.drive()
+    return Driven(decisions, time.thread_time() - begun_s, clusters.bytes)
+
+
+def compile_now() -> None:
+    """So that nothing is compiled while it is timed."""
+    spec, run = scenario(1, 0.05)
+    assert compiled(spec, run).decisions == reference(spec, run).decisions

@@ -1,0 +1,259 @@
+"""Executors over a long time: killed at random under load, or left alone at a moderate one while memory is watched.
+
+    python -m benchmarks.speed.endurance chaos --minutes 10
+    python -m benchmarks.speed.endurance soak --minutes 60
+
+`chaos`: one run in which random agents are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
+request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
+agree with each other.
+`soak`: one run (or several of `--run-s`, one after another) on one set of agents; the memory of each process is read
+about every 30 seconds, and a straight line laid through it. The router keeps a record of every request until its run
+has ended, by design: what it grows by an image is told as `router_bytes_per_image`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.speed.peers.ours import _NoCosts
+from hw.device import local_devices
+from hw.networks.registry import ModelFile
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Progress, Routing
+from hw.router.run_spec import HardwareRun
+from hw.router.server import HardwareServer
+from kit.chance import stream
+from policies.faults import Crash, Fault, Hang
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.names import make_router
+from policies.records import RunRecord
+from policies.replay import replay_run
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.rules.context import RouterContext
+from policies.vocabulary import NS_PER_S, RequestArrived
+
+MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
+BATCH_LIMIT = 16
+VRAM_BYTES = 1 << 30
+MOST_DRAIN_S = 60
+SAMPLE_S = 30.0
+
+
+class Bench:
+    """Two servers, one for each local device, and a router that sends work at random (so activations move)."""
+
+    def __init__(self, servers: int) -> None:
+        self.file = ModelFile(MODEL)
+        self.model, _ = self.file.load()
+        spec = self.model.spec
+        sizes = {(s, w): self.model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
+        self.knobs = GreedyKnobs(spec.widths, sizes, 0, BATCH_LIMIT, VRAM_BYTES, idle_unload_ns=2 * NS_PER_S)
+        devices = local_devices()
+        self.servers = [
+            HardwareServer(f"server{i}", devices[i % len(devices)], self.knobs, 0.0, 0.0) for i in range(servers)
+        ]
+        held = (((True,) * len(spec.widths),) * spec.segments,) * servers
+        self.config = RouterConfig(spec.segments, spec.widths, held)
+        self.prior = AccuracyPrior({(spec.widths[-1],) * spec.segments: 0.5})
+        rng = stream(0, "images")
+        self.images = rng.normal(size=(256, *spec.input_shape)).astype(np.float32)
+        self.labels = rng.integers(spec.classes, size=256)
+
+    def start(self) -> HardwareCluster:
+        """The cluster, to be entered."""
+        return HardwareCluster(self.file, self.servers, warm_batches=(1, BATCH_LIMIT))
+
+    def run(
+        self, cluster: HardwareCluster, seconds: float, rate: float, seed: int, faults: Sequence[Fault] = (),
+        keep_log: bool = False, on_progress: Callable[[Progress], None] | None = None,
+    ) -> RunRecord:  # fmt: skip
+        """Poisson arrivals."""
+        gaps_s = stream(seed, "arrivals").exponential(1 / rate, size=round(rate * seconds))
+        arrivals_ns = (np.cumsum(gaps_s) * NS_PER_S).astype(np.int64)
+        arrivals_ns = arrivals_ns[arrivals_ns < seconds * NS_PER_S]
+        plan = HardwareRun(
+            arrivals_ns, self.images, self.labels, round(seconds * NS_PER_S), faults=tuple(faults), keep_log=keep_log,
+            drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
+        )  # fmt: skip
+        policy = make_router("random", RouterContext(self.config, _NoCosts(), self.prior, (1.0,) * len(self.servers)))
+        routing = Routing(policy, stream(seed, "router:random"), RewardWeights(), self.prior)
+        return cluster.run(plan, self.config, routing, on_progress or _tell)
+
+
+def _tell(progress: Progress) -> None:
+    if sys.stderr.isatty():
+        done = f"{progress.completed} of {progress.arrived}"
+        print(f"\r{progress.now_ns / NS_PER_S:.0f} s, {done} completed   ", end="", file=sys.stderr)
+
+
+def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: int) -> dict[str, Any]:
+    """Kill and stop agents at random; raises `AssertionError` if a request is lost or ends twice."""
+    bench = Bench(servers)
+    seconds, rng = minutes * 60, stream(seed, "chaos")
+    faults: list[Fault] = []
+    at_s = float(rng.exponential(mean_gap_s))
+    while at_s < seconds:
+        kind = Crash if rng.random() < 0.7 else Hang
+        faults.append(kind(int(rng.integers(servers)), round(at_s * NS_PER_S)))
+        at_s += float(rng.exponential(mean_gap_s))
+    with bench.start() as cluster:
+        record = bench.run(cluster, seconds, rate, seed, faults, keep_log=True)
+    arrived = [step.event.request for step in record.log if isinstance(step.event, RequestArrived)]
+    ended = [request.request for request in record.requests]
+    status = Counter(request.status for request in record.requests)
+    failures = Counter(request.reason for request in record.requests if request.status == "failed")
+    assert sorted(ended) == sorted(arrived) == list(range(len(arrived))), "a request was lost, or has two records"
+    assert "" not in failures, "a failure without a reason"
+    back_s = [(d.up_ns - d.down_ns) / NS_PER_S for d in record.downtimes if d.up_ns is not None]
+    done_s = [(r.finished_ns - r.arrived_ns) / NS_PER_S for r in record.requests if r.status == "completed"]
+    wrong = replay_run(record.log, record.agent_logs, bench.config, [bench.knobs] * servers)
+    return {
+        "minutes": minutes,
+        "rate_img_s": rate,
+        "servers": servers,
+        "planned_faults": len(faults),
+        "arrived": len(arrived),
+        "ended": dict(status),
+        "failures": dict(failures),
+        "retried": sum(request.retries > 0 for request in record.requests),
+        "restarts": len(back_s),
+        "down_s": _spread(back_s),
+        "latency_s": _spread(done_s),
+        "replay": f"{len(wrong)} problems: {wrong[0]:.300}" if wrong else "identical",
+    }
+
+
+@dataclass(slots=True)
+class Memory:
+    """Private memory of this process, which routes, and of every agent over time; fed by a run's progress.
+
+    Attributes:
+        pids: says whose memory is read, at the time of asking: a restarted agent is another process.
+        sample_s: between two readings, or a little more.
+    """
+
+    pids: Callable[[], dict[str, int]]
+    sample_s: float
+    at_s: list[float] = field(default_factory=list)
+    images: list[int] = field(default_factory=list)
+    rows: list[dict[str, float]] = field(default_factory=list)
+    _before_s: float = 0.0
+    _before_images: int = 0
+
+    def tell(self, progress: Progress) -> None:
+        """Read it, if it is time."""
+        _tell(progress)
+        now_s = self._before_s + progress.now_ns / NS_PER_S
+        if self.at_s and now_s < self.at_s[-1] + self.sample_s:
+            return
+        self.at_s.append(now_s)
+        self.images.append(self._before_images + progress.completed)
+        self.rows.append({name: float(psutil.Process(pid).memory_full_info().uss) for name, pid in self.pids().items()})
+
+    def next_run(self, seconds: float, images: int) -> None:
+        """A run of so many images has ended: the next one's clock begins at 0 again."""
+        self._before_s += seconds
+        self._before_images += images
+
+    def slopes(self) -> dict[str, dict[str, float]]:
+        """For each process its first and last reading, and the slope in MiB an hour; the first sixth fills caches."""
+        settled = len(self.rows) // 6
+        hours = np.asarray(self.at_s[settled:]) / 3600
+        found = {}
+        for name in self.rows[0]:
+            values = np.asarray([row[name] for row in self.rows]) / 2**20
+            slope, half = _line(hours, values[settled:])
+            found[name] = {
+                "first_mib": float(values[0]), "last_mib": float(values[-1]), "slope_mib_h": slope, "ci95": half,
+            }  # fmt: skip
+        return found
+
+    def router_bytes_per_image(self) -> float:
+        """By how much the router's process grows with each completed image."""
+        settled = len(self.rows) // 6
+        images = np.asarray(self.images[settled:], dtype=np.float64)
+        return _line(images, np.asarray([row["router"] for row in self.rows[settled:]]))[0]
+
+
+def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
+    """Slope and the half-width of its 95 % interval."""
+    fit = stats.linregress(x, y)
+    return float(fit.slope), float(stats.t.ppf(0.975, max(1, len(x) - 2)) * fit.stderr)
+
+
+def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) -> dict[str, Any]:
+    """Memory of every process over one run (or several of `run_s`), and the slope of a line through it.
+
+    Raises:
+        AssertionError: a request did not complete, or there was too little time for three readings.
+    """
+    bench, total_s = Bench(servers), minutes * 60
+    each_s = min(total_s, run_s or total_s)
+    images = 0
+    with bench.start() as cluster:
+
+        def pids() -> dict[str, int]:
+            slots = zip(bench.servers, cluster.slots, strict=True)
+            return {"router": os.getpid()} | {server.name: slot.agent.pid for server, slot in slots}
+
+        memory = Memory(pids, min(SAMPLE_S, total_s / 10))
+        for number in range(max(1, round(total_s / each_s))):
+            record = bench.run(cluster, each_s, rate, number, on_progress=memory.tell)
+            assert all(request.status == "completed" for request in record.requests)
+            images += len(record.requests)
+            memory.next_run(each_s, len(record.requests))
+            del record
+    assert len(memory.rows) >= 3, "too little time"
+    return {
+        "minutes": minutes,
+        "run_s": each_s,
+        "rate_img_s": rate,
+        "images": images,
+        "readings": len(memory.rows),
+        "memory": memory.slopes(),
+        "router_bytes_per_image": memory.router_bytes_per_image(),  # records, kept until a run's end by design
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    p50, p99 = np.percentile(values, [50, 99])
+    return {"mean": float(np.mean(values)), "p50": float(p50), "p99": float(p99), "max": float(np.max(values))}
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("chaos", "soak"))
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=40.0, help="images a second")
+    parser.add_argument("--gap", type=float, default=8.0, help="chaos: mean seconds between two faults")
+    parser.add_argument("--run-s", type=float, help="soak: seconds a run; the whole time, unless given")
+    parser.add_argument("--servers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.what == "chaos":
+        found = chaos(given.minutes, given.rate, given.gap, given.servers, given.seed)
+    else:
+        found = soak(given.minutes, given.rate, given.servers, given.run_s)
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

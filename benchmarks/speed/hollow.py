@@ -1,0 +1,183 @@
+"""Clusters whose passes take no time: what is left is the router, the agents, and the port between them."""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - lanes tell real times
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded, Tell, UnloadEnded
+from hw.agent.outfit import Fitting, Outfit
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Routing
+from hw.router.run_spec import HardwareRun, Served
+from hw.router.server import HardwareServer
+from hw.telemetry import AbsentSensor, usable_cores
+from hw.transport.messages import Input, Measurement, Move, Moved, Refused
+from kit.chance import stream
+from policies.faults import Impairment
+from policies.greedy import GreedyKnobs
+from policies.interfaces import RouterConfig
+from policies.names import make_router
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.rules.context import RouterContext
+from policies.vocabulary import NS_PER_S, RunBatch, WorkKey
+
+SEGMENTS: Final = 4
+WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
+BATCH_LIMIT: Final = 16
+SHAPES: Final = {12_288: (3, 32, 32), 262_144: (16, 64, 64)}  # of an image, and of what is between segments; float32
+_IMAGES: Final = 64
+_DRAIN_S: Final = 10
+
+
+class HollowLanes:
+    """`hw.agent.lanes.Lanes` that end everything at once."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._due: list[LaneEvent] = []
+
+    @property
+    def next_ns(self) -> int | None:
+        """At once, where anything is due."""
+        return 0 if self._due else None
+
+    def ring(self, now_ns: int) -> None:
+        """Tell of it; what follows is due next time."""
+        due, self._due = self._due, []
+        for event in due:
+            self._tell(event)
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        self._due.append(LoadEnded(instance, 1))
+
+    def unload(self, instance: int) -> None:
+        self._due.append(UnloadEnded(instance))
+
+    def run(self, command: RunBatch) -> None:
+        now_ns = time.monotonic_ns()
+        labels = (0,) * len(command.requests) if command.segment == SEGMENTS else ()
+        self._due.append(BatchEnded(command.batch, labels, now_ns, now_ns))
+
+    def take(self, inputs: Sequence[Input]) -> None: ...
+
+    def retain(self, requests: Sequence[int]) -> None: ...
+
+    def forget(self, requests: Iterable[int]) -> None: ...
+
+    def move(self, message: Move) -> Moved:
+        return Moved(message.transfer, (1,), "float32", False)
+
+    def impair(self, impairment: Impairment) -> None: ...
+
+    def reset(self) -> int:
+        self._due.clear()
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class HollowOutfit:
+    """Travels to the agent's process, which keeps to these cores."""
+
+    cores: tuple[int, ...]
+
+    def fit(self, tell: Tell, *_: object) -> Fitting:
+        if self.cores:
+            os.sched_setaffinity(0, self.cores)
+        return Fitting(
+            lanes=HollowLanes(tell),
+            sensor=lambda _: AbsentSensor(),
+            measure=_refuse,
+            explain=lambda error: ("internal_error", str(error)),
+            context_bytes=0,
+            execution={},
+            computes_here=False,
+        )
+
+
+def _refuse(asked: Measurement) -> Refused:
+    return Refused("bad_input", f"nothing to measure: {asked}")
+
+
+class HollowCluster(HardwareCluster):
+    """Its agents have hollow lanes, whatever their devices are said to be."""
+
+    def _outfit(self, index: int) -> Outfit:
+        return HollowOutfit(self.servers[index].device.cores)
+
+
+def devices(count: int) -> list[EmulatedDevice]:
+    """The first core is the router's; agents have one each where there are enough, else they share the last."""
+    cores = usable_cores()
+    own = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
+    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in own]
+
+
+def served(shape: tuple[int, ...]) -> Served:
+    """Four segments, whose activations are all of one shape."""
+    return Served(SEGMENTS, WIDTHS, shape, lambda segment, width: shape)
+
+
+def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
+    """Everything is loaded from the start, at full width."""
+    sizes = {(segment, width): 1 for segment in range(1, SEGMENTS + 1) for width in WIDTHS}
+    preload = tuple((segment, 1.0) for segment in range(1, SEGMENTS + 1))
+    knobs = GreedyKnobs(WIDTHS, sizes, 0, BATCH_LIMIT, 1 << 30, preload=preload)
+    return [HardwareServer(f"server{index}", device, knobs, 1.0, 2.0) for index, device in enumerate(of)]
+
+
+class EvenCosts:
+    """All servers are alike."""
+
+    def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
+        return 1e-3
+
+    def image_s(self, server: int, key: WorkKey) -> float:
+        return 1e-4
+
+    def energy_j(self, server: int, key: WorkKey) -> float:
+        return 1e-2
+
+    def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
+        return 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives: `block` images at a time, so that a block has as many; `blocks_s` are of all hops together."""
+
+    block: int
+    blocks_s: float
+    seconds: float
+
+    @property
+    def arrivals_ns(self) -> NDArray[np.int64]:
+        """Poisson, of bunches; each makes a block a segment."""
+        rate = self.blocks_s / SEGMENTS
+        gaps_s = stream(0, "arrivals").exponential(1 / rate, size=round(rate * self.seconds))
+        return np.repeat((np.cumsum(gaps_s) * NS_PER_S).astype(np.int64), self.block)
+
+    def run(self, shape: tuple[int, ...], **changes: Any) -> HardwareRun:
+        """As the executors take it, without a log."""
+        images, labels = np.zeros((_IMAGES, *shape), np.float32), np.zeros(_IMAGES, np.int64)
+        arrivals_ns = self.arrivals_ns
+        horizon_ns = int(max(self.seconds * NS_PER_S, arrivals_ns[-1] + 1))
+        return HardwareRun(
+            arrivals_ns, images, labels, horizon_ns, **{"drain_limit_ns": _DRAIN_S * NS_PER_S, **changes}
+        )
+
+
+def routing(count: int, block: int, name: str = "sticky") -> tuple[RouterConfig, Routing]:
+    """The router, whose groups have `block` images."""
+    held = (((True,) * len(WIDTHS),) * SEGMENTS,) * count
+    config = RouterConfig(SEGMENTS, WIDTHS, held, groups=(block,))
+    prior = AccuracyPrior({(1.0,) * SEGMENTS: 0.9})
+    policy = make_router(name, RouterContext(config, EvenCosts(), prior, (1.0,) * count))
+    return config, Routing(policy, stream(0, f"router:{name}"), RewardWeights(), prior)

@@ -1,0 +1,169 @@
+"""What the executors cost this host: its router's process and the ways to servers, for the datasheet profiles.
+
+    python -m benchmarks.speed.router_host --runs 5 --out scenarios/data/host.yaml    # then: make profiles
+
+Three emulated servers play `scenarios/paper-live.yaml` five times as slow as the GPUs: nothing computes beside the
+router. Each run has two parts, both with the router `random`. Steady arrivals, few at a time, tell the ways: a block
+meets nobody there. Bursts tell what an image costs: blocks of 1 to 128. What the router's process costs is fitted to
+all runs together, as the stage `serving` does it (`scenarios.executors.serving_costs`); the ways are those of the run
+whose mean is the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median_low
+
+from benchmarks.speed.machine import machine
+from calibrate.host import MeasuredHost
+from hw.router.cluster import HardwareCluster
+from policies.records import RunRecord
+from scenarios.executors.run import RealRun, real_cluster, run_on_hardware
+from scenarios.executors.serving import ROUTER
+from scenarios.executors.serving_costs import costs_of
+from scenarios.files.documents import write_text
+from scenarios.files.reading import load_scenario
+from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
+from scenarios.world.materials import default_folder, make_world
+from scenarios.world.world import World
+from sim.profile import Handover, RouterHost
+
+SCENARIO = Path("scenarios/paper-live.yaml")
+SLOWDOWN = 5.0
+LARGEST = 128  # images of a block, and of a batch
+GROUPS = (1, 2, 8, 32, LARGEST)
+STEADY_IMG_S, BURSTS_IMG_S, CV = 100.0, 900.0, 8.0
+PART_S, WARMUP_S = 8.0, 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run says by itself."""
+
+    records: tuple[RunRecord, RunRecord]
+    host: RouterHost
+    ways: tuple[Handover, ...]
+    busy: float
+
+    @property
+    def way(self) -> Handover:
+        """That of the server in the middle."""
+        return _middle(self.ways)
+
+    def __str__(self) -> str:
+        host = self.host
+        return (
+            f"decision {_cost(host.decision.block_s, host.decision.image_s)}, "
+            f"returned {_cost(host.returned.block_s, host.returned.image_s)}, sent after {host.sent_share:.2f}; "
+            f"there {_mean_us(self.way.there_s):.0f} us, back {_mean_us(self.way.back_s):.0f} us; "
+            f"the router was busy for {100 * self.busy:.0f} % of the time in bursts"
+        )
+
+
+def main() -> None:
+    """Measure, print every run, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path, required=True)
+    wanted = parser.parse_args()
+    world = make_world(slowed(load_scenario(SCENARIO)), default_folder(load_scenario(SCENARIO)))
+    runs = []
+    for number in range(wanted.runs):
+        runs.append(measured_run(world, number))
+        print(f"run {number}: {runs[-1]}", flush=True)
+    found = together(world, runs, f"python -m benchmarks.speed.router_host --runs {wanted.runs} --out {wanted.out}")
+    write_text(wanted.out, found.to_yaml())
+    print(f"{found.spread}\nwritten: {wanted.out}")
+
+
+def slowed(scenario: Scenario) -> Scenario:
+    """The scenario at the slowdown of this bench, and with its blocks."""
+    cluster, router = scenario.cluster, scenario.router
+    devices = [(server, server.device) for server in cluster.named_servers]
+    servers = tuple(
+        server.model_copy(update={"device": device and device.model_copy(update={"slowdown": SLOWDOWN})})
+        for server, device in devices
+    )
+    greedy = cluster.greedy.model_copy(update={"batch_limit": LARGEST})
+    return scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(update={"servers": servers, "greedy": greedy}),
+            "router": router.model_copy(update={"groups": GROUPS}),
+        }
+    )
+
+
+def measured_run(world: World, seed: int) -> Run:
+    """Both parts on executors of its own."""
+    steady = PoissonWorkload(kind="poisson", rate_img_s=STEADY_IMG_S)
+    bursts = GammaWorkload(kind="gamma", rate_img_s=BURSTS_IMG_S, cv=CV)
+    parts = [replace(world, scenario=world.scenario.model_copy(update={"workload": each})) for each in (steady, bursts)]
+    with real_cluster(world, None) as cluster:
+        light, busy = (_record(part, cluster, seed) for part in parts)
+    owners = [server.device for server in world.cluster.servers]
+    found = costs_of([light, busy], world.cluster.devices, owners)
+    ways = tuple(device.handover for device in found.devices if device.handover is not None)
+    assert found.router_host is not None, "it decided"
+    return Run((light, busy), found.router_host, ways, use_of_router(busy))
+
+
+def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
+    wanted = RealRun(
+        ROUTER, world.router(ROUTER), seed, PART_S, WARMUP_S, emulate_links=False, keep_log=False, measures_costs=True
+    )
+    return run_on_hardware(world, cluster, None, wanted)[1]
+
+
+def use_of_router(record: RunRecord) -> float:
+    """For which share of the time its process was busy."""
+    return record.router_busy_ns / record.ended_ns
+
+
+def together(world: World, runs: Sequence[Run], command: str) -> MeasuredHost:
+    """The host of all runs, and how far they lie apart."""
+    owners = [server.device for server in world.cluster.servers]
+    pooled = costs_of([record for run in runs for record in run.records], world.cluster.devices, owners).router_host
+    assert pooled is not None, "every run has one"
+    when = datetime.now(UTC).date().isoformat()
+    return MeasuredHost(
+        schema="slimsched.host/1",
+        measured=f"{machine()}, {when}, by `{command}`",
+        spread=spread_of(runs),
+        router_host=pooled,
+        handover=_middle([run.way for run in runs]),
+    )
+
+
+def spread_of(runs: Sequence[Run]) -> str:
+    """Smallest and largest of the single runs, in microseconds."""
+    told: list[tuple[str, Callable[[Run], float]]] = [
+        ("a decision", lambda run: 1e6 * run.host.decision.block_s),
+        ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
+        ("a message back", lambda run: 1e6 * run.host.returned.block_s),
+        ("an image of it", lambda run: 1e6 * run.host.returned.image_s),
+        ("there", lambda run: _mean_us(run.way.there_s)),
+        ("back", lambda run: _mean_us(run.way.back_s)),
+    ]
+    parts = [f"{name} {min(map(of, runs)):.3g} to {max(map(of, runs)):.3g}" for name, of in told]
+    return f"{len(runs)} runs, us: " + ", ".join(parts)
+
+
+def _middle(ways: Sequence[Handover]) -> Handover:
+    chosen = median_low([way.mean_s for way in ways])
+    return next(way for way in ways if way.mean_s == chosen)
+
+
+def _mean_us(quantiles_s: Sequence[float]) -> float:
+    return 1e6 * sum(quantiles_s) / len(quantiles_s)
+
+
+def _cost(block_s: float, image_s: float) -> str:
+    return f"{1e6 * block_s:.0f} + {1e6 * image_s:.1f} us an image"
+
+
+if __name__ == "__main__":
+    main()

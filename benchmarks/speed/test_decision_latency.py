@@ -1,0 +1,121 @@
+"""How long one decision takes, and its parts, beside torch in eager mode; run with `make bench`.
+
+Views are those that a router of the same cluster is asked about, one after the other: most servers have not changed.
+"""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - it measures
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.speed.conftest import Figures
+from benchmarks.speed.driving import Drawn, scenario
+from policies.observation import masks
+from policies.ppo import kernels
+from policies.ppo.acting import act
+from policies.ppo.network import PolicyNetwork
+from policies.ppo.router import PPORouter
+from policies.ppo.spec import PolicySpec
+from policies.vocabulary import Choice, ClusterView
+from sim.cluster import Simulation
+
+TITLE = "one decision of the learned router, microseconds"
+HEAD = ("what", "servers", "p50", "p99")
+VIEWS = 2000
+SIZES = (3, 64)
+
+
+class Asked:
+    """A cluster's views, and the routers that are asked about them."""
+
+    def __init__(self, servers: int) -> None:
+        cluster, run = scenario(servers, 30.0 / servers)
+        self.views = self._views(Simulation(cluster, run), Drawn(cluster))
+        self.spec = PolicySpec.of(cluster.router, tuple(each.profile.power.cap_w for each in cluster.devices))
+        self.network = PolicyNetwork(self.spec, (64, 64), 0)
+        self.weights = {name: value.numpy() for name, value in self.network.state_dict().items()}
+        self.rng = np.random.default_rng(0)
+
+    def _views(self, simulation: Simulation, router: Drawn) -> list[ClusterView]:
+        views: list[ClusterView] = []
+        while len(views) < VIEWS and (asked := simulation.advance()) is not None:
+            views.append(asked.view)
+            simulation.decide(router.choose(asked.view, np.random.default_rng(0)))
+        assert len(views) == VIEWS, "the run was too short"
+        return views
+
+    def ways(self) -> dict[str, Callable[[ClusterView], object]]:
+        """What is measured, by its name."""
+        drawn, likeliest = (PPORouter(self.spec, self.weights, deterministic=each) for each in (False, True))
+        compiled = likeliest.compiled()
+        ways: dict[str, Callable[[ClusterView], object]] = {
+            "`PPORouter.choose`, drawn": lambda view: drawn.choose(view, self.rng),
+            "`PPORouter.choose`, likeliest": lambda view: likeliest.choose(view, self.rng),
+        }
+        if compiled is not None:
+            memory = compiled.weights, compiled.sizes, compiled.limits_w, _every_choice(self.spec)
+            ways["its part: compiled code, called"] = lambda view: kernels.choose(*memory, True, compiled.scratch)
+        return ways | {
+            "in numpy, drawn": lambda view: drawn.choose_in_numpy(view, self.rng),
+            "torch eager, drawn": self._in_torch,
+            "its part: the forward pass": self._forward,
+        }
+
+    def _forward(self, view: ClusterView) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            logits, _ = self.network(torch.from_numpy(self.spec.observation.observe(view))[None])
+        return np.asarray(logits.numpy())
+
+    def _in_torch(self, view: ClusterView) -> Choice:
+        servers, widths = masks(view)
+        acted = act(
+            self._forward(view), self.spec.head_sizes, servers[None], widths[None], 0.0, self.rng.random((1, 3))
+        )
+        server, width, group = acted.actions[0].tolist()
+        return Choice(server, self.spec.widths[width], self.spec.groups[group])
+
+
+def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
+    """What `kernels.choose` reads where every server can take the block at every width."""
+    numbers = np.zeros(6 + 4 * spec.servers)
+    numbers.view(np.int64)[9::4] = (1 << len(spec.widths)) - 1
+    return numbers
+
+
+def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView]) -> tuple[float, float]:
+    """p50 and p99 of one call; the clock's own reading (some 50 ns) is in it."""
+    clock, found = time.perf_counter_ns, []
+    for view in views:
+        begun = clock()
+        way(view)
+        found.append(clock() - begun)
+    p50, p99 = np.percentile(found, (50, 99))
+    return float(p50) / 1e3, float(p99) / 1e3
+
+
+@pytest.mark.parametrize("servers", SIZES)
+def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int) -> None:
+    """Each way asked about the same views, the ways in turns; the median round counts."""
+    asked = Asked(servers)
+    ways = asked.ways()
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+
+    def turn() -> None:
+        for name, way in ways.items():
+            found[name].append(latencies_us(way, asked.views))
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        benchmark.pedantic(turn, rounds=5, iterations=1, warmup_rounds=1)
+    finally:
+        torch.set_num_threads(threads)
+    for name, rounds in found.items():
+        p50, p99 = sorted(rounds[1:])[len(rounds[1:]) // 2]
+        figures.add(name, servers, f"{p50:.2f}", f"{p99:.2f}")

@@ -1,0 +1,47 @@
+"""Decisions a second through the whole of PPO: three unequal servers, 64 clusters, two threads.
+
+python -m benchmarks.speed.training --batch 16384 --minibatch 2048
+"""
+
+from __future__ import annotations
+
+import argparse
+import time  # noqa: TID251 - it measures
+
+from policies.ppo.compiled_trainer import CompiledTrainer
+from policies.ppo.knobs import PPOKnobs
+from policies.ppo.spec import PolicySpec
+from sim.cluster import RunSpec
+from sim.compiled.rollout import Rollouts
+from tests import worlds
+
+
+def main() -> None:
+    """Train for a while after a first update, which compiles what is not compiled yet."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=16_384)
+    parser.add_argument("--minibatch", type=int, default=2048)
+    parser.add_argument("--decisions", type=int, default=2_500_000)
+    given = parser.parse_args()
+    cluster = worlds.cluster([worlds.profile(f"p{i}", speed=1.0 - 0.2 * i, per_image_s=5e-5) for i in range(3)])
+    spec = PolicySpec.of(cluster.router, (250.0,) * 3)
+    knobs = PPOKnobs(decisions=given.decisions, batch=given.batch, minibatch=given.minibatch)
+
+    def episode(seed: int) -> RunSpec:
+        return worlds.run(cluster, worlds.poisson_s(600, 10, seed), 10, detail=False, end="cut", seed=seed)
+
+    def begin(first: int) -> Rollouts:
+        return Rollouts(cluster, episode, spec, knobs.hidden, 0, threads=2, first_episode=first)
+
+    trainer = CompiledTrainer(begin, knobs, 0, spec)
+    trainer.iterate()
+    before, wall_s, cpu_s = trainer.progress.decisions, time.perf_counter(), time.process_time()
+    while trainer.progress.decisions < knobs.decisions:
+        trainer.iterate()
+    made = trainer.progress.decisions - before
+    wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
+    print(f"{made / wall_s:,.0f} decisions a second, {made / cpu_s:,.0f} a CPU-second")
+
+
+if __name__ == "__main__":
+    main()

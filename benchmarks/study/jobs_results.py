@@ -1,0 +1,326 @@
+"""RLTune's page: it is trained, mended and taken apart on a trace, and set beside rivals that learn nothing.
+
+    python -m benchmarks.study jobs --trace philly.parquet
+
+Trained and judged is what the folder lacks; the page is written last. The trace is put on RLTune's Philly cluster. Its
+clusters of Helios and Alibaba have drawn jobs: their GPUs and run times are of the trace's shape.
+"""
+
+from __future__ import annotations
+
+import sys
+import time  # noqa: TID251 - how long an epoch took
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
+from kit.chance import stream
+from kit.errors import InputError
+from policies.jobs.cluster import NodeGroup
+from policies.jobs_ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec
+from policies.jobs_ppo.learner import UpdateStats
+from scenarios.files.documents import inputs_hash, read_checked, write_checked, write_text
+from scenarios.show import charts
+from scenarios.training_jobs.case import job_list
+from scenarios.training_jobs.generate import ARRIVALS, Drawing, Law, draw
+from scenarios.training_jobs.learning.course import Course, Told, history_in, train
+from scenarios.training_jobs.learning.explaining import explain
+from scenarios.training_jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
+from scenarios.training_jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
+from scenarios.training_jobs.trace import read_trace
+from sim.jobs.jobs import JobList
+from sim.jobs.world import JobWorld
+
+DRAWN_JOBS: Final = 20_000
+BURSTS: Final = Law("mmpp", ARRIVALS["mmpp"])
+EXPLAINED: Final = 60  # windows
+PHILLY: Final = "philly"
+HELIOS: Final = tuple(NodeGroup(nodes, 8, vc=f"vc{number}") for number, nodes in enumerate((6, 4, 3, 2, 2)))
+ALIBABA: Final = tuple(
+    NodeGroup(nodes, gpus, gpu_type)
+    for gpu_type, nodes, gpus in (("t4", 8, 2), ("misc", 8, 8), ("p100", 15, 2), ("v100-16", 10, 8), ("v100-32", 8, 8))
+)
+PICTURE: Final = "images/jobs-training.svg"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is done: of each training, and windows of each judgement; processes change no figure."""
+
+    epochs: int = 25
+    episodes: int = 100
+    windows: int = 200
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """A cluster with jobs, what is learned there, and the windows where it is judged, by their names."""
+
+    name: str
+    courses: Mapping[str, Course]
+    places: Mapping[str, Windows]
+
+
+# --------------------------------------------------------------------------------------------------------------- plan
+
+
+def cases_of(trace: JobList, effort: Effort) -> tuple[Case, ...]:
+    """What is trained and judged.
+
+    Raises:
+        InputError: the trace is too short for windows.
+    """
+    jobs, world = philly_cluster(trace)
+    philly = _case(PHILLY, jobs, world, effort)
+    cold, (earlier, _) = philly.places["cold"], Windows.split(jobs, world)
+    whole = Windows.as_run(jobs, world)
+    philly = Case(
+        PHILLY,
+        {**philly.courses, **ablation(philly.courses[FAITHFUL], earlier)},
+        {"cold": cold, "whole": whole, "warm": philly.places["warm"]},
+    )
+    helios, alibaba = (_case(name, *drawn(name, trace, groups, cold.gpus), effort) for name, groups in DRAWN.items())
+    return philly, helios, alibaba
+
+
+DRAWN: Final[Mapping[str, tuple[NodeGroup, ...]]] = {"helios": HELIOS, "alibaba": ALIBABA}
+
+
+def _case(name: str, jobs: JobList, world: JobWorld, effort: Effort) -> Case:
+    earlier, later = Windows.split(jobs, world)
+    cold = Windows.as_run(jobs, world, TRAINING_JOBS)
+    courses = {
+        kind: Course(LearnedSpec(kind, trace=name), on, epochs=effort.epochs, episodes=effort.episodes)
+        for kind, on in ((FAITHFUL, cold), (FIXED, earlier))
+    }
+    return Case(name, courses, {"cold": cold, "warm": later})
+
+
+def ablation(course: Course, earlier: Windows) -> dict[str, Course]:
+    """`rltune-faithful` with one thing changed at a time, one of them in two ways; with all it is `rltune-fixed`."""
+    cold, waiting = course.windows, replace(course, spec=replace(course.spec, queueing="choice"))
+    return {
+        "waiting": waiting,
+        "waiting-lam-1": replace(waiting, knobs=replace(course.knobs, lam=1.0)),
+        "reward": replace(course, reward="steps"),
+        "against": replace(course, against="first-fit"),
+        "value": replace(course, value="means"),
+        "warm": replace(course, windows=replace(cold, first=max(cold.first, LENGTH), warm=LENGTH)),
+        "earlier": replace(course, windows=replace(earlier, warm=0)),
+    }
+
+
+def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: int) -> tuple[JobList, JobWorld]:
+    """Jobs with the GPUs of another list's, and mean and spread of their run times; each is bound to one group of
+    nodes, as likely as that has GPUs. They come in bursts: steady arrivals leave most windows without a queue.
+
+    Args:
+        like_gpus: of the cluster on which the other list has the load that is drawn.
+
+    Raises:
+        InputError: no job of that list fits into the smallest group.
+    """
+    gpus = np.array([group.nodes * group.gpus for group in groups])
+    like_s = like.run_s[like.gpus <= gpus.min()]
+    if not len(like_s):
+        raise InputError("trace", "gpus", f"no job has {gpus.min()} GPUs or fewer: no cluster can be drawn for them")
+    sizes, counts = np.unique(like.gpus[like.gpus <= gpus.min()], return_counts=True)
+    mean_s = float(like_s.mean())
+    law = Law("lognormal", {"mean_s": mean_s, "cv2": float(like_s.var()) / mean_s**2})
+    weights = dict(zip(sizes.tolist(), counts.astype(float).tolist(), strict=True))
+    seed = list(DRAWN).index(name)
+    load = like.load_on(like_gpus)
+    drawing = Drawing(DRAWN_JOBS, int(gpus.sum()), load, law, BURSTS, weights, alike=0.0, seed=seed)
+    jobs = job_list(draw(drawing))
+    of = stream(seed, "jobs:groups").choice(len(groups), len(jobs), p=gpus / gpus.sum())
+    vcs, types = (np.array([getattr(group, key) for group in groups], object)[of] for key in ("vc", "gpu_type"))
+    return replace(jobs, vc=vcs, gpu_types=types), JobWorld(groups)
+
+
+# --------------------------------------------------------------------------------------------------------------- work
+
+
+def make_page(trace: Path, out: Path, page: Path, effort: Effort, say: Say | None = None) -> None:
+    """Everything that the folder lacks, then the page and its picture.
+
+    Raises:
+        InputError: the trace is no trace or too short, or the folder is of another trace or effort.
+        WorkError: training diverged, or a process was killed.
+    """
+    say = say or _say
+    jobs = job_list(read_trace(trace))
+    with _of_file(trace):
+        cases = cases_of(jobs, effort)
+    _require_same(out, jobs)
+    learned = _train(cases, out, effort, say)
+    judged = _judge(cases, learned, out, effort, say)
+    study = Study(
+        trace=trace.name,
+        jobs=jobs,
+        drawn_jobs=DRAWN_JOBS,
+        load=jobs.load_on(cases[0].places["cold"].gpus),
+        gpus=cases[0].places["cold"].gpus,
+        effort={key: value for key, value in asdict(effort).items() if key != "processes"},
+        judged=judged,
+        lessons=_lessons(cases, learned, out, effort, say),
+        picture=PICTURE,
+    )
+    picture = page.parent / PICTURE
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    charts.save(curves_chart(study.lessons), picture)
+    write_text(page, page_of(study))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _of_file(trace: Path) -> Iterator[None]:
+    """What is wrong with the jobs is told of their file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(trace), error.key, error.problem) from None
+
+
+def _require_same(out: Path, jobs: JobList) -> None:
+    """A training's file does not know its jobs; so the folder does."""
+    path = out / "trace.json"
+    columns = [getattr(jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
+    found = inputs_hash(*columns, DRAWN_JOBS, asdict(BURSTS))
+    if not path.is_file():
+        out.mkdir(parents=True, exist_ok=True)
+        write_checked(path, found)
+    elif read_checked(path) != found:
+        raise InputError(str(out), "", "was begun with another trace: give another folder as --out")
+
+
+def _train(cases: tuple[Case, ...], out: Path, effort: Effort, say: Say) -> dict[tuple[str, str], Learned]:
+    courses = [(case.name, name, course) for case in cases for name, course in case.courses.items()]
+    learned = {}
+    for number, (case, name, course) in enumerate(courses, start=1):
+        head = f"training {number} of {len(courses)}: {case}, {name}"
+        say(head)
+        clock = _Clock(_times(out, case, name), effort, head, say)
+        learned[case, name] = _trained(course, _file(out, case, name), effort.processes, clock.told)
+    return learned
+
+
+def _trained(course: Course, path: Path, processes: int, told: Told) -> Learned:
+    """All epochs, or until it has fallen apart: its epochs take ever longer, and nothing would be learned in them."""
+    for epochs in range(1, course.epochs + 1):
+        learned = train(replace(course, epochs=epochs), path, processes, told=told)
+        if has_fallen_apart(history_in(path)[:epochs]):
+            break
+    return learned
+
+
+def has_fallen_apart(history: Sequence[Mapping[str, float]]) -> bool:
+    """Whether jobs waited `APART` times as long as under the base policy, and as in the first epoch, beside it; in each
+    of the last three epochs. One who stalls is as far behind a base policy that does not from the beginning."""
+    ratios = [epoch["score"] / max(epoch["base_score"], 1.0) for epoch in history]
+    return len(ratios) > 3 and min(ratios[-3:]) > APART * max(ratios[0], 1.0)
+
+
+def _file(out: Path, case: str, name: str) -> Path:
+    return out / case / f"{name}.safetensors"
+
+
+def _times(out: Path, case: str, name: str) -> Path:
+    return _file(out, case, name).with_suffix(".times.json")
+
+
+class _Clock:
+    """Keeps how long each epoch took: a training's file has the same bytes wherever it was made, so it can't."""
+
+    def __init__(self, path: Path, effort: Effort, head: str, say: Say) -> None:
+        self._path, self._effort, self._head, self._say = path, effort, head, say
+        self._since_s = time.perf_counter()
+
+    def told(self, epoch: int, stats: UpdateStats, own: float, base: float) -> None:
+        now_s = time.perf_counter()
+        taken = {"epoch": epoch, "wall_s": now_s - self._since_s, "processes": self._effort.processes}
+        known: list[Any] = read_checked(self._path) if self._path.is_file() else []
+        write_checked(self._path, [*(each for each in known if each["epoch"] < epoch), taken])
+        self._since_s = now_s
+        scores = f"mean wait {own:,.0f} s, of the base policy {base:,.0f} s"
+        self._say(f"{self._head}, epoch {epoch + 1} of {self._effort.epochs}: {scores}")
+
+
+def _judge(
+    cases: tuple[Case, ...], learned: Mapping[tuple[str, str], Learned], out: Path, effort: Effort, say: Say
+) -> list[Judged]:
+    asked = [
+        (case, place, score, contender)
+        for case in cases
+        for place in case.places
+        for score in ("wait", "utilisation")
+        for contender in _contenders(case, place, learned)
+        if score == "wait" or (place in COLD and contender.name in MAXIMA_OF)
+    ]
+    scores: dict[tuple[str, str, str], dict[str, Numbers]] = {}
+    for number, (case, place, score, contender) in enumerate(asked, start=1):
+        say(f"judging {number} of {len(asked)}: {case.name}, {place}, {contender.name} ({score})")
+        where = case.places[place]
+        into = out / case.name / place / score
+        found = dict(judge([contender], where, _starts(where, effort), into, 0, effort.processes, score))
+        scores.setdefault((case.name, place, score), {})[contender.name] = found[contender]
+    return [
+        Judged(
+            case.name,
+            place,
+            scores[case.name, place, "wait"],
+            {name: -each for name, each in scores.get((case.name, place, "utilisation"), {}).items()},
+            np.array([where.jobs.run_s[start : start + where.length].mean() for start in _starts(where, effort)]),
+        )
+        for case in cases
+        for place, where in case.places.items()
+    ]
+
+
+def _starts(where: Windows, effort: Effort) -> list[int]:
+    return [int(start) for start in where.drawn(effort.windows, 0, "judging")]
+
+
+def _contenders(case: Case, place: str, learned: Mapping[tuple[str, str], Learned]) -> list[Contender]:
+    """What was taken apart is not run on the whole trace, and the programme, which takes long, only once."""
+    names = [name for name in case.courses if place != "whole" or name in (FAITHFUL, FIXED)]
+    programmes = PROGRAMMES if (case.name, place) == (PHILLY, "cold") else ()
+    return [*BASELINES, *programmes, *(learned_choice(name, learned[case.name, name]) for name in names)]
+
+
+def _lessons(
+    cases: tuple[Case, ...], learned: Mapping[tuple[str, str], Learned], out: Path, effort: Effort, say: Say
+) -> list[Lesson]:
+    found = []
+    for case in cases:
+        for name, course in case.courses.items():
+            where = case.places["warm" if name == FIXED else "cold"]
+            say(f"explaining: {case.name}, {name}")
+            path = _file(out, case.name, name)
+            starts = _starts(where, effort)[:EXPLAINED]
+            fitted = _explained(learned[case.name, name], where, starts, path.with_suffix(".table.json"))
+            times_path = _times(out, case.name, name)
+            times = read_checked(times_path) if times_path.is_file() else []
+            found.append(Lesson(case.name, name, course.knobs.steps, history_in(path), times, fitted))
+    return found
+
+
+def _explained(learned: Learned, where: Windows, starts: list[int], path: Path) -> dict[str, float] | None:
+    """How good a table of scores by age and GPUs is; None where nobody had a choice."""
+    made_of = inputs_hash(learned.content(), starts, [where.first, where.last, where.length, where.warm])
+    if path.is_file() and (kept := read_checked(path))["inputs"] == made_of:
+        return kept["table"]  # type: ignore[no-any-return]
+    table = explain(learned, where, starts)
+    keys = ("r_squared", "same_choice", "decisions")
+    found = None if table is None else {key: float(getattr(table, key)) for key in keys}
+    write_checked(path, {"inputs": made_of, "table": found})
+    return found

@@ -1,0 +1,115 @@
+"""The picture of a terminal in README: the first block of `docs/quickstart.md` as an SVG file that plays once.
+
+    COLUMNS=100 slimsched run quickstart                 # in a terminal; its output goes into docs/quickstart.md
+    python -m benchmarks.study.terminal_picture           # docs/images/quickstart.svg is made of what stands there
+
+Lines appear one after another. Whoever asks for less motion, or has a viewer that plays nothing, sees all at once.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from kit.files import atomic_path
+from scenarios.show.answers import NEXT, TRUSTED, WON
+
+PAGE: Final = Path("docs/quickstart.md")
+PICTURE: Final = Path("docs/images/quickstart.svg")
+_INDENT: Final = "    "
+_ADVANCE: Final = 8.4  # of a character at 14 pixels, in most monospaced faces; each line is stretched to it
+_LEADING: Final = 19.0
+_MARGIN: Final = 16.0
+_TITLE: Final = 30.0
+_QUICK_S: Final = 0.06  # from one line to the next
+_PAUSE_S: Final = 0.8  # before the command's output, each answer and the table
+_STYLE: Final = """
+  .back { fill: #f6f8fa; stroke: #d0d7de }
+  .dot { fill: #afb8c1 }
+  text { font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328;
+         white-space: pre; animation: appear 0.1s backwards }
+  .asked { font-weight: bold; fill: #0550ae }
+  .typed { fill: #116329; font-weight: bold }
+  .frame { fill: #6e7781 }
+  @keyframes appear { from { opacity: 0 } }
+  @media (prefers-color-scheme: dark) {
+    .back { fill: #0d1117; stroke: #30363d }
+    .dot { fill: #484f58 }
+    text { fill: #e6edf3 }
+    .asked { fill: #79c0ff }
+    .typed { fill: #7ee787 }
+    .frame { fill: #8b949e }
+  }
+  @media (prefers-reduced-motion: reduce) { text { animation: none } }
+"""
+
+
+def first_block(page: str) -> list[str]:
+    """The lines of a page's first block of code, without its indentation."""
+    found: list[str] = []
+    for line in page.splitlines():
+        if line.startswith(_INDENT):
+            found.append(line.removeprefix(_INDENT))
+        elif found and line.strip():
+            break
+        elif found:
+            found.append("")
+    return "\n".join(found).rstrip().splitlines()
+
+
+def picture(lines: list[str]) -> str:
+    """An SVG file that shows them as a terminal does, each at its time."""
+    wide = 2 * _MARGIN + _ADVANCE * max(map(len, lines))
+    high = _TITLE + 2 * _MARGIN + _LEADING * len(lines)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high:g}" width="{wide:g}" height="{high:g}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect class="back" x="0.5" y="0.5" width="{wide - 1:g}" height="{high - 1:g}" rx="8"/>',
+        *(f'<circle class="dot" cx="{20 + 18 * place}" cy="18" r="5"/>' for place in range(3)),
+    ]
+    now_s = 0.0
+    for row, line in enumerate(lines):
+        now_s += _PAUSE_S if _is_awaited(line, lines[row - 1] if row else "") else _QUICK_S
+        if line:
+            parts.append(_text(line, _TITLE + _MARGIN + _LEADING * (row + 0.7), now_s))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _is_awaited(line: str, before: str) -> bool:
+    """Whether something new begins that a reader needs time for."""
+    return before.startswith("$ ") or _is_asked(line) or (not before and not line.startswith("|"))
+
+
+def _is_asked(line: str) -> bool:
+    return line.startswith("|") and line.strip("| ") in (WON, TRUSTED, NEXT)
+
+
+def _text(line: str, y: float, at_s: float) -> str:
+    """One line, or its parts where a frame is around it; stretched, so that columns meet in any face."""
+    if line.startswith("|") and line.endswith("|"):
+        inner = line[1:-1].rstrip()
+        kind = "asked" if _is_asked(line) else ""
+        return "\n".join(
+            [
+                _run("|", "frame", 0, y, at_s),
+                *([_run(inner.lstrip(), kind, 1 + len(inner) - len(inner.lstrip()), y, at_s)] if inner.strip() else []),
+                _run("|", "frame", len(line) - 1, y, at_s),
+            ]
+        )
+    kind = "typed" if line.startswith("$ ") else "frame" if set(line) <= set("+- ") else ""
+    return _run(line.lstrip(), kind, len(line) - len(line.lstrip()), y, at_s)
+
+
+def _run(text: str, kind: str, column: int, y: float, at_s: float) -> str:
+    named = f' class="{kind}"' if kind else ""
+    stretched = f'textLength="{_ADVANCE * len(text):.1f}" lengthAdjust="spacingAndGlyphs"'
+    return (
+        f'<text{named} x="{_MARGIN + _ADVANCE * column:.1f}" y="{y:.1f}" {stretched} xml:space="preserve" '
+        f'style="animation-delay:{at_s:.2f}s">{escape(text)}</text>'
+    )
+
+
+if __name__ == "__main__":
+    with atomic_path(PICTURE) as made:
+        made.write_text(picture(first_block(PAGE.read_text(encoding="utf-8"))), encoding="utf-8")

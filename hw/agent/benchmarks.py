@@ -1,0 +1,340 @@
+"""What calibration asks of an agent: forward passes timed in the process, and on the path, that serves."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Callable, Generator, Sequence
+from queue import SimpleQueue
+
+import torch
+
+from hw.devices import gpu
+from hw.devices.activations import Activations
+from hw.devices.instances import Instances, Lane, give_back, seconds_since, serve
+from hw.host.core_speed import Reference
+from hw.host.waiting import waited_ns
+from hw.networks.rows import Row
+from hw.networks.slimmable import SegmentInstance
+from hw.transport.messages import (
+    Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkMove,
+    BenchmarkPoint,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    ConcurrentResult,
+    DispatchResult,
+    Done,
+    FromAgent,
+    LoadTimed,
+    Measurement,
+    TogetherResult,
+    UnloadTimed,
+    Warm,
+)
+
+_WARM_PASSES_TOGETHER = 3
+_REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
+
+
+class Bench:
+    """Measurements in an agent, one after another.
+
+    Args:
+        instances: of the model on the device.
+        store: of the agent's activations.
+    """
+
+    def __init__(self, instances: Instances, store: Activations) -> None:
+        self._instances = instances
+        self._store = store
+        self._kept: dict[int, SegmentInstance] = {}
+
+    def carry_out(self, message: Measurement) -> FromAgent:
+        """Raises what went wrong."""
+        match message:
+            case Warm(number, batches):
+                warm(self._instances, batches)
+                return Done(number)
+            case BenchmarkLoad():
+                return self._load(message)
+            case BenchmarkUnload(instance):
+                return self._unload(instance)
+            case Benchmark():
+                return alone(self._instances, message)
+            case BenchmarkTogether():
+                return together(self._instances, message)
+            case BenchmarkDispatch():
+                return dispatch(self._instances, message)
+            case BenchmarkMove(request, size_bytes):
+                block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.place)
+                self._store.put_rows({request: (block, 0)})
+                return Done(request)
+
+    def _load(self, message: BenchmarkLoad) -> LoadTimed:
+        """In a lane, as it serves."""
+        found: list[tuple[SegmentInstance, float, int]] = []
+
+        def job() -> None:
+            before_bytes = _reserved_bytes(self._instances)
+            begin_ns = time.monotonic_ns()
+            instance = self._instances.load(message.segment, message.width, message.from_disk)
+            load_s = seconds_since(begin_ns)
+            try:
+                _probe(self._instances, instance, message.probe_batch)
+            except BaseException:  # nobody will unload it
+                self._instances.free(instance)
+                raise
+            found.append(
+                (
+                    instance,
+                    load_s,
+                    max(instance.held_bytes, _reserved_bytes(self._instances, drops=False) - before_bytes),
+                )
+            )
+
+        _in_lanes(self._instances, [job])
+        instance, load_s, taken_bytes = found[0]
+        self._kept[message.instance] = instance
+        return LoadTimed(load_s, taken_bytes)
+
+    def _unload(self, number: int) -> UnloadTimed:
+        begin_ns = time.monotonic_ns()
+        instance = self._kept.pop(number)
+        self._instances.free(instance)
+        del instance
+        give_back(self._instances.place)
+        return UnloadTimed(seconds_since(begin_ns))
+
+
+def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
+    """What torch has taken of a GPU for this process, holding no more than it needs; 0 on a CPU, whose heap it is.
+
+    Not what tensors take: a library's workspace and the rest of a segment are nobody else's, either. cuBLAS keeps its
+    own for each stream and is made to drop it first, so that a load counts it whichever stream it gets.
+    """
+    if instances.place.type != "cuda":
+        return 0
+    if drops and not instances.device.graphs:
+        gpu.drop_workspaces()
+    gpu.empty_cache()
+    return int(torch.cuda.memory_reserved(instances.place))
+
+
+def _probe(instances: Instances, instance: SegmentInstance, batch: int) -> None:
+    """The largest pass, after which all that an instance takes on a GPU is taken."""
+    if not batch or instances.place.type != "cuda":
+        return
+    previous = instances.model.spec.widest_input(instance.segment)
+    inputs = instances.inputs(instance.segment, previous, batch)
+    serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
+
+
+def dispatch(instances: Instances, message: BenchmarkDispatch) -> DispatchResult:
+    """Batches of a point, each commanded from another thread than its lane's, as the first one of a queue is."""
+    point, samples_s = message.point, list[float]()
+    instance = instances.make(point.segment, point.width)
+    inputs: list[Row] = instances.inputs(point.segment, point.previous_width, point.batch)
+    lane = Lane(instances.device, instances.place)
+    done: SimpleQueue[int] = SimpleQueue()
+
+    def job() -> None:
+        begin_ns = time.monotonic_ns()
+        memory_format = instances.device.memory_format
+        serve(instance, inputs, point.width, point.previous_width, point.batch, memory_format)
+        done.put(time.monotonic_ns() - begin_ns)
+
+    try:
+        for _ in range(message.repeats):
+            time.sleep(message.pause_s)
+            begin_ns = time.monotonic_ns()
+            lane.submit(job)
+            pass_ns = done.get()
+            samples_s.append(max(0.0, seconds_since(begin_ns) - pass_ns / 1e9))  # a clock has its grain
+    finally:
+        lane.stop()
+        instances.free(instance)
+    return DispatchResult(tuple(samples_s))
+
+
+def warm(instances: Instances, batches: Sequence[int]) -> None:
+    """Run every work key once at each batch size, so that kernels are chosen before anything is timed."""
+
+    def job() -> None:
+        for segment, width, previous in instances.model.spec.work_keys():
+            for batch in batches:
+                point = BenchmarkPoint(segment, width, previous, batch)
+                with contextlib.closing(_passes(instances, point)) as passes:
+                    next(passes)
+
+    _in_lanes(instances, [job])
+
+
+def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
+    """A point by itself: each pass timed."""
+    samples_ns: list[int] = []
+    references_ns: list[int] = []
+    clocks: list[tuple[int, int, int]] = []
+    reference, launches = _reference(instances), _Launches()
+    is_gpu = instances.place.type == "cuda"
+
+    def job() -> None:
+        with contextlib.closing(_passes(instances, message.point, launches)) as passes:
+            for _ in range(message.warmup):
+                next(passes)
+            launches.forget()
+            if reference:
+                references_ns.append(reference.cpu_ns())
+                reference.spent_ns = 0
+            clocks.append(_clocks())
+            while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
+                if message.pause_s:
+                    time.sleep(message.pause_s)
+                launches.begin_pass(is_gpu)
+                begin_ns = time.monotonic_ns()
+                next(passes)
+                samples_ns.append(time.monotonic_ns() - begin_ns)
+                launches.end_pass(is_gpu)
+                if reference:
+                    references_ns.append(reference.cpu_ns())
+            clocks.append(_clocks())
+
+    _in_lanes(instances, [job])
+    wall_ns, cpu_ns, waited_ns = (after - before for before, after in zip(*clocks, strict=True))
+    cpu_ns -= reference.spent_ns if reference else 0
+    return BenchmarkResult(
+        samples_s=tuple(sample / 1e9 for sample in samples_ns),
+        wall_s=wall_ns / 1e9,
+        cpu_s=(launches.cpu_ns if is_gpu else cpu_ns) / 1e9,
+        waited_s=(launches.waited_ns if is_gpu else waited_ns) / 1e9,
+        references_s=tuple(max(pair) / 1e9 for pair in itertools.pairwise(references_ns)),
+    )
+
+
+class _Launches:
+    """What passes on a GPU take of the host: the lane's CPU time until all is asked of the device, and its waits.
+
+    The wait for the device spins, which is no work. Passes are short: what the agent waits between them would count as
+    much as what it waits in them.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_ns = 0
+        self.waited_ns = 0
+        self._began_ns = 0
+        self._waited_before_ns = 0
+
+    def begin(self) -> None:
+        """Of a pass, in its thread."""
+        self._began_ns = time.thread_time_ns()
+
+    def launched(self) -> None:
+        """All of it is asked for."""
+        self.cpu_ns += time.thread_time_ns() - self._began_ns
+
+    def begin_pass(self, is_gpu: bool) -> None:
+        """Nothing of this is timed."""
+        self._waited_before_ns = waited_ns() if is_gpu else 0
+
+    def end_pass(self, is_gpu: bool) -> None:
+        """Likewise."""
+        self.waited_ns += waited_ns() - self._waited_before_ns if is_gpu else 0
+
+    def forget(self) -> None:
+        """What was until now, to warm up."""
+        self.cpu_ns = self.waited_ns = 0
+
+
+def _reference(instances: Instances) -> Reference | None:
+    return Reference() if instances.place.type == "cpu" else None
+
+
+def _clocks() -> tuple[int, int, int]:
+    """Wall time, this process's CPU time, and how long its threads have waited for a core."""
+    return time.monotonic_ns(), time.process_time_ns(), waited_ns()
+
+
+def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult:
+    """Points at the same time, each in an instance and a thread of its own: how many passes each finished."""
+    results: dict[int, ConcurrentResult] = {}
+    cpu_ns: list[int] = []
+    began_ns: list[int] = []
+
+    def begin() -> None:
+        """In one thread, while the others wait: all are warm."""
+        time.sleep(max(0, message.begin_ns - time.monotonic_ns()) / 1e9)
+        began_ns.append(time.monotonic_ns())
+        cpu_ns.append(time.process_time_ns())
+
+    barrier = threading.Barrier(len(message.points), action=begin)
+
+    def job(index: int, point: BenchmarkPoint) -> None:
+        reference = _reference(instances)
+        try:
+            with contextlib.closing(_passes(instances, point)) as passes:
+                for _ in range(_WARM_PASSES_TOGETHER):
+                    next(passes)
+                barrier.wait()
+                begin_ns, completed, elapsed_s, references_ns = time.monotonic_ns(), 0, 0.0, [0]
+                while elapsed_s < message.duration_s:
+                    next(passes)
+                    completed += 1
+                    elapsed_s = seconds_since(begin_ns)
+                    if reference and elapsed_s * 1e9 > len(references_ns) * _REFERENCE_PERIOD_NS:
+                        references_ns.append(reference.cpu_ns())
+                mean_ns = sum(references_ns) / max(1, len(references_ns) - 1)
+                results[index] = ConcurrentResult(completed, elapsed_s, mean_ns / 1e9)
+        except BaseException:
+            barrier.abort()
+            raise
+
+    _in_lanes(instances, [lambda i=i, p=p: job(i, p) for i, p in enumerate(message.points)])  # type: ignore[misc]
+    used_s = (time.process_time_ns() - cpu_ns[0]) / 1e9
+    ended_ns = began_ns[0] + round(1e9 * min(result.elapsed_s for result in results.values()))
+    return TogetherResult(tuple(results[i] for i in range(len(message.points))), used_s, began_ns[0], ended_ns)
+
+
+def _passes(instances: Instances, point: BenchmarkPoint, launches: _Launches | None = None) -> Generator[None]:
+    """Forward passes of a point without end, each as `Run` does it, label reading included."""
+    told = launches or _Launches()
+    instance = instances.make(point.segment, point.width)
+    memory_format = instances.device.memory_format
+    try:
+        inputs = instances.inputs(point.segment, point.previous_width, point.batch)
+        while True:
+            told.begin()
+            key = (point.width, point.previous_width, point.batch)
+            y = serve(instance, inputs, *key, memory_format, told.launched)
+            if point.segment == instances.model.spec.segments:
+                y.isfinite().all(dim=1).tolist()
+                y.argmax(dim=1).tolist()
+            yield
+    finally:
+        instances.free(instance)
+
+
+def _in_lanes(instances: Instances, jobs: Sequence[Callable[[], None]]) -> None:
+    """Run jobs at the same time, a lane each; raises the first one's error."""
+    errors: list[Exception] = []
+
+    def guarded(job: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                job()
+            except Exception as error:
+                errors.append(error)
+
+        return run
+
+    lanes = [Lane(instances.device, instances.place) for _ in jobs]
+    for lane, job in zip(lanes, jobs, strict=True):
+        lane.submit(guarded(job))
+    for lane in lanes:
+        lane.stop()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,425 @@
+"""Lanes of an emulated device: a pass is a time that the device's own model gives, and activations are sizes.
+
+Everything else is real: the process, its messages, the bytes that move, the faults. No thread waits for a pass: its end
+is an absolute time, planned anew whenever another pass begins or ends. No torch is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import isnan, nan, prod
+from struct import Struct
+from typing import Final, Literal, Protocol
+
+from hw.agent.lanes import (
+    BatchBroken,
+    BatchEnded,
+    LaneEvent,
+    LoadBroken,
+    LoadEnded,
+    MoveEnded,
+    Tell,
+    UnloadEnded,
+    explain,
+)
+from hw.telemetry.port import Details, Reading, Support, in_words
+from hw.transport.arena import Arena
+from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
+from policies.faults import Impairment
+from policies.vocabulary import Provenance, RunBatch
+
+_ELEMENT_BYTES: Final = {"uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+_NUMBER: Final = Struct("<f")
+Key = tuple[int, float, float]  # (segment, width, previous width)
+Ended = tuple[int, int, int, bool]  # (batch, when it began, when it ended, whether it fitted into memory)
+
+
+class DeviceModel(Protocol):
+    """How a device would behave. Times are nanoseconds of one clock and go up from call to call.
+
+    Attributes:
+        period_ns: how often its sensor is worth reading.
+    """
+
+    segments: int
+    context_bytes: int
+    vram_bytes: int
+    period_ns: int
+
+    def reset(self, now_ns: int) -> None:
+        """Nothing runs, nothing is the matter, and the sensor has no past."""
+        ...
+
+    def dispatch_ns(self, batch: int) -> int:
+        """From a batch's command until its pass begins."""
+        ...
+
+    def start(self, batch: int, key: Key, images: int, padded: int, at_ns: int) -> None:
+        """A pass will begin, now or later; the device sees `padded` images unless it must take them in parts."""
+        ...
+
+    def impair(self, impairment: Impairment, now_ns: int) -> None:
+        """From now on this is the matter."""
+        ...
+
+    def advance(self, now_ns: int) -> Sequence[Ended]:
+        """Let everything happen that is due by now, each at its own time; returns what has ended, in order."""
+        ...
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `advance` should be called next; None where nothing runs."""
+        ...
+
+    def load_ns(self, segment: int, width: float, from_disk: bool) -> int:
+        """How long a load takes."""
+        ...
+
+    def unload_ns(self, segment: int, width: float) -> int:
+        """How long an unload takes."""
+        ...
+
+    def instance_bytes(self, segment: int, width: float) -> int:
+        """Device memory of an instance."""
+        ...
+
+    def output_bytes(self, segment: int, width: float) -> int:
+        """One image's activations after a segment."""
+        ...
+
+    def host_share(self, key: Key, batch: int) -> float:
+        """The share of a pass's time for which it keeps its host's thread busy."""
+        ...
+
+    def sample(self, now_ns: int) -> tuple[float, float]:
+        """(power in watts, utilization) as the device's sensor shows them, after `advance`."""
+        ...
+
+    def energy_j(self, now_ns: int) -> float:
+        """Joules since `reset`, after `advance`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedDevice:
+    """A device that a server's process emulates.
+
+    Attributes:
+        factory: `module:function`, which makes its model from `data`; named by our own code, never by a file.
+        label: what it is, for people.
+        slowdown: how many times as long its passes and loads take as on the device that it is named after.
+        cores: that the process is pinned to; empty pins it to none.
+    """
+
+    factory: str
+    data: bytes
+    label: str
+    slowdown: float = 1.0
+    cores: tuple[int, ...] = ()
+
+    @property
+    def physical(self) -> tuple[str, tuple[int, ...]]:
+        """None is shared, and none is a device of this machine."""
+        return ("emulated", (id(self),))
+
+    @property
+    def channels_last(self) -> bool:
+        """How feature maps lie in memory, of which it has none."""
+        return False
+
+    def model(self) -> DeviceModel:
+        """A device with nothing on it."""
+        module, _, function = self.factory.partition(":")
+        found: DeviceModel = getattr(importlib.import_module(module), function)(self.data)
+        return found
+
+    def execution(self) -> dict[str, str]:
+        """How it runs, in words, for profiles and records."""
+        return {"device": f"emulated {self.label}", "slowdown": f"{self.slowdown:g}"}
+
+
+class _Instance:
+    """One of the scheduler's; `is_ready` once its load is over."""
+
+    __slots__ = ("is_ready", "segment", "size_bytes", "width")
+
+    def __init__(self, segment: int, width: float, size_bytes: int) -> None:
+        self.segment, self.width, self.size_bytes, self.is_ready = segment, width, size_bytes, False
+
+
+def one_thread() -> Executor:
+    """What is given to it runs there, one after another."""
+    return ThreadPoolExecutor(1)
+
+
+class EmulatedLanes:
+    """`hw.agent.lanes.Lanes` on a device's model.
+
+    Args:
+        model: of the device; nobody else drives it.
+        arenas: of all servers, by index.
+        own: this server's index among them.
+        tell: told of every end, from within `ring`.
+        clock_ns: the process's own.
+        mover: makes what moves activations over a network, which takes its time.
+    """
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        arenas: Sequence[Arena],
+        own: int,
+        tell: Tell,
+        clock_ns: Callable[[], int],
+        mover: Callable[[], Executor] = one_thread,
+    ) -> None:
+        self.model = model
+        self._arenas = tuple(arenas)
+        self._own = own
+        self._tell = tell
+        self._clock_ns = clock_ns
+        self._sizes: dict[int, int] = {}  # bytes of each stored activation
+        self._broken: set[int] = set()  # those of them that hold no numbers
+        self._instances: dict[int, _Instance] = {}
+        self._batches: dict[int, tuple[RunBatch, tuple[int, ...]]] = {}  # with the members whose inputs are missing
+        self._loads: list[tuple[int, int, LaneEvent]] = []  # (when, place among them, what is over then)
+        self._commands = 0
+        self._due: list[Callable[[int], LaneEvent]] = []  # what has ended and was not told yet
+        self._scratch = memoryview(b"")
+        self._new_mover = mover
+        self._mover = mover() if any(arena.waits for arena in arenas) else None
+        self.used_bytes = 0  # of device memory, by instances
+        model.reset(clock_ns())
+
+    # --------------------------------------------------------------------------------------------------- instances
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        """See `Lanes`."""
+        now_ns, size_bytes = self._clock_ns(), self.model.instance_bytes(segment, width)
+        free_bytes = self.model.vram_bytes - self.model.context_bytes - self.used_bytes
+        if size_bytes > free_bytes:
+            broken = LoadBroken(instance, "out_of_memory", f"{size_bytes} bytes are more than the {free_bytes} left")
+            self._due.append(lambda _: broken)
+            return
+        self.used_bytes += size_bytes
+        self._instances[instance] = _Instance(segment, width, size_bytes)
+        self._later(now_ns + self.model.load_ns(segment, width, from_disk), LoadEnded(instance, size_bytes))
+
+    def unload(self, instance: int) -> None:
+        """See `Lanes`."""
+        held = self._instances[instance]
+        self._later(self._clock_ns() + self.model.unload_ns(held.segment, held.width), UnloadEnded(instance))
+
+    def _later(self, at_ns: int, event: LoadEnded | UnloadEnded) -> None:
+        self._commands += 1
+        heappush(self._loads, (at_ns, self._commands, event))
+
+    # ------------------------------------------------------------------------------------------------------- batches
+
+    def run(self, command: RunBatch) -> None:
+        """See `Lanes`."""
+        now_ns = self._clock_ns()
+        self.settle(now_ns)
+        problem = self._problem(command)
+        if problem is not None:
+            self._due.append(lambda _: problem)
+            return
+        missing = tuple(request for request in command.requests if request not in self._sizes)
+        if len(missing) == len(command.requests):
+            broken = BatchBroken(command.batch, "bad_input", f"no activations of {missing}")
+            self._due.append(lambda _: broken)
+            return
+        self._batches[command.batch] = (command, missing)
+        key = (command.segment, command.served_width, command.previous_width)
+        at_ns = now_ns + self.model.dispatch_ns(command.batch)
+        self.model.start(command.batch, key, len(command.requests), command.padded, at_ns)
+
+    def _problem(self, command: RunBatch) -> BatchBroken | None:
+        held = self._instances.get(command.instance)
+        if held is None or not held.is_ready:
+            return BatchBroken(command.batch, "unknown_instance", f"instance {command.instance} is not loaded")
+        if held.segment != command.segment:
+            found = f"instance {command.instance} is of segment {held.segment}, not {command.segment}"
+            return BatchBroken(command.batch, "bad_input", found)
+        return None
+
+    def _end(self, batch: int, began_ns: int, ended_ns: int, fitted: bool) -> None:
+        """Outputs take the inputs' place; after the last segment nothing is left but a label, which others give."""
+        command, missing = self._batches.pop(batch)
+        failed: tuple[int, ...] = missing
+        reason: Reason = "bad_input"
+        if not fitted:
+            failed, reason = command.requests, "out_of_memory"
+        elif command.segment < self.model.segments:
+            size_bytes = self.model.output_bytes(command.segment, command.served_width)
+            self._sizes.update(dict.fromkeys((r for r in command.requests if r in self._sizes), size_bytes))
+        elif broken := self._broken.intersection(command.requests):
+            failed, reason = tuple(r for r in command.requests if r in broken or r in missing), "no_label"
+        if command.segment == self.model.segments:
+            self.forget(request for request in command.requests if request not in failed)
+        if failed == command.requests:
+            self._due.append(lambda _: BatchBroken(batch, reason, f"{failed} have failed"))
+            return
+        why: Reason | Literal[""] = reason if failed else ""
+        self._due.append(
+            lambda now_ns: BatchEnded(batch, (), began_ns, ended_ns, failed, why, late_ns=now_ns - ended_ns)
+        )
+
+    # ---------------------------------------------------------------------------------------------------- activations
+
+    def take(self, inputs: Sequence[Input]) -> None:
+        """See `Lanes`; what is not within the arena is not kept. An image that begins with no number has none."""
+        arena = self._arenas[self._own]
+        for given in inputs:
+            size_bytes = prod(given.shape) * _ELEMENT_BYTES.get(given.dtype, 0)
+            if given.offset + size_bytes * len(given.requests) > arena.size_bytes:
+                continue
+            self._sizes.update(dict.fromkeys(given.requests, size_bytes))
+            for place, request in enumerate(given.requests if size_bytes >= _NUMBER.size else ()):
+                (first,) = _NUMBER.unpack_from(arena.buffer, given.offset + place * size_bytes)
+                if isnan(first):
+                    self._broken.add(request)
+
+    def keep(self, request: int, size_bytes: int) -> None:
+        """An activation of that size is there."""
+        self._sizes[request] = size_bytes
+
+    def retain(self, requests: Sequence[int]) -> None:
+        """See `Lanes`: only sizes are kept, nowhere in the arena."""
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """See `Lanes`."""
+        for request in requests:
+            self._sizes.pop(request, None)
+            self._broken.discard(request)
+
+    def move(self, message: Move) -> Moved | None:
+        """See `Lanes`: as many bytes as they would be are really written there.
+
+        Raises:
+            KeyError: one is missing.
+            ValueError: they do not fit there, or are of several sizes.
+        """
+        if self._mover is None:
+            return self._move(message)
+        self._mover.submit(self._move_apart, message)
+        return None
+
+    def _move_apart(self, message: Move) -> None:
+        """Over a network, which takes its time."""
+        answer: Moved | MoveBroken
+        try:
+            answer = self._move(message)
+        except Exception as error:
+            answer = MoveBroken(message.transfer, *explain(error))
+        self._tell(MoveEnded(answer))
+
+    def _move(self, message: Move) -> Moved:
+        sizes = {self._sizes[request] for request in message.requests}
+        if len(sizes) != 1:
+            raise ValueError(f"activations of {sorted(sizes)} bytes in one move")
+        (size_bytes,) = sizes
+        total_bytes, arena = size_bytes * len(message.requests), self._arenas[message.destination]
+        if message.offset + total_bytes > arena.size_bytes:
+            raise ValueError(f"{total_bytes} bytes from {message.offset} on are not within {arena.size_bytes}")
+        if len(self._scratch) < total_bytes:
+            self._scratch = memoryview(bytes(total_bytes))
+        with arena.view(message.offset, total_bytes) as target:
+            target[:] = self._scratch[:total_bytes]
+            for place, request in enumerate(message.requests if self._broken else ()):
+                if request in self._broken:
+                    _NUMBER.pack_into(target, place * size_bytes, nan)
+        arena.commit(message.offset, total_bytes, message.address)
+        return Moved(message.transfer, (size_bytes,), "uint8", False)
+
+    # ------------------------------------------------------------------------------------------------ what goes wrong
+
+    def impair(self, impairment: Impairment) -> None:
+        """See `Lanes`."""
+        now_ns = self._clock_ns()
+        self.settle(now_ns)
+        self.model.impair(impairment, now_ns)
+
+    def reset(self) -> int:
+        """See `Lanes`; what runs is dropped."""
+        if self._mover is not None:
+            self._mover.shutdown(cancel_futures=True)
+            self._mover = self._new_mover()
+        count = len(self._sizes)
+        for kept in (self._sizes, self._broken, self._instances, self._batches, self._loads, self._due):
+            kept.clear()
+        self.used_bytes = 0
+        self.model.reset(self._clock_ns())
+        return count
+
+    # ---------------------------------------------------------------------------------------------------------- time
+
+    @property
+    def next_ns(self) -> int | None:
+        """See `Lanes`."""
+        if self._due:
+            return 0
+        times = [self.model.next_ns, self._loads[0][0] if self._loads else None]
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
+    def settle(self, now_ns: int) -> None:
+        """Let happen what is due by now; `ring` tells of it.
+
+        The model hears of its own times: a device does not wait until somebody looks, so the passes that are left do
+        not suffer from one that has ended. The scheduler hears of the real ones: what follows begins when it is told.
+        """
+        for batch, began_ns, ended_ns, fitted in self.model.advance(now_ns):
+            self._end(batch, began_ns, ended_ns, fitted)
+        while self._loads and self._loads[0][0] <= now_ns:
+            _, _, event = heappop(self._loads)
+            if isinstance(event, LoadEnded):
+                self._instances[event.instance].is_ready = True
+            elif isinstance(event, UnloadEnded):
+                self.used_bytes -= self._instances.pop(event.instance).size_bytes
+            self._due.append(lambda _, event=event: event)  # type: ignore[misc]
+
+    def ring(self, now_ns: int) -> None:
+        """See `Lanes`."""
+        self.settle(now_ns)
+        due, self._due = self._due, []  # what is told may bring new commands
+        for event in due:
+            self._tell(event(now_ns))
+
+
+class EmulatedSensor:
+    """The sensor of an emulated device, as `hw.telemetry.Sensor`."""
+
+    def __init__(self, lanes: EmulatedLanes, clock_ns: Callable[[], int]) -> None:
+        self._lanes = lanes
+        self._clock_ns = clock_ns
+
+    def supports(self) -> Mapping[str, Support]:
+        """All that the model tells."""
+        return dict.fromkeys(("power", "utilization", "vram", "energy"), Support(Provenance.EMULATED))
+
+    def sample(self) -> Reading:
+        """Read now: averages as old as the profile's lag."""
+        now_ns = self._clock_ns()
+        self._lanes.settle(now_ns)
+        power_w, utilization = self._lanes.model.sample(now_ns)
+        provenance = dict.fromkeys(("power_w", "utilization", "vram_used_bytes"), Provenance.EMULATED)
+        used_bytes = self._lanes.model.context_bytes + self._lanes.used_bytes
+        return Reading(power_w, utilization, used_bytes, provenance)
+
+    def details(self) -> Details:
+        """Nothing more."""
+        return Details()
+
+    def energy_j(self) -> float:
+        """Of the model, since the lanes were reset."""
+        now_ns = self._clock_ns()
+        self._lanes.settle(now_ns)
+        return self._lanes.model.energy_j(now_ns)
+
+    def describe(self) -> dict[str, str]:
+        """`supports` in words."""
+        return in_words(self.supports())

@@ -1,0 +1,139 @@
+"""What carries out a scheduler's commands in an agent: loads, unloads and batches, each told of when it has ended.
+
+A scheduler's instance is a *lane*. Real ones are threads (`hw.agent.torch_lanes`); emulated ones are entries of a
+device's model (`hw.agent.emulated`). They decide nothing: which batch, which instance and when are the scheduler's
+business. Every failure becomes a word; none ends the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from hw.transport.arena import LinkLostError
+from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
+from policies.faults import Impairment
+from policies.vocabulary import RunBatch
+
+
+class BatchEnded(msgspec.Struct, frozen=True):
+    """A batch is done. Times are readings of the agent's own clock.
+
+    Attributes:
+        labels: after the last segment, one for each request that did not fail, in their order; empty where the device
+            is emulated.
+        began_ns, ended_ns: of the forward pass; an emulated one ends when its model says so, and is seen to `late_ns`
+            later.
+        failed: members that could not be run, for `reason`; their inputs are still stored.
+        referenced_ns, reference_s: see `hw.transport.messages.Returned`.
+    """
+
+    batch: int
+    labels: tuple[int, ...]
+    began_ns: int
+    ended_ns: int
+    failed: tuple[int, ...] = ()
+    reason: Reason | Literal[""] = ""
+    late_ns: int = 0
+    referenced_ns: int = 0
+    reference_s: float = 0.0
+
+
+class BatchBroken(msgspec.Struct, frozen=True):
+    """A whole batch failed; its inputs are still stored."""
+
+    batch: int
+    reason: Reason
+    detail: str
+
+
+class LoadEnded(msgspec.Struct, frozen=True):
+    """An instance is ready to serve; `vram_bytes` is what it really takes."""
+
+    instance: int
+    vram_bytes: int
+
+
+class LoadBroken(msgspec.Struct, frozen=True):
+    """An instance could not be made; nothing of it is left."""
+
+    instance: int
+    reason: Reason
+    detail: str
+
+
+class UnloadEnded(msgspec.Struct, frozen=True):
+    """An instance is gone and its memory is free."""
+
+    instance: int
+
+
+class MoveEnded(msgspec.Struct, frozen=True):
+    """What was moved apart stands there, or could not be moved."""
+
+    answer: Moved | MoveBroken
+
+
+def explain(error: Exception) -> tuple[Reason, str]:
+    """A failure in the protocol's words."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, MemoryError):
+        return "out_of_memory", text
+    if isinstance(error, LinkLostError):
+        return "link_lost", text
+    return ("bad_input" if isinstance(error, LookupError | ValueError | TypeError) else "internal_error"), text
+
+
+LaneEvent = BatchEnded | BatchBroken | LoadEnded | LoadBroken | UnloadEnded | MoveEnded
+Tell = Callable[[LaneEvent], None]
+
+
+class Lanes(Protocol):
+    """The lanes of one agent. Whoever made them is told of every end, from any thread, or from within `ring`."""
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        """Make an instance, from the weights in host memory or from the model's file."""
+        ...
+
+    def unload(self, instance: int) -> None:
+        """Free an idle instance."""
+        ...
+
+    def run(self, command: RunBatch) -> None:
+        """Run a batch of stored activations; their outputs replace them, or labels come from the last segment."""
+        ...
+
+    def take(self, inputs: Sequence[Input]) -> None:
+        """Keep what stands in the agent's arena; a batch that needs what could not be kept fails."""
+        ...
+
+    def retain(self, requests: Sequence[int]) -> None:
+        """These could not be run and will be asked for again: their places in the arena are others' from now on."""
+        ...
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """These activations will not be asked for again, as far as they are here."""
+        ...
+
+    def move(self, message: Move) -> Moved | None:
+        """Write stored activations to another agent; raises what went wrong. None: `MoveEnded` will tell."""
+        ...
+
+    def impair(self, impairment: Impairment) -> None:
+        """From now on this is the matter with them."""
+        ...
+
+    def reset(self) -> int:
+        """Finish what runs, forget everything; returns how many activations that were. Waits for threads."""
+        ...
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `ring` should be called next, by the agent's own clock; None where nothing ends by itself."""
+        ...
+
+    def ring(self, now_ns: int) -> None:
+        """Tell of what has ended by now."""
+        ...

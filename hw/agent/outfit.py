@@ -1,0 +1,82 @@
+"""What an agent works with: lanes, a sensor, and what measures them; and what its scheduler is to be. Nouns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from hw.agent.lanes import Lanes, Tell
+from hw.host.waiting import Waker
+from hw.telemetry.port import Sensor
+from hw.transport.arena import Arena
+from hw.transport.messages import FromAgent, Measurement, Reason
+from policies.faults import Supervision
+from policies.greedy import GreedyKnobs
+
+
+@dataclass(frozen=True, slots=True)
+class Fitting:
+    """What an agent works with.
+
+    Attributes:
+        sensor: for these processes, of the device.
+        measure: carries out a measurement while nothing else is under way; raises what went wrong.
+        explain: a failure in the protocol's words.
+        computes_here: whether lanes take the cores that the agent runs on.
+        mailbox: the handle of its mailbox, for the others of its GPU; empty where there is none.
+        activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
+        waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
+    """
+
+    lanes: Lanes
+    sensor: Callable[[Sequence[int]], Sensor]
+    measure: Callable[[Measurement], FromAgent]
+    explain: Callable[[Exception], tuple[Reason, str]]
+    context_bytes: int
+    execution: Mapping[str, str]
+    computes_here: bool = True
+    mailbox: str = ""
+    activation_bytes: Callable[[], int] = lambda: 0
+    waker: Waker | None = None
+
+
+class Outfit(Protocol):
+    """What an agent's process is started with; it opens the device there."""
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        """Lanes that tell of every end, in times of this clock; raises what went wrong."""
+        ...
+
+
+@runtime_checkable
+class FarOutfit(Outfit, Protocol):
+    """One that can be taken to another host."""
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> FarOutfit:
+        """The same on another host: with its arenas of all agents, and the model's file as it lies there (None: as
+        before)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What an agent's scheduler is to be; none, where it is there to be measured only.
+
+    `has_core`: whether a core is its own, so that it may look out for messages for a while before it sleeps.
+    """
+
+    knobs: GreedyKnobs
+    segments: int
+    supervision: Supervision
+    has_core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What an agent is: its name, what it works with, and its scheduler's settings (none where it is only measured)."""
+
+    name: str
+    outfit: Outfit
+    service: Service | None = None

@@ -1,0 +1,340 @@
+"""A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
+
+Blocks come through the port, and what has become of them goes back; batches, loads and unloads never leave the process.
+The main thread waits for messages, timers and the sensor. A lane's thread that has ended something takes the
+scheduler's next step itself, under one lock: so a batch that follows at once starts without any thread waking up.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded
+from hw.agent.outfit import Outfit, Service
+from hw.agent.serving import Serving
+from hw.host.clock import NEVER_NS
+from hw.host.waiting import Host
+from hw.transport.life_log import StepLog
+from hw.transport.messages import (
+    PROTOCOL,
+    Close,
+    ComeUp,
+    Deliver,
+    Fence,
+    Fenced,
+    Finish,
+    FromAgent,
+    Impair,
+    Keep,
+    Measurement,
+    Move,
+    MoveBroken,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Release,
+    Sampled,
+    Sense,
+    Start,
+    ToAgent,
+)
+from hw.transport.port import FLUSH_NS, AgentEnd, PortClosedError
+from hw.version import own_version
+from policies.vocabulary import BlockArrived
+
+_OF_BLOCKS: Final = (Deliver, Keep, Move, Release)
+_LOOK_NS: Final = 200_000  # a router that is awake answers within this
+
+
+class Agent:
+    """Obeys the router; `loop` returns when it closes the port or is gone.
+
+    Args:
+        port: to the router.
+        outfit: opens the device.
+        service: of the scheduler.
+        log: where its steps go.
+        host: this host's clock, and how to wait there.
+        thread: a name of the thread that asks.
+        leave: ends the process, with this exit code, from any thread.
+        fence: lets that life of another agent write to this one's arena no more.
+    """
+
+    def __init__(
+        self,
+        port: AgentEnd,
+        outfit: Outfit,
+        service: Service | None,
+        log: StepLog,
+        host: Host | None = None,
+        leave: Callable[[int], object] = os._exit,
+        fence: Callable[[int], object] = lambda _: None,
+        thread: Callable[[], int] = threading.get_ident,
+    ) -> None:
+        self._host = host or Host()
+        self._clock_ns = self._host.clock_ns
+        self._thread = thread
+        self._port = port
+        self._leave = leave
+        self._fence = fence
+        self._service = service
+        self._log = log
+        self._lock = threading.Lock()
+        self._main = thread()
+        self._inbox = threading.Lock()  # whoever takes messages obeys them before others take the next ones
+        self._left: deque[ToAgent] = deque()
+        self._woken, self._nudge = os.pipe()
+        self._sleeps_until_ns = 0
+        self._serving: Serving | None = None
+        self._idle_ns = 0
+        self._fitting = outfit.fit(self._hear_lane, self._clock_ns)
+        self._looks_on = service is not None and service.has_core and not self._fitting.computes_here
+
+    # ------------------------------------------------------------------------------------------------------- the loop
+
+    def loop(self) -> None:
+        """Obey until `Close`, or until the router is gone."""
+        try:
+            self.greet()
+            self._sleep(self.act())
+            while self.listen():
+                self._sleep(self.act())
+        except PortClosedError:
+            return
+
+    def greet(self) -> None:
+        """Its first words."""
+        fitting = self._fitting
+        sensor = fitting.sensor((os.getpid(),)).describe()
+        ready = Ready(
+            PROTOCOL,
+            own_version(),
+            os.getpid(),
+            fitting.context_bytes,
+            dict(fitting.execution),
+            sensor,
+            fitting.mailbox,
+        )
+        self._port.post(ready)
+        self._port.flush()
+
+    def act(self) -> int:
+        """Everything that is due; returns until when nothing else is, by this host's clock."""
+        with self._lock:
+            if self._serving is not None:
+                self._serving.ring(self._clock_ns())
+            is_sent = self._send()
+            until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
+            if self._serving is not None and self._serving.meter is not None:
+                self._serving.meter.end_turn()
+        return until_ns
+
+    def listen(self) -> bool:
+        """Take what has come; False when it is over."""
+        self._sleeps_until_ns = 0
+        with self._inbox:
+            while self._left:
+                if not self._obey_in_turn(self._left.popleft()):
+                    return False
+            for message in self._port.receive():
+                if not self._obey_in_turn(message):
+                    return False
+        if self._fitting.computes_here and self._serving is not None and self._serving.is_busy:
+            os.sched_yield()  # a lane that was woken goes before what is left to do here
+        return True
+
+    def _next_ns(self, is_sent: bool) -> int:
+        next_ns = NEVER_NS if self._serving is None else self._serving.next_ns
+        return next_ns if is_sent else min(next_ns, self._clock_ns() + FLUSH_NS)
+
+    def _sleep(self, until_ns: int) -> None:
+        if self._looks_on and self._look_on(until_ns):
+            return
+        waker, deadline_ns = self._fitting.waker, None if until_ns == NEVER_NS else until_ns
+        if waker is not None:
+            waker.wait(self._select, deadline_ns)
+        else:
+            self._select(None if deadline_ns is None else max(0.0, (deadline_ns - self._clock_ns()) / 1e9))
+
+    def _select(self, wait_s: float | None) -> bool:
+        """Until there is something to do; says whether there is."""
+        ready = self._host.wait((self._port.fileno(), self._woken), wait_s)
+        if self._woken in ready:
+            os.read(self._woken, 4096)
+        return bool(ready)
+
+    def _look_on(self, until_ns: int) -> bool:
+        """A core that sleeps wakes up later than a message travels: so look for a while where nothing runs here.
+
+        It is no work: neither the device's nor the agent's. Returns whether something has come.
+        """
+        if self._serving is None or self._serving.is_busy:
+            return False
+        began_ns = self._host.cpu_ns()
+        until_ns, has_come = min(until_ns, self._clock_ns() + _LOOK_NS), False
+        while not has_come and self._clock_ns() < until_ns:
+            has_come = self._select(0.0)
+        self._idle_ns += self._host.cpu_ns() - began_ns
+        return has_come
+
+    def _send(self) -> bool:
+        """The log first: it never ends before what the router has heard."""
+        self._log.write()
+        return self._port.flush()
+
+    def _send_from_lane(self) -> None:
+        """The main thread may sleep: it is woken for what could not be sent, and for a timer nearer than its own."""
+        if not self._send() or (self._serving is not None and self._serving.next_ns < self._sleeps_until_ns):
+            os.write(self._nudge, b"!")
+
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def _obey(self, message: ToAgent) -> None:
+        """What only touches activations is done without the lock: lanes go on meanwhile."""
+        lanes = self._fitting.lanes
+        match message:
+            case Deliver(block, inputs):
+                if inputs:
+                    lanes.take(inputs)
+                with self._lock:
+                    if self._serving is not None:
+                        if self._serving.meter is not None:
+                            self._serving.meter.took(len(block.requests))
+                        self._serving.deliver(BlockArrived(block))
+            case Keep(inputs):
+                lanes.take(inputs)
+            case Move():
+                began_ns = self._host.cpu_ns()
+                if (answer := self._move(message)) is not None:
+                    self._post(answer)
+                if (serving := self._serving) is not None and serving.meter is not None:
+                    serving.meter.copied(len(message.requests), self._host.cpu_ns() - began_ns)
+            case Release(requests):
+                lanes.forget(requests)
+            case Fence(number, life):
+                self._fence(life)
+                self._post(Fenced(number))
+            case Ping(number):
+                self._post(Pong(number, self._clock_ns()))
+            case Prepare():
+                self._prepare(message)
+            case Finish(number):
+                with self._lock:
+                    self._finish(number)
+            case ComeUp() | Start() | Sense() | Sampled() | Impair():
+                with self._lock:
+                    if self._serving is not None:  # else of a run that is over
+                        self._serving.obey(message)
+            case Close():
+                raise AssertionError("handled by the loop")
+            case _:
+                self._measure(message)
+
+    def _obey_in_turn(self, message: ToAgent) -> bool:
+        """False when it is over."""
+        if isinstance(message, Close):
+            return False
+        self._obey(message)
+        return True
+
+    def _take_what_came(self) -> None:
+        """In a lane's thread: what concerns blocks. The rest, and what came after it, is left to the main thread.
+
+        Between passes that follow each other the main thread hardly gets core and interpreter: what came meanwhile
+        would wait for one or two more passes than it needs to.
+        """
+        if self._left or not self._inbox.acquire(blocking=False):
+            return
+        try:
+            meter = None if self._serving is None else self._serving.meter
+            for message in self._port.receive():
+                if self._left or not isinstance(message, _OF_BLOCKS):
+                    self._left.append(message)
+                else:
+                    self._obey(message)
+            if meter is not None:
+                meter.end_lane_turn()
+        finally:
+            self._inbox.release()
+        if self._left:
+            os.write(self._nudge, b"!")
+
+    def _post(self, message: FromAgent) -> None:
+        with self._lock:
+            self._port.post(message)
+
+    def _move(self, message: Move) -> FromAgent | None:
+        try:
+            return self._fitting.lanes.move(message)
+        except Exception as error:
+            reason, detail = self._fitting.explain(error)
+            return MoveBroken(message.transfer, reason, detail)
+
+    def _measure(self, message: Measurement) -> None:
+        try:
+            answer = self._fitting.measure(message)
+        except Exception as error:  # the agent outlives any request
+            answer = Refused(*self._fitting.explain(error))
+        self._post(answer)
+
+    def _prepare(self, message: Prepare) -> None:
+        """What lanes tell from here on is of nobody's interest; they are waited for without the lock."""
+        assert self._service is not None, "this agent is there to be measured"
+        with self._lock:
+            self._serving = None
+        forgotten = self._fitting.lanes.reset()
+        self._log.clear()
+        self._idle_ns = 0 if self._fitting.waker is None else -self._fitting.waker.looked_ns
+        log = self._log if message.keep_log else None
+        with self._lock:
+            self._serving = Serving(message, self._service, self._fitting, self._port.post, log, self._clock_ns)
+            self._port.post(Prepared(message.number, forgotten))
+
+    def _finish(self, number: int) -> None:
+        """What goes on here after it is of nobody's interest."""
+        assert self._serving is not None, "not prepared"
+        looked_ns = 0 if self._fitting.waker is None else self._fitting.waker.looked_ns
+        self._serving.finish(number, self._idle_ns + looked_ns)
+        self._serving = None
+
+    # ----------------------------------------------------------------------------------------------------------- lanes
+
+    def _hear_lane(self, event: LaneEvent) -> None:
+        """The end of something, from a lane's thread, or from within `ring` in the main thread, which has the lock."""
+        if self._thread() == self._main:
+            if self._serving is not None:
+                self._serving.hear_lane(event)
+            return
+        try:
+            if isinstance(event, MoveEnded):  # of a run that is over, too: its place is kept until then
+                with self._lock:
+                    self._port.post(event.answer)
+                    self._send_from_lane()
+                return
+            with self._lock:
+                if self._serving is None:
+                    return
+                meter = self._serving.meter if isinstance(event, BatchEnded) else None
+                if meter is not None:
+                    meter.begin_end()
+                self._serving.hear_lane(event)
+                self._send_from_lane()
+                if meter is not None and isinstance(event, BatchEnded):
+                    meter.ended(self._serving.given_back, event.ended_ns - event.began_ns)
+            if self._fitting.computes_here:
+                self._take_what_came()
+                with self._lock:
+                    self._send_from_lane()
+        except PortClosedError:  # nobody is left to work for
+            self._leave(0)
+        except BaseException:  # a step that is half done must not be followed by another
+            traceback.print_exc()
+            self._leave(1)

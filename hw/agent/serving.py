@@ -1,0 +1,283 @@
+"""One run in an agent: its scheduler is driven, and what comes of it is told to the router."""
+
+from __future__ import annotations
+
+import time  # noqa: TID251 - the hardware runs on the real clock
+from collections.abc import Callable
+
+from hw.agent.chore_meter import ChoreMeter
+from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
+from hw.agent.outfit import Fitting, Service
+from hw.host.clock import NEVER_NS, RunClock
+from hw.host.watch import Watch
+from hw.telemetry.port import Sensor
+from hw.transport.life_log import StepLog
+from hw.transport.messages import (
+    ComeUp,
+    Finished,
+    FromAgent,
+    Impair,
+    Preloaded,
+    Prepare,
+    Rejected,
+    Report,
+    Returned,
+    Sample,
+    Sampled,
+    Sense,
+    Start,
+    Stuck,
+)
+from policies.faults import Impairment
+from policies.greedy import GreedyScheduler
+from policies.server_book import BatchTold, ServerBook
+from policies.vocabulary import (
+    BatchFailed,
+    BatchFinished,
+    BatchStarted,
+    InstanceLoaded,
+    InstanceUnloaded,
+    LoadFailed,
+    LoadInstance,
+    RejectRequests,
+    ReturnRequests,
+    RunBatch,
+    ServerEvent,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+    TelemetrySampled,
+    TimerFired,
+    UnloadInstance,
+)
+
+
+class Serving:
+    """The scheduler of a run, and what its driver must remember. Whoever calls holds the agent's lock."""
+
+    def __init__(
+        self,
+        run: Prepare,
+        service: Service,
+        fitting: Fitting,
+        post: Callable[[FromAgent], None],
+        log: StepLog | None,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._server = run.server
+        self._lanes = fitting.lanes
+        self._fitting = fitting
+        self._segments = service.segments
+        self._post = post
+        self._log = log
+        self._clock_ns = clock_ns
+        self._clock = RunClock(clock_ns)
+        self.meter = ChoreMeter(run.server, self._clock.now_ns) if run.measures_costs else None
+        self._scheduler = GreedyScheduler(service.knobs, run.server)
+        self._book = ServerBook()
+        self._epoch = 0
+        self._steps = 0
+        self._preloading: set[int] | None = None  # None: nobody waits for it
+        self._loading: dict[int, tuple[int, float]] = {}
+        self._loaded_before: set[tuple[int, float]] = set()
+        self._instance_bytes: dict[int, int] = {}
+        self._impairment = Impairment()
+        self._period_ns = 0
+        self._sensor: Sensor | None = None
+        self._next_tick_ns = NEVER_NS
+        self._watch = Watch(service.supervision, clock_ns())
+        self._next_look_ns = clock_ns() + self._watch.period_ns
+        self._is_stuck = False
+        self._cpu_ns = 0
+        self._ended: BatchEnded  # the last one
+        self.given_back = 0  # requests of it
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is under way."""
+        return bool(self._scheduler.running_requests)
+
+    @property
+    def next_ns(self) -> int:
+        """When `ring` should be called next, by this host's clock."""
+        next_ns = min(self._next_tick_ns, self._next_look_ns)
+        if (lanes_ns := self._lanes.next_ns) is not None and lanes_ns < next_ns:
+            next_ns = lanes_ns
+        wake_ns = self._scheduler.next_wake_ns
+        return next_ns if wake_ns is None else min(next_ns, self._clock.back(wake_ns))
+
+    def ring(self, clock_ns: int) -> None:
+        """What is due by itself."""
+        lanes_ns = self._lanes.next_ns
+        if lanes_ns is not None and lanes_ns <= clock_ns:
+            self._lanes.ring(clock_ns)
+        if clock_ns >= self._next_tick_ns:
+            self._tick(clock_ns)
+        if clock_ns >= self._next_look_ns:
+            self._look(clock_ns)
+        wake_ns = self._scheduler.next_wake_ns
+        if wake_ns is not None and wake_ns <= self._clock.now_ns():
+            self.deliver(TimerFired())
+
+    # ------------------------------------------------------------------------------------------------- from the router
+
+    def obey(self, message: ComeUp | Start | Sense | Sampled | Impair) -> None:
+        """What concerns the run as a whole."""
+        match message:
+            case ComeUp(epoch):
+                self._epoch = epoch
+                self.deliver(ServerUp(self._server, epoch))
+                self._preloading = set(self._loading)
+                self._tell_preloaded()
+            case Start(origin_ns):
+                is_known_better = self._clock.runs
+                self._clock.start(origin_ns)
+                if not is_known_better:
+                    self._cpu_ns = time.process_time_ns()
+                    self._begin_sensing()
+            case Sense(period_ns, pids):
+                self._period_ns = period_ns
+                self._sensor = self._fitting.sensor(pids) if period_ns else None
+                self._begin_sensing()
+            case Sampled(sample):
+                self._report(sample, is_read=False)
+            case Impair(impairment):
+                self._impair(impairment)
+
+    def _begin_sensing(self) -> None:
+        """Forget what was before; ticks begin a period from now, but not before the run."""
+        self._next_tick_ns = NEVER_NS
+        if self._sensor is not None and self._clock.runs:
+            self._sensor.sample()
+            self._next_tick_ns = self._clock_ns() + self._period_ns
+
+    def _impair(self, impairment: Impairment) -> None:
+        before, self._impairment = self._impairment, impairment
+        self._lanes.impair(impairment)
+        if (factor := impairment.slow_factor) != before.slow_factor:
+            slow = StragglerStarted(self._server, factor) if factor != 1.0 else StragglerEnded(self._server)
+            self.deliver(slow)
+
+    def finish(self, number: int, idle_ns: int) -> None:
+        """The run is over: a last reading, and the counts."""
+        if self._sensor is not None:
+            self._tick(self._clock_ns())
+        cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
+        chores = tuple(self.meter.costs) if self.meter is not None else ()
+        peak_bytes = self._scheduler.memory.peak_bytes
+        self._post(Finished(number, self._book.counts, peak_bytes, self._steps, cpu_ns, chores))
+
+    # --------------------------------------------------------------------------------------------------- the scheduler
+
+    def deliver(self, event: ServerEvent) -> None:
+        """Hand an event to the scheduler and carry out what it answers."""
+        now_ns = self._clock.now_ns()
+        commands = self._scheduler.handle(event, now_ns)
+        told = self._book.observe(event, commands, now_ns)
+        self._steps += 1
+        if self._log is not None:
+            self._log.append(now_ns, event, commands)
+        for command in commands:
+            match command:
+                case RunBatch():
+                    self._watch.asked(("batch", command.batch), self._clock_ns())
+                    self._lanes.run(command)
+                case ReturnRequests():
+                    self._give_back(command, told)
+                case RejectRequests(epoch, requests, reason):
+                    self._lanes.retain(requests)
+                    arrivals = self._book.take_arrivals()
+                    self._post(Rejected(epoch, requests, reason, arrivals, self._steps))
+                case LoadInstance(_, instance, segment, width):
+                    self._loading[instance] = (segment, width)
+                    self._watch.asked(("instance", instance), self._clock_ns())
+                    self._lanes.load(instance, segment, width, (segment, width) not in self._loaded_before)
+                case UnloadInstance(_, instance):
+                    self._watch.asked(("instance", instance), self._clock_ns())
+                    self._lanes.unload(instance)
+
+    def _give_back(self, command: ReturnRequests, told: BatchTold | None) -> None:
+        assert told is not None, "only the end of a batch gives requests back"
+        ended, self.given_back = self._ended, len(command.requests)
+        self._post(
+            Returned(
+                command.epoch,
+                command.requests,
+                command.segment,
+                command.width,
+                ended.labels if command.segment == self._segments else (),
+                told,
+                self._steps,
+                self._clock.of(ended.referenced_ns) if ended.reference_s else 0,
+                ended.reference_s,
+            )
+        )
+
+    def hear_lane(self, event: LaneEvent) -> None:
+        """Something has ended."""
+        match event:
+            case BatchEnded():
+                self._watch.answered(("batch", event.batch))
+                self._ended = event
+                self.deliver(BatchStarted(self._epoch, event.batch, self._clock.of(event.began_ns)))
+                ended_ns = self._clock.of(event.ended_ns)
+                failed, reason, late_ns = event.failed, event.reason, event.late_ns
+                self.deliver(BatchFinished(self._epoch, event.batch, failed, reason, ended_ns, late_ns))
+            case BatchBroken(batch, reason):
+                self._watch.answered(("batch", batch))
+                self.deliver(BatchFailed(self._epoch, batch, reason))
+            case LoadEnded(instance, vram_bytes):
+                self._watch.answered(("instance", instance))
+                self._loaded_before.add(self._loading.pop(instance))
+                self._instance_bytes[instance] = vram_bytes
+                self.deliver(InstanceLoaded(self._epoch, instance))
+                self._end_preload(instance)
+            case LoadBroken(instance, reason):
+                self._watch.answered(("instance", instance))
+                del self._loading[instance]
+                self.deliver(LoadFailed(self._epoch, instance, reason))
+                self._end_preload(instance)
+            case UnloadEnded(instance):
+                self._watch.answered(("instance", instance))
+                self._instance_bytes.pop(instance, None)
+                self.deliver(InstanceUnloaded(self._epoch, instance))
+
+    def _end_preload(self, instance: int) -> None:
+        if self._preloading is not None:
+            self._preloading.discard(instance)
+            self._tell_preloaded()
+
+    def _tell_preloaded(self) -> None:
+        if self._preloading is not None and not self._preloading:
+            self._preloading = None
+            self._post(Preloaded(self._epoch))
+
+    # ---------------------------------------------------------------------------------------- the sensor, and the watch
+
+    def _tick(self, clock_ns: int) -> None:
+        """Read the sensor; ticks that were missed are not made up for."""
+        assert self._sensor is not None, "somebody else reads"
+        reading = self._sensor.sample()
+        now_ns = self._clock.now_ns()
+        self._report(Sample(now_ns, reading.power_w, reading.utilization, self._sensor.energy_j()), is_read=True)
+        self._next_tick_ns += self._period_ns * (1 + max(0, clock_ns - self._next_tick_ns) // self._period_ns)
+
+    def _report(self, sample: Sample, is_read: bool) -> None:
+        """To the scheduler, then to the router. What is absent reads as 0 there."""
+        used_bytes = self._fitting.context_bytes + sum(self._instance_bytes.values())
+        waiting_bytes = self._fitting.activation_bytes()
+        waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
+        utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
+        sampled_ns = min(sample.sampled_ns, now_ns)
+        vram_bytes, counts = used_bytes + waiting_bytes, self._book.counts
+        self.deliver(TelemetrySampled(self._epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
+        self._post(Report(self._epoch, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes))
+
+    def _look(self, clock_ns: int) -> None:
+        """Whether some work takes too long; not when this process was away itself."""
+        if self._watch.was_away(self._next_look_ns, clock_ns):
+            self._watch.excuse(clock_ns)
+        self._next_look_ns = clock_ns + self._watch.period_ns
+        if self._watch.is_hung(clock_ns) and not self._is_stuck:
+            self._is_stuck = True
+            self._post(Stuck())

@@ -1,0 +1,254 @@
+"""Lanes of a real device: an instance each, with a thread of its own, and the activations that they work on."""
+
+from __future__ import annotations
+
+import os
+import time  # noqa: TID251 - a slow device sleeps in real time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from hw.agent import lanes
+from hw.agent.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveEnded, Tell, UnloadEnded
+from hw.device import DeviceSpec
+from hw.devices.activations import Activations
+from hw.devices.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
+from hw.devices.instances import Instances, Lane, give_back, serve
+from hw.host.core_speed import SpeedMeter
+from hw.networks.rows import Row, gather, rows_of
+from hw.networks.slimmable import SegmentInstance
+from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
+from policies.faults import Impairment
+from policies.vocabulary import NS_PER_S, RunBatch
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What became of a batch's members."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    failed: dict[int, tuple[Reason, str]] = field(default_factory=dict)
+
+
+class TorchLanes:
+    """`hw.agent.lanes.Lanes` on a CPU or a GPU.
+
+    Args:
+        maker: of the model's instances on the device.
+        store: of the agent's activations.
+        tell: takes the end of everything, from the lane's thread.
+        clock_ns: the agent's.
+        leave: ends the process, with this exit code.
+    """
+
+    next_ns: int | None = None  # threads end by themselves
+
+    def __init__(
+        self,
+        maker: Instances,
+        store: Activations,
+        tell: Tell,
+        clock_ns: Callable[[], int],
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._maker = maker
+        self._store = store
+        self._tell = tell
+        self._clock_ns = clock_ns
+        self._leave = leave
+        self._device: DeviceSpec = maker.device
+        self._lanes: dict[int, Lane] = {}
+        self._leaving: dict[int, Lane] = {}  # whose instance is being freed
+        self._instances: dict[int, SegmentInstance] = {}
+        self._impairment = Impairment()
+        self._speed_meter = SpeedMeter(clock_ns) if self._device.kind == "cpu" else None
+        self._mover = self._new_mover() if store.moves_apart else None
+
+    def _new_mover(self) -> Lane:
+        return Lane(self._device, self._maker.place)
+
+    def ring(self, now_ns: int) -> None:
+        """Threads tell by themselves."""
+
+    # --------------------------------------------------------------------------------------------------- instances
+
+    def load(self, instance: int, segment: int, width: float, from_disk: bool) -> None:
+        """See `Lanes`."""
+        lane = self._lanes[instance] = Lane(self._device, self._maker.place)
+        lane.submit(lambda: self._load(instance, segment, width, from_disk))
+
+    def _load(self, number: int, segment: int, width: float, from_disk: bool) -> None:
+        try:
+            instance = self._maker.load(segment, width, from_disk)
+        except Exception as error:
+            self._lanes.pop(number).end()
+            self._tell(LoadBroken(number, *explain(error)))
+            self._leave_if_broken(error)
+            return
+        self._instances[number] = instance
+        self._tell(LoadEnded(number, instance.held_bytes))
+
+    def unload(self, instance: int) -> None:
+        """See `Lanes`."""
+        lane = self._leaving[instance] = self._lanes.pop(instance)
+        lane.submit(lambda: self._unload(instance))
+        lane.end()
+
+    def _unload(self, number: int) -> None:
+        if (instance := self._instances.pop(number, None)) is not None:
+            self._maker.free(instance)
+        del instance
+        give_back(self._maker.place)
+        self._tell(UnloadEnded(number))
+        self._leaving.pop(number, None)
+
+    def reset(self) -> int:
+        """See `Lanes`."""
+        for lane in [*self._lanes.values(), *self._leaving.values()]:  # a load that fails takes its own away
+            lane.stop()
+        for number in list(self._instances):
+            if (instance := self._instances.pop(number, None)) is not None:  # an unload may be under way
+                self._maker.free(instance)
+        self._lanes.clear()
+        if self._mover is not None:
+            self._mover.stop()
+            self._mover = self._new_mover()
+        self._impairment = Impairment()
+        return self._store.clear()
+
+    def impair(self, impairment: Impairment) -> None:
+        """See `Lanes`."""
+        self._impairment = impairment
+
+    # ------------------------------------------------------------------------------------------------- activations
+
+    def take(self, inputs: Sequence[Input]) -> None:
+        """See `Lanes`."""
+        for each in inputs:
+            self._store.take(each)
+
+    def retain(self, requests: Sequence[int]) -> None:
+        """See `Lanes`."""
+        self._store.retain(requests)
+
+    def forget(self, requests: Iterable[int]) -> None:
+        """See `Lanes`."""
+        self._store.forget(requests)
+
+    def move(self, message: Move) -> Moved | None:
+        """See `Lanes`."""
+        if self._mover is None:
+            return self._store.send(message)
+        self._mover.submit(lambda: self._move(message))
+        return None
+
+    def _move(self, message: Move) -> None:
+        try:
+            answer = self._store.send(message)
+        except Exception as error:
+            self._tell(MoveEnded(MoveBroken(message.transfer, *explain(error))))
+            self._leave_if_broken(error)
+            return
+        self._tell(MoveEnded(answer))
+
+    # ------------------------------------------------------------------------------------------------------- batches
+
+    def run(self, command: RunBatch) -> None:
+        """See `Lanes`."""
+        self._lanes[command.instance].submit(lambda: self._run(command))
+
+    def _run(self, command: RunBatch) -> None:
+        began_ns = self._clock_ns()
+        outcome = _Outcome()
+        try:
+            instance = self._instances[command.instance]
+            self._attempt(instance, command, command.requests, outcome)
+            labels = self._labelled(command, outcome)
+        except Exception as error:  # it concerns the whole batch
+            self._tell(BatchBroken(command.batch, *explain(error)))
+            self._leave_if_broken(error)
+            return
+        if (factor := self._impairment.slow_factor) > 1.0:
+            time.sleep((factor - 1.0) * (self._clock_ns() - began_ns) / NS_PER_S)
+        ended_ns = self._clock_ns()
+        read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
+        if not outcome.failed:
+            self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read))
+            if self._speed_meter:
+                self._speed_meter.look()
+            return
+        # lack of memory would cost the instance its place: it is the reason only where there is no other
+        reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")
+        if not outcome.rows:
+            self._tell(BatchBroken(command.batch, reason, detail))
+            return
+        failed = tuple(request for request in command.requests if request in outcome.failed)
+        self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason))
+
+    def _attempt(
+        self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int], outcome: _Outcome
+    ) -> None:
+        """Run these together; where that fails, each half by itself: memory may do for less, and whoever breaks a
+        batch is found without costing the others more than some passes."""
+        try:
+            y = self._forward(instance, command, requests)
+        except Exception as error:
+            if is_broken(error):  # so would the halves be
+                raise
+            reason, detail = explain(error)
+        else:
+            outcome.rows.update(zip(requests, rows_of(y), strict=True))
+            return
+        if reason == "out_of_memory":  # out here: the error held what the pass had made
+            self._store.compact()
+            if self._maker.place.type == "cuda":
+                empty_cache()
+        if len(requests) == 1:
+            outcome.failed[requests[0]] = (reason, detail)
+            return
+        half = (len(requests) + 1) // 2
+        self._attempt(instance, command, requests[:half], outcome)
+        self._attempt(instance, command, requests[half:], outcome)
+
+    def _leave_if_broken(self, error: Exception) -> None:
+        """Nothing works any more in this process; it has said what became of its work, and its server gets another."""
+        if is_broken(error):
+            self._leave(BROKEN_EXIT)
+
+    def _forward(self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int]) -> Tensor:
+        room_images = self._impairment.room_images
+        if room_images is not None and len(requests) > room_images:
+            raise MemoryError(f"{len(requests)} images, there is memory for {room_images}")
+        rows = [self._store.row(request) for request in requests]
+        shape = self._maker.model.activation_shape(command.segment - 1, command.previous_width)
+        for block in {id(block): block for block, _ in rows}.values():
+            if tuple(block.shape[1:]) != shape:
+                raise ValueError(f"activations of {tuple(block.shape[1:])} where {shape} is expected")
+        padded = command.padded if len(requests) == len(command.requests) else len(requests)
+        memory_format = self._device.memory_format
+        y = serve(instance, rows, command.served_width, command.previous_width, padded, memory_format)
+        if command.segment < self._maker.model.spec.segments:  # outputs replace inputs, where there is room for them
+            self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
+        return y
+
+    def _labelled(self, command: RunBatch, outcome: _Outcome) -> tuple[int, ...]:
+        """After the last segment, of logits that are numbers."""
+        if command.segment < self._maker.model.spec.segments or not outcome.rows:
+            return ()
+        requests = list(outcome.rows)
+        logits = gather(list(outcome.rows.values()))
+        finite = logits.isfinite().all(dim=1).tolist()
+        labels = dict(zip(requests, logits.argmax(dim=1).tolist(), strict=True))
+        for request, is_finite in zip(requests, finite, strict=True):
+            if not is_finite:
+                del labels[request], outcome.rows[request]
+                outcome.failed[request] = ("no_label", "its logits are no numbers")
+        self._store.forget(labels)
+        return tuple(labels[request] for request in command.requests if request in labels)
+
+
+def explain(error: Exception) -> tuple[Reason, str]:
+    """A failure in the protocol's words; torch has its own for a lack of memory."""
+    reason, text = lanes.explain(error)
+    return ("out_of_memory" if lacks_memory(error) else reason), text

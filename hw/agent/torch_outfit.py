@@ -1,0 +1,105 @@
+"""What an agent of a real device works with: torch, opened as the device says."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hw.agent.benchmarks import Bench
+from hw.agent.lanes import Tell
+from hw.agent.outfit import AgentSpec, Fitting
+from hw.agent.torch_lanes import TorchLanes, explain
+from hw.device import DeviceSpec
+from hw.devices.activations import Activations
+from hw.devices.copies import Copies
+from hw.devices.gpu import CudaSharing
+from hw.devices.instances import Instances, open_measured
+from hw.devices.kept_blocks import KeptBlocks
+from hw.devices.mailbox import Mailbox, region_of
+from hw.devices.memory_budget import MemoryBudget
+from hw.devices.slots import SlotPools
+from hw.networks.registry import ModelFile
+from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
+from hw.transport.arena import Arena
+
+ARENA_BYTES = 1 << 26
+POOLS_BYTES = 1 << 29  # of all shapes of a network together
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOutfit:
+    """Travels to the agent's process.
+
+    Attributes:
+        device: how to run.
+        model: the file of what is served.
+        arenas: of all agents, by index.
+        own: this agent's index among them.
+    """
+
+    device: DeviceSpec
+    model: ModelFile
+    arenas: tuple[Arena, ...]
+    own: int
+
+    def elsewhere(self, arenas: tuple[Arena, ...], model: Path | None) -> TorchOutfit:
+        """See `FarOutfit`."""
+        return replace(self, arenas=arenas, model=self.model if model is None else replace(self.model, path=model))
+
+    def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
+        """See `Outfit`."""
+        device = self.device
+        place, context_bytes = open_measured(device)
+        model, _ = self.model.load()
+        budget = MemoryBudget(device.vram_bytes - context_bytes)
+        store, mailbox, held_bytes = self._store(place, budget)
+        maker = Instances(model, self.model.path, device, place, budget=budget)
+        return Fitting(
+            lanes=TorchLanes(maker, store, tell, clock_ns),
+            sensor=partial(sensor_of, device),
+            measure=Bench(maker, store).carry_out,
+            explain=explain,
+            context_bytes=context_bytes + held_bytes,
+            execution={**device.execution(), **store.problems},
+            computes_here=device.kind == "cpu",
+            mailbox="" if mailbox is None else mailbox.handle,
+            activation_bytes=lambda: store.held_bytes,
+        )
+
+    def _store(self, place: torch.device, budget: MemoryBudget) -> tuple[Activations, Mailbox | None, int]:
+        """The agent's activations, its mailbox, and the device memory that it takes for both from the start."""
+        device, held_bytes = self.device, 0
+        pools = copies = mailbox = kept = None
+        if device.kind == "cuda":
+            size_bytes = self.arenas[self.own].size_bytes
+            if device.slot_pools:
+                pools, held_bytes = SlotPools(POOLS_BYTES), held_bytes + POOLS_BYTES
+            if device.mailboxes:
+                mailbox, held_bytes = Mailbox(region_of(size_bytes, place), CudaSharing()), held_bytes + size_bytes
+            if device.apart_copies:
+                copies = Copies(self.arenas, place)
+            kept = KeptBlocks(budget)
+        budget.total_bytes -= held_bytes
+        return Activations(self.arenas, self.own, device, place, pools, mailbox, copies, kept), mailbox, held_bytes
+
+
+def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
+    """Of a device; on a CPU, for the share of its cores that these processes use."""
+    if device.kind == "cpu":
+        return cpu_sensor(pids, device.physical[1], device.modelled_idle_w, device.modelled_tdp_w, lambda: 0)
+    nvml = load_nvml()
+    return AbsentSensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, device.index))
+
+
+@contextlib.contextmanager
+def torch_agents(devices: Sequence[tuple[str, DeviceSpec]], model: ModelFile) -> Iterator[list[AgentSpec]]:
+    """What agents without a scheduler are started with, by (name, device): there to be measured, each with an arena of
+    `ARENA_BYTES` that the others write to."""
+    with contextlib.ExitStack() as stack:
+        arenas = tuple(stack.enter_context(contextlib.closing(Arena(ARENA_BYTES))) for _ in devices)
+        yield [AgentSpec(name, TorchOutfit(device, model, arenas, own)) for own, (name, device) in enumerate(devices)]

@@ -1,0 +1,129 @@
+"""Which of several ways to compute is quicker on a device: one block through the whole network, in each of them.
+
+What a library's kernels like is no matter of principle: a norm that knows one order of memory alone lays feature maps
+out anew before and after it. So it is measured, in a process of its own: it leaves no context behind.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from hw.device import DeviceSpec
+from hw.devices.gpu import own_stream
+from hw.devices.instances import Instances, open_device, serve
+from hw.networks.registry import ModelFile
+from hw.networks.rows import rows_of
+from hw.networks.slimmable import SegmentInstance
+from kit.errors import InputError, WorkError, in_a_line
+from policies.vocabulary import IMAGE
+
+AGREES: Final = 0.999  # of the labels; fewer is another network
+WORTH: Final = 0.98  # of the time: less of a gain is noise, and the way that stands first is taken
+ROUNDS: Final = 20
+_WARM_ROUNDS: Final = 3
+_IMAGES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How one way of computing did.
+
+    Attributes:
+        device: computes so.
+        pass_s: median time of a block through all segments at the widest.
+        agreement: share of the labels of drawn images that are those of the first way.
+    """
+
+    device: DeviceSpec
+    pass_s: float
+    agreement: float
+
+    def __str__(self) -> str:
+        order = "channels_last" if self.device.channels_last else "contiguous"
+        return f"{self.device.dtype} {order} {1e3 * self.pass_s:.3g} ms, {100 * self.agreement:.1f} % of labels"
+
+
+def race(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
+    """Each way of computing on one device, timed in turns in a process of its own.
+
+    Args:
+        batch: images of a block.
+
+    Raises:
+        InputError: the file is no model.
+        WorkError: the device failed.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(raced, file, ways, batch).result()
+        except (RuntimeError, OSError, MemoryError, BrokenProcessPool) as error:
+            if isinstance(error, InputError | WorkError):
+                raise
+            what = in_a_line(str(error))
+            raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from error
+
+
+def quickest(ways: Sequence[Way]) -> Way:
+    """The quickest whose labels are the first one's; the first one where nothing is notably quicker."""
+    best = ways[0]
+    for way in ways[1:]:
+        if way.agreement >= AGREES and way.pass_s < WORTH * best.pass_s:
+            best = way
+    return best
+
+
+def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
+    """As `race`, in this process."""
+    place = open_device(ways[0])
+    model, _ = file.load()
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode(), own_stream(place):
+        runners = [_Runner(Instances(model, file.path, way, place)) for way in ways]
+        images, block = (torch.randn(n, *model.spec.input_shape, generator=generator) for n in (_IMAGES, batch))
+        labels = [runner.labels(images) for runner in runners]
+        for runner in runners:
+            for _ in range(_WARM_ROUNDS):
+                runner.timed_s(block)
+        seconds = [[runner.timed_s(block) for runner in runners] for _ in range(ROUNDS)]
+    return [
+        Way(way, median(row[index] for row in seconds), float((labels[index] == labels[0]).double().mean()))
+        for index, way in enumerate(ways)
+    ]
+
+
+class _Runner:
+    """All segments at the widest, in one way."""
+
+    def __init__(self, maker: Instances) -> None:
+        self._maker = maker
+        spec = maker.model.spec
+        self._instances: list[SegmentInstance] = [maker.make(s, spec.widths[-1]) for s in range(1, spec.segments + 1)]
+
+    def labels(self, images: Tensor) -> Tensor:
+        """Of drawn images (n, C, H, W); (n,) on the CPU."""
+        return torch.cat([self._run(part).argmax(dim=1).cpu() for part in torch.split(images, 64)])
+
+    def timed_s(self, images: Tensor) -> float:
+        """Of one block, from its images on the host to its logits."""
+        begin_ns = time.monotonic_ns()
+        self._run(images)
+        return (time.monotonic_ns() - begin_ns) / 1e9
+
+    def _run(self, images: Tensor) -> Tensor:
+        x = images.to(self._maker.place, self._maker.device.torch_dtype)
+        previous = IMAGE
+        for instance in self._instances:
+            rows = rows_of(x)
+            x = serve(instance, rows, instance.width, previous, len(rows), self._maker.device.memory_format)
+            previous = instance.width
+        return x.float()

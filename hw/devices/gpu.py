@@ -1,0 +1,196 @@
+"""What only a CUDA device has: a context that can break, memory that is given back with a stall, streams that run out.
+
+Decisions are functions of what was told, so that they can be tried without a device; none has been seen on one yet.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
+
+BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): whoever watches it starts another one
+LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is given back, though that stalls all lanes
+
+CAPTURING: Final = threading.Lock()
+"""Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
+capture outlives."""
+
+_NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed")  # torch's own, CUDA's, its libraries'
+_BROKEN: Final = ("cuda error", "cudnn_status_execution_failed", "cublas_status_execution_failed")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether this says that there was too little memory; libraries say it in a `RuntimeError`'s text alone."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in _NO_MEMORY)
+
+
+def is_broken(error: BaseException) -> bool:
+    """Whether this leaves the process's context unusable: an illegal address, a failed assertion, a lost device.
+
+    Every later call fails as well then, and only a new process helps.
+    """
+    if lacks_memory(error):
+        return False
+    told: type[BaseException] | None = getattr(torch, "AcceleratorError", None)  # since torch 2.8
+    text = str(error).lower()
+    return (told is not None and isinstance(error, told)) or any(words in text for words in _BROKEN)
+
+
+def finish(place: torch.device) -> None:
+    """Wait until all is done that this thread asked a GPU for; a CPU is done when it returns."""
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()
+
+
+def give_back(place: torch.device, memory: Callable[[torch.device], tuple[int, int]] = torch.cuda.mem_get_info) -> None:
+    """What was freed goes back to the device where little of it is free: that waits for the whole device."""
+    free_bytes, total_bytes = memory(place)
+    if free_bytes < LITTLE_FREE * total_bytes:
+        empty_cache()
+
+
+def drop_workspaces() -> None:
+    """cuBLAS's, which it keeps for each stream for ever. Not where passes are captured: they point to them."""
+    if (drop := getattr(torch._C, "_cuda_clearCublasWorkspaces", None)) is not None:
+        drop()
+
+
+def empty_cache() -> None:
+    """What was freed goes back to the device."""
+    with CAPTURING:
+        torch.cuda.empty_cache()
+
+
+def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
+    """Why an installed torch can't compute on a GPU, with a remedy; empty where it can.
+
+    Args:
+        capability: of the GPU, (major, minor).
+        built_for: what `torch.cuda.get_arch_list` says: `sm_80` runs on 8.0 and later 8.x, `sm_90a` on 9.0 alone,
+            `compute_90` on all from 9.0 on.
+    """
+    major, minor = capability
+    for name in built_for:
+        kind, _, number = name.partition("_")
+        found = divmod(int(number.rstrip("af")), 10)
+        is_later = found <= capability and (kind == "compute" or found[0] == major)
+        if found == capability or (is_later and not number.endswith("a")):
+            return ""
+    what = f"torch {torch.__version__} is built for {', '.join(built_for) or 'no GPU'}, this one is sm_{major}{minor}"
+    return f"{what}; {_REMEDY_OF_OLD if _OLDEST <= capability < _TURING else 'install a torch that is built for it'}"
+
+
+_OLDEST: Final = (5, 0)
+_TURING: Final = (7, 5)
+_REMEDY_OF_OLD: Final = (
+    "Maxwell, Pascal and Volta are served by builds for CUDA 12.6 alone: install one, such as torch 2.10 (cu126)"
+)
+
+
+def unseen(
+    boards: int, driver: str, serves: tuple[int, int] | None, built_for: str | None, visible: str | None, *, mig: bool
+) -> str:
+    """Why torch sees no GPU although NVIDIA's library does, with a remedy; empty where that sees none either.
+
+    Args:
+        boards: how many it sees.
+        driver: its version.
+        serves: the newest CUDA that the driver serves; None where it does not say.
+        built_for: `torch.version.cuda`; None for a torch without CUDA.
+        visible: CUDA_VISIBLE_DEVICES.
+        mig: whether a board is divided into instances.
+    """
+    if not boards:
+        return ""
+    if built_for is None:
+        return f"torch {torch.__version__} is built without CUDA; install one that has it"
+    needs = int(built_for.partition(".")[0])
+    if serves is not None and serves[0] < needs:
+        found = f"the driver {driver} serves CUDA {serves[0]}.{serves[1]}, torch is built for {built_for}"
+        return f"{found}; install a newer driver, or a torch that is built for CUDA {serves[0]}"
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES={visible} hides it; change it, or leave it out"
+    if mig:
+        return "MIG is on; name an instance as CUDA_VISIBLE_DEVICES (`nvidia-smi -L` lists them)"
+    return "NVIDIA's library sees it, torch does not; python -c 'import torch; torch.cuda.init()' says why"
+
+
+def refused_by_mode(mode: str, agents: int) -> str:
+    """Why a GPU in this compute mode can't serve so many agents, with a remedy; empty where it can."""
+    if mode == "prohibited":
+        return "its compute mode is 'prohibited'; an administrator may set it: nvidia-smi -c DEFAULT"
+    if mode == "exclusive process" and agents > 1:
+        return (
+            f"its compute mode is 'exclusive process', and {agents} processes are to use it; an administrator may "
+            "set it: nvidia-smi -c DEFAULT"
+        )
+    return ""
+
+
+class CudaSharing:
+    """`hw.devices.mailbox.Sharing` by CUDA's own handles, as torch's processes pass tensors to each other."""
+
+    def share(self, region: Tensor) -> str:
+        """See `Sharing`."""
+        _, told = reduce_tensor(region)  # type: ignore[no-untyped-call]
+        return json.dumps([len(region), *(each.hex() if isinstance(each, bytes) else each for each in told[_STORED:])])
+
+    def open(self, handle: str) -> Tensor:
+        """See `Sharing`."""
+        size_bytes, *told = json.loads(handle)
+        stored = [bytes.fromhex(each) if isinstance(each, str) else each for each in told]
+        what = (Tensor, (size_bytes,), (1,), 0, torch.storage.TypedStorage, torch.uint8)
+        found: Tensor = rebuild_cuda_tensor(*what, *stored)  # type: ignore[no-untyped-call]
+        return found
+
+
+_STORED: Final = 6  # from here on `reduce_tensor` tells where the memory is; before, what lies there
+
+
+class Streams:
+    """Streams that are used again: torch has 32 for each device, and the 33rd is the first one once more.
+
+    Args:
+        make: a further one, of a device.
+    """
+
+    def __init__(self, make: Callable[[torch.device], Any]) -> None:
+        self._make = make
+        self._free: dict[torch.device, list[Any]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, place: torch.device) -> Any:
+        """One that nobody has."""
+        with self._lock:
+            free = self._free.get(place)
+            return free.pop() if free else self._make(place)
+
+    def give_back(self, place: torch.device, stream: Any) -> None:
+        """All that was asked of it is done."""
+        with self._lock:
+            self._free.setdefault(place, []).append(stream)
+
+
+STREAMS: Final = Streams(lambda place: torch.cuda.Stream(place))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def own_stream(place: torch.device) -> Iterator[None]:
+    """What this thread asks of a GPU within goes to a stream of its own: on the default one no pass can be captured."""
+    if place.type != "cuda":
+        yield
+        return
+    stream = STREAMS.take(place)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        STREAMS.give_back(place, stream)

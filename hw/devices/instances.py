@@ -1,0 +1,286 @@
+"""Instances on a device, and how they serve: what serves in an agent, and what calibration times, is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import threading
+import time  # noqa: TID251 - real passes are timed with a real clock
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+
+from hw.device import MATHS, DeviceSpec
+from hw.devices import gpu
+from hw.devices.activations import in_format, shares_memory
+from hw.devices.gpu import finish
+from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
+from hw.devices.memory_budget import MemoryBudget
+from hw.networks.rows import Row, gather, rows_of
+from hw.networks.slimmable import SegmentInstance, SlimmableModel
+from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
+from hw.telemetry.nvml import process_vram_bytes
+
+_NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
+
+
+def open_device(device: DeviceSpec) -> torch.device:
+    """Pin this process and set torch up as the device says; returns where tensors live."""
+    if device.cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, device.cores)
+    if device.kind == "cpu":
+        os.nice(_NICENESS)
+    torch.set_num_threads(device.threads)
+    if device.kind == "cuda":
+        is_tf32 = MATHS["tf32"] == "True"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+        torch.backends.cudnn.benchmark = MATHS["cudnn_benchmark"] == "True"
+        torch.backends.cudnn.deterministic = MATHS["deterministic"] == "True"
+        torch.cuda.set_device(device.index)
+        torch.zeros(1, device="cuda")  # the context exists from here on
+        return torch.device("cuda", device.index)
+    _give_large_blocks_back()
+    torch.backends.mkldnn.enabled = device.onednn  # type: ignore[assignment]
+    # Its pool has a thread for each core of the machine, whatever the device was given: passes of 17 ms took 300 ms.
+    torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
+    return torch.device("cpu")
+
+
+def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
+    """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
+    before_bytes = _used_vram_bytes(device)
+    place = open_device(device)
+    if place.type == "cuda":
+        _open_libraries(place)
+    own_bytes = _own_vram_bytes(device)  # others may open the device at this very moment
+    return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
+
+
+def _open_libraries(place: torch.device) -> None:
+    """Those that a first pass would load: they are as much a part of a context as what CUDA takes itself."""
+    x = F.group_norm(F.conv2d(torch.ones(1, 8, 4, 4, device=place), torch.ones(8, 8, 3, 3, device=place)), 2)
+    F.linear(x.flatten(1), torch.ones(4, x[0].numel(), device=place))
+    finish(place)
+    torch.cuda.empty_cache()
+
+
+def context_bytes(device: DeviceSpec) -> int:
+    """What `open_measured` finds in a process of its own, which ends at once; 0 where the device can't be opened."""
+    if device.kind == "cpu":
+        return 0
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(open_measured, device).result()[1]
+        except (RuntimeError, OSError):  # who works on it says why
+            return 0
+
+
+def _own_vram_bytes(device: DeviceSpec) -> int | None:
+    """This process's memory on a GPU; None where NVML does not tell it: in a container it has another number."""
+    nvml = load_nvml() if device.kind == "cuda" else None
+    return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
+
+
+def _used_vram_bytes(device: DeviceSpec) -> int:
+    """Memory in use on a GPU, by whomever; 0 on a CPU, or where NVML does not say."""
+    nvml = load_nvml() if device.kind == "cuda" else None
+    return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
+
+
+def serve(
+    instance: SegmentInstance,
+    rows: Sequence[Row],
+    width: float,
+    previous_width: float,
+    padded: int,
+    memory_format: torch.memory_format,
+    launched: Callable[[], object] | None = None,
+) -> Tensor:
+    """One batch, from single activations to its outputs on an idle device: what is timed is what serves.
+
+    Args:
+        rows: n images, or activations of one shape.
+        padded: the batch size that the device sees, zeros beyond n.
+        launched: called when all is asked of the device, before it is waited for.
+
+    Returns:
+        (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
+    """
+    x = gather(rows)
+    if padded > len(rows):
+        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
+    y = instance.run(in_format(x, memory_format), width, previous_width)
+    if shares_memory(x, y):  # the inputs' place will be written to again
+        y = y.clone()
+    if launched is not None:
+        launched()
+    finish(y.device)  # the last of all: from here on any thread may read it
+    return y[: len(rows)]
+
+
+class Lane:
+    """An instance's own thread (and, on a GPU, its own stream): jobs run one after another in it."""
+
+    def __init__(self, device: DeviceSpec, place: torch.device) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, args=(device, place), daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it; it must not raise."""
+        self._jobs.put(job)
+
+    def end(self) -> None:
+        """Let the thread end when what was submitted is done, without waiting for it: it may be the caller's own."""
+        self._jobs.put(None)
+
+    def stop(self) -> None:
+        """Finish what was submitted, then end the thread."""
+        self.end()
+        self._thread.join()
+
+    def _work(self, device: DeviceSpec, place: torch.device) -> None:
+        torch.set_num_threads(device.threads)  # OpenMP keeps the number by thread
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode())
+            stack.enter_context(gpu.own_stream(place))
+            while (job := self._jobs.get()) is not None:
+                job()
+
+
+class Instances:
+    """Makes instances of a model on a device, within the device's budget; its weights lie in host memory.
+
+    Args:
+        model: with all its weights.
+        path: of its file, from which weights can be read again.
+        device: how to run.
+        place: where tensors live, by `open_device`.
+        new_capture: of the passes of one instance, where the device has its passes captured.
+        budget: that others of the process use, too; None for all of the device's.
+    """
+
+    def __init__(
+        self,
+        model: SlimmableModel,
+        path: Path,
+        device: DeviceSpec,
+        place: torch.device,
+        new_capture: Callable[[torch.device], Capture] = CudaCapture,
+        budget: MemoryBudget | None = None,
+    ) -> None:
+        self.model = model
+        self._path = path
+        self.device = device
+        self.place = place
+        self._new_capture = new_capture
+        self.budget = budget or MemoryBudget(device.vram_bytes)
+
+    def make(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+        """An instance on the device; raises `MemoryError` beyond the budget."""
+        needed = self.model.instance_bytes(segment, width, self.device.torch_dtype.itemsize)
+        self.budget.take(needed)
+        try:
+            source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
+            packs = self.device.packed_weights
+            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format, packs=packs)
+            if self.device.graphs:
+                instance = GraphedInstance(instance, self._new_capture(self.place))
+            finish(self.place)
+            self.budget.take(instance.weight_bytes - needed)  # packed slices come on top
+        except BaseException:
+            self.budget.give_back(needed)
+            raise
+        return instance
+
+    def load(self, segment: int, width: float, from_disk: bool = False) -> SegmentInstance:
+        """As `make`, in the lane that will serve: warm, so that no pass waits for kernels to be chosen."""
+        instance = self.make(segment, width, from_disk)
+        try:
+            self._warm_up(instance)
+        except BaseException:
+            self.free(instance)
+            raise
+        return instance
+
+    def _warm_up(self, instance: SegmentInstance) -> None:
+        """Each of the device's sizes at each previous width; twice, where the second pass is captured."""
+        device, sights = self.device, 1 + self.device.graphs
+        for previous in self.model.spec.previous_widths(instance.segment) if device.warm_sizes else ():
+            for size in device.warm_sizes:
+                rows = self.inputs(instance.segment, previous, size)
+                try:
+                    for _ in range(sights):
+                        serve(instance, rows, instance.width, previous, size, device.memory_format)
+                except Exception as error:
+                    if not gpu.lacks_memory(error):
+                        raise
+                    break  # serving halves what does not fit
+
+    def free(self, instance: SegmentInstance) -> None:
+        """Give the budget back; the tensors go with their last reference."""
+        self.budget.give_back(instance.weight_bytes)
+
+    def inputs(self, segment: int, previous_width: float, batch: int) -> list[Row]:
+        """Activations like those of a real batch: as a segment leaves them (none below zero), in one block."""
+        shape = self.model.activation_shape(segment - 1, previous_width)
+        block = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
+        return rows_of(in_format(block.to(self.place, self.device.torch_dtype), self.device.memory_format))
+
+    def _from_disk(self, segment: int, width: float) -> SegmentInstance:
+        shapes = self.model.instance_shapes(segment, width)
+        with safe_open(self._path, framework="pt") as file:
+            weights = {  # copies: a view of the mapped file would be read only when a batch needs it
+                name: file.get_slice(name)[tuple(slice(0, n) for n in shape)].clone(
+                    memory_format=torch.contiguous_format
+                )
+                for name, shape in shapes.items()
+            }
+        return SegmentInstance(self.model, segment, width, weights)
+
+
+def give_back(place: torch.device) -> None:
+    """What was freed goes back to the device (where that is short of it) or the system, not to an allocator's store."""
+    if place.type == "cuda":
+        gpu.give_back(place)
+    elif _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_LARGE_BYTES, _KEPT_BYTES = 4 << 20, 64 << 20
+
+
+def _give_large_blocks_back() -> None:
+    """Weights go with their instance: glibc keeps the end of each thread's heap, however large, but no mapped block.
+
+    Left alone it maps ever fewer blocks, up to 32 MiB. What is kept at the end of the main heap stays what it grows to
+    then, or every pass would ask the system anew.
+    """
+    if _mallopt is not None:
+        _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        _mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def _find(name: str) -> Callable[..., int] | None:
+    try:
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+    except (OSError, TypeError, AttributeError):  # not glibc
+        return None
+    return found
+
+
+_malloc_trim, _mallopt = _find("malloc_trim"), _find("mallopt")
+
+
+def seconds_since(begin_ns: int) -> float:
+    """On the clock that passes are timed with."""
+    return (time.monotonic_ns() - begin_ns) / 1e9

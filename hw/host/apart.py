@@ -1,0 +1,77 @@
+"""Work in a process of its own, which ends with it: what it opened on a device is closed, and its memory given back."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar
+
+from kit.errors import InputError, WorkError
+
+Result = TypeVar("Result")
+Tell = Callable[[int, int], None]
+Work = Callable[[Tell], Result]
+"""Can be pickled; tells how much of how much is done."""
+
+
+class Runner(Protocol):
+    """Carries out work."""
+
+    def __call__(self, work: Work[Result], tell: Tell) -> Result:
+        """In whatever process."""
+        ...
+
+
+def here(work: Work[Result], tell: Tell) -> Result:
+    """In this process."""
+    return work(tell)
+
+
+def apart(work: Work[Result], tell: Tell) -> Result:
+    """In a new process.
+
+    Raises:
+        InputError, WorkError: what the work raised, as it was.
+        WorkError: it died, or raised anything else: its words.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    heard, told = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_carry_out, args=(work, told), daemon=True)
+    process.start()
+    told.close()
+    try:
+        found: Result = _listened(heard, tell)
+        return found
+    except EOFError:
+        process.join()
+        raise WorkError(f"the process that worked apart ended by itself (exit code {process.exitcode})") from None
+    finally:
+        heard.close()
+        process.terminate()
+        process.join()
+
+
+def _listened(heard: Connection, tell: Tell) -> Any:
+    while True:
+        kind, value = heard.recv()
+        if kind == "done":
+            return value
+        if kind == "failed":
+            raise value
+        tell(*value)
+
+
+def _carry_out(work: Work[Any], told: Connection) -> None:
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; the parent was told, too
+        try:
+            found = ("done", work(lambda *counts: told.send(("at", counts))))
+        except Exception as error:
+            found = ("failed", _tellable(error))
+        told.send(found)
+
+
+def _tellable(error: Exception) -> Exception:
+    """The error where it is one of ours; else its words, which any process understands."""
+    return error if isinstance(error, InputError | WorkError) else WorkError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,293 @@
+"""Whether a network keeps the rules of `hw.networks.slimmable.SlimmableModel`: any network can be put through these.
+
+`slimsched model check module:Class` does, training of a user's own network does before it begins, and the project's
+tests do for its own networks. Each rule is checked for every work key, on the CPU, with random weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from hw.networks.counting import counted
+from hw.networks.registry import Network, model_hash
+from hw.networks.slimmable import Key, SlimmableModel, slice_weights
+from kit.errors import InputError
+from kit.plugins import FAILURES, failure
+from policies.vocabulary import IMAGE
+
+BATCH = 3
+# Other batch sizes and memory layouts take other kernels, which add in another order.
+RELATIVE, ABSOLUTE = 1e-3, 1e-4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network under examination, and activations to give it: for each key, what some input of it may look like."""
+
+    network: Network
+    model: SlimmableModel
+    inputs: dict[Key, Tensor]
+
+    @property
+    def work_keys(self) -> list[Key]:
+        """Every legal key."""
+        return self.model.spec.work_keys()
+
+
+class _BrokenError(Exception):
+    """A rule is broken; the text says where."""
+
+
+def _says_its_spec(subject: Subject) -> None:
+    again = subject.network.build()
+    if again.spec != subject.model.spec:
+        raise _BrokenError(f"built twice, its spec is {subject.model.spec} and then {again.spec}")
+    shapes = [{n: tuple(t.shape) for n, t in model.state_dict().items()} for model in (subject.model, again)]
+    if shapes[0] != shapes[1]:
+        raise _BrokenError("built twice, its weights have other names or shapes")
+    for name, tensor in (*subject.model.named_parameters(), *subject.model.named_buffers()):
+        if not tensor.is_floating_point() or name not in shapes[0]:
+            raise _BrokenError(f"{name} is {tensor.dtype}, or not persistent: weights and buffers are kept as floats")
+
+
+def _slices_its_weights(subject: Subject) -> None:
+    model, state = subject.model, subject.model.state_dict()
+    for segment, width, previous in subject.work_keys:
+        shapes = model.weight_shapes(segment, width, previous)
+        widest = model.weight_shapes(segment, 1.0, model.spec.widest_input(segment))
+        for name, shape in shapes.items():
+            where = f"{name} at {(segment, width, previous)}"
+            if name not in state:
+                raise _BrokenError(f"{where} is not in its state_dict")
+            if name not in widest or not _fits(shape, widest[name]) or not _fits(widest[name], state[name].shape):
+                raise _BrokenError(f"{where} has shape {shape}: no leading slice of {tuple(state[name].shape)}")
+        for wider in (w for w in model.spec.widths if w > width):
+            larger = model.weight_shapes(segment, wider, previous)
+            if any(name not in larger or not _fits(shape, larger[name]) for name, shape in shapes.items()):
+                raise _BrokenError(f"at {(segment, width, previous)} it takes weights that width {wider} does not hold")
+
+
+def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
+    return len(shape) == len(into) and all(1 <= a <= b for a, b in zip(shape, into, strict=True))
+
+
+def _gives_its_shapes(subject: Subject) -> None:
+    for key, x in subject.inputs.items():
+        y = subject.model.forward_segment(x, *key)
+        wanted = (len(x), *subject.model.activation_shape(key[0], key[1]))
+        if tuple(y.shape) != wanted:
+            raise _BrokenError(f"at {key} it gives {tuple(y.shape)}, expected {wanted}")
+        if not y.is_floating_point() or not bool(torch.isfinite(y).all()):
+            raise _BrokenError(f"at {key} it gives {y.dtype} numbers, or some that are not finite")
+
+
+def _keeps_no_state(subject: Subject) -> None:
+    before = model_hash(subject.model.state_dict())
+    for key, x in subject.inputs.items():
+        given = x.clone()
+        first = subject.model.forward_segment(x, *key)
+        if not torch.equal(x, given):
+            raise _BrokenError(f"at {key} it changes its input")
+        if not torch.equal(first, subject.model.forward_segment(x, *key)):
+            raise _BrokenError(f"at {key} the same input gives another result the second time")
+    if model_hash(subject.model.state_dict()) != before:
+        raise _BrokenError("a forward pass changes its weights or buffers")
+
+
+def _knows_no_neighbours(subject: Subject) -> None:
+    for key, x in subject.inputs.items():
+        together = subject.model.forward_segment(x, *key)
+        alone = subject.model.forward_segment(x[:1], *key)
+        if not torch.allclose(together[:1], alone, RELATIVE, ABSOLUTE):
+            raise _BrokenError(f"at {key} an image's result depends on the others of its batch")
+
+
+def _serves_from_instances(subject: Subject) -> None:
+    """With the network's own weights spoiled, so that whoever uses those is found out."""
+    model = subject.model
+    for segment in range(1, model.spec.segments + 1):
+        keys = [key for key in subject.work_keys if key[0] == segment]
+        wanted = {key: model.forward_segment(subject.inputs[key], *key) for key in keys}
+        instances = {width: model.instance(segment, width) for width in model.spec.widths}
+        with _spoiled(model):
+            for own, instance in instances.items():
+                for key in (key for key in keys if key[1] <= own):
+                    found = instance.run(subject.inputs[key], key[1], key[2])
+                    if not torch.allclose(found, wanted[key], RELATIVE, ABSOLUTE):
+                        raise _BrokenError(f"an instance of width {own} gives other numbers at {key} than the network")
+    _serves_in_channels_last(subject)
+
+
+def _serves_in_channels_last(subject: Subject) -> None:
+    """As executors hold instances and training lays out images; `view` of a feature map fails there, `flatten` not."""
+    order = torch.channels_last
+    for (segment, width, previous), x in subject.inputs.items():
+        instance = subject.model.instance(segment, width).to(x.device, x.dtype, order)
+        laid_out = x.contiguous(memory_format=order) if x.dim() == 4 else x
+        wanted = subject.model.forward_segment(x, segment, width, previous)
+        try:
+            found = instance.run(laid_out, width, previous)
+        except RuntimeError as error:
+            raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory: {error}") from None
+        if not torch.allclose(found, wanted, RELATIVE, ABSOLUTE):
+            raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory it gives other numbers")
+
+
+@contextmanager
+def _spoiled(model: SlimmableModel) -> Iterator[None]:
+    """The model's weights are overwritten inside the block, and come back."""
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for tensor in model.state_dict().values():
+        tensor.fill_(7)
+    yield
+    model.load_state_dict(kept)
+
+
+def _holds_its_own_memory(subject: Subject) -> None:
+    model = subject.model
+    for segment in range(1, model.spec.segments + 1):
+        for width in model.spec.widths:
+            instance = model.instance(segment, width)
+            if instance.weight_bytes != model.instance_bytes(segment, width):
+                found = f"{instance.weight_bytes} bytes, expected {model.instance_bytes(segment, width)}"
+                raise _BrokenError(f"the instance of segment {segment} at width {width} holds {found}")
+            stored = sum(tensor.untyped_storage().nbytes() for tensor in instance.weights.values())
+            if stored != instance.weight_bytes:
+                raise _BrokenError(f"the instance of segment {segment} at width {width} keeps {stored} bytes alive")
+
+
+def _counts_its_cost(subject: Subject) -> None:
+    model = subject.model
+    for key, x in subject.inputs.items():
+        shapes = model.weight_shapes(*key)
+        weights = slice_weights(model.state_dict(), shapes)
+        counts, y = counted(lambda key=key, weights=weights, x=x[:1]: model.run_segment(key[0], weights, x))  # type: ignore[misc]
+        found = model.cost(*key)
+        params = sum(prod(shape) for shape in shapes.values())
+        wanted = (counts.macs, params, y.numel() * y.element_size())
+        if (found.macs, found.params, found.activation_bytes) != wanted:
+            raise _BrokenError(f"at {key} it says {found}; counted are (macs, params, activation_bytes) = {wanted}")
+        if min(found.moved_bytes, found.kernels) < 1:
+            raise _BrokenError(f"at {key} it says {found}: nothing moved or launched")
+
+
+def _costs_more_when_wider(subject: Subject) -> None:
+    model, spec = subject.model, subject.model.spec
+    for segment, width, previous in subject.work_keys:
+        here = model.cost(segment, width, previous)
+        for wider in (w for w in spec.widths if w > width):
+            there = model.cost(segment, wider, previous)
+            if (here.macs > there.macs) or (here.params > there.params):
+                raise _BrokenError(f"at {(segment, width, previous)} it costs more than at width {wider}")
+    least, most = (_uniform_macs(model, spec.widths[index]) for index in (0, -1))
+    if len(spec.widths) > 1 and least >= most:
+        raise _BrokenError(f"{least} multiply-accumulates at its narrowest, {most} at full width: nothing is saved")
+
+
+def _uniform_macs(model: SlimmableModel, width: float) -> int:
+    segments = range(1, model.spec.segments + 1)
+    return sum(model.cost(segment, width, IMAGE if segment == 1 else width).macs for segment in segments)
+
+
+def _can_learn(subject: Subject) -> None:
+    model = subject.model
+    images = torch.randn(BATCH, *model.spec.input_shape)
+    model.zero_grad(set_to_none=True)
+    with torch.inference_mode(False), torch.enable_grad():
+        loss = model(images.clone(), (1.0,) * model.spec.segments).square().mean()
+        loss.backward()
+    missing = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter.grad is None
+    ]
+    model.zero_grad(set_to_none=True)
+    if missing:
+        raise _BrokenError(f"no gradient reaches {', '.join(missing)} at full width")
+
+
+RULES: dict[str, str] = {
+    "spec": "built twice with the same options, it is the same network without its weights",
+    "slices": "the weights at a width are leading slices of those at every larger one",
+    "shapes": "what a segment gives depends, in shape, on the segment and its width alone",
+    "no state": "a forward pass changes neither input nor weights, and gives the same again",
+    "no neighbours": "an image's result does not depend on the other images of its batch",
+    "instances": "an instance computes what the network does, from its own weights, at every width up to its own",
+    "memory": "an instance holds its own weights and no others",
+    "cost": "multiply-accumulates, parameters and activation bytes are what is counted",
+    "order": "a wider segment costs no less, and full width more than the narrowest",
+    "gradients": "at full width every parameter learns",
+}
+_CHECKS: dict[str, Callable[[Subject], None]] = {
+    "spec": _says_its_spec,
+    "slices": _slices_its_weights,
+    "shapes": _gives_its_shapes,
+    "no state": _keeps_no_state,
+    "no neighbours": _knows_no_neighbours,
+    "instances": _serves_from_instances,
+    "memory": _holds_its_own_memory,
+    "cost": _counts_its_cost,
+    "order": _costs_more_when_wider,
+    "gradients": _can_learn,
+}
+_BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
+
+
+def broken_rules(network: Network) -> dict[str, str]:
+    """The rules that a network breaks: name -> what was found; raises `InputError` where it can't even be built."""
+    torch.manual_seed(0)
+    model = network.build()
+    with torch.no_grad():
+        broken = _found("spec", lambda: _stir(model))
+        subject = Subject(network, model, {})
+        for name, check in _CHECKS.items():
+            if name == "shapes":
+                broken |= _found("shapes", lambda: subject.inputs.update(_inputs(model)))
+            if name not in (*broken, *unchecked_rules(broken)):
+                broken |= _found(name, lambda check=check: check(subject))  # type: ignore[misc]
+    return broken
+
+
+def _stir(model: SlimmableModel) -> None:
+    """As it is served, not trained; and a fresh network may have zeros that hide mistakes."""
+    model.eval()
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.05)
+
+
+def unchecked_rules(broken: Mapping[str, str]) -> list[str]:
+    """Rules that could not be looked at, because a basic one is broken."""
+    return [name for name in RULES if name not in _BASIC] if set(broken) & set(_BASIC) else []
+
+
+def _found(name: str, check: Callable[[], None]) -> dict[str, str]:
+    try:
+        check()
+    except _BrokenError as error:
+        return {name: str(error)}
+    except FAILURES as error:  # a user's code may fail in any way
+        return {name: failure(error)}
+    return {}
+
+
+def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
+    """Real activations: images through the segments before, each at the key's previous width."""
+    before = {IMAGE: torch.randn(BATCH, *model.spec.input_shape)}
+    for segment in range(1, model.spec.segments + 1):
+        after: dict[float, Tensor] = {}
+        for previous, x in before.items():
+            for width in model.spec.widths:
+                yield (segment, width, previous), x
+                after[width] = model.forward_segment(x, segment, width, previous)
+        before = after
+
+
+def require_conformance(network: Network) -> None:
+    """Raise `InputError` with the first rule that a network breaks."""
+    for name, problem in broken_rules(network).items():
+        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name]} ({problem})"
+        raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")

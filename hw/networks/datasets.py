@@ -1,0 +1,296 @@
+"""The images that networks are trained and tested on: scikit-learn's digits, CIFAR-100, a folder, or a user's class."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kit.chance import stream
+from kit.errors import InputError, in_a_line, nearest
+from kit.files import folder_hash
+from kit.plugins import blaming, code_hash, is_own, own_class
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torchvision.datasets import CIFAR100
+
+    from hw.networks.slimmable import ModelSpec
+
+DATASETS = ("digits", "digit-pairs", "cifar100")
+PARTS = ("train", "test")
+DATA_VARIABLE = "SLIMSCHED_DATA"
+DATA_FOLDER = "data"  # where the variable is not set
+TEST_SHARE_OF_DIGITS = 4  # one image in four
+PAIRS = {"train": 3300, "test": 800}  # images of digit-pairs
+PAIR_SIZE = 16  # pixels along each side of such an image
+PAIR_DEVIATION = 3.0  # of each pixel's noise, where the ink of a digit is 0 to 16
+_KEY = ("model", "dataset")  # under which it stands, for messages
+
+Images = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,)."""
+
+    name: str
+    train_images: Images
+    train_labels: Labels
+    test_images: Images
+    test_labels: Labels
+    classes: int
+
+
+class OwnDataset(Protocol):
+    """What a user's class, called without arguments, must give for each of `train` and `test`.
+
+    Images are (n, C, H, W) of numbers, labels (n,) whole numbers from 0; both parts have the same shape of image. Here
+    they are normalised per channel by the training images' mean and deviation.
+    """
+
+    train: tuple[NDArray[Any], NDArray[Any]]
+    test: tuple[NDArray[Any], NDArray[Any]]
+
+
+def is_image_folder(name: str) -> bool:
+    """Whether a data set's name is the path of a folder, and neither a known set's nor a class's."""
+    return name not in DATASETS and not is_own(name)
+
+
+def load_dataset(name: str, root: Path | None = None) -> Dataset:
+    """A data set: by name, a user's class as `module:Class` (see `OwnDataset`), or a folder of images.
+
+    In a folder lie `train/CLASS/*.png` and `test/CLASS/*.png`, as torchvision's `ImageFolder` has them (other formats
+    that it knows are read, too). CIFAR-100 is downloaded where it is missing.
+
+    Args:
+        root: where CIFAR-100 lies; else the environment's SLIMSCHED_DATA, else `data`.
+
+    Raises:
+        InputError: there is no such set, its files are missing and can't be fetched, or it is damaged.
+    """
+    if name == "digits":
+        return _digits()
+    if name == "digit-pairs":
+        return _digit_pairs()
+    if name == "cifar100":
+        return _cifar100(root if root is not None else Path(os.environ.get(DATA_VARIABLE, DATA_FOLDER)))
+    return _own(name) if is_own(name) else _folder(Path(name))
+
+
+def dataset_label(name: str) -> str:
+    """What changes when the images do: of a folder its name and content's hash, of a user's class its code's.
+
+    Raises:
+        InputError: there is no such folder or class.
+    """
+    if name in DATASETS:
+        return name
+    if is_own(name):
+        return f"{name} {code_hash(name, *_KEY)}"
+    folder = require_image_folder(Path(name))
+    return f"{folder.name}@{folder_hash(folder)[:16]}"
+
+
+def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
+    """Raise `InputError` unless a network takes these images and knows these classes."""
+    found, classes = dataset.train_images.shape[1:], dataset.classes
+    if (found, classes) != (spec.input_shape, spec.classes):
+        problem = f"{dataset.name} has images of {found} in {classes} classes, "
+        problem += f"the model takes {spec.input_shape} in {spec.classes}; choose a model and a data set that fit"
+        raise InputError("model", "dataset", problem)
+
+
+def _digits() -> Dataset:
+    """Scikit-learn's 8x8 digits; within each class every fourth image is for the test: fixed and stratified."""
+    return _normalised("digits", *_parts_of_digits(), 10)
+
+
+def _digit_pairs() -> Dataset:
+    """Two digits side by side with some noise; the class is the number that they spell, 0 to 99.
+
+    One digit alone is too easy for a trade-off: the narrowest network knows about as many as the widest. Training pairs
+    are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set.
+    """
+    train, train_labels, test, test_labels = _parts_of_digits()
+    pairs, numbers = _pairs("train", train, train_labels)
+    test_pairs, test_numbers = _pairs("test", test, test_labels)
+    return _normalised("digit-pairs", pairs, numbers, test_pairs, test_numbers, 100)
+
+
+def _pairs(part: str, digits: Images, labels: Labels) -> tuple[Images, Labels]:
+    """Images (n, 1, 16, 16), the digits halfway down, and the numbers (n,)."""
+    rng = stream(0, f"digit-pairs:{part}")
+    left, right = rng.integers(0, len(labels), (2, PAIRS[part]))
+    above = (PAIR_SIZE - digits.shape[2]) // 2
+    side_by_side = np.concatenate((digits[left], digits[right]), axis=3)
+    images = np.pad(side_by_side, ((0, 0), (0, 0), (above, above), (0, 0)))
+    noise = rng.standard_normal(images.shape)
+    return (images + PAIR_DEVIATION * noise).astype(np.float32), 10 * labels[left] + labels[right]
+
+
+def _parts_of_digits() -> tuple[Images, Labels, Images, Labels]:
+    """To train on, their labels, to test on, their labels."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    images, labels = raw.images[:, None].astype(np.float32), raw.target.astype(np.int64)
+    rank_in_class = np.zeros(len(labels), np.int64)
+    for label in range(10):
+        members = np.flatnonzero(labels == label)
+        rank_in_class[members] = np.arange(len(members))
+    test = rank_in_class % TEST_SHARE_OF_DIGITS == TEST_SHARE_OF_DIGITS - 1
+    return images[~test], labels[~test], images[test], labels[test]
+
+
+def _cifar100(root: Path) -> Dataset:
+    parts = [_cifar100_part(root, train=train) for train in (True, False)]
+    pixels = [np.moveaxis(part.data, -1, 1).astype(np.float32) for part in parts]
+    labels = [np.asarray(part.targets, np.int64) for part in parts]
+    return _normalised("cifar100", pixels[0], labels[0], pixels[1], labels[1], 100)
+
+
+def _cifar100_part(root: Path, *, train: bool) -> CIFAR100:
+    """Its files are pickles, which torchvision opens only when their checksums are the published ones."""
+    from torchvision.datasets import CIFAR100
+
+    folder = root / CIFAR100.base_folder
+    try:
+        return CIFAR100(root=str(root), train=train, download=not folder.exists())
+    except (RuntimeError, OSError) as error:
+        if folder.exists():
+            problem = "its checksums are not those of CIFAR-100: the files are damaged or incomplete"
+            raise InputError(str(folder), "", f"{problem}; remove the folder, so that it is fetched anew") from None
+        remedy = f"put torchvision's {folder.name} folder there, or let {DATA_VARIABLE} name the folder that holds it"
+        raise InputError(str(root), "", f"no CIFAR-100 here, and it can't be downloaded ({error}); {remedy}") from None
+
+
+def _normalised(name: str, train: Images, train_labels: Labels, test: Images, labels: Labels, classes: int) -> Dataset:
+    mean = train.mean(axis=(0, 2, 3), keepdims=True)
+    deviation = train.std(axis=(0, 2, 3), keepdims=True)
+    deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
+    scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
+    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes)
+
+
+# ------------------------------------------------------------------------------------------------- a folder of images
+
+
+def require_image_folder(folder: Path) -> Path:
+    """The folder; raises `InputError` where there is none, or it has no part to train or to test on."""
+    if not folder.is_dir():
+        allowed = "`module:Class`, or a folder with train/CLASS/*.png and test/CLASS/*.png"
+        raise _wrong(f"{folder}: no such data set or folder; {nearest(folder.name, DATASETS)}, or {allowed}")
+    for part in PARTS:
+        if not (folder / part).is_dir():
+            raise _wrong(f"{folder} has no folder {part!r}; images lie in train/CLASS/*.png and test/CLASS/*.png")
+    return folder
+
+
+def _folder(folder: Path) -> Dataset:
+    """Images of one size; they have one channel where all are grey, else three."""
+    from torchvision.datasets import ImageFolder
+
+    require_image_folder(folder)
+    found = []
+    for part in PARTS:
+        try:
+            found.append(ImageFolder(str(folder / part)))
+        except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
+            raise _wrong(f"{folder / part}: {in_a_line(str(error))}") from None
+    train, test = found
+    if train.classes != test.classes:
+        differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
+        raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
+    size = _size(Path(train.samples[0][0]))
+    mode = _mode([Path(path) for part in found for path, _ in part.samples])
+    images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in found]
+    labels = [np.asarray(part.targets, np.int64) for part in found]
+    return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(train.classes))
+
+
+def _opened(path: Path) -> Image:
+    from PIL import Image
+
+    try:
+        return Image.open(path)
+    except OSError as error:
+        raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+
+
+def _size(path: Path) -> tuple[int, int]:
+    with _opened(path) as image:
+        return image.size
+
+
+def _mode(paths: list[Path]) -> str:
+    """Pillow's mode that all are read in: that of 16 bits or floats where all have it, else `L` or `RGB`, of 8 bits."""
+    modes = []
+    for path in paths:
+        with _opened(path) as image:
+            modes.append(image.mode)
+        if modes[-1] != modes[0] and any(mode.startswith(("I", "F")) for mode in (modes[0], modes[-1])):
+            problem = f"{path} has pixels of another kind ({modes[-1]}) than {paths[0]} ({modes[0]})"
+            raise _wrong(f"{problem}; grey images of 16 bits or floats stand alone: write all in one way")
+    if modes[0].startswith(("I", "F")):
+        return modes[0]
+    return "L" if {"1", "L"}.issuperset(modes) else "RGB"
+
+
+def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
+    """(C, H, W) as float32."""
+    with _opened(path) as image:
+        if image.size != size:
+            found, wanted = (f"{width} x {height}" for width, height in (image.size, size))
+            raise _wrong(f"{path} has {found} pixels, the first image {wanted}; make all images equally large")
+        try:
+            pixels = np.asarray(image.convert(mode), np.float32)
+        except OSError as error:  # cut short
+            raise _wrong(f"{path}: no readable image ({error}); remove it, or write it anew") from None
+    if not np.isfinite(pixels).all():
+        raise _wrong(f"{path} has pixels that are no finite numbers; write it anew without them")
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+# ------------------------------------------------------------------------------------------------- a user's own class
+
+
+def _own(name: str) -> Dataset:
+    made = own_class(name, *_KEY)
+    with blaming(name, *_KEY):
+        given = made()
+        parts = [(part, getattr(given, part)) for part in PARTS]
+    (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
+    if train.shape[1:] != test.shape[1:]:
+        raise _wrong(f"{name}: images of train are {train.shape[1:]}, of test {test.shape[1:]}; they must be alike")
+    classes = int(train_labels.max()) + 1
+    if test_labels.max() >= classes:
+        raise _wrong(f"{name}: test has the label {test_labels.max()}; labels of train end at {classes - 1}")
+    return _normalised(name, train, train_labels, test, test_labels, classes)
+
+
+def _part(what: str, value: Any) -> tuple[Images, Labels]:
+    """Images and labels of a part, checked."""
+    try:
+        images, labels = (np.asarray(each) for each in value)
+    except (TypeError, ValueError):
+        raise _wrong(f"{what} must be a pair: images (n, C, H, W) and labels (n,)") from None
+    if images.ndim != 4 or images.dtype.kind not in "uif" or images.size == 0:
+        raise _wrong(f"{what}: images must be numbers of the shape (n, C, H, W), found {images.dtype} {images.shape}")
+    if labels.shape != images.shape[:1] or labels.dtype.kind not in "iu" or labels.min() < 0:
+        problem = f"{what}: labels must be ({len(images)},) whole numbers from 0, found {labels.dtype} {labels.shape}"
+        raise _wrong(problem)
+    numbers = images.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise _wrong(f"{what}: images must be finite numbers")
+    return numbers, labels.astype(np.int64)
+
+
+def _wrong(problem: str) -> InputError:
+    return InputError(*_KEY, problem)

@@ -1,0 +1,59 @@
+"""What a slimmable network gets right: every test image at every width tuple, one bit each.
+
+Tuples that begin alike share the work of their common segments. It measures nothing but correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hw.networks.accuracy import MOST_BITS, Evaluation
+from hw.networks.datasets import Dataset
+from hw.networks.registry import model_hash
+from hw.networks.slimmable import SlimmableModel
+from kit.errors import InputError
+from policies.vocabulary import IMAGE
+
+
+def evaluate(
+    model: SlimmableModel,
+    dataset: Dataset,
+    on_progress: Callable[[int, int], None] | None = None,
+    batch: int = 500,
+    device: str = "cpu",
+) -> Evaluation:
+    """Every test image at every width tuple; `on_progress(images done, images)` is called after each batch."""
+    spec = model.spec
+    tuples = spec.tuples()
+    images = len(dataset.test_labels)
+    if images * len(tuples) > MOST_BITS:
+        problem = f"{len(tuples)} width tuples of {images} images are too many; group its blocks into fewer segments"
+        raise InputError("model", "segments", problem)
+    correct = np.zeros((images, len(tuples)), bool)
+    placed = model.to(device)
+    with torch.inference_mode():
+        for start in range(0, images, batch):
+            part = slice(start, start + batch)
+            x = torch.from_numpy(dataset.test_images[part]).to(device)
+            predictions = np.stack(_predictions(placed, x, 1, IMAGE), axis=1)  # (B, T)
+            correct[part] = predictions == dataset.test_labels[part, None]
+            if on_progress is not None:
+                on_progress(min(start + batch, images), images)
+    return Evaluation(tuple(tuples), correct, model_hash(model.state_dict()), dataset.name)
+
+
+def _predictions(model: SlimmableModel, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
+    """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
+    found: list[NDArray[np.int64]] = []
+    for width in model.spec.widths:
+        y = model.forward_segment(x, segment, width, previous_width)
+        if segment == model.spec.segments:
+            found.append(y.argmax(dim=1).cpu().numpy())
+        else:
+            found += _predictions(model, y, segment + 1, width)
+    return found

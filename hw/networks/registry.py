@@ -1,0 +1,210 @@
+"""Networks by name, and their files: which one is meant, how it is built, and what of it lies on disk.
+
+A network is one of `PRESETS`, or a user's own class, named `module:Class`. A file holds weights and the name, never
+code: what runs is chosen by whoever names the network, and a file of a user's class is opened only under that name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from hw.networks.slimmable import SlimmableModel
+from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
+from kit.errors import InputError, WorkError, in_a_line, nearest
+from kit.files import atomic_path, require_file, same_header
+from kit.plugins import OWN_CLASS, blaming, code_hash, is_own, own_class
+
+SCHEMA = "slimsched.model/1"
+MOST_BYTES: Final = 100_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Which network is meant.
+
+    Attributes:
+        name: one of `PRESETS`, or `module:Class`: a subclass of `SlimmableModel`.
+        options: what a user's class is called with.
+        source, key: where the name stands, for messages.
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = "model"
+    key: str = "network"
+
+    def __post_init__(self) -> None:
+        if self.name not in PRESETS and not self.is_own:
+            known = f"{nearest(self.name, PRESETS)}, or `{OWN_CLASS}` for one of your own"
+            raise InputError(self.source, self.key, f"unknown network {self.name!r}; {known}")
+        if self.options and not self.is_own:
+            problem = f"only a network of your own takes options; {self.name!r} has none"
+            raise InputError(self.source, "options", problem)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a user's class is named."""
+        return is_own(self.name)
+
+    @property
+    def label(self) -> str:
+        """Its name and options in one line: two networks are the same where these are."""
+        return f"{self.name} {json.dumps(dict(self.options), sort_keys=True)}" if self.options else self.name
+
+    def build(self) -> SlimmableModel:
+        """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
+        if not self.is_own:
+            return SlimResNet(PRESETS[self.name])
+        found = self._own_class()
+        with blaming(self.name, self.source, self.key):
+            return found(**self.options)
+
+    def code_hash(self) -> str:
+        """Of a user's class and what it imports: what was made with other code is made anew; empty for ours."""
+        return code_hash(self.name, self.source, self.key) if self.is_own else ""
+
+    def _own_class(self) -> type[SlimmableModel]:
+        """What the name stands for; nothing but a network's class is ever called."""
+        found = own_class(self.name, self.source, self.key)
+        if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
+            problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel: subclass it"
+            remedy = "write the network as segments of several widths (docs/models.md, examples/own-network)"
+            raise InputError(self.source, self.key, f"{problem}, and {remedy}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A network's weights on disk; `network` must be named where it is a user's own class, and is checked if it is."""
+
+    path: Path
+    network: Network | None = None
+
+    def load(self) -> tuple[SlimmableModel, dict[str, str]]:
+        """The model, on the CPU, and the file's metadata (`hash` among it).
+
+        Raises:
+            InputError: the file is foreign or corrupt, of another network, or does not fit its configuration or hash.
+        """
+        tensors, metadata = load_tensors(self.path, SCHEMA)
+        model = self._structure(metadata)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as error:
+            problem = f"the weights do not fit the network ({in_a_line(str(error))})"
+            raise InputError(str(self.path), "", problem) from None
+        found = model_hash(model.state_dict())
+        if found != metadata.get("hash"):
+            problem = f"the weights hash to {found}, the header says {metadata.get('hash')!r}: the file was damaged"
+            raise InputError(str(self.path), "hash", problem)
+        return model.eval(), metadata
+
+    def _structure(self, metadata: Mapping[str, str]) -> SlimmableModel:
+        """The network without its weights."""
+        config, label = metadata.get("config"), metadata.get("network", "")
+        if config is None:
+            return self._own(label)
+        try:
+            found = SlimResNetConfig.from_json(config)
+        except (ValueError, RecursionError) as error:
+            raise InputError(str(self.path), "config", f"not a model configuration ({error})") from None
+        if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != found):
+            raise self._other(label or "another slimmable ResNet")
+        return SlimResNet(found)
+
+    def _own(self, label: str) -> SlimmableModel:
+        """A user's class: under the name that the caller gives, never the file's alone."""
+        if not label:
+            raise InputError(str(self.path), "network", "the header does not say which network this is; train it again")
+        if self.network is None:
+            remedy = "name it as well (model.network in a scenario, --network): a file never chooses what code runs"
+            raise InputError(str(self.path), "network", f"holds weights of {label!r}; {remedy}")
+        if self.network.label != label:
+            raise self._other(label)
+        return self.network.build()
+
+    def _other(self, label: str) -> InputError:
+        assert self.network is not None
+        remedy = "name the file or the network that you mean"
+        problem = f"holds weights of {label!r}, not of {self.network.label!r}; {remedy}"
+        return InputError(str(self.path), "network", problem)
+
+
+def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mapping[str, str]) -> None:
+    """Write weights and what they are of: a network's `label`, or what a ResNet of no preset is to be called.
+
+    `metadata` is kept beside them as text.
+    """
+    state = model.state_dict()
+    header = {**metadata, "schema": SCHEMA, "network": network, "hash": model_hash(state)}
+    if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something else
+        header["config"] = model.config.to_json()
+    save_tensors(path, state, header)
+
+
+def model_hash(state: Mapping[str, Tensor]) -> str:
+    """16 hex digits that name these weights: names, shapes, types and values; floats count as float32."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu()
+        tensor = tensor.float() if tensor.is_floating_point() else tensor
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, whole or not at all."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}  # none share memory
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(same_header(save(plain, dict(metadata))))
+
+
+def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file.
+
+    Raises:
+        InputError: there is no such file, it is no safetensors file, or not of this schema.
+        WorkError: the system does not let it be read now.
+    """
+    require_file(path, MOST_BYTES, hint="; train a model first")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except RuntimeError as error:  # torch maps the file: too many are open, or memory is short
+        raise WorkError(f"{path}: can't be read now ({str(error).splitlines()[0]})") from error
+    except OSError as error:
+        raise InputError(str(path), "", f"cannot be read ({error})") from None
+    except SafetensorError as error:
+        problem = f"cannot be read as safetensors ({error}); {_remedy(path)}"
+        raise InputError(str(path), "", problem) from None
+    if metadata.get("schema") != schema:
+        problem = (
+            f"found {metadata.get('schema')!r}, needs {schema!r}; hw.networks.registry.save_model writes such files"
+        )
+        raise InputError(str(path), "schema", problem)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise InputError(str(path), name, "holds numbers that are not finite; train the model again")
+    return tensors, metadata
+
+
+def _remedy(path: Path) -> str:
+    """For a file that is no safetensors."""
+    with path.open("rb") as file:
+        is_of_torch = file.read(1) in (b"P", b"\x80")  # of a zip, of a pickle
+    if not is_of_torch:
+        return "train the model again"
+    how = "load it in Python, then model.load_state_dict and hw.networks.registry.save_model"
+    return f"torch.save wrote it: {how} (docs/models.md#weights-from-elsewhere)"

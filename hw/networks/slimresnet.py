@@ -1,0 +1,232 @@
+"""The slimmable ResNet: how each segment computes at any width, and what that costs. It knows no device and no queue.
+
+Width is an argument of `forward`, never state: the weights of a narrower network are leading slices of the wider one's,
+and two requests at different widths may run at once. GroupNorm has a constant number of channels per group, so that
+group boundaries nest across widths and nothing learned at one width drifts at another. The first block of every
+segment has a projection, because its input width may differ from its output width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hw.networks.slimmable import ModelSpec, SegmentCost, Shape, SlimmableModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class SlimResNetConfig:
+    """The shape of a slimmable ResNet.
+
+    Attributes:
+        in_channels, image_size, classes: one image is (in_channels, image_size, image_size).
+        base_channels: of the stem and, at full width, of segment 1; each segment doubles it.
+        blocks_per_segment: residual blocks in a segment.
+        channels_per_group: of every GroupNorm, at every width.
+        widths: the width set W, ascending within (0, 1], the last one 1.
+        strides: for each segment, of its first block; its length is the number of segments S.
+    """
+
+    in_channels: int
+    image_size: int
+    classes: int
+    base_channels: int
+    blocks_per_segment: int
+    channels_per_group: int
+    widths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)
+    strides: tuple[int, ...] = (1, 2, 2, 2)
+
+    def __post_init__(self) -> None:
+        numbers = (self.in_channels, self.image_size, self.classes, self.base_channels, self.blocks_per_segment)
+        if min(*numbers, self.channels_per_group, *self.strides) < 1 or not self.strides:
+            raise ValueError("sizes, counts and strides must be at least 1")
+        if list(self.widths) != sorted(set(self.widths)) or not self.widths or self.widths[-1] != 1.0:
+            raise ValueError(f"widths must ascend and end with 1.0: {list(self.widths)}")
+        for width in self.widths:
+            channels = self.base_channels * width
+            if channels < self.channels_per_group or channels % self.channels_per_group:
+                raise ValueError(
+                    f"width {width} leaves {channels:g} of {self.base_channels} channels; "
+                    f"that must be a multiple of channels_per_group = {self.channels_per_group}"
+                )
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the rest of the system knows of it."""
+        image = (self.in_channels, self.image_size, self.image_size)
+        return ModelSpec(self.segments, self.widths, image, self.classes)
+
+    @property
+    def segments(self) -> int:
+        """S."""
+        return len(self.strides)
+
+    def channels(self, segment: int, width: float) -> int:
+        """Output channels of a segment at a width."""
+        return round((self.base_channels << (segment - 1)) * width)
+
+    def input_channels(self, segment: int, previous_width: float) -> int:
+        """Channels that the first block of a segment sees: the stem's, fixed at full width, in segment 1."""
+        return self.base_channels if segment == 1 else self.channels(segment - 1, previous_width)
+
+    def size(self, segment: int) -> int:
+        """Height (and width) in pixels of a segment's output; 0 stands for the image."""
+        pixels = self.image_size
+        for stride in self.strides[:segment]:
+            pixels = -(-pixels // stride)
+        return pixels
+
+    def to_json(self) -> str:
+        """As text, for a file's header."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> SlimResNetConfig:
+        """What `to_json` wrote; raises `ValueError` on anything else."""
+        fields: dict[str, Any] = json.loads(text)
+        try:
+            widths, strides = tuple(fields.pop("widths")), tuple(fields.pop("strides"))
+            counts = [*fields.values(), *strides]
+            if not all(type(count) is int and count <= LARGEST for count in counts) or len(strides) > LARGEST_SEGMENTS:
+                raise TypeError(f"sizes must be whole numbers up to {LARGEST}, found {counts}")
+            return cls(**fields, widths=widths, strides=strides)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a model configuration: {error}") from None
+
+
+LARGEST, LARGEST_SEGMENTS = 4096, 16  # of what a file may ask for: it is built before its weights are looked at
+PRESETS: dict[str, SlimResNetConfig] = {
+    # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
+    "digits": SlimResNetConfig(1, 8, 10, 32, 1, 4, strides=(1, 2, 2, 1)),
+    # of the quickstart: a batch of 16 takes a CPU core a millisecond or more a segment, so that what executors cost
+    # beside it is little; one eighth is a width, so that the narrowest is several times as quick, and the next is far
+    # enough above it to know more
+    "digit-pairs": SlimResNetConfig(1, 16, 100, 40, 1, 5, widths=(0.125, 0.375, 0.625, 1.0)),
+    "slimresnet-tiny": SlimResNetConfig(3, 32, 100, 16, 1, 4),
+    "slimresnet18": SlimResNetConfig(3, 32, 100, 64, 2, 8),
+}
+
+
+class _Segment(nn.Module):
+    """The full-width parameters of one segment."""
+
+    def __init__(self, shapes: Mapping[str, Shape]) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(_initial(name, shape)))
+
+
+def _initial(name: str, shape: Shape) -> Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape) if name.endswith("_scale") else torch.zeros(shape)
+    if len(shape) == 2:
+        return nn.init.normal_(torch.empty(shape), std=shape[1] ** -0.5)
+    return nn.init.kaiming_normal_(torch.empty(shape), mode="fan_out", nonlinearity="relu")
+
+
+class SlimResNet(SlimmableModel):
+    """A slimmable ResNet cut into segments; see the module's docstring."""
+
+    def __init__(self, config: SlimResNetConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.segments = nn.ModuleList()
+        for segment in range(1, config.segments + 1):
+            shapes = _segment_shapes(config, segment, 1.0, config.spec.widest_input(segment))
+            self.segments.append(_Segment(shapes))
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See `SlimmableModel`."""
+        return self.config.spec
+
+    def weight_shapes(self, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
+        """See `SlimmableModel`."""
+        prefix = _prefix(segment)
+        shapes = _segment_shapes(self.config, segment, width, previous_width)
+        return {prefix + name: shape for name, shape in shapes.items()}
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        """See `SlimmableModel`."""
+        prefix = _prefix(segment)
+        if segment == 1:
+            x = torch.relu_(self._convolve(weights, f"{prefix}stem", x, 1, 1))
+        for block in range(self.config.blocks_per_segment):
+            stride = self.config.strides[segment - 1] if block == 0 else 1
+            x = self._block(weights, f"{prefix}block{block}", x, stride)
+        if segment < self.config.segments:
+            return x
+        return F.linear(x.mean(dim=(2, 3)), weights[f"{prefix}head"], weights[f"{prefix}head_bias"])
+
+    def _block(self, weights: Weights, name: str, x: Tensor, stride: int) -> Tensor:
+        inner = torch.relu_(self._convolve(weights, f"{name}_first", x, stride, 1))
+        outer = self._convolve(weights, f"{name}_second", inner, 1, 1)
+        if f"{name}_projection" in weights:
+            x = self._convolve(weights, f"{name}_projection", x, stride, 0)
+        return torch.relu_(outer.add_(x))
+
+    def _convolve(self, weights: Weights, name: str, x: Tensor, stride: int, padding: int) -> Tensor:
+        kernel = weights[name]
+        x = F.conv2d(x, kernel, stride=stride, padding=padding)
+        groups = kernel.shape[0] // self.config.channels_per_group
+        return F.group_norm(x, groups, weights[f"{name}_scale"], weights[f"{name}_shift"])
+
+    def activation_shape(self, segment: int, width: float) -> Shape:
+        """See `SlimmableModel`; from the configuration alone."""
+        config = self.config
+        if segment in (0, config.segments):
+            return super().activation_shape(segment, width)
+        return (config.channels(segment, width), config.size(segment), config.size(segment))
+
+    def cost(self, segment: int, width: float, previous_width: float) -> SegmentCost:
+        """See `SlimmableModel`; from the shapes alone.
+
+        A convolution reads its input and writes its output; its norm and activation read and write that once more.
+        """
+        config = self.config
+        shapes = _segment_shapes(config, segment, width, previous_width)
+        kernels = {name: shape for name, shape in shapes.items() if len(shape) == 4}
+        before, after = config.size(segment - 1) ** 2, config.size(segment) ** 2
+        macs = sum(prod(shape) * (before if name == "stem" else after) for name, shape in kernels.items())
+        macs += sum(prod(shape) for shape in shapes.values() if len(shape) == 2)
+        read = config.input_channels(segment, previous_width) * before * 2  # by the first convolution and projection
+        written = config.channels(segment, width) * after * len(kernels) * 4
+        return SegmentCost(
+            macs=macs,
+            params=sum(prod(shape) for shape in shapes.values()),
+            activation_bytes=4 * prod(self.activation_shape(segment, width)),
+            moved_bytes=4 * (read + written),
+            kernels=3 * len(kernels) + config.blocks_per_segment,
+        )
+
+
+def _prefix(segment: int) -> str:
+    return f"segments.{segment - 1}."
+
+
+def _segment_shapes(config: SlimResNetConfig, segment: int, width: float, previous_width: float) -> dict[str, Shape]:
+    """The weights of a segment at (width, previous width), by their names inside the segment."""
+    out = config.channels(segment, width)
+    channels = config.input_channels(segment, previous_width)
+    shapes: dict[str, Shape] = {}
+    if segment == 1:
+        shapes["stem"] = (config.base_channels, config.in_channels, 3, 3)
+        shapes |= {"stem_scale": (config.base_channels,), "stem_shift": (config.base_channels,)}
+    for block in range(config.blocks_per_segment):
+        convolutions = {"first": (out, channels, 3, 3), "second": (out, out, 3, 3)}
+        if block == 0:
+            convolutions["projection"] = (out, channels, 1, 1)
+        for name, shape in convolutions.items():
+            shapes[f"block{block}_{name}"] = shape
+            shapes |= {f"block{block}_{name}_scale": (out,), f"block{block}_{name}_shift": (out,)}
+        channels = out
+    if segment == config.segments:
+        shapes |= {"head": (config.classes, out), "head_bias": (config.classes,)}
+    return shapes

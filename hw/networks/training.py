@@ -1,0 +1,438 @@
+"""How a slimmable network learns: the sandwich rule with in-place distillation, and exact resume.
+
+It decides nothing about serving. Each step trains the widest network, the narrowest, and two whose widths are drawn
+for each segment on its own (else mixed width tuples stay untrained); all but the widest learn from the widest's
+detached soft labels (Yu and Huang 2019). Chance comes from named streams by epoch, so that a run resumed at an epoch's
+start goes on exactly as it would have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hw.device import require_torch_device
+from hw.host.limits import core_count
+from hw.networks.datasets import Dataset, require_fit
+from hw.networks.registry import Network, load_tensors, model_hash, save_tensors
+from hw.networks.slimmable import SlimmableModel
+from kit.chance import derived_seed, stream
+from kit.errors import InputError, WorkError
+
+CHECKPOINT_SCHEMA = "slimsched.checkpoint/1"
+
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingKnobs:
+    """How to train.
+
+    Attributes:
+        epochs, batch, learning_rate, momentum, weight_decay: of SGD with Nesterov momentum.
+        warmup_epochs: linear rise of the rate; a cosine to zero follows.
+        label_smoothing: of the widest network's labels.
+        random_tuples: width tuples drawn for each step beside the widest and the narrowest.
+        label_share: how much of what narrower networks learn from is the image's label (smoothed alike); the rest is
+            what the widest says. With none of it they pull towards what the widest knows so far, which early is little.
+        shift: random crops after padding by so many pixels; flip: mirror half of the images.
+        growth: (share of the epochs, pixels), ascending: until then images are shrunk to so many pixels, which costs
+            less and teaches the coarse; after the last they have their own size. For networks that take any size.
+        seed: of everything random.
+        checkpoint_epochs: write a checkpoint each so many epochs (and at the end).
+        probe_epochs: measure the uniform widths on the test images each so many epochs (and at the end); 0 never.
+        device: where to train, as torch names it.
+        precision: of the forward passes; `auto` is bfloat16 or float16 on a GPU that has it, else float32.
+    """
+
+    epochs: int = 25
+    batch: int = 64
+    learning_rate: float = 0.03
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup_epochs: float = 2.0
+    label_smoothing: float = 0.1
+    random_tuples: int = 2
+    label_share: float = 0.5
+    shift: int = 0
+    flip: bool = False
+    growth: tuple[tuple[float, int], ...] = ()
+    seed: int = 0
+    checkpoint_epochs: int = 1
+    probe_epochs: int = 5
+    device: str = "cpu"
+    precision: Precision = "auto"
+
+    def of_the_result(self) -> dict[str, Any]:
+        """Those that the trained weights depend on: not how often it is written down or looked at."""
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("checkpoint_epochs", "probe_epochs")
+        }
+
+
+RECIPES: dict[str, TrainingKnobs] = {
+    # 8x8 strokes fill their frame: shifting them costs more than it teaches
+    "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
+    # as much as the quickstart has time for, with one drawn tuple a step; no crops: where a digit stands is its place
+    "digit-pairs": TrainingKnobs(
+        epochs=3,
+        batch=32,
+        learning_rate=0.05,
+        warmup_epochs=0.2,
+        label_smoothing=0.05,
+        random_tuples=1,
+        probe_epochs=0,
+    ),
+    "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
+    # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
+    "cifar100 slimresnet-tiny": TrainingKnobs(
+        epochs=52,
+        batch=128,
+        learning_rate=0.2,
+        warmup_epochs=1.0,
+        label_smoothing=0.05,
+        shift=4,
+        flip=True,
+        growth=((0.25, 16), (0.65, 24)),
+    ),
+}
+
+
+def recipe(dataset: str, network: str) -> TrainingKnobs:
+    """How a network is trained on a data set where nobody says otherwise; on a user's own, with the defaults."""
+    return RECIPES.get(f"{dataset} {network}") or RECIPES.get(dataset, TrainingKnobs())
+
+
+@dataclass(frozen=True, slots=True)
+class EpochReport:
+    """One epoch behind us.
+
+    Attributes:
+        loss_widest, loss_narrowest: means over the epoch.
+        learning_rate: of the last step.
+        top1: by uniform width, on the test images; empty where this epoch was not looked at.
+    """
+
+    epoch: int
+    epochs: int
+    loss_widest: float
+    loss_narrowest: float
+    learning_rate: float
+    top1: Mapping[float, float] = field(default_factory=dict)
+
+
+def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
+    """Linear warm-up, then a cosine to zero; `epoch` counts fractions."""
+    if epoch < knobs.warmup_epochs:
+        return knobs.learning_rate * epoch / knobs.warmup_epochs
+    share = (epoch - knobs.warmup_epochs) / max(knobs.epochs - knobs.warmup_epochs, 1e-9)
+    return knobs.learning_rate * 0.5 * (1 + math.cos(math.pi * min(share, 1.0)))
+
+
+def train(
+    network: Network,
+    dataset: Dataset,
+    knobs: TrainingKnobs,
+    on_epoch: Callable[[EpochReport], None] | None = None,
+    checkpoint: Path | None = None,
+    tensorboard: Path | None = None,
+    on_step: Callable[[int, int], None] | None = None,
+) -> SlimmableModel:
+    """Train a network, from `checkpoint` on if that file is there (and finished epochs are not repeated).
+
+    Args:
+        on_epoch: called after each epoch, when its checkpoint is written.
+        tensorboard: a folder for losses, learning rate and accuracy by epoch.
+        on_step: called with (steps done, steps in all) at the start and after each step; an earlier start's count.
+
+    Returns:
+        The trained network, on the CPU.
+
+    Raises:
+        InputError: the data does not fit the network, or the checkpoint is of another configuration or other knobs.
+        WorkError: training diverged.
+    """
+    with _deterministic():  # else what is resumed is not what would have been
+        return _trained(_Training(network, dataset, knobs), knobs, on_epoch, checkpoint, tensorboard, on_step)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """A GPU's convolutions give the same bits each time, and no quota is overdrawn; afterwards whatever was before."""
+    before, threads = torch.backends.cudnn.deterministic, torch.get_num_threads()
+    torch.backends.cudnn.deterministic = True
+    torch.set_num_threads(min(threads, core_count()))
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.deterministic = before
+        torch.set_num_threads(threads)
+
+
+def _trained(
+    run: _Training,
+    knobs: TrainingKnobs,
+    on_epoch: Callable[[EpochReport], None] | None,
+    checkpoint: Path | None,
+    tensorboard: Path | None,
+    on_step: Callable[[int, int], None] | None,
+) -> SlimmableModel:
+    done = run.resume(checkpoint) if checkpoint is not None and checkpoint.exists() else 0
+    tell = on_step or (lambda *_: None)
+    tell(done * run.steps, knobs.epochs * run.steps)
+    with _Board(tensorboard, done) as board:
+        for epoch in range(done, knobs.epochs):
+            report = run.epoch(epoch, tell)
+            board.add(report)
+            finished = epoch + 1
+            if checkpoint is not None and (finished % knobs.checkpoint_epochs == 0 or finished == knobs.epochs):
+                run.save(checkpoint, finished)
+            if on_epoch is not None:
+                on_epoch(report)
+    run.model.to("cpu")
+    return run.model
+
+
+def _require_batch(dataset: Dataset, knobs: TrainingKnobs) -> None:
+    images = len(dataset.train_labels)
+    if images < knobs.batch:
+        problem = f"{dataset.name} has too few images: {images} for batches of {knobs.batch}; make the batch smaller"
+        raise InputError("model", "training.batch", problem)
+
+
+def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
+    """Sizes must grow up to the images' own, and the network must take each of them."""
+    channels, *own = model.spec.input_shape
+    shares, sizes = [share for share, _ in knobs.growth], [pixels for _, pixels in knobs.growth]
+    if shares != sorted(set(shares)) or any(not 0 < share < 1 for share in shares) or max(sizes, default=1) > min(own):
+        problem = f"found {[list(pair) for pair in knobs.growth]}; shares must ascend between 0 and 1 (the last epochs "
+        raise InputError("model", "training.growth", problem + f"have whole images), pixels be at most {min(own)}")
+    for pixels in sizes:
+        try:
+            with torch.no_grad():
+                model(torch.zeros(2, channels, pixels, pixels, device=knobs.device), (1.0,) * model.spec.segments)
+        except Exception as error:
+            problem = f"the network takes no images of {pixels} pixels ({type(error).__name__}: {error}); leave it out"
+            raise InputError("model", "training.growth", problem) from None
+
+
+def autocast_dtype(precision: Precision, device: str) -> torch.dtype | None:
+    """What forward passes are computed in; None for plain float32."""
+    if precision == "auto":
+        if torch.device(device).type != "cuda":
+            return None  # measured on CPUs: GroupNorm in bfloat16 costs more than convolutions gain
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+
+
+def _format_for(device: str) -> torch.memory_format:
+    """Channels last is what GPUs like. On a CPU torch 2.15's oneDNN breaks memory in the backward pass of a convolution
+    with slimmed weights in that order, where the CPU has AVX2 and no AVX-512."""
+    return torch.channels_last if torch.device(device).type == "cuda" else torch.contiguous_format
+
+
+class _Training:
+    """A network that learns, and all of its state: what a checkpoint keeps."""
+
+    def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
+        require_torch_device(knobs.device)
+        torch.manual_seed(derived_seed(knobs.seed, "model"))
+        self.model = network.build()
+        require_fit(self.model.spec, dataset)
+        _require_batch(dataset, knobs)
+        self.model.to(knobs.device)
+        self._format = _format_for(knobs.device)
+        for parameter in self.model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=self._format)
+        _require_growth(self.model, knobs)
+        self._network, self._dataset, self._knobs = network, dataset, knobs
+        self._optimizer = torch.optim.SGD(
+            self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
+        )
+        self._images = torch.from_numpy(dataset.train_images).to(knobs.device)
+        self._labels = torch.from_numpy(dataset.train_labels).to(knobs.device)
+        self._dtype = autocast_dtype(knobs.precision, knobs.device)
+        kind = torch.device(knobs.device).type
+        self._scaler = torch.amp.GradScaler(kind, enabled=self._dtype == torch.float16)
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-len(self._labels) // self._knobs.batch)
+
+    def epoch(self, epoch: int, on_step: Callable[[int, int], None]) -> EpochReport:
+        """One pass over the training images."""
+        knobs = self._knobs
+        self.model.train()
+        rng = stream(knobs.seed, f"training:{epoch}")
+        steps = self.steps
+        losses = torch.zeros(2, dtype=torch.float64, device=knobs.device)  # read once an epoch: reading waits for a GPU
+        rate = 0.0
+        pixels = next((pixels for share, pixels in knobs.growth if epoch < share * knobs.epochs), None)
+        for step, (images, labels) in enumerate(self._batches(rng, pixels)):
+            rate = learning_rate(knobs, epoch + (step + 1) / steps)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            losses += self._sandwich_step(images, labels, rng)
+            on_step(epoch * steps + step + 1, knobs.epochs * steps)
+        widest, narrowest = (losses / steps).tolist()
+        if not math.isfinite(widest + narrowest):
+            remedy = "lower training.learning_rate; what was learned before this epoch is in the checkpoint"
+            raise WorkError(f"training diverged in epoch {epoch + 1}: the loss is {widest} and {narrowest}; {remedy}")
+        is_probed = knobs.probe_epochs and ((epoch + 1) % knobs.probe_epochs == 0 or epoch + 1 == knobs.epochs)
+        top1 = self._uniform_top1() if is_probed else {}
+        return EpochReport(epoch + 1, knobs.epochs, widest, narrowest, rate, top1)
+
+    def _batches(self, rng: np.random.Generator, pixels: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled, augmented batches: (B, C, H, W) images, shrunk to `pixels` where that is given, and (B,) labels."""
+        order = torch.from_numpy(rng.permutation(len(self._labels))).to(self._labels.device)
+        for start in range(0, len(order), self._knobs.batch):
+            chosen = order[start : start + self._knobs.batch]
+            images = _augment(self._images[chosen], self._knobs, rng)
+            if pixels is not None:
+                images = F.interpolate(images, (pixels, pixels), mode="bilinear", antialias=True)
+            yield images.contiguous(memory_format=self._format), self._labels[chosen]
+
+    def _sandwich_step(self, images: Tensor, labels: Tensor, rng: np.random.Generator) -> Tensor:
+        """One step over {widest, narrowest, random ...}; returns the losses of the first two, (2,)."""
+        spec, knobs = self.model.spec, self._knobs
+        self._optimizer.zero_grad(set_to_none=True)
+        logits = self._logits(images, (spec.widths[-1],) * spec.segments)
+        widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
+        self._scaler.scale(widest).backward()  # type: ignore[no-untyped-call]
+        target = self._target(logits.detach(), labels)
+        tuples = [(spec.widths[0],) * spec.segments]
+        tuples += [tuple(rng.choice(spec.widths, spec.segments).tolist()) for _ in range(knobs.random_tuples)]
+        losses = [widest.detach()]
+        for widths in tuples:
+            loss = F.cross_entropy(self._logits(images, widths), target)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return torch.stack(losses[:2]).double()
+
+    def _target(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(B, classes) what narrower networks learn from, given the widest's logits."""
+        knobs, classes = self._knobs, logits.shape[1]
+        hard = F.one_hot(labels, classes) * (1 - knobs.label_smoothing) + knobs.label_smoothing / classes
+        return knobs.label_share * hard + (1 - knobs.label_share) * logits.softmax(dim=1)
+
+    def _logits(self, images: Tensor, widths: tuple[float, ...]) -> Tensor:
+        with torch.autocast(images.device.type, self._dtype, enabled=self._dtype is not None):
+            logits: Tensor = self.model(images, widths)
+        return logits.float()
+
+    def _uniform_top1(self, batch: int = 500) -> dict[float, float]:
+        """Share of test images that each uniform width gets right."""
+        spec, data = self.model.spec, self._dataset
+        right = dict.fromkeys(spec.widths, 0)
+        self.model.eval()
+        with torch.inference_mode():
+            for start in range(0, len(data.test_labels), batch):
+                images = torch.from_numpy(data.test_images[start : start + batch])
+                images = images.to(self._knobs.device, memory_format=self._format)
+                labels = torch.from_numpy(data.test_labels[start : start + batch]).to(self._knobs.device)
+                for width in spec.widths:
+                    found = self._logits(images, (width,) * spec.segments).argmax(dim=1)
+                    right[width] += int((found == labels).sum())
+        return {width: count / len(data.test_labels) for width, count in right.items()}
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def _hash(self) -> str:
+        """What a checkpoint must have been made with to be resumed."""
+        settings = self._knobs.of_the_result()
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in sorted(self.model.state_dict().items())]
+        data = (self._dataset.name, len(self._dataset.train_labels))
+        text = json.dumps([self._network.label, self.model.spec.widths, shapes, settings, data], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def save(self, path: Path, finished_epochs: int) -> None:
+        """Write everything that the next epoch depends on."""
+        tensors = {f"weights.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            if "momentum_buffer" in self._optimizer.state[parameter]:
+                tensors[f"momentum.{name}"] = self._optimizer.state[parameter]["momentum_buffer"]
+        scaler = json.dumps(self._scaler.state_dict())
+        metadata = {"schema": CHECKPOINT_SCHEMA, "run": self._hash(), "epochs": str(finished_epochs), "scaler": scaler}
+        save_tensors(path, tensors, metadata | {"hash": model_hash(tensors)})
+
+    def resume(self, path: Path) -> int:
+        """Put a checkpoint's state in place; returns the epochs that are done."""
+        tensors, metadata = require_checkpoint(path)
+        if metadata.get("run") != self._hash():
+            remedy = "remove the file, or train with the settings it was begun with"
+            raise InputError(str(path), "", f"is a checkpoint of another model, data set or training; {remedy}")
+        prefix = "weights."
+        weights = {name[len(prefix) :]: value for name, value in tensors.items() if name.startswith(prefix)}
+        self.model.load_state_dict(weights)
+        for name, parameter in self.model.named_parameters():
+            if (momentum := tensors.get(f"momentum.{name}")) is not None:
+                buffer = torch.empty_like(parameter).copy_(momentum.to(parameter.device))
+                self._optimizer.state[parameter]["momentum_buffer"] = buffer
+        self._scaler.load_state_dict(json.loads(metadata["scaler"]))
+        return int(metadata["epochs"])
+
+
+def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A checkpoint's tensors and metadata; raises `InputError` where it is damaged or something else."""
+    tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
+    if metadata.get("hash", found := model_hash(tensors)) != found:  # checkpoints of a former version have no hash
+        raise InputError(str(path), "hash", "damaged: its tensors are not those that were written; remove the file")
+    return tensors, metadata
+
+
+def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:
+    """Random crop and flip, for each image on its own; (B, C, H, W) in and out. Chance is drawn on the host."""
+    count, channels, height, width = images.shape
+    if knobs.flip:
+        mirrored = torch.from_numpy(np.less(rng.random((count, 1, 1, 1)), 0.5)).to(images.device)
+        images = torch.where(mirrored, images.flip(-1), images)
+    if not knobs.shift:
+        return images
+    padded = F.pad(images, (knobs.shift,) * 4, mode="replicate")
+    offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device)
+    each, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
+    rows = offsets[0][:, None] + torch.arange(height, device=images.device)  # (B, H)
+    columns = offsets[1][:, None] + torch.arange(width, device=images.device)  # (B, W)
+    return padded[each[:, None, None, None], channel[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+
+
+class _Board:
+    """A TensorBoard log, or nothing where no folder was given."""
+
+    def __init__(self, folder: Path | None, done: int) -> None:
+        self._writer = None
+        if folder is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+
+    def __enter__(self) -> _Board:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def add(self, report: EpochReport) -> None:
+        if self._writer is None:
+            return
+        for name in ("loss_widest", "loss_narrowest", "learning_rate"):
+            self._writer.add_scalar(f"training/{name}", getattr(report, name), report.epoch)
+        for width, share in report.top1.items():
+            self._writer.add_scalar(f"top1/width {width:g}", share, report.epoch)
+        self._writer.flush()  # an interrupted training has shown what it knows

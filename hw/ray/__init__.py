@@ -1,0 +1,1 @@
+"""Agents on the hosts of a Ray cluster."""

@@ -1,0 +1,91 @@
+"""An agent's process on another host: it connects to the router, and opens a gate for the other agents."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from dataclasses import dataclass, replace
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Final
+
+from hw.agent.outfit import AgentSpec, FarOutfit
+from hw.router.local_agents import die_with_parent, live
+from hw.transport.arena import Arena
+from hw.transport.gate import connected
+from hw.transport.handshake import Hello, introduce
+from hw.transport.landing import FarArena, Landing, Routes
+from hw.transport.messages import ToAgent
+from hw.transport.network_port import NetworkPort, SentLog
+
+CONNECT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FarStart:
+    """What an agent's process is started with.
+
+    Attributes:
+        spec: what it is; its outfit has no arenas yet.
+        own, agents: its index among all of the cluster.
+        arena_bytes: of each arena.
+        life: see `hw.router.agents.AgentHandle`.
+        log: the file on its host that takes what it prints; None: that of whoever keeps it.
+        router: the address of the router's gate.
+        host: the address that others reach this host by.
+        secret: the cluster's.
+    """
+
+    spec: AgentSpec
+    own: int
+    agents: int
+    arena_bytes: int
+    life: int
+    router: str
+    host: str
+    secret: bytes
+    log: Path | None = None
+
+
+def begin(start: FarStart) -> SpawnProcess:
+    """The process, which ends with the thread that calls this."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=_main, args=(start,), name=f"slimsched-{start.spec.name}", daemon=True
+    )
+    process.start()
+    return process
+
+
+def equipped(spec: AgentSpec, arenas: tuple[Arena, ...], model: Path | None) -> AgentSpec:
+    """The same agent on this host; see `hw.agent.outfit.FarOutfit`."""
+    assert isinstance(spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
+    return replace(spec, outfit=spec.outfit.elsewhere(arenas, model))
+
+
+def how_it_ended(process: SpawnProcess) -> str:
+    """In a few words, once it has."""
+    code = process.exitcode
+    return f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _main(start: FarStart) -> None:
+    die_with_parent()
+    with contextlib.suppress(OSError, AttributeError):  # Ray gives its workers way to all others; root may take it back
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+    if start.log is not None:
+        with start.log.open("ab") as log:
+            for standard in (1, 2):
+                os.dup2(log.fileno(), standard)
+    if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
+    arena, routes = Arena(start.arena_bytes), Routes(start.life, start.secret)
+    landing = Landing(start.host, start.secret, arena)
+    end = connected(start.router, CONNECT_S)
+    introduce(end, start.secret, Hello(start.life, landing.address))
+    port = NetworkPort(end, ToAgent, arena)
+    far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
+    arenas = (*far[: start.own], arena, *far[start.own + 1 :])
+    spec = equipped(start.spec, arenas, None)
+    live(spec, port, SentLog(port), landing.fence)

@@ -1,0 +1,1 @@
+"""The router's process: one loop that drives the router's core, with the servers behind their ports."""

@@ -1,0 +1,435 @@
+"""Agents as the router sees them, wherever they run: what each is, how it is spoken to, and who starts the next one.
+
+Nothing is decided here. `hw.router.local_agents` has those of this host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time  # noqa: TID251 - waits for real processes
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, Self, TypeVar
+
+from hw.agent.outfit import AgentSpec
+from hw.host.waiting import Host
+from hw.transport.arena import Arena
+from hw.transport.messages import (
+    PROTOCOL,
+    Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkMove,
+    BenchmarkPoint,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    Close,
+    DispatchResult,
+    Done,
+    FromAgent,
+    LoadTimed,
+    Move,
+    MoveBroken,
+    Moved,
+    Ping,
+    Pong,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Release,
+    ToAgent,
+    TogetherResult,
+    UnloadTimed,
+    Warm,
+)
+from hw.transport.port import FLUSH_NS, ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
+from hw.version import own_version
+from kit.errors import WorkError, in_a_line
+from policies.vocabulary import NS_PER_S
+
+START_TIMEOUT_S: Final = 300.0
+ANSWER_TIMEOUT_S: Final = 600.0
+_RESET_S: Final = 30.0  # between runs: what runs is finished first
+_CLOCK_PINGS: Final = 16
+
+Answer = TypeVar("Answer")
+
+
+class AgentDiedError(WorkError):
+    """An agent's process ended by itself."""
+
+
+class AgentHandle(ABC):
+    """An agent as the router sees it, wherever it runs.
+
+    Whoever drives it either reads `port` itself or uses the synchronous calls, which assume that nothing else is under
+    way; not both at once.
+
+    Args:
+        spec: what it is.
+        port: to it.
+        shares_clock: whether its clock is this process's.
+        host: this process's.
+
+    Attributes:
+        is_warm: whether it has run every work key.
+        life: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
+        address: where the other agents write to it; empty where all map its arena.
+    """
+
+    life: int = 0
+    address: str = ""
+
+    def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool, host: Host | None = None) -> None:
+        self._host = host or Host()
+        self.spec = spec
+        self.port = port
+        self.shares_clock = shares_clock
+        self.is_warm = False
+        self._estimate = OffsetEstimate()
+        self._pinged_ns: dict[int, int] = {}
+        self._ready: Ready | None = None
+        self._heard: deque[FromAgent] = deque()
+        self._number = 0
+
+    @property
+    def mailbox(self) -> str:
+        """The handle of its mailbox; empty where it has none, or has not said yet."""
+        return "" if self._ready is None else self._ready.mailbox
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Of its process."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it runs."""
+
+    @abstractmethod
+    def log(self) -> Callable[[], bytes]:
+        """What reads all that its scheduler has done in the run, as far as it was written; also once it was killed.
+
+        `hw.transport.life_log.steps_of` reads that; of the agent itself nothing is kept.
+        """
+
+    @abstractmethod
+    def send_signal(self, number: signal.Signals) -> None:
+        """What happens to it by a planned fault."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it by force, whatever it is doing, even nothing at all; see `life`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, gently, then by force; nothing is left behind. May be called twice."""
+
+    @abstractmethod
+    def _how_it_died(self) -> str:
+        """In a few words, for people, once its port is closed."""
+
+    @property
+    def context_bytes(self) -> int:
+        """Device memory that it uses with nothing loaded; 0 before it is ready."""
+        return self._ready.context_bytes if self._ready is not None else 0
+
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
+        """What the process said of itself when it was up.
+
+        Raises:
+            WorkError: it could not start, or it is of another version.
+        """
+        if self._ready is None:
+            try:
+                self.note_ready(self.expect(Ready, timeout_s))
+            except BaseException:
+                self.close()
+                raise
+        assert self._ready is not None, "noted"
+        return self._ready
+
+    def note_ready(self, ready: Ready) -> None:
+        """Its first words; raises `WorkError` where it speaks otherwise than this process."""
+        own = own_version()
+        if (ready.protocol, ready.version) != (PROTOCOL, own):
+            problem = f"agent {self.spec.name} is of version {ready.version} (protocol {ready.protocol})"
+            raise WorkError(f"{problem}, this is {own} (protocol {PROTOCOL}); install the same version on both")
+        self._ready = ready
+
+    # ------------------------------------------------------------------------------------------------------- its clock
+
+    @property
+    def offset(self) -> ClockOffset:
+        """How far its clock is ahead of this process's: 0 where they are one, else as the pings so far say."""
+        if self.shares_clock:
+            return ClockOffset()
+        assert self._estimate.best is not None, "no ping was answered yet"
+        return self._estimate.best
+
+    @property
+    def clock_jumps(self) -> int:
+        """How often its clock was seen to jump."""
+        return self._estimate.jumps
+
+    def ping(self, number: int) -> Ping:
+        """A ping, to be sent at once."""
+        self._pinged_ns[number] = self._host.clock_ns()
+        return Ping(number)
+
+    def note_pong(self, pong: Pong) -> bool:
+        """An answer, to be told of as soon as it has come; returns whether `offset` is known better now."""
+        pinged_ns = self._pinged_ns.pop(pong.number, None)
+        if self.shares_clock or pinged_ns is None:
+            return False
+        before = self._estimate.best
+        self._estimate.heard(pinged_ns, pong.clock_ns, self._host.clock_ns())
+        return self._estimate.best is not before
+
+    def find_offset(self) -> None:
+        """Before a run, while nothing else is under way: ask its clock several times, where it is another one."""
+        for _ in range(0 if self.shares_clock else _CLOCK_PINGS):
+            self.send(self.ping(-self.next_number()))
+            self.note_pong(self.expect(Pong))
+
+    # -------------------------------------------------------------------------------------------------- synchronous
+
+    def send(self, message: ToAgent, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        """Ask for something now; raises `AgentDiedError` where nobody is there, `WorkError` where it takes nothing."""
+        until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
+        self.port.post(message)
+        try:
+            while not self.port.flush():
+                if self._host.clock_ns() >= until_ns:
+                    raise WorkError(f"agent {self.spec.name} took nothing within {timeout_s:g} s")
+                self._host.wait((), FLUSH_NS / NS_PER_S)
+        except PortClosedError:
+            raise self._death() from None
+
+    def receive(self, timeout_s: float = ANSWER_TIMEOUT_S) -> FromAgent:
+        """The next answer; raises `AgentDiedError` where none will come, `WorkError` where none came in time."""
+        until_ns = self._host.clock_ns() + round(timeout_s * NS_PER_S)
+        while not self._heard:
+            if self.port.fileno() < 0:  # it was closed: nothing will come
+                raise self._death()
+            left_s = (until_ns - self._host.clock_ns()) / NS_PER_S
+            if left_s <= 0 or not self._host.wait((self.port.fileno(),), left_s):
+                raise WorkError(f"agent {self.spec.name} did not answer within {timeout_s:g} s")
+            try:
+                self._heard += self.port.receive()
+            except PortClosedError:
+                raise self._death() from None
+            except PortBrokenError as error:
+                raise AgentDiedError(f"agent {self.spec.name}: {error}") from None
+        return self._heard.popleft()
+
+    def _death(self) -> AgentDiedError:
+        return AgentDiedError(f"agent {self.spec.name} died ({self._how_it_died()})")
+
+    def expect(self, kind: type[Answer], timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """The next answer, which must be of a kind; raises `WorkError` for any other."""
+        answer = self.receive(timeout_s)
+        if isinstance(answer, kind):
+            return answer
+        if isinstance(answer, Refused | MoveBroken):
+            raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+        raise WorkError(f"agent {self.spec.name} answered {answer!r} where {kind.__name__} was due")
+
+    def next_number(self) -> int:
+        """For something whose answer must not be taken for that of something earlier."""
+        self._number += 1
+        return self._number
+
+    def warm(self, batches: Sequence[int]) -> None:
+        """Run every legal key once at each batch size."""
+        self.send(Warm(self.next_number(), tuple(batches)))
+        self.expect(Done)
+        self.is_warm = True
+
+    def load(
+        self, instance: int, segment: int, width: float, *, from_disk: bool = False, probe_batch: int = 0
+    ) -> LoadTimed:
+        """Load an instance and wait for it; see `hw.transport.messages.BenchmarkLoad`."""
+        self.send(BenchmarkLoad(instance, segment, width, from_disk, probe_batch))
+        return self.expect(LoadTimed)
+
+    def unload(self, instance: int) -> float:
+        """Unload an instance; returns the seconds that it took."""
+        self.send(BenchmarkUnload(instance))
+        return self.expect(UnloadTimed).unload_s
+
+    def benchmark(
+        self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
+    ) -> BenchmarkResult:
+        """Time forward passes of a point alone in the process, through the function that serves batches.
+
+        With a pause before each the thread wakes up for every pass, with the caches that others left it: as it serves.
+        """
+        self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
+        return self.expect(BenchmarkResult)
+
+    def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> TogetherResult:
+        """Loop points at the same time, each in its own instance."""
+        self.start_together(points, duration_s)
+        return self.finish_together()
+
+    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float, begin_ns: int = 0) -> None:
+        """The first half of `benchmark_together`, so that several agents can run at once, from `begin_ns` on."""
+        self.send(BenchmarkTogether(tuple(points), duration_s, begin_ns))
+
+    def finish_together(self) -> TogetherResult:
+        """The second half."""
+        return self.expect(TogetherResult)
+
+    def dispatch(self, point: BenchmarkPoint, repeats: int, pause_s: float = 0.0) -> tuple[float, ...]:
+        """What an instance's own dispatch takes, for each of so many batches, in seconds."""
+        self.send(BenchmarkDispatch(point, repeats, pause_s))
+        return self.expect(DispatchResult).samples_s
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def prepare(
+        self, server: int, keep_log: bool, timeout_s: float = ANSWER_TIMEOUT_S, *, measures_costs: bool = False
+    ) -> int:
+        """Make it forget earlier runs, and drop what it still says of them; returns how many activations it had kept.
+
+        Raises:
+            WorkError: it does not answer in time, or is gone.
+        """
+        number = self.next_number()
+        self.send(Prepare(number, server, keep_log, measures_costs), timeout_s)
+        while True:
+            answer = self.receive(timeout_s)
+            if isinstance(answer, Prepared) and answer.number == number:
+                return answer.forgotten
+            if isinstance(answer, Refused):
+                raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
+
+    def say_goodbye(self) -> None:
+        """Ask it to leave, and let go of the port."""
+        with contextlib.suppress(OSError, WorkError):
+            self.port.post(Close())
+            self.port.flush()
+        self.port.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def transfer_round(
+    source: AgentHandle, destination: int, payload_bytes: int, count: int, pause_s: float = 0.0, address: str = ""
+) -> tuple[float, ...]:
+    """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves.
+
+    `address`: see `hw.transport.messages.Move`.
+    """
+    request = (0,)
+    source.send(BenchmarkMove(*request, payload_bytes))
+    source.expect(Done)
+    found = []
+    for number in range(count):
+        time.sleep(pause_s)
+        begin_ns = time.monotonic_ns()
+        source.send(Move(number, destination, 0, request, "", address))
+        source.expect(Moved)
+        found.append((time.monotonic_ns() - begin_ns) / 1e9)
+    source.send(Release(request))
+    return tuple(found)
+
+
+class Carrier(Protocol):
+    """What carries the messages and activations of a cluster: it starts the agents, on this host or elsewhere."""
+
+    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
+        """One for each agent, as the router writes to them; called once, before anything is started."""
+        ...
+
+    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
+        """The same as this agent has them: its own, and those of the others, to which it writes."""
+        ...
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        """Start an agent, or the next one in its place, without waiting for it."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the arenas; the agents have ended."""
+        ...
+
+
+class AgentSlot:
+    """A server's place in a cluster: its agent, and the next one when that has died.
+
+    Args:
+        begin: starts an agent, without waiting for it; the same one each time.
+        warm_batches: batch sizes that each runs once for every work key before it serves.
+    """
+
+    def __init__(self, begin: Callable[[], AgentHandle], warm_batches: tuple[int, ...]) -> None:
+        self.warm_batches = warm_batches
+        self._begin = begin
+        self.agent = begin()
+
+    def start(self) -> None:
+        """Start the next agent, without waiting for it; the one before was killed."""
+        self.agent = self._begin()
+
+    def make_ready(
+        self, server: int, keep_log: bool, *, measures_costs: bool = False, may_be_gone: bool = False
+    ) -> bool:
+        """Wait for an agent that can serve, empty; a dead one is replaced, unless it may be gone.
+
+        Returns:
+            Whether it is there.
+
+        Raises:
+            WorkError: none can serve.
+        """
+        try:
+            self._prepare(server, keep_log, measures_costs, _RESET_S)
+        except WorkError:  # dead, hung, or in no state to go on
+            self.agent.kill()
+            if may_be_gone:
+                return False
+            self.start()
+            self._prepare(server, keep_log, measures_costs, ANSWER_TIMEOUT_S)
+        return True
+
+    def _prepare(self, server: int, keep_log: bool, measures_costs: bool, timeout_s: float) -> None:
+        agent = self.agent
+        agent.wait_until_ready()
+        agent.prepare(server, keep_log, timeout_s, measures_costs=measures_costs)
+        if self.warm_batches and not agent.is_warm:
+            agent.warm(self.warm_batches)
+        agent.find_offset()
+
+    def close(self) -> None:
+        """End it."""
+        self.agent.close()
+
+
+def make_all_ready(
+    slots: Sequence[AgentSlot], *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
+) -> frozenset[int]:
+    """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
+
+    Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are asked for once more at the end.
+    """
+    away = frozenset(
+        index
+        for index, slot in enumerate(slots)
+        if not slot.make_ready(index, keep_log, measures_costs=measures_costs, may_be_gone=index in drained)
+    )
+    for index, slot in enumerate(slots):
+        if index not in away:
+            with contextlib.suppress(WorkError):  # it has died since: whoever runs will notice
+                slot.agent.find_offset()
+    return away

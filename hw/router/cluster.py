@@ -1,0 +1,265 @@
+"""The real cluster on this machine: its agents, its arenas, and one run after another.
+
+What a run does in the router's process stands in `hw.router.loop`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import prod
+
+from hw.agent.emulated import EmulatedDevice
+from hw.agent.emulated_outfit import EmulatedOutfit
+from hw.agent.outfit import AgentSpec, Outfit, Service
+from hw.agent.torch_outfit import TorchOutfit
+from hw.host.waiting import Host
+from hw.networks.registry import ModelFile
+from hw.router.agents import AgentSlot, Carrier, make_all_ready
+from hw.router.draining import Wish, nobody
+from hw.router.local_agents import OneHost
+from hw.router.loop import Parts, Progress, RouterLoop, Routing, no_collections, on_cores, own_cores
+from hw.router.run_devices import devices_of
+from hw.router.run_spec import HardwareRun, Served
+from hw.router.server import HardwareServer
+from hw.router.transfers import ELEMENT_BYTES
+from hw.telemetry import (
+    CoreWatch,
+    ForeignWatch,
+    GpuWatch,
+    Used,
+    ended_children,
+    load_nvml,
+    nvml_handle,
+    process_cpu_s,
+)
+from hw.transport.arena import ALIGNMENT, Arena
+from kit.errors import InputError
+from policies.faults import Supervision
+from policies.interfaces import GROUPS, RouterConfig
+from policies.ledger import Ledger
+from policies.records import RunRecord
+from policies.vocabulary import NS_PER_S
+
+_DESCRIPTORS = 16  # of an agent, with some to spare
+ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
+
+
+class HardwareCluster:
+    """Real servers on this machine; a context manager that starts their agents once, for any number of runs.
+
+    Args:
+        network: what all serve: its file, or (where no agent needs one) what there is to know of it.
+        servers: several may share a device.
+        sensor_period_s: how often each device's sensor is read.
+        warm_batches: batch sizes that every agent runs once for every work key before it serves.
+        supervision: how agents are watched and brought back.
+        largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
+        carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
+            another one is given.
+
+    Attributes:
+        slots, arenas: of each server, while the agents are up.
+        transfer_ids: over all runs: late answers of an earlier one are known as such.
+
+    Raises:
+        InputError: the model cannot be read, or a server's knobs do not fit it.
+        WorkError: an agent could not start.
+    """
+
+    def __init__(
+        self,
+        network: ModelFile | Served,
+        servers: Sequence[HardwareServer],
+        sensor_period_s: float = 0.1,
+        warm_batches: Sequence[int] = (),
+        *,
+        supervision: Supervision | None = None,
+        largest_block: int = GROUPS[-1],
+        carrier: Carrier | None = None,
+    ) -> None:
+        self.file = network if isinstance(network, ModelFile) else None
+        self.served = Served.of(network) if isinstance(network, ModelFile) else network
+        self.servers = tuple(servers)
+        self.sensor_period_ns = round(sensor_period_s * NS_PER_S)
+        self.supervision = supervision or Supervision()
+        self.largest_block = largest_block
+        self._warm_batches = tuple(warm_batches)
+        self._stack = contextlib.ExitStack()
+        self.transfer_ids = itertools.count()
+        self._carrier = carrier or OneHost()
+        self.arenas: Sequence[Arena] = ()
+        self.slots: list[AgentSlot] = []
+        for server in self.servers:
+            if server.knobs.widths != self.served.widths:
+                found, known = list(server.knobs.widths), list(self.served.widths)
+                where = str(self.file.path) if self.file else "the network"
+                raise InputError(where, "widths", f"server {server.name} has {found}, the model {known}")
+
+    def __enter__(self) -> HardwareCluster:
+        _allow_descriptors(len(self.servers))
+        with contextlib.ExitStack() as stack:
+            size_bytes = ROOMS * self.largest_block * self._largest_input_bytes()
+            self.arenas = self._carrier.arenas(len(self.servers), size_bytes)
+            stack.callback(self._carrier.close)
+            for index, server in enumerate(self.servers):
+                spec = AgentSpec(server.name, self._outfit(index), self._service(index))
+                slot = AgentSlot(partial(self._carrier.start, index, spec), self._warm_batches)
+                stack.callback(slot.close)
+                self.slots.append(slot)
+            self.make_ready(keep_log=False)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        self.arenas, self.slots = (), []
+
+    def _service(self, index: int) -> Service:
+        """A device that is slowed down on purpose may take so many times as long before it counts as stuck."""
+        server, rules = self.servers[index], self.supervision
+        if isinstance(server.device, EmulatedDevice):
+            rules = replace(rules, stuck_ns=round(rules.stuck_ns * server.device.slowdown))
+        return Service(server.knobs, self.served.segments, rules, self._has_core(index))
+
+    def _has_core(self, index: int) -> bool:
+        """Whether nobody else of this cluster runs where an agent does."""
+        cores = self.servers[index].device.cores
+        beside = [
+            s for place, s in enumerate(self.servers) if place != index and s.machine == self.servers[index].machine
+        ]
+        others = {core for server in beside for core in server.device.cores}
+        return bool(cores) and not others.intersection(cores) and bool(own_cores(self.servers))
+
+    def _outfit(self, index: int) -> Outfit:
+        device = self.servers[index].device
+        if isinstance(device, EmulatedDevice):
+            return EmulatedOutfit(device, self._carrier.arenas_of(index), index)
+        if self.file is None:
+            raise InputError("model", "", f"server {self.servers[index].name} serves a network, so its file is needed")
+        return TorchOutfit(device, self.file, self._carrier.arenas_of(index), index)
+
+    def _largest_input_bytes(self) -> int:
+        served = self.served
+        shapes = [served.input_shape]
+        shapes += [served.shape_after(segment, 1.0) for segment in range(1, served.segments)]
+        return max(ALIGNMENT, ELEMENT_BYTES * max(prod(shape) for shape in shapes))
+
+    def make_ready(
+        self, *, keep_log: bool, measures_costs: bool = False, drained: frozenset[int] = frozenset()
+    ) -> frozenset[int]:
+        """Wait until every server has an agent that can serve, empty; raises `WorkError` where one has none.
+
+        Args:
+            drained: servers that may have none, because it has been taken away.
+
+        Returns:
+            Those of them that have none.
+        """
+        return make_all_ready(self.slots, keep_log=keep_log, measures_costs=measures_costs, drained=drained)
+
+    def telemetry(self) -> dict[str, dict[str, str]]:
+        """For each device by name: where each of its sensor's fields comes from."""
+        found = {}
+        for device in devices_of(self.servers):
+            words = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
+            if not device.trusts_counter:
+                words["energy"] += ", not trusted: power is integrated"
+            found[device.name] = words
+        return found
+
+    def run(
+        self,
+        run: HardwareRun,
+        router: RouterConfig,
+        routing: Routing,
+        on_progress: Callable[[Progress], None] | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        drained: Wish = nobody,
+    ) -> RunRecord:
+        """One run, in real time; agents are emptied before it.
+
+        Args:
+            say: takes a line for people whenever a server goes down or is back.
+            drained: which servers the operator wants drained; asked now and then while the run goes on.
+
+        Raises:
+            WorkError: an agent could not be made ready before the run, or a preload did not come to an end.
+        """
+        assert self.slots, "enter the cluster first"
+        self._require_fit(run, router)
+        away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
+        ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
+        foreign = foreign_watch(self.servers, self.slots)
+        parts = Parts(
+            self.servers,
+            self.slots,
+            self.arenas,
+            self.served,
+            self.supervision,
+            self.sensor_period_ns,
+            self.transfer_ids,
+            drained,
+            away,
+            Host(cores=own_cores(self.servers)),
+        )
+        with no_collections(), on_cores(parts.host.cores):
+            return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
+
+    def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
+        image = self.served.input_shape
+        if run.images.shape[1:] != image:
+            raise InputError("images", "", f"have the shape {run.images.shape[1:]}, the model takes {image}")
+        if (router.servers, router.segments, router.widths) != (
+            len(self.servers),
+            self.served.segments,
+            self.served.widths,
+        ):
+            raise InputError("router", "", "its servers, segments or widths are not those of the cluster and its model")
+        if router.groups[-1] > self.largest_block:
+            problem = f"{router.groups[-1]} is more than the {self.largest_block} that the cluster has room for"
+            raise InputError("router", "groups", f"{problem}; start it with `largest_block` of that size")
+
+
+def _allow_descriptors(agents: int) -> None:
+    """An agent takes several: its port, log, arena and process. Often 1,024 are allowed, and more may be asked for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _DESCRIPTORS * (agents + 8)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
+def _pids(slots: Sequence[AgentSlot]) -> list[int]:
+    """Of the agents that sit there now."""
+    return [slot.agent.pid for slot in slots]
+
+
+def foreign_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> ForeignWatch:
+    """What others take of these servers' devices; agents and this process, which routes, are no others.
+
+    Devices of other machines are not looked at.
+    """
+    slots = [slot for server, slot in zip(servers, slots, strict=True) if not server.machine]
+    servers = [server for server in servers if not server.machine]
+    router_cores = frozenset(own_cores(servers)) or None
+
+    def own() -> dict[int | str, Used]:
+        found: dict[int | str, Used] = {"ended": ended_children()}
+        found[os.getpid()] = Used(process_cpu_s(os.getpid()), router_cores)
+        for server, pid in zip(servers, _pids(slots), strict=True):
+            found[pid] = Used(process_cpu_s(pid), frozenset(server.device.cores) or None)
+        return found
+
+    physical = dict.fromkeys(server.device.physical for server in servers)
+    cores = [cores for kind, cores in physical if kind == "cpu"]
+    gpus = [index for kind, (index, *_) in physical if kind == "cuda"]
+    nvml = load_nvml() if gpus else None
+    handles = [nvml_handle(nvml, index) for index in gpus if nvml is not None]
+    watches = [GpuWatch(nvml, handle, partial(_pids, slots)) for handle in handles]
+    return ForeignWatch(CoreWatch(cores, own) if cores else None, watches)

@@ -1,0 +1,118 @@
+"""What the operator wants drained while a run goes on: the router's core hears it, and people hear who is empty.
+
+Where blocks go is the core's to say (`policies.vocabulary.ServerDraining`). Who takes an empty server away does no
+harm: its agent's death counts as planned, and the next one starts when the server is returned, or is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from msgspec import structs
+
+from hw.router.server import RemoteServer
+from policies.faults import DRAINED
+from policies.records import Downtime
+from policies.router import RouterCore
+from policies.vocabulary import NS_PER_S, RouterEvent, ServerDraining
+
+Wish = Callable[[], frozenset[int]]
+"""Which servers the operator wants drained now, by index."""
+
+
+def nobody() -> frozenset[int]:
+    """Nothing is to be drained."""
+    return frozenset()
+
+
+class State(Enum):
+    """Of a server that is to be drained: nothing is there; something is still; or it gets blocks all the same."""
+
+    EMPTY = auto()
+    BUSY = auto()
+    NEEDED = auto()
+
+
+class Draining:
+    """The wish as it changes during one run.
+
+    Args:
+        wish: asked at every look.
+        servers: by index.
+        router: the run's core.
+        tell_router: takes an event and its time.
+        now_ns: the run's clock.
+        say: takes a line for people.
+
+    Attributes:
+        times: from when until when a server was to be drained, as downtimes.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        servers: Sequence[RemoteServer],
+        router: RouterCore,
+        tell_router: Callable[[RouterEvent, int], None],
+        now_ns: Callable[[], int],
+        say: Callable[[str], None],
+    ) -> None:
+        self.times: list[Downtime] = []
+        self._wish = wish
+        self._servers = servers
+        self._router = router
+        self._tell_router = tell_router
+        self._now_ns = now_ns
+        self._say = say
+        self._wanted: frozenset[int] = frozenset()
+        self._told: dict[int, State] = {}  # of those that are to be drained, when last looked at
+
+    def look(self) -> None:
+        """Pass on what has changed in the wish, and say who is empty now, or needed."""
+        wanted = self._wish().intersection(range(len(self._servers)))
+        for index in sorted(wanted ^ self._wanted):
+            self._change(index, index in wanted)
+        self._wanted = wanted
+        for index in sorted(wanted):
+            self._tell_state(index)
+
+    def may_go(self, server: int) -> bool:
+        """Whether it is to be drained, and neither is anything lost with it now, nor does anybody need it."""
+        return server in self._wanted and self._state_of(server) is State.EMPTY
+
+    def _change(self, index: int, is_wanted: bool) -> None:
+        now_ns, server = self._now_ns(), self._servers[index]
+        self._tell_router(ServerDraining(index, is_wanted), now_ns)
+        self._told.pop(index, None)
+        if is_wanted:
+            self.times.append(Downtime(index, now_ns, None, DRAINED))
+            self._tell(index, f"is drained since {now_ns / NS_PER_S:.2f} s: it gets no new block")
+            return
+        place = max(place for place, time in enumerate(self.times) if time.server == index)
+        self.times[place] = structs.replace(self.times[place], up_ns=now_ns)
+        what = "it gets blocks again" if server.is_up else "it gets blocks again as soon as it serves"
+        self._tell(index, f"was returned at {now_ns / NS_PER_S:.2f} s: {what}")
+        server.is_away = False
+
+    def _tell_state(self, index: int) -> None:
+        server, state = self._servers[index], self._state_of(index)
+        before, self._told[index] = self._told.get(index), state
+        if state is State.NEEDED:
+            server.is_away = False
+        if state == before or state is State.BUSY:
+            return
+        if state is State.NEEDED:
+            what = "it serves on" if server.is_up else "a new worker starts"
+            self._tell(index, f"is needed, for no other server that is up can take its blocks: {what}")
+        else:
+            what = "it may be taken away" if server.has_agent else "and it is not there"
+            self._tell(index, f"is empty at {self._now_ns() / NS_PER_S:.2f} s: {what}")
+
+    def _state_of(self, index: int) -> State:
+        if self._router.is_needed(index):
+            return State.NEEDED
+        return State.EMPTY if self._router.is_empty(index) else State.BUSY
+
+    def _tell(self, index: int, text: str) -> None:
+        self._say(f"{self._servers[index].spec.name}: {text}")

@@ -1,0 +1,609 @@
+"""One run in the router's process: one loop that drives the router's core, with the servers behind their ports.
+
+The loop is single-threaded, as the core is: it waits for the agents' words, the next arrival and the next timer, turns
+each into an event at the real time, and carries out the commands. It decides nothing. Arrivals are open-loop: they come
+when they are due, however busy the cluster is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hw.host.clock import RunClock
+from hw.host.waiting import Host
+from hw.host.watch import Watch
+from hw.router.agents import AgentSlot
+from hw.router.cost_meter import CostMeter
+from hw.router.cpu_use import Taker, cpu_use
+from hw.router.draining import Draining, Wish
+from hw.router.faults import FaultPlan
+from hw.router.late_ledger import LateLedger
+from hw.router.run_devices import devices_of
+from hw.router.run_spec import HardwareRun, Served
+from hw.router.server import HardwareServer, Labels, RemoteServer, RunContext
+from hw.router.transfers import Cargo, Images, Transfers
+from hw.telemetry import ForeignWatch, usable_cores
+from hw.transport.arena import Arena, Inbox
+from hw.transport.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Rejected, Release, Returned
+from hw.transport.port import FLUSH_NS
+from kit.errors import WorkError
+from policies.faults import WORKER_DIED, Poison, Supervision
+from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
+from policies.ledger import Ledger
+from policies.records import DeviceTotals, ForeignLoad, RunRecord
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.router import RouterCore
+from policies.vocabulary import (
+    FOLLOW_NS,
+    NS_PER_S,
+    ArrivalsEnded,
+    Block,
+    Decide,
+    Decided,
+    Held,
+    Hold,
+    OwnLimit,
+    ReleaseActivations,
+    RequestArrived,
+    RouterCommand,
+    RouterEvent,
+    RouterTimer,
+    SendBlock,
+)
+
+PRELOAD_TIMEOUT_S: Final = 120.0
+FINISH_TIMEOUT_S: Final = 5.0
+_PROGRESS_NS: Final = NS_PER_S // 5
+SPIN_S: Final = 5e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
+
+    now_ns: int
+    horizon_ns: int
+    arrived: int
+    completed: int
+    in_flight: int
+    busy_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A cluster whose agents are up; each sequence by server.
+
+    Attributes:
+        sensor_period_ns: how often each device's sensor is read.
+        transfer_ids: over all runs.
+        drained: which servers the operator wants drained.
+        away: those that were drained before, and have no agent.
+        host: the router's.
+    """
+
+    servers: Sequence[HardwareServer]
+    slots: Sequence[AgentSlot]
+    arenas: Sequence[Arena]
+    served: Served
+    supervision: Supervision
+    sensor_period_ns: int
+    transfer_ids: Iterator[int]
+    drained: Wish
+    away: frozenset[int]
+    host: Host
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Who decides in a run, and by what decisions are judged."""
+
+    policy: RoutingPolicy
+    rng: np.random.Generator
+    weights: RewardWeights
+    prior: AccuracyPrior
+
+
+def own_cores(servers: Sequence[HardwareServer]) -> tuple[int, ...]:
+    """The cores of this machine that no agent is pinned to: the router's; none where some agent may run anywhere."""
+    servers = [server for server in servers if not server.machine]
+    taken = {core for server in servers for core in server.device.cores}
+    if any(not server.device.cores for server in servers):
+        return ()
+    return tuple(core for core in usable_cores() if core not in taken)
+
+
+@contextlib.contextmanager
+def on_cores(cores: Sequence[int]) -> Iterator[None]:
+    """Keep to these cores meanwhile (where there are any, and the system can); an agent pins itself elsewhere."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile: over a heap with torch in it one stops the router for up to 0.25 s."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _labels_of(run: HardwareRun, router: RouterCore) -> Labels:
+    """What the agents say beside what is right; or what is known of each request at its widths."""
+    right: list[int] = run.labels.tolist()
+    count, is_correct = len(right), run.is_correct
+
+    def compare(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
+        return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
+
+    def look_up(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
+        assert is_correct is not None, "asked before"
+        return tuple([is_correct(request, (*router.widths_of(request), width)) for request in requests])
+
+    return compare if is_correct is None else look_up
+
+
+def _images_of(run: HardwareRun) -> Images:
+    poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
+    return Images(run.images, poisoned)
+
+
+class RouterLoop:
+    """The loop, and what it must remember."""
+
+    def __init__(
+        self,
+        cluster: Parts,
+        run: HardwareRun,
+        router: RouterConfig,
+        routing: Routing,
+        ledger: Ledger,
+        foreign: ForeignWatch,
+        on_progress: Callable[[Progress], None] | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec = run
+        self._host = cluster.host
+        self._router = RouterCore(router)
+        self._ledger = LateLedger(ledger)
+        self._routing = routing
+        self._foreign = foreign
+        self._on_progress = on_progress
+        self._clock = RunClock(cluster.host.clock_ns)
+        self._events: deque[RouterEvent] = deque()
+        self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
+        self._arrived = 0
+        self._goals = deque(run.goals)
+        self._told_limit_ns = FOLLOW_NS
+        self._holds = router.hold_limit_ns > 0
+        self._busy_ns = self._idle_ns = 0
+        self._busy_from_ns = 0
+        self._arrival_lags_ns: list[int] = []
+        self._period_ns = cluster.sensor_period_ns
+        self._next_tick_ns = self._period_ns
+        self._next_look_ns = 0
+        self._next_progress_ns = 0
+        self._watch = Watch(cluster.supervision, 0)  # over this process itself
+        self._devices = devices_of(cluster.servers)
+        self._device_of = {index: device for device in self._devices for index in device.servers}
+        context = RunContext(
+            self._clock,
+            self._ledger,
+            cluster.supervision,
+            _labels_of(run, self._router),
+            cluster.served.segments,
+            self._events.append,
+            say,
+            run.keep_log,
+            run.measures_costs,
+        )
+        self._servers = [
+            RemoteServer(index, spec, slot, Inbox(arena), context)
+            for index, (spec, slot, arena) in enumerate(
+                zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
+            )
+        ]
+        self._away = cluster.away
+        self._draining = Draining(
+            cluster.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
+        )
+        self._has_unsent = False
+        self._meter = CostMeter() if run.measures_costs else None
+        self._sent_images = 0
+        self._read_by = [0] * len(self._servers)  # the epochs of those who were up when readers were named
+        self._transfers = Transfers(
+            self._servers, Cargo(_images_of(run), cluster.served.shape_after), run.links, self._clock.now_ns,
+            self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
+        )  # fmt: skip
+        self._faults = FaultPlan(run.faults, self._servers, self._take_down)
+
+    def carry_out(self) -> RunRecord:
+        """From the preloads to the record."""
+        self._preload()
+        self._foreign.start()
+        self._clock.start(self._host.clock_ns())
+        for server in self._servers:
+            server.start_clock()
+        self._busy_from_ns = self._host.cpu_ns() - self._idle_ns
+        rule = hold_rule_of(self._routing.policy)
+        if self._holds and rule is not None:
+            self._hand_to_core(rule, 0)  # before any arrival
+        self._draining.look()
+        while not self._is_over():
+            self._turn()
+        self._busy_ns = self._busy_so_far_ns()
+        ended_ns = self._clock.now_ns()
+        self._arrive(ended_ns)
+        self._finish()
+        self._ledger.catch_up()
+        foreign = self._foreign.take()
+        for server in self._servers:
+            server.tell_absence()
+        for device in self._devices:
+            device.close(ended_ns)
+        return self._record(ended_ns, foreign)
+
+    def _busy_so_far_ns(self) -> int:
+        """CPU time since the run's start, without looking out for messages."""
+        return self._host.cpu_ns() - self._idle_ns - self._busy_from_ns
+
+    # -------------------------------------------------------------------------------------------------------- the loop
+
+    def _preload(self) -> None:
+        """Bring the servers up and wait for their preloads; the run's clock stands at 0 meanwhile."""
+        for server in self._servers:
+            if server.index in self._away:
+                server.begin_away()
+            else:
+                server.come_up()
+        self._settle_readers()
+        self._settle()
+        self._flush()
+        while any(server.is_preloading for server in self._servers):
+            if not self._listen(PRELOAD_TIMEOUT_S):
+                raise WorkError(f"a preload took more than {PRELOAD_TIMEOUT_S:g} s")
+
+    def _finish(self) -> None:
+        """Ask every agent what it did; one that does not answer soon is left with what it told before."""
+        for server in self._servers:
+            if server.is_up:
+                server.send(Finish(0))
+        until_ns = self._clock.now_ns() + round(FINISH_TIMEOUT_S * NS_PER_S)
+        while not all(server.is_finished or server.died for server in self._servers):
+            self._flush()
+            left_ns = until_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                break
+            for server in self._ready(left_ns / NS_PER_S):
+                for message in server.receive():
+                    server.hear_late(message)
+                self._hear_samples(server)
+        for server in self._servers:
+            server.end_life()
+
+    def _turn(self) -> None:
+        """Everything that is due now, then a wait for whatever comes first."""
+        now_ns = self._clock.now_ns()
+        self._arrive(now_ns)
+        while self._goals and self._goals[0][0] <= now_ns:
+            self._tell_router(self._goals.popleft()[1], now_ns)
+        if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
+            self._told_limit_ns = limit_ns
+            self._tell_router(OwnLimit(limit_ns), now_ns)
+        if self._holds and self._spec.end == "drain" and now_ns >= self._spec.horizon_ns:
+            self._holds = False
+            self._tell_router(ArrivalsEnded(), now_ns)
+        if (due_ns := self._faults.next_ns) is not None and due_ns <= now_ns:
+            self._faults.ring(now_ns)
+        if (due_ns := self._transfers.next_ns) is not None and due_ns <= now_ns:
+            self._transfers.ring(now_ns)
+        if now_ns >= self._next_tick_ns:
+            self._tick(now_ns)
+        if now_ns >= self._next_look_ns:
+            self._look_after(now_ns)
+        for server in self._servers:
+            if not server.is_up:
+                self._revive(server)
+        self._settle()
+        self._settle_readers()
+        self._decide()
+        self._ledger.catch_up()
+        if self._meter is not None:
+            self._meter.end_turn()
+        if not self._is_over():
+            self._listen(self._wait_s())
+
+    def _decide(self) -> None:
+        """One decision after the other, each sent at once: agents go on meanwhile."""
+        router, meter = self._router, self._meter
+        while (wake_ns := router.next_wake_ns) is not None and wake_ns <= (now_ns := self._clock.now_ns()):
+            self._arrive(now_ns)
+            if meter is not None:
+                meter.begin_decision()
+            self._sent_images = 0
+            self._tell_router(RouterTimer(), now_ns)
+            self._settle()
+            self._flush()
+            if meter is not None:
+                meter.decided(self._sent_images)
+        self._flush()
+
+    def _wait_s(self) -> float:
+        """Until the next thing that comes by itself."""
+        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns())
+        if self._arrived < len(self._arrivals_ns):
+            until_ns = min(until_ns, self._arrivals_ns[self._arrived])
+        if self._goals:
+            until_ns = min(until_ns, self._goals[0][0])
+        for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
+            if wake_ns is not None and wake_ns < until_ns:
+                until_ns = wake_ns
+        for server in self._servers:
+            if not server.is_up and (wake_ns := server.next_ns) is not None:
+                until_ns = min(until_ns, wake_ns)
+        now_ns = self._clock.now_ns()
+        if self._has_unsent:
+            until_ns = min(until_ns, now_ns + FLUSH_NS)
+        return max(0, until_ns - now_ns) / NS_PER_S
+
+    def _limit_ns(self) -> int:
+        """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
+        if self._spec.end == "cut" or self._clock.now_ns() < self._spec.horizon_ns:
+            return self._spec.horizon_ns
+        return self._spec.horizon_ns + self._spec.drain_limit_ns
+
+    def _is_over(self) -> bool:
+        now_ns = self._clock.now_ns()
+        if now_ns < self._spec.horizon_ns:
+            return False  # arrivals go on, whoever is there to serve them
+        if not any(server.is_up or server.will_return for server in self._servers):
+            return True
+        drained = self._arrived == len(self._arrivals_ns) and not self._router.in_flight
+        return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
+
+    def _listen(self, wait_s: float) -> bool:
+        """Wait for words and take those that have come; False when none came in time."""
+        if self._meter is not None:
+            return self._listen_measured(wait_s, self._meter)
+        ready = self._await(wait_s)
+        for server in ready:
+            for message in server.receive():
+                self._hear(server, message)
+            self._hear_samples(server)
+            self._settle()
+        return bool(ready)
+
+    def _listen_measured(self, wait_s: float, meter: CostMeter) -> bool:
+        """The same, with an eye on what it costs."""
+        looked_ns, began_ns = self._idle_ns, self._clock.now_ns()
+        ready = self._ready(0)
+        is_late = bool(ready)
+        if not is_late:
+            ready = self._await(wait_s)
+        heard_ns = self._clock.now_ns()
+        meter.waited(self._idle_ns - looked_ns, 0 if is_late else heard_ns - began_ns)
+        for server in ready:
+            messages = server.receive()
+            returned = [message for message in messages if isinstance(message, Returned)]
+            if not is_late and len(ready) == len(messages) == len(returned) == 1:
+                meter.came_back(server.index, returned[0].told.ended_ns, heard_ns)
+            for message in messages:
+                self._hear(server, message)
+            for message in returned:
+                for block, arrived_ns in message.told.arrivals:
+                    meter.arrived(server.index, block, arrived_ns)
+            self._hear_samples(server)
+            self._settle()
+            meter.heard(len(returned), sum(len(message.requests) for message in returned))
+        return bool(ready)
+
+    def _ready(self, wait_s: float) -> list[RemoteServer]:
+        ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
+        return [ports[number] for number in self._host.wait(ports, wait_s)]
+
+    def _await(self, wait_s: float) -> list[RemoteServer]:
+        """The servers that have something to say.
+
+        A core that sleeps takes longer to wake up than a message to travel. So where the router has one to itself, it
+        looks on for a while when a block is under way; that time is no work.
+        """
+        if not self._host.cores or not any(server.in_flight for server in self._servers):
+            return self._ready(wait_s)
+        began_ns, until_ns = self._host.cpu_ns(), self._clock.now_ns() + round(min(wait_s, SPIN_S) * NS_PER_S)
+        while not (ready := self._ready(0)) and self._clock.now_ns() < until_ns:
+            pass
+        self._idle_ns += self._host.cpu_ns() - began_ns
+        return ready or self._ready(max(0.0, wait_s - SPIN_S))
+
+    def _flush(self) -> None:
+        """Send what the agents were asked; what a full port does not take stays for later."""
+        self._has_unsent = False
+        for server in self._servers:
+            if server.has_posted and not server.flush():
+                self._has_unsent = True
+
+    def _hear(self, server: RemoteServer, message: FromAgent) -> None:
+        server.hear(message)
+        if isinstance(message, Returned | Rejected | Fenced):
+            self._transfers.freed(server.index)
+        elif isinstance(message, Moved):
+            self._transfers.moved(message)
+        elif isinstance(message, MoveBroken):
+            self._transfers.broken(message.transfer, message.reason)
+
+    def _hear_samples(self, server: RemoteServer) -> None:
+        """What it has read of its device; the others that share it want to know."""
+        device = self._device_of[server.index]
+        for sample in server.take_samples():
+            device.heard(sample)
+            for index in device.servers:
+                if index != server.index and self._servers[index].is_up:
+                    self._servers[index].relay(sample)
+
+    def _settle(self) -> None:
+        """Until no event waits for the router and no death is unnoticed."""
+        while True:
+            for server in self._servers:
+                if server.died:
+                    self._take_down(server, WORKER_DIED, 0)
+            if not self._events:
+                return
+            self._tell_router(self._events.popleft(), self._clock.now_ns())
+
+    # ---------------------------------------------------------------------------------------------- up and down
+
+    def _look_after(self, now_ns: int) -> None:
+        """Ping, and notice who hangs; not when this process was away itself. And what the operator wants."""
+        was_away = self._watch.was_away(self._next_look_ns, now_ns)
+        self._next_look_ns = now_ns + self._watch.period_ns
+        if was_away:
+            self._listen(0.0)  # what they said meanwhile
+        for server in self._servers:
+            if was_away:
+                server.excuse()
+            reason = server.look_after()
+            if reason is not None:
+                self._take_down(server, reason, 0)
+        self._draining.look()
+
+    def _revive(self, server: RemoteServer) -> None:
+        """Bring a server back when its time has come."""
+        server.end_outage_if_due()
+        server.restart_if_due()
+
+    def _take_down(self, server: RemoteServer, reason: str, until_ns: int | None) -> None:
+        """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
+        server.is_away = self._draining.may_go(server.index)
+        server.go_down(reason, until_ns)
+        self._transfers.bury(server.index)
+
+    def _settle_readers(self) -> None:
+        """Somebody came up or went down: each device has one reader."""
+        up = [server.epoch if server.is_up else 0 for server in self._servers]
+        if up == self._read_by:
+            return
+        changed = {index for index, epoch in enumerate(up) if epoch != self._read_by[index]}
+        self._read_by = up
+        for device in self._devices:
+            if changed.intersection(device.servers):  # whoever reads another one reads on
+                device.settle(self._servers, self._period_ns, self._clock.now_ns())
+
+    # ------------------------------------------------------------------------------------------------------ the router
+
+    def _arrive(self, now_ns: int) -> None:
+        """Requests that were due until now, each at its own time: a router that was busy hides nobody's wait."""
+        arrivals_ns, relative_ns = self._arrivals_ns, self._spec.deadline_ns
+        while self._arrived < len(arrivals_ns) and (planned_ns := arrivals_ns[self._arrived]) <= now_ns:
+            deadline_ns = None if relative_ns is None else planned_ns + relative_ns
+            event = RequestArrived(self._arrived, deadline_ns)
+            self._arrived += 1
+            self._arrival_lags_ns.append(self._clock.now_ns() - planned_ns)
+            self._hand_to_core(event, planned_ns)
+
+    def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
+        """What was due before it comes before it; nothing is due while the clock stands."""
+        if self._clock.runs:
+            self._arrive(now_ns)
+        self._hand_to_core(event, now_ns)
+
+    def _hand_to_core(self, event: RouterEvent, now_ns: int) -> None:
+        commands = self._router.handle(event, now_ns)
+        self._ledger.observe_router(event, commands, now_ns)
+        for command in commands:
+            self._carry_out(command)
+
+    def _carry_out(self, command: RouterCommand) -> None:
+        match command:
+            case Decide(decision, view):
+                choice = self._routing.policy.choose(view, self._routing.rng)
+                if isinstance(choice, Hold):
+                    self._events.append(Held(decision, choice))
+                else:
+                    self._events.append(Decided(decision, choice))
+                if self._meter is not None:
+                    self._meter.made()
+            case SendBlock():
+                self._sent_images = len(command.block.requests)
+                self._transfers.send(command)
+            case ReleaseActivations(server, requests) if self._servers[server].is_up:
+                self._servers[server].send(Release(requests))
+                self._servers[server].inbox.forget(requests)
+                self._transfers.freed(server)
+            case _:  # the ledger has seen what ended
+                pass
+
+    def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        server = self._servers[block.server]
+        if not server.is_up:
+            return
+        if self._meter is not None:
+            self._meter.handed(block.block, self._clock.now_ns())
+        server.deliver(block, inputs)
+
+    # ------------------------------------------------------------------------------------------- telemetry and record
+
+    def _tick(self, now_ns: int) -> None:
+        """Look at what others take, and tell how far it is; ticks that were missed are not made up for."""
+        self._foreign.look(now_ns)
+        self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
+        if self._on_progress is not None and now_ns >= self._next_progress_ns:
+            self._next_progress_ns = now_ns + _PROGRESS_NS
+            done, left, busy_ns = self._router.completed, self._router.in_flight, self._busy_so_far_ns()
+            self._on_progress(Progress(now_ns, self._spec.horizon_ns, self._arrived, done, left, busy_ns))
+
+    def _record(self, ended_ns: int, foreign: ForeignLoad | None) -> RunRecord:
+        ledger = self._ledger.ledger
+        ledger.close(ended_ns)
+        owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
+        downs = [down for server in self._servers for down in server.downtimes]
+        return RunRecord(
+            ended_ns=ended_ns,
+            requests=tuple(ledger.requests),
+            blocks=tuple(ledger.blocks),
+            batches=tuple(ledger.batches),
+            telemetry=tuple(ledger.telemetry),
+            servers=tuple(s.totals(owners[s.index], self._device_of[s.index].busy_s) for s in self._servers),
+            devices=tuple(
+                DeviceTotals(d.name, d.energy_j, d.bare_idle_w, d.context_idle_w, unmetered_s=d.unmetered_s)
+                for d in self._devices
+            ),
+            gpu_var=tuple(ledger.gpu_var),
+            decisions=ledger.decisions,
+            log=tuple(ledger.log),
+            agent_logs=tuple(log for server in self._servers for log in server.agent_logs()),
+            arrival_lags_ns=tuple(self._arrival_lags_ns),
+            router_busy_ns=self._busy_ns,
+            agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
+            downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),
+            references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
+            foreign_load=foreign,
+            cpu=cpu_use(
+                Taker(self._busy_ns, frozenset(self._host.cores)),
+                [(server.spec.device, server.agent_cpu_ns) for server in self._servers if not server.spec.machine],
+                usable_cores(),
+                ended_ns,
+            ),
+            router_costs=tuple(self._meter.costs) if self._meter is not None else (),
+            handovers=tuple(self._meter.handovers) if self._meter is not None else (),
+            chores=tuple(cost for server in self._servers for cost in server.chores),
+            clocks=tuple(clock for server in self._servers if (clock := server.clock) is not None),
+        )

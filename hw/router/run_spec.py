@@ -1,0 +1,87 @@
+"""What is served, and what happens in one run on real executors. Nouns only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.networks.registry import ModelFile
+from hw.router.link import LinkModel
+from hw.router.transfers import ELEMENT_BYTES
+from policies.faults import Fault
+from policies.vocabulary import IMAGE, NS_PER_S, GoalSet
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served, as far as its router must know.
+
+    Attributes:
+        input_shape: of an image.
+        shape_after: (segment, width) -> of one activation after it; segment 0 is the image.
+    """
+
+    segments: int
+    widths: tuple[float, ...]
+    input_shape: tuple[int, ...]
+    shape_after: Callable[[int, float], tuple[int, ...]]
+
+    @classmethod
+    def of(cls, file: ModelFile) -> Served:
+        """Of a network in a file; raises `InputError` where it cannot be read."""
+        model, _ = file.load()
+        return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
+
+    @classmethod
+    def of_sizes(cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]) -> Served:
+        """Of a network of which nothing is known but how much travels: of an image, and after (segment, width)."""
+
+        def shape_after(segment: int, width: float) -> tuple[int, ...]:
+            size_bytes = activation_bytes[segment - 1][widths.index(width)] if segment else input_bytes
+            return (-(-size_bytes // ELEMENT_BYTES),)
+
+        return cls(len(activation_bytes), widths, shape_after(0, IMAGE), shape_after)
+
+
+@dataclass(frozen=True)
+class HardwareRun:
+    """What happens to the cluster.
+
+    Attributes:
+        arrivals_ns: (n,) ascending; request i arrives at arrivals_ns[i].
+        images: (m, C, H, W) float32, and labels (m,); request i is image i modulo m.
+        horizon_ns: arrivals end here; so does the run under `end: cut`.
+        end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most.
+        deadline_ns: after its arrival, for every request; None for no deadlines.
+        keep_log: keep every event and command for replay.
+        faults: what is done to the agents, and when.
+        goals: when the operator asks for what, ascending.
+        links: an emulated network between the servers; None for what this machine has. Of this run alone.
+        is_correct: (request, its widths) -> whether it is right, where agents tell no labels; None compares what they
+            tell with `labels`.
+        measures_costs: whether to measure what the router's process and the port cost.
+    """
+
+    arrivals_ns: NDArray[np.int64]
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    horizon_ns: int
+    end: Literal["drain", "cut"] = "drain"
+    deadline_ns: int | None = None
+    drain_limit_ns: int = 60 * NS_PER_S
+    keep_log: bool = False
+    faults: tuple[Fault, ...] = ()
+    goals: tuple[tuple[int, GoalSet], ...] = ()
+    links: LinkModel | None = None
+    is_correct: Callable[[int, tuple[float, ...]], bool] | None = None
+    measures_costs: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.labels) != len(self.images) or not len(self.images):
+            raise ValueError(f"{len(self.images)} images with {len(self.labels)} labels")
+        if np.any(np.diff(self.arrivals_ns) < 0):
+            raise ValueError("arrivals must ascend")

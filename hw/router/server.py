@@ -1,0 +1,583 @@
+"""One server as the router's process sees it: its agent's words become events for the router's core, and back.
+
+It decides nothing and schedules nothing (the agent does). It watches over its agent and starts the next one when that
+has died, under a new epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from hw.host.clock import NEVER_NS, RunClock
+from hw.host.watch import Watch
+from hw.router.agents import AgentSlot
+from hw.router.late_ledger import LateLedger
+from hw.transport.arena import Inbox, Slab
+from hw.transport.life_log import steps_of
+from hw.transport.messages import (
+    ComeUp,
+    Deliver,
+    Done,
+    Fence,
+    Fenced,
+    Finished,
+    FromAgent,
+    Impair,
+    Input,
+    MoveBroken,
+    Moved,
+    Pong,
+    Preloaded,
+    Prepare,
+    Prepared,
+    Ready,
+    Refused,
+    Rejected,
+    Report,
+    Returned,
+    Sample,
+    Sampled,
+    Sense,
+    Start,
+    Stuck,
+    ToAgent,
+    Warm,
+)
+from hw.transport.port import PortBrokenError, PortClosedError
+from kit.errors import WorkError
+from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
+from policies.greedy import GreedyKnobs
+from policies.records import AgentLog, ChoreCost, Downtime, ServerClock, ServerTotals
+from policies.server_book import ServerCounts
+from policies.vocabulary import (
+    NS_PER_S,
+    Block,
+    RequestsRejected,
+    RequestsReturned,
+    RouterEvent,
+    ServerDown,
+    ServerReport,
+    ServerUp,
+    StragglerEnded,
+    StragglerStarted,
+    TelemetrySampled,
+)
+
+if TYPE_CHECKING:
+    from hw.agent.emulated import EmulatedDevice
+    from hw.device import DeviceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareServer:
+    """A server of the cluster: its device, the knobs of its scheduler, and its device's idle powers for the record.
+
+    Attributes:
+        trusts_counter: whether the device's energy counter may be used, where it has one.
+        machine: that it is on, where that is not the router's.
+        host: the machine's name, where the cluster has several; by it an operator means all servers there.
+    """
+
+    name: str
+    device: DeviceSpec | EmulatedDevice
+    knobs: GreedyKnobs
+    bare_idle_w: float
+    context_idle_w: float
+    trusts_counter: bool = True
+    machine: str = ""
+    host: str = ""
+
+    @property
+    def physical(self) -> tuple[str, str, tuple[int, ...]]:
+        """What two servers share when they share a device."""
+        return (self.machine, *self.device.physical)
+
+
+_DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
+START_LIMIT_NS = 300 * NS_PER_S  # an agent that is started again may take as long as the first one
+
+Labels = Callable[[tuple[int, ...], float, tuple[int, ...]], tuple[bool, ...]]
+"""(requests, width of the last segment, their labels as the agent says) -> which are right."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What all servers of a run share.
+
+    Attributes:
+        supervision: how agents are watched and brought back.
+        labels: which labels are right.
+        tell_router: queues an event for the router's core.
+        say: takes a line for people when an agent dies, hangs, or is back.
+        keep_log: whether agents write down every step.
+        measures_costs: whether agents measure what they do besides passes.
+    """
+
+    clock: RunClock
+    ledger: LateLedger
+    supervision: Supervision
+    labels: Labels
+    segments: int
+    tell_router: Callable[[RouterEvent], None]
+    say: Callable[[str], None]
+    keep_log: bool
+    measures_costs: bool
+
+
+def _s(time_ns: int) -> str:
+    return f"{time_ns / NS_PER_S:.2f} s"
+
+
+class RemoteServer:
+    """A server during one run.
+
+    Args:
+        index: of the server in the cluster.
+        spec: of the server.
+        slot: where its agents sit.
+        inbox: the ledger of its arena.
+        run: what it shares with the others.
+    """
+
+    def __init__(self, index: int, spec: HardwareServer, slot: AgentSlot, inbox: Inbox, run: RunContext) -> None:
+        self.index = index
+        self.spec = spec
+        self.slot = slot
+        self.inbox = inbox
+        self.channels_last = spec.device.channels_last
+        self.place = spec.physical
+        self.epoch = 0
+        self.is_up = False
+        self.died = False
+        self.has_posted = False  # something waits for `flush`
+        self.is_doomed = False  # a planned fault has killed or stopped its agent
+        self.is_away = False  # its agent went when it was drained and empty: the next one starts when it is returned
+        self.downtimes: list[Downtime] = []
+        self.references: list[tuple[int, float]] = []  # (when, seconds)
+        self._lives: list[tuple[int, Callable[[], bytes], int, str]] = []  # (epoch, its log, steps heard of, its end)
+        self._samples: list[Sample] = []
+        self.impairment = Impairment()
+        self.in_flight = 0  # requests there: whether a word is due soon
+        self.agent_cpu_ns = 0
+        self.chores: tuple[ChoreCost, ...] = ()
+        self._run = run
+        self._tell_router = run.tell_router
+        self._restarts = RestartPlan(run.supervision)
+        self._restart_at_ns: int | None = None  # None: it runs, is starting, or never comes back
+        self._up_from_ns = 0
+        self._is_starting = False
+        self._is_ready_early = False  # a new agent waits for the end of an outage
+        self._is_preloading = False
+        self._number = 0
+        self._watch = Watch(run.supervision, 0)
+        self._heard_steps = 0
+        self._counts = ServerCounts()  # of this life
+        self._totals = ServerCounts()  # of those before
+        self._vram_peak_bytes = 0
+        self._is_finished = False
+        self._fences: dict[int, tuple[Slab, ...]] = {}  # what a dead agent may still write to, until they are answered
+
+    # -------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_preloading(self) -> bool:
+        """Whether what should be loaded from the start is not yet."""
+        return self._is_preloading and self.is_up
+
+    @property
+    def will_return(self) -> bool:
+        """Whether it is down, and not for good."""
+        is_to_start = self._is_starting or self._restart_at_ns is not None
+        return is_to_start and self._up_from_ns < NEVER_NS and not self.is_away
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether there is a process whose words should be listened to."""
+        return self.is_up or self._is_starting
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its agent has said what it did in the run, or is gone."""
+        return self._is_finished or not self.is_up
+
+    @property
+    def port_number(self) -> int:
+        """Of the descriptor to select on."""
+        return self.slot.agent.port.fileno()
+
+    @property
+    def next_ns(self) -> int | None:
+        """When something is due here that no message will bring about."""
+        if self.is_up or not self.will_return:
+            return None
+        return self._up_from_ns if self._is_ready_early else self._restart_at_ns
+
+    def totals(self, device: int, busy_s: float) -> ServerTotals:
+        """This server's row of the record."""
+        counts = self._totals + self._counts
+        return ServerTotals(
+            name=self.spec.name,
+            device=device,
+            busy_s=busy_s,
+            images=counts.images,
+            batches=counts.batches,
+            loads=counts.loads,
+            unloads=counts.unloads,
+            vram_peak_bytes=self._vram_peak_bytes,
+        )
+
+    # --------------------------------------------------------------------------------------------- up and down
+
+    def come_up(self) -> None:
+        """Serve, empty, in a new epoch; the agent was prepared."""
+        now_ns = self._run.clock.now_ns()
+        self.epoch += 1
+        self.is_up, self._is_starting, self._is_ready_early = True, False, False
+        self.inbox.open_mailbox(self.slot.agent.mailbox)
+        self._is_preloading = True
+        self._heard_steps = self.in_flight = 0
+        self._watch = Watch(self._run.supervision, now_ns)
+        self._restarts.came_up(now_ns)
+        self.is_doomed = False
+        if (down := self._open_downtime) is not None:
+            self.downtimes[-1] = structs.replace(down, up_ns=now_ns)
+            self._run.say(f"{self.spec.name}: serves again since {_s(now_ns)}, after {_s(now_ns - down.down_ns)}")
+        self.start_clock()
+        self._tell_impairment()
+        self._tell_router(ServerUp(self.index, self.epoch))
+        self.send(ComeUp(self.epoch))
+
+    def begin_away(self) -> None:
+        """It was drained before the run, and has no agent."""
+        self.is_away, self._restart_at_ns = True, 0
+        self.downtimes.append(Downtime(self.index, 0, None, WORKER_DIED))
+
+    def start_clock(self) -> None:
+        """The run has begun: the agent's clock follows, by its own reading of that moment as far as that is known."""
+        origin_ns = self._run.clock.origin_ns
+        if origin_ns is not None:
+            self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
+
+    def go_down(self, reason: str, until_ns: int | None = 0) -> None:
+        """The agent is gone (or is ended now), and everything with it.
+
+        Args:
+            until_ns: it does not come back before; None: never.
+        """
+        now_ns = self._run.clock.now_ns()
+        was_up, self.is_up = self.is_up, False
+        self.died = self._is_starting = self._is_ready_early = False
+        self.slot.agent.kill()
+        self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
+        self.stay_down(until_ns)
+        if not was_up:
+            what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
+        else:
+            self._bury(reason)
+            is_planned = reason == PLANNED or self.is_doomed or self.is_away
+            self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
+            what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
+            self._tell_router(ServerDown(self.index, self.epoch, reason))
+        self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
+
+    def _bury(self, reason: str) -> None:
+        """A life is over: its log, and the counts that it told of last; no word is due."""
+        self.in_flight = 0
+        self._keep_log(reason)
+        for slabs in self._fences.values():  # its next life has another address, which nobody of those knows
+            self._cancel(slabs)
+        self._fences.clear()
+        self._totals += self._counts
+        self._counts = ServerCounts()
+
+    def _keep_log(self, ended: str) -> None:
+        if self._run.keep_log:
+            self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
+
+    def agent_logs(self) -> list[AgentLog]:
+        """Of every life; read after the run and before the next, for they are long."""
+        return [
+            AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
+            for epoch, log, heard, ended in self._lives
+        ]
+
+    def tell_absence(self) -> None:
+        """At the end of a run: whether it is still down."""
+        if (down := self._open_downtime) is not None:
+            self._run.say(f"{self.spec.name}: did not come back (down since {_s(down.down_ns)})")
+
+    @property
+    def _open_downtime(self) -> Downtime | None:
+        return self.downtimes[-1] if self.downtimes and self.downtimes[-1].up_ns is None else None
+
+    def _return_text(self, now_ns: int) -> str:
+        """What is to come, once it is down."""
+        if self.is_away:
+            return "it was drained, and a new worker starts when it is returned"
+        if not self.will_return:
+            return "it does not come back"
+        assert self._restart_at_ns is not None, "it is down"
+        wait = f"a new worker starts in {_s(self._restart_at_ns - now_ns)}"
+        return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
+
+    def stay_down(self, until_ns: int | None) -> None:
+        """It is down already, and does not come back before; None: never."""
+        if until_ns is not None:
+            self._up_from_ns = max(self._up_from_ns, until_ns)
+        else:
+            self._up_from_ns = NEVER_NS
+
+    def restart_if_due(self) -> None:
+        """Start the next agent when its time has come."""
+        now_ns = self._run.clock.now_ns()
+        if not self.will_return or self._restart_at_ns is None or now_ns < self._restart_at_ns:
+            return
+        self._restart_at_ns = None
+        self._is_starting = True
+        rules = self._run.supervision
+        self._watch = Watch(replace(rules, stuck_ns=max(START_LIMIT_NS, rules.stuck_ns)), now_ns)
+        self._watch.asked("start", now_ns)
+        self.slot.start()
+
+    def excuse(self) -> None:
+        """The router itself was away: the agent is not to blame."""
+        self._watch.excuse(self._run.clock.now_ns())
+
+    def look_after(self) -> str | None:
+        """Ping the agent; returns why it must be given up, None while it is well."""
+        now_ns = self._run.clock.now_ns()
+        if not self.has_agent:
+            return None
+        if self._watch.is_hung(now_ns):
+            return WORKER_HUNG
+        if self.is_up and (number := self._watch.ping(now_ns)) is not None:
+            self.send(self.slot.agent.ping(number))
+        return None
+
+    def _wake_up(self, message: Ready | Done | Prepared | Refused) -> None:
+        """A new agent's first words: it is there, warm, empty; then it serves (not before an outage has ended)."""
+        agent = self.slot.agent
+        match message:
+            case Refused():
+                self.died = True
+            case Ready():
+                if not self._note_ready(message):
+                    return
+                self._number = agent.next_number()
+                self.send(agent.ping(-self._number))  # its clock may be another one
+                self.send(Warm(self._number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
+            case Done(number) if self._is_starting and number == self._number:
+                agent.is_warm = True
+                self._number = agent.next_number()
+                self.send(Prepare(self._number, self.index, self._run.keep_log, self._run.measures_costs))
+            case Prepared(number) if self._is_starting and number == self._number:
+                self._watch.answered("start")
+                self._is_ready_early = True
+                self.end_outage_if_due()
+            case _:  # of an earlier run
+                pass
+
+    def _note_ready(self, message: Ready) -> bool:
+        """False where it is of another version."""
+        try:
+            self.slot.agent.note_ready(message)
+        except WorkError:
+            self.died = True
+        return not self.died
+
+    def end_outage_if_due(self) -> None:
+        """An agent that was ready before its outage has ended comes up when it has."""
+        if self._is_ready_early and self._run.clock.now_ns() >= self._up_from_ns:
+            self.come_up()
+
+    # -------------------------------------------------------------------------------------------------- to the agent
+
+    def send(self, message: ToAgent) -> None:
+        """Ask the agent, with the next `flush`."""
+        self.has_posted = True
+        self.slot.agent.port.post(message)
+
+    def flush(self) -> bool:
+        """Send what was asked; returns whether all of it is on its way.
+
+        If the agent is gone, `died` says so and the cluster takes the server down.
+        """
+        self.has_posted = False
+        if not self.has_agent or self.died:
+            return True
+        try:
+            self.has_posted = not self.slot.agent.port.flush()
+        except PortClosedError:
+            self.died = True
+        return not self.has_posted
+
+    def deliver(self, block: Block, inputs: tuple[Input, ...]) -> None:
+        """Hand a block over."""
+        self.in_flight += len(block.requests)
+        self.send(Deliver(block, inputs))
+
+    def asked(self, transfer: int) -> None:
+        """The agent was asked to move something."""
+        self._watch.asked(("transfer", transfer), self._run.clock.now_ns())
+
+    @property
+    def address(self) -> str:
+        """See `hw.router.agents.AgentHandle`."""
+        return self.slot.agent.address
+
+    @property
+    def life(self) -> int:
+        """See `hw.router.agents.AgentHandle`."""
+        return self.slot.agent.life
+
+    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+        """See `hw.router.transfers.Endpoint`."""
+        if not life or not self.is_up:
+            self._cancel(slabs)
+            return
+        number = self.slot.agent.next_number()
+        self._fences[number] = tuple(slabs)
+        self.send(Fence(number, life))
+
+    def _cancel(self, slabs: Iterable[Slab]) -> None:
+        for slab in slabs:
+            self.inbox.cancel(slab)
+
+    def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
+        """Whether it reads the device's sensor, and for which processes."""
+        self.send(Sense(period_ns, pids))
+
+    def straggle(self, factor: float) -> None:
+        """Be slow from now on, or (1) as fast as ever; recorded in both cores' logs."""
+        self.impair(replace(self.impairment, slow_factor=factor))
+        self._tell_router(StragglerStarted(self.index, factor) if factor != 1.0 else StragglerEnded(self.index))
+
+    def impair(self, impairment: Impairment) -> None:
+        """From now on this is the matter with it; the agent that is there takes it on, and so does the next one."""
+        self.impairment = impairment
+        if self.is_up:
+            self.send(Impair(impairment))
+
+    def _tell_impairment(self) -> None:
+        if self.impairment != Impairment():
+            self.impair(self.impairment)
+
+    # ------------------------------------------------------------------------------------------------ from the agent
+
+    def receive(self) -> Sequence[FromAgent]:
+        """What it says; `died` tells where nothing will come any more."""
+        try:
+            return self.slot.agent.port.receive()
+        except (PortClosedError, PortBrokenError):
+            self.died = True
+            return ()
+
+    def hear(self, message: FromAgent) -> None:
+        """A word of the agent."""
+        match message:
+            case Returned():
+                self._take_back(message)
+            case Rejected(epoch, requests, reason, arrivals, steps):
+                self._heard_steps = steps
+                self.in_flight -= len(requests)
+                self.inbox.forget(requests)
+                if arrivals:
+                    self._run.ledger.note_arrivals(arrivals)
+                self._tell_router(RequestsRejected(self.index, epoch, requests, reason))
+            case Report():
+                self._hear_report(message)
+            case Pong(number):
+                self._watch.ponged(number)
+                if self.slot.agent.note_pong(message) and self.is_up:
+                    self.start_clock()
+            case Moved(transfer) | MoveBroken(transfer):
+                self._watch.answered(("transfer", transfer))
+            case Fenced(number):
+                self._cancel(self._fences.pop(number, ()))
+            case Preloaded():
+                self._is_preloading = False
+            case Stuck():
+                self._watch.give_up()
+            case Finished():
+                self._finish(message)
+            case Ready() | Done() | Prepared() | Refused():
+                self._wake_up(message)
+            case _:
+                raise AssertionError(f"not for a server: {message}")
+
+    def _take_back(self, message: Returned) -> None:
+        requests, told, run = message.requests, message.told, self._run
+        self._heard_steps = message.steps
+        self.in_flight -= len(requests)
+        if message.reference_s:
+            self.references.append((message.referenced_ns, message.reference_s))
+        counts = self._counts
+        counts.batches += 1
+        counts.images += len(requests)
+        self.inbox.forget(requests)
+        run.ledger.note_batch(self.index, told)
+        is_last = message.segment == run.segments
+        correct = run.labels(requests, message.width, message.labels) if is_last else ()
+        self._tell_router(
+            RequestsReturned(self.index, message.epoch, requests, message.segment, message.width, correct)
+        )
+
+    def _hear_report(self, message: Report) -> None:
+        """A sample reaches the router's core when it is heard, and the record as it was read."""
+        sample, now_ns = message.sample, self._run.clock.now_ns()
+        self._heard_steps = message.steps
+        self._counts = message.counts
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_used_bytes)
+        utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0
+        sampled_ns = min(sample.sampled_ns, now_ns)  # its clock is known to within an error
+        vram_bytes, queue_length = message.vram_used_bytes + message.activation_bytes, message.queue_length
+        read = TelemetrySampled(message.epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, queue_length)
+        self._run.ledger.note_reading(self.index, read)
+        if message.is_read:
+            self._samples.append(sample)
+        self._tell_router(
+            ServerReport(self.index, message.epoch, sampled_ns, now_ns, queue_length, utilization, power_w, vram_bytes)
+        )
+
+    def take_samples(self) -> list[Sample]:
+        """What its agent has read of the device since they were last taken."""
+        samples, self._samples = self._samples, []
+        return samples
+
+    def relay(self, sample: Sample) -> None:
+        """Another agent has read the sensor of the device that they share."""
+        self.send(Sampled(sample))
+
+    def hear_late(self, message: FromAgent) -> None:
+        """A word after the run's end: of what happened since nothing is told, but for the last reading."""
+        if isinstance(message, Finished):
+            self._finish(message)
+        elif isinstance(message, Report) and message.is_read:
+            self._samples.append(message.sample)
+        elif isinstance(message, Ready):  # it was starting: the next run would wait for this word
+            self._note_ready(message)
+
+    def _finish(self, message: Finished) -> None:
+        self._heard_steps = message.steps
+        self._counts.loads, self._counts.unloads = message.counts.loads, message.counts.unloads  # the rest was heard
+        self._vram_peak_bytes = max(self._vram_peak_bytes, message.vram_peak_bytes)
+        self.agent_cpu_ns += message.cpu_ns
+        self.chores += message.chores
+        self._is_finished = True
+
+    @property
+    def clock(self) -> ServerClock | None:
+        """Of its agent; None where that is the router's own, and where nobody is there."""
+        agent = self.slot.agent
+        if agent.shares_clock or not self.is_up:
+            return None
+        return ServerClock(self.index, agent.offset.offset_ns, agent.offset.error_ns, agent.clock_jumps)
+
+    def end_life(self) -> None:
+        """The run is over: the log of who lived to see it."""
+        if self.is_up:
+            self._keep_log("")

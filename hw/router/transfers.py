@@ -1,0 +1,374 @@
+"""Blocks on their way: who writes whose activations where, when a transfer has arrived, and what a death does to it.
+
+The router's side of the arenas. A transfer needs a place in its destination's arena; where there is none it waits for
+one (back-pressure), not for ever. Its data are written there by the source (or here, for images); where they lie goes
+with the block. With emulated links a transfer arrives when both its data are there and the link says so.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.router.link import LinkModel
+from hw.transport.arena import Inbox, Slab
+from hw.transport.messages import Input, Keep, Move, Moved, Release, ToAgent
+from policies.vocabulary import (
+    ROUTER,
+    Block,
+    RouterEvent,
+    SendBlock,
+    TransferFailed,
+    TransferFinished,
+    TransferStarted,
+)
+
+ELEMENT_BYTES = 4  # of float32, the largest that activations have
+NO_ROOM = "no_room"
+
+
+class Endpoint(Protocol):
+    """A server as transfers see it; of two in one `place` each may write to the other's mailbox."""
+
+    index: int
+    is_up: bool
+    inbox: Inbox
+    channels_last: bool
+
+    @property
+    def place(self) -> object:
+        """The device, by whatever tells it from others."""
+        ...
+
+    def send(self, message: ToAgent) -> None:
+        """Ask its agent, with whatever else is sent in this turn."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """Where its agent takes what others bring; empty where they map its arena."""
+        ...
+
+    @property
+    def life(self) -> int:
+        """Of its agent, if that may write on for a while when it is gone; else 0."""
+        ...
+
+    def asked(self, transfer: int) -> None:
+        """Its agent was asked to move something."""
+        ...
+
+    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+        """Cancel these as soon as that life of another agent surely writes to them no more."""
+        ...
+
+
+class Images:
+    """The images of a run's requests; request i is image i modulo m.
+
+    Args:
+        images: (m, C, H, W) float32, or of any other shape that has no order of channels.
+        poisoned: requests whose images hold no number.
+    """
+
+    def __init__(self, images: NDArray[np.float32], poisoned: frozenset[int] = frozenset()) -> None:
+        self._images = images
+        self._channels_last: NDArray[np.float32] | None = None  # made when a server wants it
+        self._poisoned = poisoned
+        self.shape: tuple[int, ...] = images.shape[1:]
+
+    def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
+        """Write those of these requests, one after another, with one copy."""
+        images = self._in_order(channels_last)
+        places = [request % len(images) for request in requests]
+        target = target.reshape(len(requests), *images.shape[1:])
+        images.take(places, axis=0, out=target, mode="clip")  # the only mode that needs no second copy
+        if self._poisoned:
+            for position, request in enumerate(requests):
+                if request in self._poisoned:
+                    target[position] = np.nan
+
+    def _in_order(self, channels_last: bool) -> NDArray[np.float32]:
+        if not channels_last or self._images.ndim != 4:
+            return self._images
+        if self._channels_last is None:
+            self._channels_last = np.ascontiguousarray(self._images.transpose(0, 2, 3, 1))
+        return self._channels_last
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """What moves.
+
+    Attributes:
+        images: of all requests.
+        shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
+    """
+
+    images: Images
+    shape_after: Callable[[int, float], tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """A block on its way, the transfers of it that have not arrived, and where the data of the others lie."""
+
+    block: Block
+    moving: dict[int, _Transfer] = field(default_factory=dict)
+    inputs: list[Input] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """Requests on their way from one source.
+
+    Attributes:
+        slab: their place in the destination's arena; None while there is none.
+        due_ns: when the emulated link lets them arrive.
+        data: where they stand in the destination's arena, once they do.
+        gives_up_ns: when waiting for a place ends.
+    """
+
+    number: int
+    source: int
+    requests: tuple[int, ...]
+    delivery: _Delivery
+    size_bytes: int
+    due_ns: int
+    gives_up_ns: int
+    slab: Slab | None = None
+    data: Input | None = None
+
+
+class Transfers:
+    """All transfers of a run.
+
+    Args:
+        servers: by index.
+        cargo: what they move.
+        links: emulated ones, or None.
+        now_ns: the run's clock.
+        tell_router: queues an event for the router's core.
+        hand_over: gives a block whose inputs have all arrived to its server, and says where they lie.
+        patience_ns: how long a transfer waits for a place.
+        numbers: of transfers, over all runs: late answers of an earlier one are known as such.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[Endpoint],
+        cargo: Cargo,
+        links: LinkModel | None,
+        now_ns: Callable[[], int],
+        tell_router: Callable[[RouterEvent], None],
+        hand_over: Callable[[Block, tuple[Input, ...]], None],
+        patience_ns: int,
+        numbers: Iterator[int],
+    ) -> None:
+        self._servers = servers
+        self._images = cargo.images
+        self._shape_after = cargo.shape_after
+        self._links = links
+        self._now_ns = now_ns
+        self._tell_router = tell_router
+        self._hand_over = hand_over
+        self._patience_ns = patience_ns
+        self._numbers = numbers
+        self._deliveries: dict[int, _Delivery] = {}
+        self._transfers: dict[int, _Transfer] = {}
+        self._writing: dict[int, tuple[int, int, Slab]] = {}  # by transfer: the source, and where it writes to
+        self._no_place: list[deque[_Transfer]] = [deque() for _ in servers]
+        self._due: list[tuple[int, int]] = []  # heap of (due_ns, transfer): data are there, the link is not done
+
+    # -------------------------------------------------------------------------------------------------- what happens
+
+    def send(self, command: SendBlock) -> None:
+        """Start a block's transfers; it arrives with the last of them."""
+        block = command.block
+        if not self._servers[block.server].is_up:  # it died while this was being decided: the router takes it back
+            return
+        for source, _ in command.moves:
+            if source != ROUTER and not self._servers[source].is_up:  # it died while this was being decided
+                self._fail(block, source, "server_down")
+                return
+        delivery = self._deliveries[block.block] = _Delivery(block)
+        transfers = [self._plan(delivery, source, requests) for source, requests in command.moves]
+        for transfer in transfers:
+            self._tell_router(TransferStarted(block.block, transfer.source, block.server, transfer.requests))
+        if not transfers:
+            self._arrive(delivery)
+        for transfer in transfers:
+            self._no_place[block.server].append(transfer)
+        self._find_places(block.server)
+
+    def moved(self, message: Moved) -> None:
+        """An agent has written what it was asked to."""
+        place = self._writing.pop(message.transfer, None)
+        if place is None:
+            return  # of an earlier run
+        transfer = self._transfers.get(message.transfer)
+        if transfer is None:
+            self._cancel(place[1], place[2])
+            return
+        self._take(transfer, message.shape, message.dtype, message.channels_last)
+
+    def broken(self, number: int, reason: str) -> None:
+        """An agent could not write it: the block is given back whole."""
+        place = self._writing.pop(number, None)
+        if place is None:
+            return
+        transfer = self._transfers.get(number)
+        if transfer is not None:
+            self._drop(transfer.delivery)
+            self._fail(transfer.delivery.block, transfer.source, reason)
+        self._cancel(place[1], place[2])
+
+    def freed(self, server: int) -> None:
+        """There may be room in a server's arena."""
+        if self._no_place[server]:
+            self._find_places(server)
+
+    @property
+    def next_ns(self) -> int | None:
+        """When `ring` should be called."""
+        times = [waiting[0].gives_up_ns for waiting in self._no_place if waiting]
+        if self._due:
+            times.append(self._due[0][0])
+        return min(times, default=None)
+
+    def ring(self, now_ns: int) -> None:
+        """What emulated links let arrive now, and what has waited too long for a place."""
+        while self._due and self._due[0][0] <= now_ns:
+            _, number = heapq.heappop(self._due)
+            if number in self._transfers:
+                self._end(self._transfers[number])
+        for waiting in self._no_place:
+            while waiting and waiting[0].gives_up_ns <= now_ns:
+                transfer = waiting[0]
+                self._drop(transfer.delivery)
+                self._fail(transfer.delivery.block, transfer.source, NO_ROOM)
+        for index in range(len(self._servers)):
+            self.freed(index)
+
+    def bury(self, server: int) -> None:
+        """A server died: what was on its way to it is dropped (the router takes it back), what came from it is lost."""
+        for delivery in list(self._deliveries.values()):
+            if delivery.block.server == server:
+                self._drop(delivery)
+            elif any(transfer.source == server for transfer in delivery.moving.values()):
+                self._drop(delivery)
+                self._fail(delivery.block, server, "server_down")
+        written: defaultdict[int, list[Slab]] = defaultdict(list)
+        for number, (source, destination, slab) in list(self._writing.items()):
+            if source == server:
+                del self._writing[number]
+                written[destination].append(slab)
+        for destination, slabs in written.items():
+            self._servers[destination].give_back(slabs, self._servers[server].life)
+        self._servers[server].inbox.clear()
+        for index in range(len(self._servers)):  # only now: what waited from or to the dead one is gone
+            self.freed(index)
+
+    # ------------------------------------------------------------------------------------------------ one transfer
+
+    def _plan(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> _Transfer:
+        now_ns, key = self._now_ns(), delivery.block.key
+        size_bytes = ELEMENT_BYTES * len(requests) * prod(self._shape_after(key.segment - 1, key.previous_width))
+        due_ns = now_ns
+        if self._links is not None:
+            _, due_ns = self._links.transfer(source, delivery.block.server, size_bytes, now_ns)
+        gives_up_ns = now_ns + self._patience_ns
+        number = next(self._numbers)
+        transfer = _Transfer(number, source, requests, delivery, size_bytes, due_ns, gives_up_ns)
+        self._transfers[number] = delivery.moving[number] = transfer
+        return transfer
+
+    def _find_places(self, server: int) -> None:
+        """In order: nothing overtakes a transfer that waits for a place."""
+        waiting, inbox = self._no_place[server], self._servers[server].inbox
+        while waiting:
+            transfer = waiting[0]
+            slab = inbox.reserve(
+                transfer.requests, transfer.size_bytes, in_mailbox=self._are_neighbours(transfer.source, server)
+            )
+            if slab is None:
+                return
+            waiting.popleft()
+            transfer.slab = slab
+            if transfer.source == ROUTER:
+                self._write_images(transfer, slab)
+            else:
+                self._writing[transfer.number] = (transfer.source, server, slab)
+                source = self._servers[transfer.source]
+                source.asked(transfer.number)
+                address = "" if slab.mailbox else self._servers[server].address
+                source.send(Move(transfer.number, server, slab.offset, transfer.requests, slab.mailbox, address))
+
+    def _are_neighbours(self, source: int, server: int) -> bool:
+        return source != ROUTER and self._servers[source].place == self._servers[server].place
+
+    def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
+        server = self._servers[transfer.delivery.block.server]
+        shape = self._images.shape
+        target = np.frombuffer(server.inbox.arena.buffer, np.float32, len(transfer.requests) * prod(shape), slab.offset)
+        self._images.write(transfer.requests, target, server.channels_last)
+        server.inbox.arena.commit(slab.offset, target.nbytes)
+        self._take(transfer, shape, "float32", server.channels_last)
+
+    def _take(self, transfer: _Transfer, shape: tuple[int, ...], dtype: str, channels_last: bool) -> None:
+        """The data are there; they have arrived when the link is done, too."""
+        slab = transfer.slab
+        assert slab is not None, "written to no place"
+        self._servers[transfer.delivery.block.server].inbox.fill(slab)
+        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last, bool(slab.mailbox))
+        if transfer.due_ns > self._now_ns():
+            heapq.heappush(self._due, (transfer.due_ns, transfer.number))
+        else:
+            self._end(transfer)
+
+    def _end(self, transfer: _Transfer) -> None:
+        delivery = transfer.delivery
+        assert transfer.data is not None, "nothing stands there"
+        delivery.inputs.append(transfer.data)
+        del self._transfers[transfer.number], delivery.moving[transfer.number]
+        block = delivery.block
+        self._tell_router(TransferFinished(block.block, transfer.source, block.server, transfer.requests))
+        if transfer.source != ROUTER:
+            self._servers[transfer.source].send(Release(transfer.requests))
+            self._servers[transfer.source].inbox.forget(transfer.requests)
+            self.freed(transfer.source)
+        if not delivery.moving:
+            self._arrive(delivery)
+
+    def _arrive(self, delivery: _Delivery) -> None:
+        del self._deliveries[delivery.block.block]
+        self._hand_over(delivery.block, tuple(delivery.inputs))
+
+    def _cancel(self, server: int, slab: Slab) -> None:
+        self._servers[server].inbox.cancel(slab)
+        self.freed(server)
+
+    # -------------------------------------------------------------------------------------------------------- failure
+
+    def _fail(self, block: Block, source: int, reason: str) -> None:
+        self._tell_router(TransferFailed(block.block, source, block.server, block.requests, reason))
+
+    def _drop(self, delivery: _Delivery) -> None:
+        """Nothing more of this block will arrive: what waits is forgotten, and what has arrived stays where it is."""
+        block = delivery.block
+        del self._deliveries[block.block]
+        for transfer in delivery.moving.values():
+            del self._transfers[transfer.number]
+            if transfer.slab is None:
+                self._no_place[block.server].remove(transfer)
+            elif transfer.data is not None:  # copies; the source keeps its own
+                self._servers[block.server].inbox.forget(transfer.requests)
+        if delivery.inputs and self._servers[block.server].is_up:
+            self._servers[block.server].send(Keep(tuple(delivery.inputs)))

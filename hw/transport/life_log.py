@@ -1,0 +1,143 @@
+"""The log of one life of an agent: what its scheduler did, in a file that outlives the process, however that ends.
+
+The router makes the file and keeps it open, the agent appends to it: an anonymous file, which has no name and leaves
+nothing behind. It is made of frames, each a length and as many bytes of msgpack: the steps since the frame before. A
+kill may cut off the last frame, and no other. Nothing that is read can execute code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from multiprocessing.reduction import DupFd
+from typing import Any, Final
+
+import msgspec
+
+from hw.host.anonymous import anonymous_file
+from kit.errors import WorkError
+from policies.records import LoggedStep
+from policies.vocabulary import ServerCommand, ServerEvent
+
+_LENGTH: Final = 4  # bytes
+
+
+class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    now_ns: int
+    event: ServerEvent
+    commands: Sequence[ServerCommand]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[list[_Step]] = msgspec.msgpack.Decoder(list[_Step])
+
+
+class StepLog(ABC):
+    """The log as an agent writes it, wherever it is kept."""
+
+    def __init__(self) -> None:
+        self._unwritten: list[_Step] = []
+
+    def append(self, now_ns: int, event: ServerEvent, commands: Sequence[ServerCommand]) -> None:
+        """Note a step, which is kept from the next `write` on; `commands` must not change any more."""
+        self._unwritten.append(_Step(now_ns, event, commands))
+
+    def write(self) -> None:
+        """What was noted goes where it is kept.
+
+        An agent calls it before it sends a message, so that the log never ends before what the router has heard.
+
+        Raises:
+            OSError: there is no room for it.
+        """
+        if self._unwritten:
+            body = _encoder.encode(self._unwritten)
+            self._unwritten.clear()
+            self._put(len(body).to_bytes(_LENGTH, "little") + body)
+
+    @abstractmethod
+    def _put(self, frame: bytes) -> None:
+        """Keep it, after what is there."""
+
+    def clear(self) -> None:
+        """Empty, for the next run; nobody may be writing."""
+        self._unwritten.clear()
+
+
+class LifeLog(StepLog):
+    """One file, in which a step stands once it is written, whatever happens to the process then.
+
+    It travels to a spawned process as one of its arguments. A life needs one of its own: what a dead one has written
+    stays there for the end of the run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fd = -1
+        self._open(anonymous_file())
+
+    def _open(self, fd: int) -> None:
+        self._fd = fd
+        # Whoever writes next writes at the end, whoever has emptied the file.
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+
+    def _put(self, frame: bytes) -> None:
+        left = memoryview(frame)
+        while left:
+            left = left[os.write(self._fd, left) :]
+
+    # ------------------------------------------------------------------------------------------------------ the router
+
+    def read(self) -> bytes:
+        """All that stands in the file, for `steps_of`: those take their time, and a run may still be going on."""
+        size, data = os.fstat(self._fd).st_size, b""
+        while more := os.pread(self._fd, size - len(data), len(data)):
+            data += more
+        return data
+
+    # -------------------------------------------------------------------------------------------------------- both
+
+    def clear(self) -> None:
+        """See `StepLog`."""
+        super().clear()
+        os.ftruncate(self._fd, 0)
+
+    def close(self) -> None:
+        """Let go of the file. May be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()  # of a life that has ended, once nobody will read it
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fd": DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__init__()
+        self._fd = -1
+        self._open(state["fd"].detach())
+
+
+def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
+    """The steps that a `LifeLog` held, as those of this server; a frame that was cut off is left out.
+
+    Raises:
+        WorkError: they were not written by a `LifeLog`.
+    """
+    core, steps, at = f"server:{server}", list[LoggedStep](), 0
+    view = memoryview(data)
+    while at + _LENGTH <= len(data):
+        began = at + _LENGTH
+        at = began + int.from_bytes(view[at:began], "little")
+        if at > len(data):
+            break
+        try:
+            found = _decoder.decode(view[began:at])
+        except msgspec.DecodeError as error:
+            raise WorkError(f"the log of an agent is damaged at byte {began}: {error}") from None
+        steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in found]
+    return tuple(steps)

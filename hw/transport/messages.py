@@ -1,0 +1,510 @@
+"""The words between the router's process and a server's agent. Nouns only: nothing here runs, measures or decides.
+
+What travels are blocks, not batches: an agent's scheduler batches, loads and unloads by itself. Tensors never travel in
+a message: they stand in arenas, and the router says who may write where (`hw.transport.arena`). Times are nanoseconds
+of the run, as the agent counts them from `Start`; only `Pong` has a bare reading of its clock. A message is an array
+with its name first, so that it can be read without knowing which one is due, and nothing in it can execute code.
+
+Messages of one direction arrive in order. Those that are answered have a `number`, which comes back.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from policies.faults import Impairment
+from policies.records import ChoreCost
+from policies.server_book import BatchTold, ServerCounts
+from policies.vocabulary import Block
+
+PROTOCOL: Final = 3  # of these words: an agent of another one is refused
+
+Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Anything that travels."""
+
+
+class BenchmarkPoint(msgspec.Struct, frozen=True, array_like=True):
+    """What to run over and over: a batch of one work key, on an instance of exactly its width."""
+
+    segment: int
+    width: float
+    previous_width: float
+    batch: int
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """Activations that stand in the receiver's arena from `offset` on: a tensor of `shape` for each request, in order.
+
+    Attributes:
+        channels_last: how feature maps lie in memory.
+        in_mailbox: they stand in the receiver's mailbox, not in its arena.
+    """
+
+    requests: tuple[int, ...]
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool
+    in_mailbox: bool = False
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One reading of a device's sensor. What is absent is None.
+
+    Attributes:
+        energy_j: a counter of joules from any origin of the reader's.
+    """
+
+    sampled_ns: int
+    power_w: float | None
+    utilization: float | None
+    energy_j: float | None
+
+
+# ------------------------------------------------------------------------------------------------- to an agent: a run
+
+
+class Prepare(Message, frozen=True):
+    """Forget everything of earlier runs; the clock stands at 0 from here to `Start`. Answered by `Prepared`.
+
+    Attributes:
+        server: its index in the cluster.
+        keep_log: whether to write down every step of the scheduler.
+        measures_costs: whether to measure what the agent does besides passes.
+    """
+
+    number: int
+    server: int
+    keep_log: bool
+    measures_costs: bool = False
+
+
+class ComeUp(Message, frozen=True):
+    """Serve, in this epoch; answered by `Preloaded` when all is loaded that should be from the start."""
+
+    epoch: int
+
+
+class Start(Message, frozen=True):
+    """The run began at this reading of the agent's own clock: its times count from there. Said again where the clocks'
+    offset is known better."""
+
+    origin_ns: int
+
+
+class Deliver(Message, frozen=True):
+    """A block, and where those of its inputs stand that came from elsewhere."""
+
+    block: Block
+    inputs: tuple[Input, ...] = ()
+
+
+class Keep(Message, frozen=True):
+    """Inputs whose block will not come; another one may ask for them."""
+
+    inputs: tuple[Input, ...]
+
+
+class Move(Message, frozen=True):
+    """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`.
+
+    Attributes:
+        mailbox: the handle of the mailbox that they go to instead; empty for the arena.
+        address: where the other agent takes them; empty where both map its arena.
+    """
+
+    transfer: int
+    destination: int
+    offset: int
+    requests: tuple[int, ...]
+    mailbox: str = ""
+    address: str = ""
+
+
+class Fence(Message, frozen=True):
+    """Let that life of another agent write here no more, whatever it still tries; answered by `Fenced`."""
+
+    number: int
+    life: int
+
+
+class Release(Message, frozen=True):
+    """Forget these activations, as far as they are here."""
+
+    requests: tuple[int, ...]
+
+
+class Sense(Message, frozen=True):
+    """Read the device's sensor so often from now (or `Start`) on; 0: somebody else does (`Sampled`).
+
+    Attributes:
+        pids: of all agents on the device, whose CPU time is its utilization.
+    """
+
+    period_ns: int
+    pids: tuple[int, ...]
+
+
+class Sampled(Message, frozen=True):
+    """What the agent that reads the sensor of a shared device has read."""
+
+    sample: Sample
+
+
+class Impair(Message, frozen=True):
+    """All that is wrong with it from now on."""
+
+    impairment: Impairment
+
+
+class Ping(Message, frozen=True):
+    """Say that you are alive."""
+
+    number: int
+
+
+class Finish(Message, frozen=True):
+    """The run is over: what you did in it, please; answered by `Finished`."""
+
+    number: int
+
+
+class Warm(Message, frozen=True):
+    """Run every legal key once at each of these batch sizes, so that kernels are chosen before anything is timed."""
+
+    number: int
+    batches: tuple[int, ...]
+
+
+class Close(Message, frozen=True):
+    """Leave. Not answered."""
+
+
+# ------------------------------------------------------------------------------------------ to an agent: measurements
+
+
+class BenchmarkLoad(Message, frozen=True):
+    """Make an instance, from the weights in host memory or (`from_disk`) from the model's file; it stays.
+
+    `probe_batch` also runs one batch of that size, and what torch took of a GPU for both is the instance's.
+    """
+
+    instance: int
+    segment: int
+    width: float
+    from_disk: bool = False
+    probe_batch: int = 0
+
+
+class BenchmarkUnload(Message, frozen=True):
+    """Free that instance."""
+
+    instance: int
+
+
+class Benchmark(Message, frozen=True):
+    """Time forward passes of a point: at least `repeats` and at least `min_s` seconds, after `warmup` passes.
+
+    `pause_s` before each lets the thread sleep, as it does between the batches that it serves; none is timed.
+    """
+
+    point: BenchmarkPoint
+    warmup: int
+    repeats: int
+    min_s: float
+    pause_s: float = 0.0
+
+
+class BenchmarkTogether(Message, frozen=True):
+    """Run points at the same time, each in an instance of its own, over and over for `duration_s`.
+
+    `begin_ns`: not before this reading of the host's monotonic clock, so that several agents begin together.
+    """
+
+    points: tuple[BenchmarkPoint, ...]
+    duration_s: float
+    begin_ns: int = 0
+
+
+class BenchmarkDispatch(Message, frozen=True):
+    """Time what an instance's own dispatch takes: its batch is commanded, runs, and its end is noticed."""
+
+    point: BenchmarkPoint
+    repeats: int
+    pause_s: float
+
+
+class BenchmarkMove(Message, frozen=True):
+    """Keep so many bytes as the activation of `request`, to be moved."""
+
+    request: int
+    size_bytes: int
+
+
+# ------------------------------------------------------------------------------------------------ from an agent: a run
+
+
+class Ready(Message, frozen=True):
+    """The process is up; `context_bytes` is the device memory it uses with nothing loaded.
+
+    Attributes:
+        sensor: where each field of its sensor comes from.
+        mailbox: the handle by which the other agents of its GPU write to its mailbox; empty where it has none.
+    """
+
+    protocol: int
+    version: str
+    pid: int
+    context_bytes: int
+    execution: dict[str, str]
+    sensor: dict[str, str]
+    mailbox: str = ""
+
+
+class Prepared(Message, frozen=True):
+    """It is empty; `forgotten` counts the activations that were found."""
+
+    number: int
+    forgotten: int
+
+
+class Preloaded(Message, frozen=True):
+    """What was to be loaded when it came up is loaded, or could not be."""
+
+    epoch: int
+
+
+class Returned(Message, frozen=True):
+    """Requests have passed a segment here.
+
+    Attributes:
+        labels: after the last segment, one for each; empty where the device is emulated.
+        told: the batch that they ran in; its end is when they were given back.
+        steps: of the scheduler so far: its log holds as many at least.
+        referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
+            and how long it took (`hw.host.core_speed`); else 0.
+    """
+
+    epoch: int
+    requests: tuple[int, ...]
+    segment: int
+    width: float
+    labels: tuple[int, ...]
+    told: BatchTold
+    steps: int
+    referenced_ns: int = 0
+    reference_s: float = 0.0
+
+
+class Rejected(Message, frozen=True):
+    """Requests could not be run; their inputs are still here, but not in the arena. `arrivals` as in `BatchTold`."""
+
+    epoch: int
+    requests: tuple[int, ...]
+    reason: str
+    arrivals: tuple[tuple[int, int], ...]
+    steps: int
+
+
+class Report(Message, frozen=True):
+    """The scheduler has heard of a sample, which is passed on.
+
+    Attributes:
+        is_read: whether the sample was read here, and not by another server's agent.
+        vram_used_bytes: of context and instances.
+        counts: of all that was done in the run so far.
+        activation_bytes: what waits on a GPU between two segments holds of its memory, beside slots and mailbox.
+    """
+
+    epoch: int
+    sample: Sample
+    is_read: bool
+    queue_length: int
+    vram_used_bytes: int
+    counts: ServerCounts
+    steps: int
+    activation_bytes: int = 0
+
+
+class Moved(Message, frozen=True):
+    """Activations stand in the other agent's arena, as an `Input` there must describe them."""
+
+    transfer: int
+    shape: tuple[int, ...]
+    dtype: str
+    channels_last: bool
+
+
+class MoveBroken(Message, frozen=True):
+    """They could not be written there; they are still here."""
+
+    transfer: int
+    reason: Reason
+    detail: str
+
+
+class Fenced(Message, frozen=True):
+    """The `Fence` of this number stands."""
+
+    number: int
+
+
+class Pong(Message, frozen=True):
+    """The answer to a `Ping`: the agent's clock, as it is."""
+
+    number: int
+    clock_ns: int
+
+
+class Stuck(Message, frozen=True):
+    """Some work has taken for longer than it may; nobody here can end it."""
+
+
+class Finished(Message, frozen=True):
+    """What it did in the run.
+
+    Attributes:
+        cpu_ns: of the whole process since `Start`, without looking out for messages.
+        chores: if they were to be measured.
+    """
+
+    number: int
+    counts: ServerCounts
+    vram_peak_bytes: int
+    steps: int
+    cpu_ns: int
+    chores: tuple[ChoreCost, ...] = ()
+
+
+class Done(Message, frozen=True):
+    """The `Warm` of this number is finished."""
+
+    number: int
+
+
+class Refused(Message, frozen=True):
+    """Something that has no failure of its own could not be carried out."""
+
+    reason: Reason
+    detail: str
+
+
+# ---------------------------------------------------------------------------------------- from an agent: measurements
+
+
+class LoadTimed(Message, frozen=True):
+    """An instance is there; `vram_bytes` is what it really takes."""
+
+    load_s: float
+    vram_bytes: int
+
+
+class UnloadTimed(Message, frozen=True):
+    """An instance is gone and its memory is free."""
+
+    unload_s: float
+
+
+class BenchmarkResult(Message, frozen=True):
+    """Forward passes timed one by one.
+
+    Attributes:
+        samples_s: for each pass, stacking and the wait for the device included.
+        wall_s, cpu_s: of the whole loop, and the CPU time the process used meanwhile; on a GPU that of launching the
+            passes, for a wait for the device spins.
+        waited_s: how long the process's threads were ready to run but had no core, on a GPU while passes ran; 0 where
+            the system does not tell.
+        references_s: for each pass the CPU time of a fixed piece of work beside it (the longer of those before and
+            after), which tells how fast the core ran; empty on a GPU.
+        sampled: what the device's sensor showed every period of it, where the agent alone can read it; else empty.
+    """
+
+    samples_s: tuple[float, ...]
+    wall_s: float
+    cpu_s: float
+    waited_s: float = 0.0
+    references_s: tuple[float, ...] = ()
+    sampled: tuple[Sample, ...] = ()
+
+
+class ConcurrentResult(msgspec.Struct, frozen=True, array_like=True):
+    """One point among others: passes finished, and the time from the common start to the last one's end.
+
+    `reference_s`: the mean CPU time of a fixed piece of work meanwhile (see `BenchmarkResult`); 0 on a GPU.
+    """
+
+    completed: int
+    elapsed_s: float
+    reference_s: float = 0.0
+
+
+class TogetherResult(Message, frozen=True):
+    """The results of `BenchmarkTogether`, in order of its points.
+
+    Attributes:
+        cpu_s: the process's CPU time meanwhile.
+        began_ns, ended_ns: by the host's monotonic clock.
+    """
+
+    results: tuple[ConcurrentResult, ...]
+    cpu_s: float
+    began_ns: int = 0
+    ended_ns: int = 0
+
+
+class DispatchResult(Message, frozen=True):
+    """For each batch: from its command to the notice of its end, less its forward pass."""
+
+    samples_s: tuple[float, ...]
+
+
+Measurement = Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
+ToAgent = (
+    Prepare
+    | ComeUp
+    | Start
+    | Deliver
+    | Keep
+    | Move
+    | Fence
+    | Release
+    | Sense
+    | Sampled
+    | Impair
+    | Ping
+    | Finish
+    | Warm
+    | Close
+    | BenchmarkLoad
+    | BenchmarkUnload
+    | Benchmark
+    | BenchmarkTogether
+    | BenchmarkDispatch
+    | BenchmarkMove
+)
+FromAgent = (
+    Ready
+    | Prepared
+    | Preloaded
+    | Returned
+    | Rejected
+    | Report
+    | Moved
+    | MoveBroken
+    | Fenced
+    | Pong
+    | Stuck
+    | Finished
+    | Done
+    | Refused
+    | LoadTimed
+    | UnloadTimed
+    | BenchmarkResult
+    | TogetherResult
+    | DispatchResult
+)

@@ -1,0 +1,230 @@
+"""Files that are written whole or not at all, and nothing else in their place; read where they are of a sane size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from kit.errors import InputError
+
+LONGEST_NAME: Final = 255
+LONGEST_PATH: Final = 4000
+MOST_BYTES: Final = 256_000_000  # of a text file: reading it takes some ten times as much memory
+TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
+_MOST_LINKS = 40  # as the kernel has it
+_REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
+_CHUNK_BYTES = 1 << 20
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path: what is written there takes the place of `path` when the block ends without an error.
+
+    Only a regular file is replaced, synced, and with the mode that any new file has. A link stays: what it leads to is
+    replaced. A device, a pipe or a descriptor (`/dev/stdout`) is written to.
+
+    Raises:
+        InputError: a folder, a socket or a block device is there.
+    """
+    place = destination(path)
+    writing = _poured(path, place) if isinstance(place, int) or _is_stream(place) else _replacing(place)
+    with _named(path), writing as temporary:
+        yield temporary
+
+
+def same_header(content: bytes) -> bytes:
+    """What the safetensors library has written, with its metadata in order: it has them in another one every time.
+
+    So that the same weights are the same bytes, and stages that read them are not done anew for nothing.
+    """
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[size:]
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """An error of the system tells the file that the user knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None or TEMPORARY.fullmatch(Path(error.filename).name):
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _poured(path: Path, stream: Path | int) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        _pour(temporary, stream)
+
+
+@contextmanager
+def _replacing(place: Path) -> Iterator[Path]:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_name(f".slimsched-{secrets.token_hex(16)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    os.close(descriptor)
+    try:
+        yield temporary
+        temporary.chmod(mode)  # some libraries make the file anew
+        sync(temporary)
+        temporary.replace(place)
+        sync(place.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def destination(path: Path) -> Path | int:
+    """What writing to a path writes to, through links: a path that is no link, or a descriptor of this process.
+
+    Raises:
+        InputError: no file can be written there.
+        OSError: links lead in a circle, or nothing can be looked up there.
+    """
+    place = path
+    for _ in range(_MOST_LINKS):
+        folder = place.parent.resolve()
+        if place.name.isdigit() and folder in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
+            return int(place.name)
+        if not place.is_symlink():
+            break
+        place = folder / place.readlink()
+    with suppress(FileNotFoundError):
+        if (kind := stat.S_IFMT(place.stat().st_mode)) in _REFUSED:
+            raise InputError(str(path), "", f"this is {_REFUSED[kind]}; name a file")
+    return place
+
+
+def _is_stream(place: Path) -> bool:
+    """A character device or a pipe is there."""
+    return place.exists() and not place.is_file()
+
+
+def _pour(source: Path, stream: Path | int) -> None:
+    """The bytes of a file into a device, a pipe or an open descriptor, which stays open."""
+    descriptor = os.dup(stream) if isinstance(stream, int) else os.open(stream, os.O_WRONLY | os.O_NOCTTY)
+    with source.open("rb") as file, os.fdopen(descriptor, "wb") as target:
+        shutil.copyfileobj(file, target)
+
+
+def sync(path: Path) -> None:
+    """A file, or a folder's names, to the disk; where a file system can't sync folders, that is its affair."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def set_aside(path: Path, ending: str) -> Path:
+    """Move a file out of its place: beside it, with an ending, numbered where that is taken; returns where it is."""
+    number, aside = 1, path.with_name(path.name + ending)
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f"{path.name}{ending}-{number}")
+    path.rename(aside)
+    return aside
+
+
+# ------------------------------------------------------------------------------------------------------------ contents
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def folder_hash(folder: Path) -> str:
+    """Of the names and the contents of all files in a folder, and in the folders in it."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name, content = str(path.relative_to(folder)).encode(), hashlib.sha256(path.read_bytes()).digest()
+        digest.update(len(name).to_bytes(8, "big") + name + content)
+    return digest.hexdigest()
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
+    """A file's content.
+
+    Args:
+        most: bytes that it may have.
+        source, key: the place that named it, where it was named; for messages.
+        hint: what to do where there is no such file.
+
+    Raises:
+        InputError: as `require_file`, or it can't be read.
+    """
+    require_file(path, most, source=source, key=key, hint=hint)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, f"can't be read: {error.strerror}", source, key) from None
+
+
+def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint: str = "") -> None:
+    """Raises `InputError` for a path at which no plain file lies (a pipe would be waited for, a device never ends), or
+    one of more than `most` bytes; the arguments are those of `read_bytes`."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise _unreadable(path, f"no such file{hint}", source, key) from None
+    except (OSError, ValueError) as error:  # a loop of links; a name that is too long, or holds a NUL
+        raise _unreadable(path, f"can't be read: {getattr(error, 'strerror', error)}", source, key) from None
+    if stat.S_ISDIR(found.st_mode):
+        raise _unreadable(path, "this is a folder; name a file in it", source, key)
+    if not stat.S_ISREG(found.st_mode):
+        raise _unreadable(path, "this is a device or a pipe; name a file", source, key)
+    if found.st_size > most:
+        problem = f"has {found.st_size / 1e6:,.0f} MB; allowed are {most / 1e6:,.0f}: is it the file that you mean?"
+        raise _unreadable(path, problem, source, key)
+
+
+def lies_there(path: Path) -> bool:
+    """Whether anything lies at a path; of any name (`Path.exists` raises for what no system can name)."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def possible_path(text: str) -> str:
+    """A text that can be a path on any system; raises `ValueError` where none could be named so."""
+    if not text:
+        raise ValueError("is empty; name a file")
+    parts = [os.fsencode(part) for part in (text, *Path(text).parts)] if text.isprintable() else [b""]
+    if not text.isprintable() or max(map(len, parts[1:]), default=0) > LONGEST_NAME or len(parts[0]) > LONGEST_PATH:
+        problem = f"allowed are printable characters, {LONGEST_NAME} bytes in a name and {LONGEST_PATH} in all"
+        raise ValueError(f"{text!r:.80} can't be a path; {problem}")
+    return text
+
+
+def _unreadable(path: Path, problem: str, source: str, key: str) -> InputError:
+    return InputError(source, key, f"{path}: {problem}") if source else InputError(str(path), "", problem)

@@ -1,0 +1,207 @@
+"""Compiled kernels: Numba's decorators with a cache that knows every source, and rows of raw memory to work on.
+
+A kernel is written as plain Python over records (`policies.compiled.record`) and *rows*: `request.retries += 1`,
+`ints(p)[at + n]`. Compiled, both are pointers without bounds; with `SLIMSCHED_JIT=0` in the environment nothing is
+compiled, they are views of the same memory, and the same source runs (slowly, with bounds) in the interpreter, to be
+debugged and to be broken on purpose.
+
+Numba keeps compiled code by the age of one file, and does not notice when a callee in another file has changed. So what
+a module compiles is kept in a folder whose name is a hash of the module and of all that it imports (`kit.jit_cache`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
+from numba.extending import intrinsic
+
+from kit.jit_cache import IS_ON, folder_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_njit: Any = numba.njit
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+
+
+def kernel(function: Function) -> Function:
+    """Compile a function that other compiled functions call."""
+    return _linked(function, _OPTIONS) if IS_ON else function
+
+
+def fast_kernel(function: Function) -> Function:
+    """The same where sums may be taken in any order: for learning, never for an engine."""
+    return _linked(function, {**_OPTIONS, "fastmath": True}) if IS_ON else function
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls; its code, callees included, is kept on disk where that is possible."""
+    return _cached(function, _OPTIONS)
+
+
+def fast_entry(function: Function) -> Function:
+    """`entry` where sums may be taken in any order."""
+    return _cached(function, {**_OPTIONS, "fastmath": True})
+
+
+def _cached(function: Function, options: dict[str, Any]) -> Function:
+    if not IS_ON:
+        return function
+    folder = folder_of(function.__module__)
+    if folder is None:
+        return cast(Function, _njit(**options)(function))
+    settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
+    former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
+    try:
+        return cast(Function, _njit(cache=True, **options)(function))
+    finally:
+        settings.CACHE_DIR = former
+
+
+# --------------------------------------------------------------------------------------------------- linked, not built
+
+
+class _Unset:
+    """A code generator that leaves a function's environment alone: it is for what raises, and no kernel does."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, environment: Any) -> None:
+        """Nothing to set."""
+
+
+class _LinkedLibrary(JITCodeLibrary):
+    """Code of a function that only compiled functions call: linked into theirs, and optimized there.
+
+    Numba optimizes every function with all its callees and makes machine code of it, each time it meets one. For a
+    hundred and fifty small functions that call each other, that is most of the time to compile them.
+    """
+
+    @property
+    def codegen(self) -> Any:
+        """With nothing to set in machine code."""
+        return _Unset(super().codegen)
+
+    def add_llvm_module(self, module: Any) -> None:
+        self._final_module.link_in(module)
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No machine code: Python can't call it."""
+        self._ensure_finalized()
+        return 0
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _LinkedCompiler(Compiler):
+    def define_pipelines(self) -> Any:
+        state = self.state
+        state.library = _LinkedLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        return super().define_pipelines()
+
+
+def _linked(function: Function, options: dict[str, Any]) -> Function:
+    """Compiled once for all values of its arguments: Numba would do it anew for each constant given to it."""
+    made = _njit(**options, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    get_template = made.get_call_template
+
+    def get_call_template(arguments: Any, keywords: Any) -> Any:
+        return get_template(tuple(types.unliteral(each) for each in arguments), keywords)
+
+    made.get_call_template = get_call_template
+    return cast(Function, made)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+Ints = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
+
+
+def python_view(row: npt.NDArray[Any] | int, kind: Literal["q", "d", "B"]) -> Any:
+    """An array's numbers, or those that begin at an address, as numbers of Python; `kind` as in `struct`."""
+    if not isinstance(row, np.ndarray):  # how long it is can't be known there
+        return memoryview((ctypes.c_uint8 * (1 << 35)).from_address(int(row))).cast("B").cast(kind)
+    return row.reshape(-1).view(np.uint8).data.cast(kind)
+
+
+if IS_ON:
+
+    def _pointer_to(number: types.Type) -> Any:
+        """An intrinsic: array of numbers of this size, or a record -> pointer to its first one, read as `number`."""
+
+        def row(typing_context: Any, array: Any) -> Any:
+            pointer = types.CPointer(number)
+
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                first = arguments[0]
+                if isinstance(array, types.Array):
+                    first = context.make_array(signature.args[0])(context, builder, first).data
+                return builder.bitcast(first, context.get_value_type(pointer))
+
+            return pointer(array), generate
+
+        return intrinsic(row)
+
+    def _pointer_at(number: types.Type) -> Any:
+        """An intrinsic: the address of the first of such numbers -> pointer to it."""
+
+        def row(typing_context: Any, address: Any) -> Any:
+            pointer = types.CPointer(number)
+
+            def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+            return pointer(types.int64), generate
+
+        return intrinsic(row)
+
+    ints = _pointer_to(types.int64)
+    reals = _pointer_to(types.float64)
+    singles = _pointer_to(types.float32)
+    ints_at = _pointer_at(types.int64)
+    reals_at = _pointer_at(types.float64)
+    bytes_at = _pointer_at(types.uint8)
+else:
+
+    def ints(row: Any) -> Ints:
+        """The numbers of an array, or those of a record and all that follows it, as int64."""
+        return cast(Ints, row.view_as("q") if hasattr(row, "view_as") else python_view(row, "q"))
+
+    def reals(row: Any) -> Reals:
+        """The same memory, read as float64."""
+        return cast(Reals, row.view_as("d") if hasattr(row, "view_as") else python_view(row, "d"))
+
+    def singles(array: npt.NDArray[Any]) -> Singles:
+        """A row of float32, whatever the array's shape."""
+        return array.reshape(-1)
+
+    def ints_at(address: int) -> Ints:
+        """A row of int64 that begins at this address."""
+        return cast(Ints, python_view(address, "q"))
+
+    def reals_at(address: int) -> Reals:
+        """A row of float64 that begins at this address."""
+        return cast(Reals, python_view(address, "d"))
+
+    def bytes_at(address: int) -> npt.NDArray[np.uint8]:
+        """A row of bytes that begins at this address."""
+        return cast(npt.NDArray[np.uint8], python_view(address, "B"))

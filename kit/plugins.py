@@ -1,0 +1,246 @@
+"""A user's own class, named `module:Class`: found without running it, told of, refused where that is asked for,
+imported, and known again by its source and all that it imports.
+
+What a scenario names may be anybody's, and what is imported runs with the user's rights. So all ways to own code lead
+through here: the command line has each class told before anything of it is imported (`telling`), and `--no-own-code`
+refuses it, in the processes that are started as well (SLIMSCHED_NO_OWN_CODE in the environment).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any, Final
+
+from kit.errors import InputError, in_a_line
+
+OWN_CLASS = "module:Class"
+REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
+OURS: Final = ("policies", "sim", "hw", "calibrate", "scenarios", "slimsched")
+FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is told as an error is
+
+# Is told a class's name and the line about it; nobody listens in a worker, whose parent has told it.
+_Listener = Callable[[str, str], None]
+_listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
+
+
+# ---------------------------------------------------------------------------------------------------- named, and told
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is that of a user's class."""
+    module, colon, found = name.partition(":")
+    return bool(colon) and found.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
+@contextmanager
+def telling(say: Callable[[str], None], *, is_refused: bool = False) -> Iterator[None]:
+    """Within it each own class is told of once, before it is imported, or refused (so in processes begun within)."""
+    told: set[str] = set()
+
+    def tell(name: str, line: str) -> None:
+        if name not in told:
+            told.add(name)
+            say(line)
+
+    before = os.environ.get(REFUSING)
+    listening = _listener.set(tell)
+    if is_refused:
+        os.environ[REFUSING] = "1"
+    try:
+        yield
+    finally:
+        _listener.reset(listening)
+        if before is not None:
+            os.environ[REFUSING] = before
+        elif is_refused:
+            del os.environ[REFUSING]
+
+
+def own_class(name: str, source: str, key: str) -> Any:
+    """What `module:Class` names: from where Python looks, else from the folder the user is in.
+
+    (An installed command does not look there by itself.)
+
+    Args:
+        source, key: where the name stands, for messages.
+
+    Raises:
+        InputError: own code is refused, there is no such class, or whatever goes wrong in its module.
+    """
+    with blaming(name, source, key):
+        _admit(name, source, key)
+        module, _, found = name.partition(":")
+        return getattr(importlib.import_module(module), found)
+
+
+@contextmanager
+def blaming(name: str, source: str, key: str) -> Iterator[None]:
+    """What a user's class raises while it is made is the user's to know, as an `InputError` of one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except FAILURES as error:
+        raise InputError(source, key, f"{name!r} could not be made: {failure(error)}") from error
+
+
+def failure(error: BaseException) -> str:
+    """What a user's code raised, in a line."""
+    return in_a_line(f"{type(error).__name__}: {error}")
+
+
+def _admit(name: str, source: str, key: str) -> None:
+    """Nothing of it has been run yet: it is refused now, or told of."""
+    module, _, found = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    spec = _spec(module)
+    if spec is None and module not in sys.modules:
+        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}")
+    what = f"{_shown(_file(spec)) or module}: {found}"
+    if os.environ.get(REFUSING, "0") not in ("", "0"):
+        problem = f"{name!r} is code of your own ({what}), which --no-own-code (or {REFUSING}=1) refuses"
+        raise InputError(source, key, f"{problem}; leave that out where you trust the file")
+    if (listener := _listener.get()) is not None:
+        where = f"{source}: {key}" if key else source
+        listener(name, f"own code: {what} ({where}) runs with your rights")
+
+
+def _shown(file: Path | None) -> str:
+    """From where the user is, if it lies below."""
+    if file is None:
+        return ""
+    return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
+
+
+# ---------------------------------------------------------------------------------------------------- found, and read
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """What Python would import; nothing of it, nor of the packages around it, is run (`find_spec` imports those)."""
+    if module in sys.modules:
+        return sys.modules[module].__spec__
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # it was made by hand
+        return None
+    for part in rest:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        spec = PathFinder.find_spec(part, list(spec.submodule_search_locations))
+    return spec
+
+
+def _file(spec: ModuleSpec | None) -> Path | None:
+    """A module's; None where it stands in none."""
+    file = Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+    return file if file is not None and file.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A module as it is written: its bytes, and its tree where that is Python; `package` begins relative imports."""
+
+    content: bytes
+    tree: ast.Module | None
+    package: str
+
+
+def read_source(file: Path, module: str) -> Source:
+    """A module's file; raises `OSError` where it can't be read."""
+    content = file.read_bytes()
+    try:
+        tree = ast.parse(content) if file.suffix == ".py" else None
+    except (SyntaxError, ValueError, RecursionError):  # whoever imports it is told
+        tree = None
+    return Source(content, tree, module if file.stem == "__init__" else module.rpartition(".")[0])
+
+
+def with_imports(entries: Iterable[str], read: Callable[[str], Source | None]) -> dict[str, Source]:
+    """By name some modules and all that they import, at the top or within a function; `read` knows no others."""
+    found: dict[str, Source] = {}
+    seen: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        name = waiting.pop()
+        if name in seen or not name:
+            continue
+        seen.add(name)
+        if (source := read(name)) is None:  # alien, or a function, class or constant of a module
+            continue
+        found[name] = source
+        waiting.append(name.rpartition(".")[0])
+        if source.tree is not None:
+            waiting += _imports(source.tree, source.package)
+    return found
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Every name that is imported anywhere in a module but for its type; its members look as its submodules do."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield from (name for child in node.orelse for name in _imports(child, package))
+            continue
+        match node:
+            case ast.Import(names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module, names, level):
+                base = _absolute(module or "", level or 0, package)
+                yield from (base, *(f"{base}.{alias.name}" for alias in names))
+            case ast.Call(ast.Name(called) | ast.Attribute(attr=called), [ast.Constant(str(module)), *_]):
+                if called in ("import_module", "__import__"):
+                    yield _absolute(module.lstrip("."), len(module) - len(module.lstrip(".")), package)
+        yield from _imports(node, package)
+
+
+def _absolute(module: str, level: int, package: str) -> str:
+    """A module's whole name; `level` counts the dots before the one that is written."""
+    above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+    return ".".join([*above, module] if module else above)
+
+
+def code_hash(name: str, source: str, key: str) -> str:
+    """Of the module that a class stands in, and of all that it imports, without comments; nothing of it is run.
+
+    What is installed, and what is this project's, has a version instead. Empty where the module stands in no file.
+
+    Raises:
+        InputError: as `own_class` does, but for what only an import shows.
+    """
+    module = name.partition(":")[0]
+    top = module.partition(".")[0]
+
+    def read(found: str) -> Source | None:
+        if found.partition(".")[0] in OURS or (file := _file(_spec(found))) is None:
+            return None
+        return read_source(file, found) if found.partition(".")[0] == top or not _is_installed(file) else None
+
+    with blaming(name, source, key):
+        _admit(name, source, key)
+        digest = hashlib.sha256()
+        sources = with_imports([module], read)
+        for each, its in sorted(sources.items()):
+            text = its.content if its.tree is None else ast.dump(its.tree).encode()
+            digest.update(f"{each} {len(text)}\n".encode() + text)
+        return digest.hexdigest()[:16] if sources else ""
+
+
+def _is_installed(file: Path) -> bool:
+    """Whether it is Python's own, or came with a package."""
+    standard = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
+    is_pythons = any(file.resolve().is_relative_to(folder) for folder in standard)
+    return is_pythons or not {"site-packages", "dist-packages"}.isdisjoint(file.parts)

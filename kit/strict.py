@@ -1,0 +1,411 @@
+"""Strict documents: YAML text in, a frozen pydantic model out, or one `InputError` that names the key and the remedy.
+
+It refuses what YAML would let pass in silence: unknown keys, duplicate keys, tags that build objects, text where a
+number belongs; and what would take more time or memory than any document of ours: of any text it gives an answer within
+seconds. It opens no file: the caller reads the text and says where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from kit.errors import InputError, nearest
+
+_KINDS: Final = {
+    "slimsched.scenario": "a scenario of serving, for `slimsched simulate`, `compare` and `run`",
+    "slimsched.jobs": "a scenario of training jobs, for `slimsched jobs compare` and the like",
+    "slimsched.jobpolicy": "a policy for training jobs, for `slimsched jobs compare --policy`",
+    "slimsched.profile": "a device's profile, for a scenario's servers and `slimsched profile show`",
+    "slimsched.rule": "a router's rule, for --router and a scenario's routers",
+    "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth --from`",
+}
+
+
+class StrictModel(BaseModel):
+    """A part of a document: frozen, no unknown keys, no silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _finite(part)
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{value} stands in it; numbers must be finite")
+    return value
+
+
+Plain = Annotated[dict[str, Any], AfterValidator(_finite)]  # keys that nobody here knows, with plain values
+Document = TypeVar("Document", bound=StrictModel)
+_FORMS = {"<word>": "a word", "<number>": "a number", "<parts>": "a list or a section"}
+
+
+def form(value: Any) -> str:
+    """The tag of the form in which a key was given, for a `Discriminator` between them."""
+    return "<word>" if isinstance(value, str) else "<number>" if isinstance(value, int | float) else "<parts>"
+
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+    from yaml import SafeLoader
+else:
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml, where PyYAML has it: some six times as fast
+
+
+_TAG = "tag:yaml.org,2002:"
+_NUMBERS = {  # each pattern takes time in proportion to the text, whatever the text
+    f"{_TAG}int": re.compile(r"^[-+]?(0|[1-9][\d_]*|0x[\da-fA-F_]+)$", re.ASCII),
+    f"{_TAG}float": re.compile(
+        r"^([-+]?(\d[\d_]*\.[\d_]*([eE][-+]?\d+)?|\.\d[\d_]*([eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.(inf|Inf|INF))"
+        r"|\.(nan|NaN|NAN))$",
+        re.ASCII,
+    ),
+}
+_FIRST = list("-+0123456789.")  # what a number begins with
+_TEXTS = (f"{_TAG}timestamp", f"{_TAG}merge", f"{_TAG}value", *_NUMBERS)  # what YAML 1.1 takes for something else
+
+
+class _Loader(SafeLoader):
+    """Safe YAML without its surprises.
+
+    `1e-3` is a number (YAML 1.1 calls it text); `010` is text and not 8, `1:30` is text and not 90, and so is a date.
+    A key is a text, and given once.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML copies it for a class that adds to it
+        first: [(tag, pattern) for tag, pattern in known if tag not in _TEXTS]
+        for first, known in SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+for _tag, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _pattern, _FIRST)
+
+
+def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        if key_node.tag != f"{_TAG}str":
+            found = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
+            raise _refused(f"{found} is no text, and so no key; write it in quotes", key_node.start_mark)
+        if key_node.value == "<<" and not key_node.style:  # in quotes it is a text like any other
+            raise _refused("sections can't be merged with <<; write their keys out", key_node.start_mark)
+        if key_node.value in seen:
+            raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
+        seen.add(key_node.value)
+    return {str(key): value for key, value in loader.construct_mapping(node, deep=True).items()}
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    try:
+        found = loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
+    except ValueError:  # Python's own limit of digits
+        found = None
+    if found is None or (isinstance(found, int) and abs(found) >= 2**63):
+        raise _refused(f"{node.value:.20}... has {len(node.value)} digits; allowed are 18", node.start_mark)
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_of_texts)
+for _tag in _NUMBERS:
+    _Loader.add_constructor(_tag, _number)
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+
+MOST_CHARACTERS: Final = 8_000_000
+MOST_VALUES: Final = 400_000
+MOST_LEVELS: Final = 40
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or section that is being read: its anchor, how many values came before it, how many levels it holds."""
+
+    anchor: str | None
+    before: int
+    levels: int = 1
+
+
+def _require_bounded(text: str) -> None:
+    """Before anything is built: how much the text would become, with all that its aliases repeat.
+
+    Raises:
+        _RefusedError: it has too many values or levels, or a tag; an alias names what it stands in.
+    """
+    if re.search("^%TAG", text, re.MULTILINE):  # libyaml's time grows with the square of their number
+        raise _refused("%TAG is not allowed", None)
+    values, anchors, parts = 0, dict[str, tuple[int, int]](), [_Open(None, 0)]
+
+    def count(more: int, levels: int, event: yaml.Event) -> None:
+        nonlocal values
+        values += more
+        parts[-1].levels = max(parts[-1].levels, levels + 1)
+        if values > MOST_VALUES:
+            raise _refused(f"more than {MOST_VALUES:,} values", event.start_mark)
+        if len(parts) + levels > MOST_LEVELS:
+            raise _refused(f"nested more than {MOST_LEVELS} levels deep", event.start_mark)
+
+    for event in yaml.parse(text, Loader=SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in anchors:
+                raise _refused(f"*{event.anchor} names nothing that ends before it", event.start_mark)
+            count(*anchors[event.anchor], event)
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
+            if event.tag not in (None, f"{_TAG}str"):
+                raise _refused(f"the tag {event.tag!r:.80} is not allowed; leave it out", event.start_mark)
+            count(1, 0, event)
+            if isinstance(event, yaml.CollectionStartEvent):
+                parts.append(_Open(event.anchor, values - 1))
+            elif event.anchor is not None:
+                anchors[event.anchor] = (1, 0)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            part = parts.pop()
+            parts[-1].levels = max(parts[-1].levels, part.levels + 1)
+            if part.anchor is not None:
+                anchors[part.anchor] = (values - part.before, part.levels)
+
+
+_TOO_DEEP: Final = "maximum nesting depth"  # as PyYAML says it from 6.0.4 on
+
+
+class _RefusedError(yaml.MarkedYAMLError):
+    """Valid YAML, and yet no document of ours."""
+
+
+def _refused(problem: str, mark: Any) -> _RefusedError:
+    return _RefusedError(None, None, problem, mark)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+
+def parse(model: type[Document], text: str, source: str) -> Document:
+    """Read YAML `text` as a `model`.
+
+    Raises:
+        InputError: it is no YAML, or a key or value is not of the model's form; `source` is named in it.
+    """
+    return validate(model, mapping(text, source), source)
+
+
+def mapping(text: str, source: str) -> dict[str, Any]:
+    """Read YAML `text` as keys and plain values; raises `InputError` where it is none, or more than a document has."""
+    if len(text) > MOST_CHARACTERS:
+        problem = f"has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}: is it the file that you mean?"
+        raise InputError(source, "", problem)
+    try:
+        _require_bounded(text)
+        raw = yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    except UnicodeError as error:  # libyaml's
+        raise InputError(source, "", f"not valid YAML: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+        if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
+            raise InputError(source, line, f"nested more than {MOST_LEVELS} levels deep") from None
+        kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
+        helps = _of_yaml(text, mark) if kind else ""
+        raise InputError(source, line, f"{kind}{problem}{helps}") from None
+    if not isinstance(raw, dict):
+        found = "nothing: the file is empty" if raw is None else type(raw).__name__
+        remedy = "is it the file that you mean? `slimsched init` writes a first scenario"
+        raise InputError(source, "", f"expected keys and values, found {found}; {remedy}")
+    return raw
+
+
+def _of_yaml(text: str, mark: Any) -> str:
+    """What helps against the commonest mistakes in YAML itself."""
+    lines = text.splitlines()
+    if mark is None:
+        return "; is it the file that you mean?"
+    if mark.line < len(lines) and "\t" in lines[mark.line]:
+        return "; the line has a tab: indent with spaces"
+    return "; look at indentation, brackets and quotes there and in the line before"
+
+
+def validate(model: type[Document], raw: dict[str, Any], source: str) -> Document:
+    """Check plain data against a `model`; raises `InputError` as `parse` does."""
+    _require_schema(model, raw, source)
+    try:
+        # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
+        return model.model_validate_json(json.dumps(raw))
+    except ValidationError as error:
+        found = _explain(model, error, source)
+        raise InputError(source, with_name(raw, found.key), found.problem) from None
+    except (TypeError, ValueError) as error:
+        raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
+
+
+def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
+    """Before all keys: a document of another kind has another `schema`, and hardly a key in common."""
+    allowed, found = get_args(_fields(model).get("schema")), raw.get("schema")
+    if allowed and found is not None and found not in allowed:
+        kind = _KINDS.get(str(found).partition("/")[0])
+        named = f"{kind}; " if kind else ""
+        raise InputError(source, "schema", f"found {found!r:.80}: {named}wanted here is {allowed[0]!r}")
+
+
+def with_name(raw: Any, key: str) -> str:
+    """A dotted key with the name of the list's item that it leads through: `servers.2.link (gpu-a)`."""
+    name, place = None, raw
+    for part in key.split("."):
+        if isinstance(place, list) and part.isdigit() and int(part) < len(place):
+            place = place[int(part)]
+            name = place.get("name", name) if isinstance(place, dict) else name
+        else:
+            place = place.get(part) if isinstance(place, dict) else None
+    return f"{key} ({name:.100})" if isinstance(name, str) and not key.endswith(")") else key
+
+
+_RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*")
+MOST_LISTED: Final = 10  # numbers of a range that are written out
+
+
+def _numbers(found: Any) -> list[str]:
+    """Those of a range such as 0-9; none of anything else."""
+    ends = _RANGE.fullmatch(found) if isinstance(found, str) else None
+    numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
+    return [str(number) for number in numbers[:MOST_LISTED]] + ["..."] * (len(numbers) > MOST_LISTED)
+
+
+def _remedy(kind: str, found: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
+    """What helps against some mistakes that many make; empty for others. An item is one of a list."""
+    if kind == "less_than_equal" and context.get("le") == 1 and isinstance(found, int | float) and 1 < found <= 100:
+        return f"; {found:g} % is {found / 100:g}"
+    if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(found)):
+        return f"; write each number of a list: [{', '.join(numbers)}]"
+    if kind in ("float_type", "int_type") and isinstance(found, str):
+        number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", found[:80])
+        if number and found.strip().endswith("%"):
+            return f"; write {float(number[1]) / 100:g}"
+        return f"; write the number alone, without unit and quotes: {number[1]}" if number else ""
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        return "; in quotes it is a text" + (', such as "yes"' if isinstance(found, bool) else f': "{found}"')
+    if kind in ("tuple_type", "list_type") and isinstance(found, str | int | float):
+        return f"; a list stands in brackets: [{found!s:.40}]"
+    if kind == "literal_error" and isinstance(found, str):
+        close = nearest(found, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
+        return f"; {close[0]}?" if close[1] else ""
+    return ""
+
+
+def _explain(model: type[BaseModel], error: ValidationError, source: str) -> InputError:
+    """The first thing that is wrong, unknown keys before all else (they often cause the rest)."""
+    details = sorted(_causes(error), key=lambda detail: detail["type"] != "extra_forbidden")
+    first = details[0]
+    is_unknown = first["type"] == "extra_forbidden"
+    location = first["loc"][:-1] if is_unknown else first["loc"]
+    parts, models = _follow(model, location)
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    if is_unknown:
+        unknown = str(first["loc"][-1])
+        known = {name for each in models for name in _fields(each)}
+        comma = "a number has no comma (1000, not 1,000); " if unknown.isdigit() else ""
+        return InputError(source, ".".join([*parts, unknown]), f"unknown key; {comma}{nearest(unknown, known)}{more}")
+    if first["type"] == "union_tag_invalid":
+        tag, known = first["ctx"]["tag"], set(re.findall(r"'([^']+)'", first["ctx"]["expected_tags"]))
+        if known <= _FORMS.keys():
+            words = sorted(_words_in([_fields(each)[parts[-1]] for each in _follow(model, location[:-1])[1]]))
+            allowed = " or ".join(_FORMS[each] for each in sorted(known, reverse=True))
+            allowed = allowed.replace("a word", f"a word ({', '.join(words)})", 1) if words else allowed
+            return InputError(source, ".".join(parts), f"allowed is {allowed} (found {first['input']!r:.80}){more}")
+        key = ".".join([*parts, first["ctx"]["discriminator"].strip("'")])
+        return InputError(source, key, f"unknown {tag!r}; {nearest(tag, known)}{more}")
+    if first["type"] == "union_tag_not_found":
+        parts.append(first["ctx"]["discriminator"].strip("'"))
+    key = ".".join(parts)
+    if first["type"] in ("missing", "union_tag_not_found"):
+        written = f": `schema: {get_args(_fields(model)['schema'])[0]}`" if key == "schema" else ""
+        return InputError(source, key, f"missing; it must be given{written}{more}")
+    message = first["msg"].removeprefix("Value error, ")
+    found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
+    helps = _remedy(
+        first["type"],
+        first["input"],
+        first.get("ctx", {}),
+        is_item=any(isinstance(part, int) for part in location[-1:]),
+    )
+    return InputError(source, key, message[0].lower() + message[1:] + found + helps + more)
+
+
+def _causes(error: ValidationError) -> list[ErrorDetails]:
+    """What is wrong, without what follows from it: pydantic also calls a list too short whose only items are wrong."""
+    found = error.errors()
+    return [
+        detail
+        for detail in found
+        if detail["type"] != "too_short"
+        or not any(other["loc"][: len(detail["loc"])] == detail["loc"] for other in found if other is not detail)
+    ]
+
+
+def _follow(model: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], set[type[BaseModel]]]:
+    """A location as the user wrote it (pydantic adds a union's tag to it), and the models that may stand there."""
+    parts: list[str] = []
+    models = {model}
+    for part in location:
+        is_key = any(part in _fields(each) for each in models)
+        if is_key:
+            models = {sub for each in models if part in _fields(each) for sub in _models_in(_fields(each)[str(part)])}
+        if is_key or isinstance(part, int) or not (models or part.startswith("<")):
+            parts.append(str(part))
+    return parts, models
+
+
+def _fields(model: type[BaseModel]) -> dict[str, object]:
+    """The keys of a model as a user writes them, with their types."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+
+
+def _models_in(annotation: object) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {model for argument in get_args(annotation) for model in _models_in(argument)}
+
+
+def _words_in(annotations: Sequence[object]) -> set[str]:
+    """Texts that types allow literally."""
+    found: set[str] = set()
+    for each in annotations:
+        parts = get_args(each)
+        found |= {part for part in parts if isinstance(part, str)} if get_origin(each) is Literal else _words_in(parts)
+    return found
+
+
+def to_yaml(document: StrictModel) -> str:
+    """The text that `parse` reads back as the same document."""
+    return dump(plain(document))
+
+
+def plain(document: StrictModel) -> dict[str, Any]:
+    """What `to_yaml` writes: all but what is null."""
+    return document.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def dump(raw: Mapping[str, Any]) -> str:
+    """Plain data as the text that `mapping` reads back."""
+    return yaml.dump(raw, Dumper=_Dumper, sort_keys=False, width=160, allow_unicode=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Numbers of a list on one line, everything else in blocks."""
+
+
+def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
+    flat = all(not isinstance(item, dict | list) for item in data)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=flat)
+
+
+_Dumper.add_representer(list, _compact_sequence)
+for _tag, _pattern in _NUMBERS.items():  # a text that the loader would take for a number gets its quotes
+    _Dumper.add_implicit_resolver(_tag, _pattern, _FIRST)

@@ -1,0 +1,204 @@
+"""Documents of any text: what a YAML text becomes, and what is refused in one message, in bounded time and memory."""
+
+from __future__ import annotations
+
+import re
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from kit import strict
+from kit.errors import InputError
+from kit.strict import StrictModel
+from tests.rereading import require_same_again
+from tests.scenarios.files import SCENARIO, profile_text
+
+
+def _laughs() -> str:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for one, other in zip("abcdef", "bcdefg", strict=True):
+        lines.append(f"{other}: &{other} [{', '.join([f'*{one}'] * 10)}]")
+    return "\n".join(lines)
+
+
+def _chain(length: int) -> str:
+    return "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, length))
+
+
+REFUSED = {
+    "aliases that repeat aliases": (_laughs(), "line 6", "more than 400,000 values"),
+    "aliases that stand in aliases": (_chain(60), "line 39", "40 levels"),
+    "an alias of what it stands in": ("a: &a [*a]", "line 1", "*a names nothing that ends before it"),
+    "an alias of nothing": ("a: *b", "line 1", "*b names nothing"),
+    "nested lists": ("a: " + "[" * 1_000_000, "line 1", "40 levels"),
+    "nested sections": ("a: " + "{a: " * 100_000, "line 1", "40 levels"),
+    "nested blocks": ("\n".join(" " * level + "a:" for level in range(60)), "line 40", "40 levels"),
+    "nested keys": ("? " * 100_000, "line 1", "40 levels"),
+    "a long list": ("a: [" + "1," * 450_000 + "]", "line 1", "more than 400,000 values"),
+    "a long text": ("a: [" + "1," * 4_500_000 + "]", "", "9,000,005 characters; allowed are 8,000,000"),
+    "many directives": ("%TAG !a! x\n%TAG !b! y\n---\na: 1", "", "%TAG"),
+    "a tag that builds an object": ("a: !!python/object/apply:os.system [ls]", "line 1", "tag"),
+    "a tag of a date": ("b: 1\na: !!timestamp 2024-01-01", "line 2", "tag"),
+    "a set": ("a: !!set {x}", "line 1", "tag"),
+    "a number that is none": ("a: !!int many", "line 1", "tag"),
+    "a list for a key": ("? [a]\n: 1", "line 1", "a list or a section is no text, and so no key"),
+    "a section for a key": ("? {a: b}\n: 1", "line 1", "a list or a section is no text, and so no key"),
+    "a number for a key": ("a: 1\n1: 2", "line 2", "'1' is no text, and so no key"),
+    "nothing for a key": ("~: 2", "line 1", "'~' is no text, and so no key"),
+    "a key given twice": ("a: 1\nb: {c: 1, c: 2}", "line 2", "'c' is given twice"),
+    "a merge": ("a: &a {x: 1}\nb: {<<: *a}", "line 2", "can't be merged"),
+    "a number of 5,000 digits": ("a: " + "9" * 5000, "line 1", "has 5000 digits"),
+    "a number of 19 digits": ("a: -9223372036854775808", "line 1", "digits; allowed are 18"),
+    "a NUL": ('a: "x\0y"', "", "control characters are not allowed"),
+    "half a character": ("a: \ud800", "", "surrogates not allowed"),
+    "half a character, escaped": ('a: "\\ud800"', "line 1", "invalid Unicode character escape code"),
+    "two documents": ("a: 1\n---\nb: 2", "line 2", "another document"),
+    "nothing": ("", "", "expected keys and values, found nothing: the file is empty"),
+    "a comment alone": ("#" * 1_000_000, "", "expected keys and values"),
+}
+
+
+@pytest.mark.parametrize("text, line, problem", REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(text: str, line: str, problem: str) -> None:
+    """Each is told by its line and reason."""
+    with pytest.raises(InputError) as caught:
+        strict.mapping(text, "f.yaml")
+    assert (caught.value.source, caught.value.key) == ("f.yaml", line)
+    assert problem in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("010", "010"),  # 8 in YAML 1.1
+        ("1:30", "1:30"),  # 90
+        ("12:30:45.5", "12:30:45.5"),
+        ("2024-01-01", "2024-01-01"),  # a date
+        ("=", "="),
+        ("0b11", "0b11"),
+        ("1e3", 1000.0),
+        ("-1.5e-3", -0.0015),
+        ("+.5", 0.5),
+        ("1_000", 1000),
+        ("0x10", 16),
+        ("-0", 0),
+        ("9223372036854775807", 2**63 - 1),
+        ("1." + "9" * 100_000 + "x", "1." + "9" * 100_000 + "x"),
+        ("!!str 1", "1"),
+        ("[&x [1, 2], *x]", [[1, 2], [1, 2]]),
+    ],
+)
+def test_what_a_value_is(text: str, value: Any) -> None:
+    """What two programs would read as two numbers is a text, which no key for a number takes."""
+    found = strict.mapping(f"a: {text}", "f.yaml")["a"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")) | st.sampled_from("\n\t\0\x1b\u2028"))
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63) + 1, 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS
+    | st.sampled_from(["010", "1:30", "2024-01-01", "<<", "=", "1e5", "yes", "null", "~", "0x1f", ".inf", "1_0"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS | st.just("<<"), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.dictionaries(TEXTS, PLAIN, max_size=5))
+def test_what_is_written_reads_back(raw: dict[str, Any]) -> None:
+    """Whatever a document holds."""
+    assert strict.mapping(strict.dump(raw), "f.yaml") == raw
+
+
+@given(
+    st.text(alphabet=string.printable + "\0\ufeff\ud800é", max_size=200)
+    | st.text(alphabet="{}[]&*!|>'\"%@`-?:,# \na1", max_size=60)
+)
+def test_any_text_is_an_answer_or_one_message(text: str) -> None:
+    """Nothing but `InputError` comes out, and what is accepted is written out and reads the same."""
+    try:
+        found = strict.mapping(text, "f.yaml")
+    except InputError:
+        return
+    if all(value == value for value in found.values()):  # not-a-number is never itself
+        assert strict.mapping(strict.dump(found), "f.yaml") == found
+
+
+class Group(StrictModel):
+    """A document with a list that must not be empty."""
+
+    members: tuple[Member, ...] = Field(min_length=1)
+
+
+class Member(StrictModel):
+    """One of them."""
+
+    age: int
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("members: [{age: x}]", "members.0.age: input should be a valid integer (found 'x')"),
+        ("members: [{age: x}, {age: y}]", "members.0.age: input should be a valid integer (found 'x') (and 1 more)"),
+        ("members: []", "members: tuple should have at least 1 item after validation, not 0 (found [])"),
+    ],
+)
+def test_what_follows_from_a_mistake_is_no_other(text: str, problem: str) -> None:
+    """A list whose only item is wrong is not too short as well."""
+    with pytest.raises(InputError) as caught:
+        strict.parse(Group, text, "f.yaml")
+    assert str(caught.value) == f"f.yaml: {problem}"
+
+
+class Free(StrictModel):
+    """A document with keys that nobody here knows."""
+
+    given: strict.Plain
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan", "1e400", "[{a: .nan}]"])
+def test_free_keys_take_finite_numbers(text: str) -> None:
+    """What JSON can't hold would fail where it is written, after the work."""
+    with pytest.raises(InputError, match=r"given: (-?inf|nan) stands in it; numbers must be finite"):
+        strict.parse(Free, f"given: {{x: {text}}}", "f.yaml")
+
+
+WORDS = ["1e5", "010", "1:30", "2024-01-01", ".inf", ".nan", "1e400", "null", "~", "yes", "-0", "0", "1_0", "1e-300"]
+MARKS = ["[]", "{}", "'1'", "*a", "<<", "-1", '"\\0"', "&a b", "!!int 1", "? x", "9" * 30, "{a: 1}", '"\u2028"']
+ODD = st.sampled_from([*WORDS, *MARKS, *(f"'{word}'" for word in WORDS)])
+TEXTS_OF = {
+    "scenario": SCENARIO,
+    "profile": profile_text("toy", 1.0),
+    "rule": "schema: slimsched.rule/1\nkind: ladder\nplacement: sticky\ngroup: largest\nrungs: [[1, 1], [0.5, 1]]\n"
+    "thresholds: [24]\nmade_by: {command: slimsched tune, seed: 7}\n",
+}
+
+
+@pytest.mark.parametrize("kind", TEXTS_OF)
+def test_the_texts_to_begin_with_are_accepted(kind: str) -> None:
+    assert require_same_again(kind, TEXTS_OF[kind])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_text_that_looks_like_a_value_stays_a_text(word: str) -> None:
+    """Written without its quotes it would be read as what it looks like."""
+    assert require_same_again("rule", TEXTS_OF["rule"].replace("slimsched tune", f"'{word}'"))
+
+
+@pytest.mark.parametrize("kind", TEXTS_OF)
+@given(data=st.data())
+def test_what_is_accepted_is_written_and_reads_the_same(kind: str, data: st.DataObject) -> None:
+    """With an odd value in any place."""
+    words = re.split(r"([\w.]+)", TEXTS_OF[kind])
+    place = data.draw(st.integers(0, len(words) // 2 - 1)) * 2 + 1
+    words[place] = data.draw(ODD)
+    require_same_again(kind, "".join(words))
