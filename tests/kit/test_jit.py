@@ -46,7 +46,7 @@ def times(numbers):
     return FACTOR * numbers[0]
 """
 IS_KEPT = "import sys, own; from kit.jit_cache import is_kept; print(is_kept('own.entries', 'times'), *sys.modules)"
-ON_ANOTHER = f"from policies import store; store._processor = lambda: 'another'; {IS_KEPT}"
+ON_ANOTHER = f"from kit import jit_cache; jit_cache._processor = lambda: 'another'; {IS_KEPT}"
 
 
 def asked(folder: Path, code: str = IS_KEPT, **environment: str) -> bool:
