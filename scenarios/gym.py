@@ -14,9 +14,6 @@ When an episode ends, `info["figures"]` tells what its run came to: `accuracy`, 
 `energy_per_image_j`, `energy_j`, `throughput_img_s`, `completed_share`, over all its images; and `replaced_share`, the
 share of its actions that were masked and replaced. Not-a-number stands where nothing was completed.
 
-A cluster of training jobs is `gymnasium.make("slimsched:JobCluster-v0", scenario="....yaml")`, for a scenario of
-`slimsched jobs`: an episode is a window of its trace, a step says whose turn it is (`sim.jobs.env`).
-
 Example:
     ```python
     import gymnasium
@@ -49,21 +46,15 @@ from kit.jit_cache import IS_ON, is_kept
 from scenarios.terminal.progress import say
 
 if TYPE_CHECKING:
-    from policies.jobs.choices import Choosing
-    from policies.jobs.policy import JobPolicy
     from policies.records import RunColumns
     from scenarios.metrics.result import Simulator
-    from scenarios.training_jobs.learning.windows import Windows
     from scenarios.world.world import World
     from sim.cluster import RunSpec
     from sim.compiled.env import SlimClusterVectorEnv
     from sim.env import Run, SlimClusterEnv
-    from sim.jobs.env import JobClusterEnv
-    from sim.jobs.world import JobSimulation
 
 PICTURES: Final = "rgb_array"
 ID = "SlimCluster-v0"
-JOBS_ID = "JobCluster-v0"
 FIGURES = (
     *("accuracy", "latency_mean_s", "latency_p99_s", "energy_per_image_j", "energy_j", "throughput_img_s"),
     "completed_share",
@@ -90,7 +81,7 @@ def make_env(
     """
     from scenarios.metrics.result import Simulator
 
-    _require_undrawn(ID, render_mode)
+    require_undrawn(ID, render_mode)
     if engine not in get_args(Simulator):
         raise InputError(ID, "engine", f"{engine!r}; {nearest(str(engine), get_args(Simulator))}")
     if engine == "compiled":
@@ -133,15 +124,15 @@ def make_vector_env(
     """
     from sim.compiled.env import SlimClusterVectorEnv
 
-    _require_undrawn(ID, render_mode)
-    _require_whole(ID, "num_envs", num_envs, 1)
+    require_undrawn(ID, render_mode)
+    require_whole(ID, "num_envs", num_envs, 1)
     world = _world(scenario, changes)
     plan = _plan(world, duration_s)
     _tell_compiling("sim.compiled.env", "step_clusters")
     return SlimClusterVectorEnv(world.cluster, plan, num_envs, holds_s, figures_of)
 
 
-def _require_undrawn(name: str, render_mode: str | None) -> None:
+def require_undrawn(name: str, render_mode: str | None) -> None:
     """Stable-Baselines3, CleanRL and others ask every environment for pictures, and most never look at one."""
     if render_mode == PICTURES:
         logger.warn(f"{name}: render_mode: nothing is drawn, so {PICTURES!r} gives no pictures")
@@ -149,7 +140,8 @@ def _require_undrawn(name: str, render_mode: str | None) -> None:
         raise InputError(name, "render_mode", f"{render_mode!r}: nothing is drawn; leave it out, or give None")
 
 
-def _require_whole(name: str, key: str, number: int, least: int) -> None:
+def require_whole(name: str, key: str, number: int, least: int) -> None:
+    """Raises `InputError` for anything but a whole number that is large enough."""
     if not isinstance(number, Integral) or number < least:
         raise InputError(name, key, f"{number!r}: allowed are whole numbers from {least}")
 
@@ -196,44 +188,5 @@ def _episode(world: World, horizon_s: float, seed: int) -> RunSpec:
     return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
 
 
-def make_job_env(
-    scenario: str | Path,
-    length: int = 256,
-    warm: int = 0,
-    order: str = "fifo",
-    may_stall: bool = False,
-    render_mode: str | None = None,
-) -> JobClusterEnv:
-    """An environment for a scenario of training jobs; its policies are not looked at.
-
-    Args:
-        length: jobs of an episode.
-        warm: earlier jobs that are run before them, and chosen among as well.
-        order: of the slots; one that needs no estimate.
-        may_stall: whoever is chosen has the cluster wait for it (RLTune's way); else only who fits may be chosen.
-
-    Raises:
-        InputError: the scenario is none, its trace too short, or an argument is none that is allowed.
-    """
-    from policies.jobs.policy import JobPolicy
-    from scenarios.training_jobs.case import read_case, read_scenario
-    from scenarios.training_jobs.learning.windows import Windows
-    from sim.jobs.env import JobClusterEnv
-
-    _require_undrawn(JOBS_ID, render_mode)
-    _require_whole(JOBS_ID, "length", length, 1)
-    _require_whole(JOBS_ID, "warm", warm, 0)
-    case = read_case(read_scenario(Path(scenario)), str(scenario))
-    windows = Windows(case.jobs, case.world, warm, len(case.jobs) - length, length, warm)
-    policy = JobPolicy(order, "stall" if may_stall else "choice", placement="lowest", learned="gymnasium")
-    return JobClusterEnv(partial(_window, windows, policy))
-
-
-def _window(windows: Windows, policy: JobPolicy, seed: int, choosing: Choosing) -> JobSimulation:
-    return windows.simulation(int(windows.drawn(1, seed, "gym")[0]), policy, choosing)
-
-
-if JOBS_ID not in gymnasium.registry:
-    gymnasium.register(JOBS_ID, entry_point="scenarios.gym:make_job_env")
 if ID not in gymnasium.registry:
     gymnasium.register(ID, entry_point="scenarios.gym:make_env", vector_entry_point="scenarios.gym:make_vector_env")

@@ -5,7 +5,7 @@ command, for it takes what another library has learned. Nothing prints: results
 are dataclasses, remarks stand in them, and long work tells a `progress` callback how far it is. What is wrong in what
 was given is an `InputError`, a `ValueError` whose text names the file or argument, the key and the remedy.
 
-Importing it registers `SlimCluster-v0` with Gymnasium.
+Importing it registers `SlimCluster-v0` and `JobCluster-v0` with Gymnasium.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import hw  # noqa: F401 - sets the environment before torch is opened
-import scenarios.gym  # noqa: F401 - registers the environment
+import jobs.gym  # noqa: F401 - registers JobCluster-v0
+import scenarios.gym  # noqa: F401 - registers SlimCluster-v0
 from kit.errors import InputError, WorkError
 from scenarios.terminal.progress import Step
 from slimsched.functions import (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "slimsched")
+PACKAGES = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
 SOURCES = {
     str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
     for package in PACKAGES
@@ -100,7 +100,7 @@ MOST_PARAMETERS = 8
 KERNELS = (
     "sim/compiled/",
     "policies/compiled/",
-    "policies/jobs/room.py",
+    "jobs/policies/room.py",
     "policies/ppo/kernels.py",
     "policies/ppo/vectors.py",
 )

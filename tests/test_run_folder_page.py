@@ -11,8 +11,8 @@ from pyarrow import parquet
 from scenarios.cli import main
 from scenarios.runs import layout
 from scenarios.runs.records import RECORD_FILES
+from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario
-from tests.scenarios.training_jobs.cases import trace_of, write_case
 from tests.test_docs import ROOT
 
 PAGE = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")

@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
+from jobs.comparing import run_policy
+from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
 from policies.vocabulary import NS_PER_S
-from scenarios.training_jobs.comparing import run_policy
-from scenarios.training_jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
-from tests.scenarios.training_jobs.cases import case_of
-from tests.scenarios.training_jobs.logs import Jobs, sacct
+from tests.jobs.cases import case_of
+from tests.jobs.logs import Jobs, sacct
 
 FILE: Final = Path(__file__).parents[1] / "docs" / "tutorials" / "jobs.log.gz"
 

@@ -10,12 +10,12 @@ import pyarrow
 import pytest
 
 from benchmarks.speed.conftest import Figures
-from scenarios.training_jobs.formats.known import FORMATS
-from scenarios.training_jobs.importing import import_log
-from scenarios.training_jobs.predictability import predictions
-from scenarios.training_jobs.rows import Options
-from scenarios.training_jobs.trace import read_trace
-from tests.scenarios.training_jobs.logs import drawn, write_log
+from jobs.formats.known import FORMATS
+from jobs.importing import import_log
+from jobs.predictability import predictions
+from jobs.rows import Options
+from jobs.trace import read_trace
+from tests.jobs.logs import drawn, write_log
 
 TITLE = "a log of training jobs as a trace: rows a second (best of three)"
 HEAD = ("format", "rows", "MB", "rows/s", "rows/CPU-s", "MB/s")

@@ -9,10 +9,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
-from policies.jobs_ppo.files import FAITHFUL, FIXED
-from scenarios.show.charts import COLORS, canvas
-from scenarios.show.table import Table, columns, to_markdown
-from scenarios.training_jobs.learning.judging import (
+from jobs.learning.judging import (
     BASELINES,
     PROGRAMMES,
     Estimate,
@@ -21,8 +18,11 @@ from scenarios.training_jobs.learning.judging import (
     ratio_of,
     table_of,
 )
-from scenarios.training_jobs.learning.windows import TRAINING_JOBS, gain
-from sim.jobs.jobs import JobList
+from jobs.learning.windows import TRAINING_JOBS, gain
+from jobs.ppo.files import FAITHFUL, FIXED
+from jobs.sim.jobs import JobList
+from scenarios.show.charts import COLORS, canvas
+from scenarios.show.table import Table, columns, to_markdown
 
 BASE: Final = "fifo-stall"
 LEARNED: Final = (FAITHFUL, FIXED)

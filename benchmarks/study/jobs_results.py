@@ -19,22 +19,22 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
+from jobs.case import job_list
+from jobs.generate import ARRIVALS, Drawing, Law, draw
+from jobs.learning.course import Course, Told, history_in, train
+from jobs.learning.explaining import explain
+from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
+from jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
+from jobs.policies.cluster import NodeGroup
+from jobs.ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec
+from jobs.ppo.learner import UpdateStats
+from jobs.sim.jobs import JobList
+from jobs.sim.world import JobWorld
+from jobs.trace import read_trace
 from kit.chance import stream
 from kit.errors import InputError
-from policies.jobs.cluster import NodeGroup
-from policies.jobs_ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec
-from policies.jobs_ppo.learner import UpdateStats
 from scenarios.files.documents import inputs_hash, read_checked, write_checked, write_text
 from scenarios.show import charts
-from scenarios.training_jobs.case import job_list
-from scenarios.training_jobs.generate import ARRIVALS, Drawing, Law, draw
-from scenarios.training_jobs.learning.course import Course, Told, history_in, train
-from scenarios.training_jobs.learning.explaining import explain
-from scenarios.training_jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
-from scenarios.training_jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
-from scenarios.training_jobs.trace import read_trace
-from sim.jobs.jobs import JobList
-from sim.jobs.world import JobWorld
 
 DRAWN_JOBS: Final = 20_000
 BURSTS: Final = Law("mmpp", ARRIVALS["mmpp"])

@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 _PARTS = {
     "sim.compiled.rollout": "the engine's rollouts: 10 to 20 s",
     "sim.compiled": "the engine: 10 to 20 s",
-    "sim.jobs": "the bound: some seconds",
+    "jobs.sim": "the bound: some seconds",
     "policies.ppo": "the router: some seconds",
 }
 

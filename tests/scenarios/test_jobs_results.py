@@ -9,11 +9,11 @@ import pytest
 
 from benchmarks.study import jobs_results
 from benchmarks.study.__main__ import main
+from jobs.case import job_list
+from jobs.generate import Drawing, Law, draw
+from jobs.learning.course import Course
+from jobs.trace import read_trace, write_trace
 from scenarios.files.documents import read_checked
-from scenarios.training_jobs.case import job_list
-from scenarios.training_jobs.generate import Drawing, Law, draw
-from scenarios.training_jobs.learning.course import Course
-from scenarios.training_jobs.trace import read_trace, write_trace
 
 SECTIONS = (
     "In short",

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from kit.errors import InputError
-from policies.jobs import sight
-from policies.jobs_ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
-from policies.jobs_ppo.learner import (
+from jobs.policies import sight
+from jobs.ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
+from jobs.ppo.learner import (
     Episode,
     JobLearner,
     JobPPOKnobs,
@@ -21,7 +20,8 @@ from policies.jobs_ppo.learner import (
     slots_of,
     taken,
 )
-from policies.jobs_ppo.net import SIZES, JobNet, fresh_weights
+from jobs.ppo.net import SIZES, JobNet, fresh_weights
+from kit.errors import InputError
 
 
 def test_advantages_by_hand() -> None:

@@ -1,0 +1,169 @@
+"""What a run of training jobs says in numbers: of its measured jobs, by size and VC, and of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.sim.record import JobsRecord
+from policies.vocabulary import NS_PER_S
+
+Numbers = NDArray[np.float64]
+SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)
+SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; more is the last class
+BY_JOB: Final = ("jct_s", "wait_s", "slowdown", "finish_time_fairness")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobColumns:
+    """What each job of a run had; not-a-number where its work was not done.
+
+    Attributes:
+        counts: (n,) whether it counts in figures: measured, and not refused.
+        is_done: (n,) whether it counts, and its work was done.
+        slowdown: (n,) bounded: JCT over run time at full speed on the fastest type, of at least 10 s; at least 1.
+        finish_time_fairness: (n,) JCT over what it would be on the job's equal share of the cluster (Themis, NSDI'20):
+            1/N of its GPUs, with N the mean number of jobs in the system while the job is there.
+    """
+
+    counts: NDArray[np.bool_]
+    is_done: NDArray[np.bool_]
+    submit_s: Numbers
+    jct_s: Numbers
+    wait_s: Numbers
+    slowdown: Numbers
+    finish_time_fairness: Numbers
+
+
+def job_columns(record: JobsRecord, cluster_gpus: int) -> JobColumns:
+    """Of a run on so many GPUs."""
+    counts = record.is_measured & ~record.is_refused
+    best_s, jct_s = record.best_ns / NS_PER_S, record.jct_s
+    slowdown = np.maximum(jct_s / np.maximum(best_s, SHORT_S), 1.0)
+    crowd = _mean_in_system(record)
+    alone_s = best_s * np.maximum(1.0, record.gpus_used * crowd / cluster_gpus)
+    return JobColumns(
+        counts,
+        counts & record.is_done,
+        record.submit_ns / NS_PER_S,
+        jct_s,
+        record.wait_s,
+        slowdown,
+        np.asarray(jct_s / alone_s),
+    )
+
+
+def _mean_in_system(record: JobsRecord) -> Numbers:
+    """(n,) Over each job's time in the system, the mean number of jobs there; 1 for those that never left."""
+    here = ~record.is_refused
+    came_s = np.maximum(record.submit_ns, record.begun_ns) / NS_PER_S
+    left_s = np.where(record.is_done, record.end_ns, record.ended_ns) / NS_PER_S
+    times_s = np.concatenate([came_s[here], left_s[here]])
+    steps = np.concatenate([np.ones(here.sum()), -np.ones(here.sum())])
+    order = np.argsort(times_s, kind="stable")
+    times_s, inside = times_s[order], np.cumsum(steps[order])
+    area = np.concatenate([[0.0], np.cumsum(inside[:-1] * np.diff(times_s))])
+    stay_s = left_s - came_s
+    found = np.interp(left_s, times_s, area) - np.interp(came_s, times_s, area)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(here & (stay_s > 0), np.maximum(found / stay_s, 1.0), 1.0)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+
+def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
+    """A run's numbers; means and quantiles are of measured jobs whose work was done."""
+    found = job_columns(record, cluster_gpus)
+    done = found.is_done
+    fairness = found.finish_time_fairness[done]
+    return {
+        "jobs": {
+            "measured": int(record.is_measured.sum()),
+            "refused": int((record.is_refused & record.is_measured).sum()),
+            "unfinished": int((found.counts & ~record.is_done).sum()),
+        },
+        **{name: _spread(getattr(found, name)[done]) for name in BY_JOB},
+        "above_fair_share": float((fairness > 1).mean()) if len(fairness) else None,
+        **_of_the_cluster(record),
+        "preemptions_per_job": _mean(record.preemptions[found.counts]),
+        "kills_per_job": _mean(record.kills[found.counts]),
+        "jain_users": _jain(found, record.user),
+        "jain_vcs": _jain(found, record.vc),
+    }
+
+
+def _spread(values: Numbers) -> dict[str, float | None]:
+    names = ("mean", "p50", "p90", "p99", "max")
+    if not len(values):
+        return dict.fromkeys(names)
+    found = [float(values.mean()), *np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()]
+    return dict(zip(names, found, strict=True))
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
+    """Of all its jobs, measured or not, from begin to end; sums are of floats, for integers could overflow."""
+    held_s = record.held_ns / NS_PER_S
+    busy = float((held_s * record.gpus_used).sum())
+    work, lost = record.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
+    kept_share = work / (work + lost)
+    useful = float(((held_s - record.restart_ns / NS_PER_S) * kept_share * record.gpus_used).sum())
+    there = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
+    return {
+        "makespan_s": (record.ended_ns - record.begun_ns) / NS_PER_S,
+        "utilization": busy / there if there else None,
+        "goodput_share": useful / busy if busy else None,
+    }
+
+
+def _jain(found: JobColumns, names: NDArray[np.object_]) -> float | None:
+    """Jain's index of the mean bounded slowdowns of those who have jobs: 1 where all fare alike; None for one name."""
+    known, codes = np.unique(names[found.is_done].astype(str), return_inverse=True)
+    if len(known) < 2:
+        return None
+    means = np.bincount(codes, found.slowdown[found.is_done]) / np.bincount(codes)
+    return float(means.sum() ** 2 / (len(means) * (means**2).sum()))
+
+
+# -------------------------------------------------------------------------------------------------------------- groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Some jobs with a name in common: a class of sizes, a virtual cluster."""
+
+    kind: str
+    name: str
+    members: NDArray[np.bool_]
+
+
+def groups_of(record: JobsRecord) -> Iterator[Group]:
+    """Classes of sizes, then virtual clusters (largest first); none of a kind in which all jobs are alike."""
+    place = np.searchsorted(SIZES, record.gpus)
+    sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
+    names, codes, counts = np.unique(record.vc.astype(str), return_inverse=True, return_counts=True)
+    order = np.argsort(-counts, kind="stable").tolist()
+    vcs = [(str(names[at]) or "(none)", codes == at) for at in order]
+    for kind, members in (("size", sizes), ("vc", vcs)):
+        for name, mask in members if len(members) > 1 else ():
+            yield Group(kind, name, mask)
+
+
+def _size_name(place: int) -> str:
+    if place == len(SIZES):
+        return f"above {SIZES[-1]}"
+    low = SIZES[place - 1] + 1 if place else 1
+    return str(low) if low == SIZES[place] else f"{low}-{SIZES[place]}"
+
+
+def names_of(groups: Sequence[Group], kind: str) -> list[str]:
+    """Of one kind."""
+    return [group.name for group in groups if group.kind == kind]

@@ -1,0 +1,235 @@
+"""From a log's rows to a trace: rows that make no job are left out, those of one job joined, jobs sorted and written.
+
+Columns are held until the end of the log, for a trace is sorted by submit time: at the peak some 280 bytes a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import numpy as np
+import pyarrow
+from numpy.typing import NDArray
+
+from jobs.fields import FORMS, NAIVE, SECONDS, Cells, Numbers
+from jobs.joining import RAN_NOT, codes_of, is_next, joined
+from jobs.policies.shares import is_share
+from jobs.rows import REQUEUED, Rows
+from jobs.tally import Tally
+from jobs.trace import COLUMNS, SLICE_ROWS
+
+LONGEST_RUN_S: Final = 10 * 365.25 * 86400
+MOST_GPUS: Final = 1_000_000
+EARLIEST_S: Final = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
+LATEST_S: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
+LONG_GAP_S: Final = 180 * 86400
+_WORDS: Final = ("user", "vc", "gpu_types", "status", "job_class")
+_TIMES: Final = ("submit_s", "start_s", "run_s", "requested_s")
+BACKWARDS: Final = "started before they were submitted: wait and start are not known"
+NO_GPU: Final = "ask for no GPU"
+NO_SHARE: Final = "ask for a share of a GPU that is none: below 0.001, above 1, or of several"
+
+
+@dataclass(slots=True)
+class Gathered:
+    """Jobs, block by block, and in the end as one table.
+
+    Attributes:
+        joins: rows of one id may be lives of one job; else only the first of them is kept.
+        sums: a job's run time is that of all its lives together; else that of the last one.
+        is_date: whether the first job's times are of the calendar.
+        forms: of the times of all jobs, each with the first line that has it.
+    """
+
+    tally: Tally
+    joins: bool
+    sums: bool = True
+    is_date: bool | None = None
+    tables: list[Any] = field(default_factory=list)
+    forms: dict[int, int] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)  # what is said of each quantity that can't be read
+
+    def add(self, rows: Rows) -> None:
+        """Keep what makes a job, and count the rest."""
+        is_life = np.ones(len(rows.lines), bool) if rows.lives is None else rows.lives.kind <= REQUEUED
+        kept = self._kept(rows, is_life)
+        is_job = kept & is_life
+        if is_job.any() and self.is_date is None:
+            self.is_date = bool(np.broadcast_to(rows.is_date, len(rows.lines))[is_job][0])
+        self._note_forms(rows, is_job)
+        noted = {**rows.noted, **self._unread(rows.optional, is_job)}
+        if rows.start_s is not None:
+            noted[BACKWARDS] = rows.start_s < rows.submit_s
+        for what, where in noted.items():
+            self.tally.note(what, rows.lines[where & is_job])
+        self.tables.append(_table(rows, kept))
+
+    def _kept(self, rows: Rows, is_life: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Rows of which something is left to be said when all are there; what is no life of a job stays as such."""
+        kept = np.ones(len(rows.lines), bool)
+        unread = self._unread(rows.needed, is_life)
+        for reason, where in {**rows.refused, **unread, **_general(rows)}.items():
+            self.tally.leave_out(reason, rows.lines[where & kept & is_life])
+            kept &= ~(where & is_life)
+        return kept
+
+    def _unread(self, found: Mapping[str, Cells], among: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+        """Where each quantity can't be read; what is said of it shows the first of these texts."""
+        where = {name: cells.is_unread & among for name, cells in found.items()}
+        for name, cells in found.items():
+            if where[name].any() and name not in self.unread:
+                text = cells.texts[int(where[name].argmax())].as_py()
+                self.unread[name] = f"unread {name}, such as {text!r:.40}; write {cells.allowed}"
+        return {self.unread[name]: each for name, each in where.items() if name in self.unread}
+
+    def _note_forms(self, rows: Rows, is_job: NDArray[np.bool_]) -> None:
+        """The times of a log have one form, in all columns."""
+        found = np.zeros(len(rows.lines), np.int64)
+        for cells in (*rows.needed.values(), *rows.optional.values()):
+            found = found | cells.forms
+        found = np.where(found == 0, np.where(rows.is_date, NAIVE, SECONDS), found)
+        for form in FORMS:
+            if form not in self.forms and (where := is_job & (found & form > 0)).any():
+                self.forms[form] = int(rows.lines[where][0])
+
+    def finish(self) -> Finished | None:
+        """All jobs, sorted by submit time, those of one id joined; None where there are none."""
+        if not sum(table.num_rows for table in self.tables):
+            return None
+        table = pyarrow.concat_tables(self.tables)
+        self.tables.clear()
+        numbers = {}
+        for name in table.column_names:
+            if name not in ("job_id", *_WORDS, "whose"):
+                numbers[name] = table[name].to_numpy()
+                table = table.drop_columns([name])  # or each would be held twice
+        words = table.unify_dictionaries().combine_chunks()
+        del table
+        if self.joins:
+            words, order = joined(words, numbers, self.tally, sums=self.sums)
+        else:
+            codes = codes_of(words["job_id"].combine_chunks())
+            order = np.arange(len(words)) if codes is None else _first_of_each(codes, numbers["line"], self.tally)
+        if not len(order):
+            return None
+        order = order[np.argsort(numbers["submit_s"][order], kind="stable")]
+        self._tell_times(numbers["submitted_s" if self.joins else "submit_s"][order], numbers["line"][order])
+        return Finished(words, numbers, order)
+
+    def _tell_times(self, submit_s: Numbers, line: NDArray[np.int64]) -> None:
+        """Rows that are not in the order of their times, and long holes between them."""
+        backwards = np.diff(submit_s[np.argsort(line)]) < 0
+        if backwards.any():
+            self.tally.tell(f"{int(backwards.sum()):,} rows were submitted before the row above them; they are sorted")
+        order = np.argsort(submit_s, kind="stable")
+        gaps_s = np.diff(submit_s[order])
+        if len(gaps_s) and (gap_s := float(gaps_s.max())) > LONG_GAP_S:
+            behind = int(line[order[int(gaps_s.argmax()) + 1]])
+            self.tally.tell(
+                f"nothing was submitted for {gap_s / 86400:,.0f} days before line {behind}: are these two logs, "
+                "or is a year wrong?"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All jobs of a log.
+
+    Attributes:
+        words, numbers: their columns in the order of the log.
+        order: the rows that are jobs, by submit time.
+    """
+
+    words: Any
+    numbers: dict[str, NDArray[Any]]
+    order: NDArray[np.int64]
+
+    @property
+    def start_s(self) -> float:
+        """The first submit time, as the log has it."""
+        return float(self.numbers["submit_s"][self.order[0]])
+
+    @property
+    def days(self) -> float:
+        """From the first submit to the last."""
+        return (float(self.numbers["submit_s"][self.order[-1]]) - self.start_s) / 86400
+
+    def slices(self) -> Iterator[Any]:
+        """The normal form, a part at a time."""
+        for begin in range(0, len(self.order), SLICE_ROWS):
+            yield self._normal(self.order[begin : begin + SLICE_ROWS])
+
+    def _normal(self, rows: NDArray[np.int64]) -> Any:
+        """The columns of the normal form, from the trace's start."""
+        submit_s, start_s, run_s, requested_s = (self.numbers[name][rows] for name in _TIMES)
+        begun_s = np.where(start_s >= submit_s, start_s, np.nan)
+        words = self.words.take(pyarrow.array(rows))
+        found = {
+            "submit_s": submit_s - self.start_s,
+            "run_s": run_s,
+            "gpus": self.numbers["gpus"][rows],
+            "gpu_share": self.numbers["gpu_share"][rows] if "gpu_share" in self.numbers else np.ones(len(rows)),
+            "requested_s": np.where(requested_s > 0, requested_s, np.nan),
+            "recorded_wait_s": begun_s - submit_s,
+            "recorded_start_s": begun_s - self.start_s,
+            "attempts": self.numbers["attempts"][rows],
+            **{name: words[name].cast(pyarrow.string()) for name in ("job_id", *_WORDS)},
+        }
+        return pyarrow.table({name: found[name] for name in COLUMNS})
+
+
+def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
+    """Why a row makes no job, whatever the format; comparisons with not-a-number are false."""
+    is_date = np.broadcast_to(rows.is_date, len(rows.lines))
+    run_s, gpus = rows.run_s, rows.gpus
+    submit_s = rows.submit_s if rows.lives is None else rows.lives.submitted_s
+    return {
+        "no submit time": ~np.isfinite(submit_s),
+        "submitted before 1990 or after 2100": is_date & ((submit_s < EARLIEST_S) | (submit_s > LATEST_S)),
+        "no run time": ~np.isfinite(run_s),
+        "a negative run time": run_s < 0,
+        RAN_NOT: (run_s == 0) & (rows.lives is None),
+        "ran for more than ten years": run_s > LONGEST_RUN_S,
+        NO_GPU: ~(gpus > 0),
+        f"ask for more than {MOST_GPUS:,} GPUs": gpus > MOST_GPUS,
+        **({} if rows.gpu_share is None else {NO_SHARE: ~is_share(rows.gpu_share, np.ceil(gpus))}),
+    }
+
+
+def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
+    """The rows that are kept, with a start only where it is not before the submit."""
+    count, mask = len(rows.lines), pyarrow.array(kept)
+    nothing = np.full(count, np.nan)
+    times = {name: nothing if (found := getattr(rows, name)) is None else found for name in _TIMES}
+    attempts = np.ones(count, np.int32) if rows.attempts is None else rows.attempts
+    words = {}
+    for name in _WORDS:
+        found = rows.texts.get(name)
+        text = pyarrow.repeat(pyarrow.scalar("unknown" if name == "status" else ""), count) if found is None else found
+        words[name] = text.filter(mask).dictionary_encode()
+    lives = {}
+    if (found := rows.lives) is not None:
+        lives = {"kind": found.kind[kept], "submitted_s": found.submitted_s[kept], "part": found.part[kept]}
+        lives["whose"] = found.whose.filter(mask).dictionary_encode()
+    return pyarrow.table(
+        {
+            "line": rows.lines[kept],
+            "job_id": rows.texts["job_id"].filter(mask).cast(pyarrow.large_string()),
+            **{name: values[kept] for name, values in times.items()},
+            "gpus": np.ceil(np.nan_to_num(rows.gpus[kept])).astype(np.int32),
+            **({} if rows.gpu_share is None else {"gpu_share": np.round(rows.gpu_share[kept], 3)}),
+            "attempts": attempts[kept].astype(np.int32),
+            **words,
+            **lives,
+        }
+    )
+
+
+def _first_of_each(codes: NDArray[np.int64], line: NDArray[np.int64], tally: Tally) -> NDArray[np.int64]:
+    order = np.lexsort((line, codes))
+    is_first = is_next(codes[order])
+    tally.leave_out("an id that an earlier row has", line[order[~is_first]])
+    return order[is_first]

@@ -1,0 +1,228 @@
+"""Traces that are drawn: of a given load, sizes and tails. The same seed gives the same trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import gamma, log, sqrt
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.trace import JobTrace
+from kit.chance import stream
+from kit.errors import InputError, nearest
+from sim.workload import mmpp, poisson
+
+Numbers = NDArray[np.float64]
+DURATIONS: Final[Mapping[str, Mapping[str, float]]] = {
+    "exponential": {"mean_s": 3600.0},
+    "weibull": {"mean_s": 3600.0, "shape": 0.5},
+    "lognormal": {"mean_s": 3600.0, "cv2": 10.0},
+    "hyperexponential": {"mean_s": 3600.0, "cv2": 10.0},
+}
+ARRIVALS: Final[Mapping[str, Mapping[str, float]]] = {
+    "poisson": {},
+    "mmpp": {"burst_factor": 4.0, "burst_share": 0.1, "burst_s": 7200.0},
+}
+SIZES: Final[Mapping[int, float]] = {1: 0.70, 2: 0.10, 4: 0.10, 8: 0.08, 16: 0.02}
+QUANTUM_S: Final = 900.0  # requested times are multiples of it
+MOST_OVER: Final = 10.0  # times the run time that is asked for, at most
+SHORTEST_S: Final = 1.0
+LONGEST_YEARS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """A law by name, with all of its parameters."""
+
+    name: str
+    parameters: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What is drawn.
+
+    Attributes:
+        gpus: of the cluster that `load` is a share of.
+        sizes: weights of jobs by their GPUs.
+        users, vcs: how many; the k-th has a share of the jobs that goes with 1/k, and a user belongs to one VC.
+        alike: share of the jobs that run as long as their user's last one of that size, which is what a history can
+            learn from.
+    """
+
+    jobs: int
+    gpus: int
+    load: float
+    durations: Law
+    arrivals: Law
+    sizes: Mapping[int, float]
+    users: int = 20
+    vcs: int = 4
+    alike: float = 0.5
+    seed: int = 0
+
+    @property
+    def rate_job_s(self) -> float:
+        """Jobs a second that make the load."""
+        weights = np.array(list(self.sizes.values()))
+        mean_gpus = float(np.array(list(self.sizes)) @ weights / weights.sum())
+        return self.load * self.gpus / (mean_gpus * self.durations.parameters["mean_s"])
+
+
+def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
+    """`lognormal:mean_s=3600,cv2=41` as a law; what is not said has its default.
+
+    Raises:
+        InputError: no such law or parameter, or a value that it can't have.
+    """
+    name, _, rest = text.partition(":")
+    if name not in known:
+        raise InputError(flag, "", f"unknown {name!r:.80}; {nearest(name, known)}")
+    parameters = dict(known[name])
+    for part in filter(None, rest.split(",")):
+        key, _, value = part.partition("=")
+        if key not in parameters:
+            allowed = nearest(key, parameters) if parameters else "it has no parameters"
+            raise InputError(flag, name, f"unknown parameter {key!r:.80}; {allowed}")
+        parameters[key] = _positive(value, flag, f"{name}.{key}")
+    _check(name, parameters, flag)
+    return Law(name, parameters)
+
+
+def sizes(text: str, flag: str) -> dict[int, float]:
+    """`1:0.7,8:0.3` as weights by GPU count; raises `InputError` for what is none."""
+    found: dict[int, float] = {}
+    for part in text.split(","):
+        gpus, _, weight = part.partition(":")
+        if not (gpus.isascii() and gpus.isdigit() and int(gpus[:9]) >= 1 and len(gpus) <= 6):
+            raise InputError(flag, "", f"{gpus!r:.40} is no number of GPUs; allowed are pairs such as 1:0.7,8:0.3")
+        if int(gpus) in found:
+            raise InputError(flag, gpus, "is given twice; give each size once")
+        found[int(gpus)] = _positive(weight, flag, gpus)
+    return found
+
+
+def draw(drawing: Drawing) -> JobTrace:
+    """The trace; raises `InputError` where it would last for centuries."""
+    count = drawing.jobs
+    if (years := count / drawing.rate_job_s / 31_557_600) > LONGEST_YEARS:
+        problem = f"{drawing.load:g} of {drawing.gpus:,} GPUs: {count:,} such jobs take {years:,.0f} years"
+        raise InputError("--load", "", f"{problem}; allowed are {LONGEST_YEARS}: ask for fewer jobs, or for more load")
+    submit_s = _arrivals(drawing)
+    gpus = _drawn(list(drawing.sizes), np.array(list(drawing.sizes.values())), count, drawing.seed, "sizes")
+    user = _drawn(range(drawing.users), 1 / np.arange(1, drawing.users + 1), count, drawing.seed, "users")
+    vc_of = _drawn(range(drawing.vcs), 1 / np.arange(1, drawing.vcs + 1), drawing.users, drawing.seed, "vcs")
+    run_s = _repeated(_durations(drawing), user, gpus, drawing)
+    over = np.exp(stream(drawing.seed, "jobs:requests").uniform(0, log(MOST_OVER), count))
+    unknown = np.full(count, np.nan)
+    return JobTrace(
+        job_id=_named("j", np.arange(count)),
+        submit_s=submit_s - submit_s[0],
+        run_s=run_s,
+        gpus=gpus.astype(np.int32),
+        user=_named("u", user),
+        vc=_named("vc", vc_of[user]),
+        gpu_types=_same("", count),
+        requested_s=np.ceil(run_s * over / QUANTUM_S) * QUANTUM_S,
+        recorded_wait_s=unknown,
+        recorded_start_s=unknown,
+        status=_same("completed", count),
+        attempts=np.ones(count, np.int32),
+        job_class=_same("", count),
+        gpu_share=np.ones(count),
+        provenance={"format": "drawn", "file": "", "start": None, "drawing": _document(drawing)},
+    )
+
+
+def _document(drawing: Drawing) -> dict[str, object]:
+    found = asdict(drawing)
+    return {**found, "sizes": {str(gpus): weight for gpus, weight in drawing.sizes.items()}}
+
+
+def _arrivals(drawing: Drawing) -> Numbers:
+    """Times of the first jobs, in whole milliseconds; the time that is looked at is doubled until they are enough."""
+    rate, of = drawing.rate_job_s, drawing.arrivals.parameters
+    horizon_s = 1.2 * drawing.jobs / rate + 10 / rate
+    while True:
+        rng = stream(drawing.seed, "jobs:arrivals")
+        if drawing.arrivals.name == "poisson":
+            found = poisson(rate, horizon_s, rng)
+        else:
+            found = mmpp(rate, of["burst_factor"], of["burst_share"], of["burst_s"], horizon_s, rng)
+        if len(found) >= drawing.jobs:
+            return np.round(np.sort(np.asarray(found, np.float64))[: drawing.jobs] / 1e6) / 1e3
+        horizon_s *= 2
+
+
+def _durations(drawing: Drawing) -> Numbers:
+    """Independent ones, in whole milliseconds, of a second at least."""
+    rng, of, count = stream(drawing.seed, "jobs:durations"), drawing.durations.parameters, drawing.jobs
+    mean_s = of["mean_s"]
+    match drawing.durations.name:
+        case "exponential":
+            found = rng.exponential(mean_s, count)
+        case "weibull":
+            found = mean_s / gamma(1 + 1 / of["shape"]) * rng.weibull(of["shape"], count)
+        case "lognormal":
+            sigma = sqrt(log(1 + of["cv2"]))
+            found = rng.lognormal(log(mean_s) - sigma**2 / 2, sigma, count)
+        case _:
+            found = _hyperexponential(mean_s, of["cv2"], count, rng)
+    return np.maximum(np.round(found, 3), SHORTEST_S)
+
+
+def _hyperexponential(mean_s: float, cv2: float, count: int, rng: np.random.Generator) -> Numbers:
+    """Two phases with balanced means: each has half of the work (Allen 1990, 5.2)."""
+    first = (1 + sqrt((cv2 - 1) / (cv2 + 1))) / 2
+    shares = np.where(rng.random(count) < first, first, 1 - first)
+    found: Numbers = rng.exponential(1.0, count) * mean_s / (2 * shares)
+    return found
+
+
+def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], drawing: Drawing) -> Numbers:
+    """Some run as long as their user's last one of that size; the law of one job stays what it is."""
+    is_again = stream(drawing.seed, "jobs:alike").random(drawing.jobs) < drawing.alike
+    last: dict[tuple[int, int], float] = {}
+    found = run_s.copy()
+    for job, key in enumerate(zip(user.tolist(), gpus.tolist(), strict=True)):
+        if is_again[job] and key in last:
+            found[job] = last[key]
+        last[key] = found[job]
+    return found
+
+
+def _drawn(values: object, weights: Numbers, count: int, seed: int, name: str) -> NDArray[np.int64]:
+    index = stream(seed, f"jobs:{name}").choice(len(weights), count, p=weights / weights.sum())
+    return np.asarray(values, np.int64)[index]
+
+
+def _named(prefix: str, numbers: NDArray[np.int64]) -> NDArray[np.object_]:
+    return np.array([f"{prefix}{number}" for number in numbers.tolist()], object)
+
+
+def _same(text: str, count: int) -> NDArray[np.object_]:
+    return np.full(count, text, object)
+
+
+def _positive(text: str, flag: str, key: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 1e12:
+        raise InputError(flag, key, f"{text!r:.40}: must be a number above 0")
+    return value
+
+
+def _check(name: str, of: Mapping[str, float], flag: str) -> None:
+    """What parameters can't be together."""
+    if name == "hyperexponential" and of["cv2"] < 1:
+        raise InputError(flag, f"{name}.cv2", f"{of['cv2']:g}: must be at least 1; lognormal can have less")
+    if name == "weibull" and not 0.1 <= of["shape"] <= 100:
+        raise InputError(flag, f"{name}.shape", f"{of['shape']:g}: must be from 0.1 to 100")
+    if name == "mmpp" and not (of["burst_share"] < 1 and of["burst_factor"] * of["burst_share"] < 1):
+        found = f"burst_factor {of['burst_factor']:g} x burst_share {of['burst_share']:g}"
+        raise InputError(flag, name, f"{found}: must be below 1, for the calm rest has jobs, too")

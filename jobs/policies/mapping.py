@@ -1,0 +1,300 @@
+"""Where a chosen job lies, by a mixed integer programme over a few candidates: RLTune's, as written and as meant.
+
+Candidates of a job are the way that fragments least and the way that balances best, on the fewest nodes and on one more
+(`jobs.policies.ways`): four at most. The programme takes one, and minimizes
+
+    a sum_n f_n + b (F_max - F_min) - g sum y,        (a, b, g) = (1, 0.3, 0.5)
+
+with f_n: node n is partly used; F: free GPUs of a node.
+
+    `Written`  f_n is bound from one side alone, so it is 0 and its term is void; y_n: the second of the base policy's
+               order would fit on node n; nodes that are full before count nowhere.
+    `Meant`    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
+               next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
+
+The solver is HiGHS, by way of SciPy. Where two placements are equally good, the first candidate is taken. A programme
+that takes too long ends the run: what a run comes to must not hang on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.choices import Mapper, View
+from jobs.policies.cluster import Pool
+from jobs.policies.vocabulary import Allocation
+from jobs.policies.ways import uses
+from kit.errors import WorkError
+
+WEIGHTS: Final = (1.0, 0.3, 0.5)
+FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
+_TIE: Final = 1e-3  # a later candidate of the chosen job costs so much more; objectives differ by tenths
+_LONGEST_S: Final = 10.0  # milliseconds are usual
+Scores = Callable[[View], NDArray[Any]]
+
+
+class Candidate(NamedTuple):
+    """One way for a job: a pool, and places there."""
+
+    pool: Pool
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nodes:
+    """All nodes of some pools, side by side.
+
+    Attributes:
+        free, size: (N,) GPUs.
+        first: where each pool's nodes begin, by its index.
+    """
+
+    free: NDArray[np.int64]
+    size: NDArray[np.int64]
+    first: dict[int, int]
+
+    @staticmethod
+    def of(pools: Sequence[Pool]) -> Nodes:
+        """As they are now."""
+        many = np.cumsum([0, *(len(pool.nodes) for pool in pools)])
+        free = np.concatenate([np.array(pool.free) for pool in pools])
+        size = np.concatenate([np.full(len(pool.nodes), pool.size) for pool in pools])
+        return Nodes(free, size, {pool.index: int(at) for pool, at in zip(pools, many[:-1], strict=True)})
+
+    def taken(self, candidate: Candidate) -> NDArray[np.int64]:
+        """(N,) GPUs that it takes of each."""
+        row = np.zeros(len(self.free), np.int64)
+        for place, gpus in candidate.allocation:
+            row[self.first[candidate.pool.index] + place] = gpus
+        return row
+
+
+# --------------------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(pools: Sequence[Pool], gpus: int) -> list[Candidate]:
+    """Four at most: (fewest nodes, one more) x (least fragmentation, best balance), each once."""
+    found: dict[tuple[int, Allocation], Candidate] = {}
+    for more in (0, 1) if gpus > 1 else (0,):
+        laid = [(pool, each) for pool in pools for each in _laid(pool, gpus, more)]
+        if not laid:
+            continue
+        keyed = [(*_merits(pool, each), (pool.index, each), pool) for pool, each in laid]
+        for best in (min(keyed, key=lambda one: one[:4]), min(keyed, key=lambda one: (one[2], *one[:2], one[3]))):
+            found.setdefault(best[3], Candidate(best[4], best[3][1]))
+    return list(found.values())
+
+
+def _laid(pool: Pool, gpus: int, more: int) -> Iterator[Allocation]:
+    """On so many nodes more than the fewest; of equally free nodes those with the lowest numbers."""
+    of_free: dict[int, list[int]] = {}
+    for place, free in enumerate(pool.free):
+        if pool.is_up(place):
+            of_free.setdefault(free, []).append(place)
+    for way in uses(pool.counts, gpus, pool.fewest_nodes(gpus) + more, keeps_whole=bool(more)):
+        yield tuple(
+            sorted((place, take) for free, parts in way for place, take in zip(of_free[free], parts, strict=False))
+        )
+
+
+def _merits(pool: Pool, allocation: Allocation) -> tuple[int, int, float]:
+    """By how much partly used nodes, GPUs used on them, and the variance of utilization grow."""
+    before = np.array(pool.free)
+    after = before.copy()
+    for place, gpus in allocation:
+        after[place] -= gpus
+    partly, used, spread = [], [], []
+    for free in (before, after):
+        is_partly = (free > 0) & (free < pool.size)
+        partly.append(int(is_partly.sum()))
+        used.append(int((pool.size - free[is_partly]).sum()))
+        spread.append(float(np.var(free / pool.size)))
+    return partly[1] - partly[0], used[1] - used[0], round(spread[1] - spread[0], 12)
+
+
+# --------------------------------------------------------------------------------------------------------- programmes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Programme:
+    """Take one candidate of the first job, and at most one of each that follows.
+
+    Attributes:
+        free, size: (N,) of the nodes that count.
+        takes: for each job (W, N), GPUs that each of its candidates takes.
+        next_gpus: whose fit on each node counts, where one is asked for; then nobody is placed beside.
+        is_bound: whether f_n is 1 where a node is partly used (else it is bound from the other side alone).
+    """
+
+    free: NDArray[np.int64]
+    size: NDArray[np.int64]
+    takes: Sequence[NDArray[np.int64]]
+    next_gpus: int | None = None
+    is_bound: bool = False
+    weights: tuple[float, float, float] = WEIGHTS
+
+    def cost(self, chosen: Sequence[int | None]) -> float:
+        """The objective for candidates by job (None: not placed); infinite where they don't fit beside each other."""
+        a, b, g = self.weights
+        taken = [takes[way] for takes, way in zip(self.takes, chosen, strict=True) if way is not None]
+        free = self.free - np.sum(taken, axis=0)
+        if (free < 0).any():
+            return np.inf
+        partly = int(((free > 0) & (free < self.size)).sum()) if self.is_bound else 0
+        y = sum(way is not None for way in chosen[1:])
+        if self.next_gpus is not None:
+            y = int((free >= self.next_gpus).sum())
+        return float(a * partly + b * (free.max() - free.min()) - g * y)
+
+    def solve(self) -> int:
+        """The candidate of the first job, by HiGHS.
+
+        Raises:
+            WorkError: no solution comes in time.
+        """
+        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and few need it
+        from scipy.sparse import csr_array
+
+        columns = _Columns(sum(len(takes) for takes in self.takes), len(self.free))
+        upper = np.ones(columns.width)
+        upper[columns.ends] = self.size.max()
+        rows, low, high = self._constraints(columns)
+        found = milp(
+            self._cost(columns),
+            integrality=np.ones(columns.width),  # F_max and F_min are whole numbers by themselves
+            bounds=Bounds(np.zeros(columns.width), upper),
+            constraints=LinearConstraint(csr_array(rows), low, high),
+            options={"time_limit": _LONGEST_S, "mip_rel_gap": 0.0},
+        )
+        if found.status:
+            problem = f"found no solution in {_LONGEST_S:g} s, on {len(self.free):,} nodes"
+            raise WorkError(f"the placement's programme {problem}; take the placement lowest, which solves none")
+        return int(found.x[: len(self.takes[0])].argmax())
+
+    def _cost(self, columns: _Columns) -> NDArray[np.float64]:
+        a, b, g = self.weights
+        cost = np.zeros(columns.width)
+        cost[: len(self.takes[0])] = np.arange(len(self.takes[0])) * _TIE
+        cost[columns.f] = a
+        cost[columns.ends] = b, -b  # the most free GPUs of a node, and the least
+        if self.next_gpus is None:
+            cost[len(self.takes[0]) : columns.f.start] -= g
+        else:
+            cost[columns.y] = -g
+        return cost
+
+    def _constraints(self, columns: _Columns) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Node n has F_n = free_n - (takes x)_n free GPUs; most of the constraints are on that."""
+        free, size = self.free.astype(float), self.size.astype(float)
+        takes, big, eye = np.concatenate(self.takes).T.astype(float), size + 10.0, np.eye(len(free))
+        given = _Given(columns)
+        given.add({"x": -takes, "ends": [-1.0, 0.0]}, high=-free)  # F <= F_max
+        given.add({"x": -takes, "ends": [0.0, -1.0]}, low=-free)  # F >= F_min >= 0
+        given.add({"x": -takes, "f": -np.diag(big)}, low=1.0 - big - free)  # F >= 1 - big (1 - f)
+        given.add({"x": -takes, "f": np.diag(big)}, high=size - 1.0 + big - free)  # F <= size - 1 + big (1 - f)
+        if self.is_bound:
+            given.add({"x": -takes, "u": -np.diag(size)}, high=-free)  # u: some are free
+            given.add({"x": -takes, "w": -np.diag(size)}, low=-free)  # w: all are
+            given.add({"f": eye, "u": -eye, "w": eye}, low=np.zeros(len(free)))  # f >= u - w
+        if self.next_gpus is not None:
+            given.add({"x": -takes, "y": -eye * self.next_gpus}, low=-free)
+        at = 0
+        for number, ways in enumerate(self.takes):
+            row = np.zeros((1, columns.x.stop))
+            row[0, at : at + len(ways)] = 1.0
+            given.add({"x": row}, low=np.array([0.0 if number else 1.0]), high=np.ones(1))
+            at += len(ways)
+        return np.concatenate(given.rows), np.concatenate(given.lows), np.concatenate(given.highs)
+
+
+class _Columns:
+    """Where the variables of a programme stand."""
+
+    def __init__(self, candidates: int, nodes: int) -> None:
+        self.x = slice(0, candidates)
+        starts = [candidates + nodes * number for number in range(5)]
+        self.f, self.y, self.u, self.w = (slice(start, start + nodes) for start in starts[:4])
+        self.ends = slice(starts[4], starts[4] + 2)
+        self.width = starts[4] + 2
+
+
+class _Given:
+    """Constraints as they are gathered: a row a node, or one."""
+
+    def __init__(self, columns: _Columns) -> None:
+        self._columns = columns
+        self.rows, self.lows, self.highs = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
+
+    def add(
+        self, parts: Mapping[str, Any], low: NDArray[np.float64] | None = None, high: NDArray[np.float64] | None = None
+    ) -> None:
+        """Between low and high, as many as these have; `parts` are factors by the variables' names."""
+        many = len(low if low is not None else high if high is not None else ())
+        rows = np.zeros((many, self._columns.width))
+        for name, factors in parts.items():
+            rows[:, getattr(self._columns, name)] = factors
+        self.rows.append(rows)
+        self.lows.append(np.full(many, -np.inf) if low is None else low)
+        self.highs.append(np.full(many, np.inf) if high is None else high)
+
+
+# ------------------------------------------------------------------------------------------------------------ mappers
+
+
+class Written:
+    """RLTune's programme as it is written."""
+
+    def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+        """By the fit of the second in the base policy's order, which the view is in."""
+        found = candidates(pools[place], int(view.gpus[place]))
+        if len(found) == 1:
+            return found[0]
+        nodes = Nodes.of(pools[place])
+        takes = np.stack([nodes.taken(each) for each in found])
+        counts = nodes.free > 0
+        next_gpus = int(view.gpus[min(1, len(view) - 1)])
+        return found[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
+
+
+class Meant:
+    """What the programme is for.
+
+    Args:
+        scores: of each job of a view; the larger, the sooner its turn. None: by the view's order.
+    """
+
+    def __init__(self, scores: Scores | None = None) -> None:
+        self._scores = scores or (lambda view: -np.arange(len(view)))
+
+    def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+        """Jointly with those who will be chosen next."""
+        found = candidates(pools[place], int(view.gpus[place]))
+        if len(found) == 1:
+            return found[0]
+        following = [int(other) for other in np.argsort(-self._scores(view), kind="stable") if other != place]
+        met = {pool.index: pool for job in (place, *following[:FOLLOWING]) for pool in pools[job]}
+        nodes = Nodes.of(list(met.values()))
+        beside = {pool.index: pool.clone() for pool in met.values()}
+        beside[found[0].pool.index].take(found[0].allocation)
+        takes = [np.stack([nodes.taken(each) for each in found])]
+        for job in following[:FOLLOWING]:
+            gpus, own = int(view.gpus[job]), pools[job]
+            after = candidates([beside[pool.index] for pool in own], gpus)
+            rows = [nodes.taken(each) for each in (*candidates(own, gpus), *after)]
+            if rows:
+                takes.append(np.unique(np.stack(rows), axis=0))
+            if after:
+                after[0].pool.take(after[0].allocation)
+        return found[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
+
+
+def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:
+    """By the word of a placement: `written`, `meant`, or none."""
+    if programme == "written":
+        return Written()
+    return Meant(scores) if programme else None

@@ -1,0 +1,225 @@
+"""Who may overtake whom: a word in a policy file.
+
+    strict        nobody: who is first and does not fit keeps its pools closed for all behind it
+    first-fit     anybody who fits
+    easy          anybody who fits and does not delay the first that does not (Lifka, JSSPP'95): that one has a
+                  reservation, at the earliest time at which it fits if running jobs end as estimated
+    conservative  anybody who fits and delays nobody before him: all have reservations (Mu'alem and Feitelson 2001)
+    stall, choice as is chosen (`jobs.policies.choices`)
+
+A reservation is of nodes. It is worked out anew at each decision, of the jobs in their present order. A pool has one
+under `easy`: jobs that share no pool do not wait for each other. A job that
+is over its estimate counts as one that ends in a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from operator import attrgetter
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.choices import Choices
+from jobs.policies.cluster import Pool, Search
+from jobs.policies.reservations import Profile, Reservation, reserve
+from jobs.policies.vocabulary import Allocation
+from jobs.policies.waiting import Line, WaitingClass
+
+
+class Desk(Protocol):
+    """What the scheduler does for a queueing."""
+
+    now_ns: int
+    stopped: int  # how many jobs were told to stop, ever
+    choices: Choices
+
+    @property
+    def search(self) -> Search:
+        """How a pool's nodes are searched."""
+
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+
+    def refresh(self, waiting: WaitingClass) -> None:
+        """Bring a class's indices up to the present."""
+
+    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
+        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
+
+    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
+        """Start the one at a place there."""
+
+    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
+        """(count,) How long each of a class would take in a pool, by estimate."""
+
+    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
+        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
+
+
+_FIRST: Final = attrgetter("first")
+_Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
+
+
+def _heads(classes: Sequence[WaitingClass], desk: Desk) -> _Heads:
+    for waiting in classes:
+        desk.refresh(waiting)
+    heads = [(waiting.first, number) for number, waiting in enumerate(classes)]
+    heapify(heads)
+    return heads
+
+
+def _first_fit(line: Line, desk: Desk) -> None:
+    classes = line.touched
+    if not desk.is_preemptive:  # who does not fit now won't after others have started
+        classes = desk.fitting(classes)
+        if not classes:
+            return
+    heads, stopped = _heads(classes, desk), desk.stopped
+    blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
+    while heads and desk.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
+        _, number = heappop(heads)
+        waiting = classes[number]
+        if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
+            continue
+        if not desk.try_head(waiting):
+            blocked[waiting.pools] = waiting.demand_milli
+        elif waiting.count:
+            heappush(heads, (waiting.first, number))
+
+
+def _strict(line: Line, desk: Desk) -> None:
+    classes = [waiting for waiting in line.classes if waiting.count]
+    if not desk.is_preemptive and not desk.fitting(classes):
+        return
+    for waiting in classes:
+        desk.refresh(waiting)
+    closed: list[Pool] = []
+    while classes:
+        waiting = min(classes, key=_FIRST)
+        if not desk.try_head(waiting, closed):
+            closed += waiting.pools
+            classes = [waiting for waiting in classes if any(pool not in closed for pool in waiting.pools)]
+        elif not waiting.count:
+            classes.remove(waiting)
+
+
+# ------------------------------------------------------------------------------------------------------------ easy
+
+
+def _easy(line: Line, desk: Desk) -> None:
+    classes = [waiting for waiting in line.classes if waiting.count]
+    if not desk.fitting(classes):
+        return
+    heads, kept = _heads(classes, desk), dict[int, Reservation]()
+    while heads:
+        key, number = heappop(heads)
+        waiting = classes[number]
+        place = _first_allowed(waiting, kept, desk)
+        if place is None:
+            if any(pool.index in kept for pool in waiting.pools):
+                continue
+            if not desk.fitting(classes[other] for _, other in heads):
+                return
+            _keep_for(waiting, kept, desk)
+        elif waiting.key_at(place) != key:
+            heappush(heads, (waiting.key_at(place), number))
+        else:
+            _start_allowed(waiting, place, kept, desk)
+            if waiting.count:
+                heappush(heads, (waiting.first, number))
+
+
+def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], desk: Desk) -> int | None:
+    """The place of the first of a class who may start now and delays no reservation."""
+    may: NDArray[np.bool_] | None = None
+    for pool in waiting.pools:
+        if desk.search(pool, waiting.gpus) is None:
+            continue
+        reservation = kept.get(pool.index)
+        if reservation is None or desk.search(reservation.spare, waiting.gpus) is not None:
+            return waiting.head
+        in_time = desk.lengths_ns(waiting, pool) <= reservation.at_ns - desk.now_ns
+        may = in_time if may is None else may | in_time
+    return None if may is None else waiting.first_of(may)
+
+
+def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], desk: Desk) -> None:
+    for pool in waiting.pools:
+        reservation = kept.get(pool.index)
+        if reservation is None:
+            allocation, is_long = desk.search(pool, waiting.gpus), False
+        else:
+            is_long = bool(desk.lengths_ns(waiting, pool)[place] > reservation.at_ns - desk.now_ns)
+            allocation = desk.search(reservation.spare if is_long else pool, waiting.gpus)
+        if allocation is not None:
+            desk.start(waiting, place, pool, allocation)
+            if reservation is not None:
+                reservation.start_beside(pool, allocation, is_long)
+            return
+    raise AssertionError("a job that may start fits nowhere")
+
+
+def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], desk: Desk) -> None:
+    """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
+    found = [reserve(pool, waiting.gpus, desk.search, desk.ends(pool)) for pool in waiting.pools]
+    times = [(one.at_ns, number) for number, one in enumerate(found) if one is not None]
+    if times:
+        _, number = min(times)
+        reservation = found[number]
+        assert reservation is not None
+        kept[waiting.pools[number].index] = reservation
+
+
+# ---------------------------------------------------------------------------------------------------- conservative
+
+
+def _conservative(line: Line, desk: Desk) -> None:
+    classes = [waiting for waiting in line.classes if waiting.count]
+    if not desk.fitting(classes):
+        return  # reservations are made anew each time, so they matter only where somebody can start
+    for waiting in classes:
+        desk.refresh(waiting)
+    queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
+    profiles = dict[int, Profile]()
+    for (_, job), waiting in queue:
+        place = int(np.searchsorted(waiting.jobs, job))
+        _reserve_all(waiting, place, profiles, desk)
+
+
+def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, Profile], desk: Desk) -> None:
+    """Give a job the earliest time that those before it leave; start it if that is now."""
+    found = []
+    for order, pool in enumerate(waiting.pools):
+        profile = profiles.get(pool.index)
+        if profile is None:
+            profile = profiles[pool.index] = Profile(pool, desk.now_ns, desk.ends(pool))
+        length_ns = int(desk.lengths_ns(waiting, pool)[place])
+        slot = profile.earliest(waiting.gpus, length_ns, desk.search)
+        if slot is not None:
+            found.append((slot[0], order, slot[1], length_ns))
+    if found:
+        at_ns, order, allocation, length_ns = min(found)
+        pool = waiting.pools[order]
+        profiles[pool.index].take(allocation, at_ns, at_ns + length_ns)
+        if at_ns == desk.now_ns:
+            desk.start(waiting, place, pool, allocation)
+
+
+Queueing = Callable[[Line, Desk], None]
+QUEUEINGS: Final[Mapping[str, Queueing]] = {
+    "strict": _strict,
+    "first-fit": _first_fit,
+    "easy": _easy,
+    "conservative": _conservative,
+    "stall": lambda line, desk: desk.choices.stall(line, desk),
+    "choice": lambda line, desk: desk.choices.choice(line, desk),
+}
+RESERVING: Final = ("easy", "conservative")
+CHOOSING: Final = ("stall", "choice")  # all jobs stand in one line

@@ -1,0 +1,204 @@
+"""Which running jobs make room for one that comes before them.
+
+Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals go on. That is
+asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other
+version of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.book import RUNNING, JobBook
+from jobs.policies.cluster import Pool
+from jobs.policies.placements import Placement
+from jobs.policies.vocabulary import Allocation
+from kit.jit import entry, kernel
+
+_Ints = NDArray[np.int64]
+_Flags = NDArray[np.bool_]
+
+
+class Holdings:
+    """Who holds how many GPUs of which node of a pool, as columns: a row for each job and node, in any order.
+
+    Attributes:
+        free: (nodes,) GPUs that nobody holds.
+        is_up: (nodes,) whether a node is in service.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.free = np.full(len(pool.nodes), pool.size)
+        self.is_up = np.ones(len(pool.nodes), np.bool_)
+        self._jobs, self._nodes, self._gpus = np.zeros((3, 64), np.int64)
+        self._places: dict[tuple[int, int], int] = {}  # of job and node
+
+    def add(self, job: int, allocation: Allocation) -> None:
+        """A job holds these GPUs from now on."""
+        for node, gpus in allocation:
+            place = len(self._places)
+            if place == len(self._jobs):
+                columns = np.stack([self._jobs, self._nodes, self._gpus])
+                self._jobs, self._nodes, self._gpus = np.concatenate([columns, columns], axis=1)
+            self._jobs[place], self._nodes[place], self._gpus[place] = job, node, gpus
+            self._places[job, node] = place
+            self.free[node] -= gpus
+
+    def remove(self, job: int, allocation: Allocation) -> None:
+        """It does no more: the last row takes the place of its own."""
+        jobs, nodes, gpus = self._jobs, self._nodes, self._gpus
+        for node, used in allocation:
+            self.free[node] += used
+            place, last = self._places.pop((job, node)), len(self._places)
+            if place != last:
+                jobs[place], nodes[place], gpus[place] = jobs[last], nodes[last], gpus[last]
+                self._places[int(jobs[last]), int(nodes[last])] = place
+
+    def columns(self) -> tuple[_Ints, _Ints, _Ints]:
+        """(rows,) each: jobs, nodes, GPUs; as they are now."""
+        many = len(self._places)
+        return self._jobs[:many].copy(), self._nodes[:many].copy(), self._gpus[:many].copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """GPUs for a gang, if jobs stop.
+
+    Attributes:
+        allocation: where it can go.
+        victims: who stops for it.
+    """
+
+    allocation: Allocation
+    victims: list[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """A pool's holdings at an instant, with their jobs' indices at it: who comes last gives way first.
+
+    Attributes:
+        index, jobs, nodes, gpus: (rows,) each.
+        latest_ns: jobs that were started later may not be preempted, nor those that have stopped or ended since.
+        held: where each job runs now.
+    """
+
+    index: NDArray[np.float64]
+    jobs: _Ints
+    nodes: _Ints
+    gpus: _Ints
+    latest_ns: int
+    pool: Pool
+    holdings: Holdings
+    held: Mapping[int, Allocation]
+
+    def make_room(self, gpus: int, index: float, placement: Placement, book: JobBook) -> Room | None:
+        """Where a gang of GPUs can go if some of a larger index stop; None if not even all of them make room.
+
+        They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
+        before the others.
+        """
+        stopped = np.empty(len(self.jobs), np.int64)
+        many = _stops(
+            self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
+            self.holdings.free, self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
+        )  # fmt: skip
+        return _room(self.pool, gpus, placement, stopped[:many].tolist(), self.held) if many else None
+
+
+@kernel
+def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, may_spread: bool) -> bool:
+    """Whether a gang does: on the fewest nodes, or wherever."""
+    whole, left = gpus // size, gpus % size
+    total, wholes, others = 0, 0, 0
+    for node in range(len(free)):
+        if is_up[node]:
+            total += free[node]
+            wholes += free[node] == size
+            others += free[node] >= left
+    return total >= gpus if may_spread else wholes >= whole and (left == 0 or others > whole)
+
+
+@kernel
+def _last(index: NDArray[np.float64], jobs: _Ints, rows: _Ints) -> int:
+    """The job that comes last of these rows."""
+    last = rows[0]
+    for row in rows[1:]:
+        if index[row] > index[last] or (index[row] == index[last] and jobs[row] > jobs[last]):
+            last = row
+    return int(jobs[last])
+
+
+@entry
+def _stops(
+    index: NDArray[np.float64],
+    jobs: _Ints,
+    nodes: _Ints,
+    gpus: _Ints,
+    least: float,
+    state: _Ints,
+    since_ns: _Ints,
+    latest_ns: int,
+    free_now: _Ints,
+    is_up: _Flags,
+    size: int,
+    wanted: int,
+    may_spread: bool,
+    stopped: _Ints,
+) -> int:
+    """Those of an index above the least stop until a gang fits: how many of them are in its way, 0 if it never fits.
+
+    Args:
+        stopped: (rows,) gets their numbers, the last first.
+    """
+    rows, free = np.empty(len(jobs), np.int64), free_now.copy()
+    behind = 0
+    for row in range(len(jobs)):
+        job = jobs[row]
+        if index[row] > least and state[job] == RUNNING and since_ns[job] <= latest_ns:
+            rows[behind] = row
+            behind += 1
+            free[nodes[row]] += gpus[row]
+    if not _fits(free, is_up, size, wanted, may_spread):
+        return 0
+    free[:] = free_now
+    going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
+    while not _fits(free, is_up, size, wanted, may_spread):
+        last = _last(index, jobs, rows[:going_on])
+        for place in range(going_on - 1, -1, -1):
+            row = rows[place]
+            if jobs[row] == last:
+                going_on -= 1
+                rows[place], rows[going_on] = rows[going_on], row
+                free[nodes[row]] += gpus[row]
+    enough = 1 if may_spread else wanted % size or size
+    many = 0
+    for row in rows[going_on:behind][::-1]:
+        is_new = many == 0 or stopped[many - 1] != jobs[row]
+        if is_new and free[nodes[row]] >= enough:  # other nodes can't be chosen
+            stopped[many] = jobs[row]
+            many += 1
+    return many
+
+
+def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]) -> Room:
+    """Where the gang goes if these stop, and who of them must."""
+    trial = pool.clone()
+    for job in stopped:
+        trial.give(held[job])
+    allocation = placement.search(trial, gpus)
+    assert allocation is not None, "GPUs were counted as free that are not"
+    left = {node: trial.free[node] - used for node, used in allocation}
+    victims = []
+    for job in reversed(stopped):
+        mine = [(node, used) for node, used in held[job] if node in left]
+        if all(left[node] >= used for node, used in mine):
+            for node, used in mine:
+                left[node] -= used
+        else:
+            victims.append(job)
+    return Room(allocation, victims)

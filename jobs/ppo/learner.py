@@ -1,0 +1,275 @@
+"""PPO on choices among any number of jobs, in torch: full batches, a bound on how far a step may lead. No padding in
+the policy: each job is a row, and a decision is a run of rows.
+
+`rltune-faithful` values 128 slots (896-32-16-8-1); `rltune-fixed`, whose queues have no length, means and largest
+values over the queue (15-32-16-8-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from jobs.policies.choices import VISIBLE
+from jobs.policies.sight import NAMES, PADDING, Seen
+from jobs.ppo.choosers import POOLED
+from jobs.ppo.net import HIDDEN, SIZES, fresh_weights
+from kit.errors import WorkError
+from policies.ppo.update import clipped_surrogate
+
+SLOTS: Final = VISIBLE * len(NAMES)
+MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class JobPPOKnobs:
+    """The settings of learning; the defaults are RLTune's.
+
+    Attributes:
+        steps: gradient steps an update, at most, of the policy; as many of the value.
+        kl_stop: the policy's steps end where the mean log-ratio is above 1.5 times this.
+        lam: of generalized advantages (with a discount of 1).
+    """
+
+    policy_rate: float = 3e-4
+    value_rate: float = 1e-3
+    clip: float = 0.2
+    steps: int = 80
+    kl_stop: float = 0.01
+    lam: float = 0.97
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Episode:
+    """What one window left to learn from; D decisions.
+
+    Attributes:
+        rows: (R, 7) of all decisions, one after another.
+        counts: (D,) how many rows each has.
+        chosen: (D,) the place among its rows.
+        log_prob: (D,) of the choice when it was drawn.
+        pooled: (D, 15) the queue.
+        rewards: (D,) after each.
+        score, base_score: what the rewards come to, and what the base policy came to.
+    """
+
+    rows: Seen
+    counts: NDArray[np.int64]
+    chosen: NDArray[np.int64]
+    log_prob: Floats
+    pooled: Floats
+    rewards: Floats
+    score: float
+    base_score: float
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStats:
+    """One update.
+
+    Attributes:
+        steps: of the policy, before its bound was met.
+        kl: mean log-ratio at the end.
+        entropy: mean -log-probability of the choices, when they were drawn.
+        value_loss: before the update.
+    """
+
+    decisions: int
+    steps: int
+    kl: float
+    entropy: float
+    value_loss: float
+    policy_loss: float
+
+
+def advantages(rewards: Floats, values: Floats, lam: float) -> tuple[Floats, Floats]:
+    """(D,) Generalized advantages without discount (Schulman et al. 2016), and (D,) sums of the rewards to come."""
+    deltas = rewards + np.append(values[1:], 0.0) - values
+    advantage, ahead = np.empty_like(deltas), 0.0
+    for step in range(len(deltas) - 1, -1, -1):
+        ahead = advantage[step] = deltas[step] + lam * ahead
+    return advantage.astype(np.float32), np.cumsum(rewards[::-1])[::-1].astype(np.float32)
+
+
+def slots_of(episode: Episode) -> Floats:
+    """(D, 896) The first rows of each decision in 128 slots, with what stands in those that nobody has."""
+    slots = np.empty((len(episode.counts), VISIBLE, len(NAMES)), np.float32)
+    slots[:] = PADDING
+    decision = np.repeat(np.arange(len(episode.counts)), episode.counts)
+    place = np.arange(len(decision)) - np.repeat(np.cumsum(episode.counts) - episode.counts, episode.counts)
+    is_seen = place < VISIBLE
+    slots[decision[is_seen], place[is_seen]] = episode.rows[is_seen]
+    return slots.reshape(len(slots), SLOTS)
+
+
+def network(sizes: tuple[int, ...], seed: int, name: str) -> nn.Sequential:
+    """ReLU between layers; the weights are those of `fresh_weights`."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    net = nn.Sequential(*layers[:-1])
+    put(net, fresh_weights(sizes, seed, name))
+    return net
+
+
+def put(net: nn.Sequential, weights: dict[str, Floats]) -> None:
+    """Take over weights by the number of their layer."""
+    with torch.no_grad():
+        for i, layer in enumerate(part for part in net if isinstance(part, nn.Linear)):
+            layer.weight.copy_(torch.from_numpy(weights[f"{i}.weight"]))
+            layer.bias.copy_(torch.from_numpy(weights[f"{i}.bias"]))
+
+
+def taken(net: nn.Sequential) -> dict[str, Floats]:
+    """Weights by the number of their layer."""
+    layers = [part for part in net if isinstance(part, nn.Linear)]
+    weights = {f"{i}.weight": layer.weight.detach().numpy().copy() for i, layer in enumerate(layers)}
+    return weights | {f"{i}.bias": layer.bias.detach().numpy().copy() for i, layer in enumerate(layers)}
+
+
+class JobLearner:
+    """The policy's network, the value's, and their optimizers.
+
+    Args:
+        has_slots: whether the value is of 128 slots; else of the queue's means.
+    """
+
+    def __init__(self, knobs: JobPPOKnobs, seed: int, has_slots: bool) -> None:
+        self.knobs, self.has_slots = knobs, has_slots
+        self.actor = network(SIZES, seed, "actor")
+        self.critic = network((SLOTS if has_slots else POOLED, *HIDDEN, 1), seed, "critic")
+        self.optimizers = (
+            torch.optim.Adam(self.actor.parameters(), knobs.policy_rate),
+            torch.optim.Adam(self.critic.parameters(), knobs.value_rate),
+        )
+
+    def update(self, episodes: Sequence[Episode]) -> UpdateStats:
+        """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
+
+        Raises:
+            WorkError: a loss is no number any more.
+        """
+        episodes = [each for each in episodes if len(each.counts)]
+        if not episodes:
+            return UpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
+        seen = [slots_of(each) if self.has_slots else each.pooled for each in episodes]
+        inputs = torch.from_numpy(np.concatenate(seen))
+        with torch.no_grad():
+            values = self.critic(inputs)[:, 0].numpy()
+        bounds = np.cumsum([len(each.counts) for each in episodes])[:-1]
+        pairs = [
+            advantages(each.rewards, value, self.knobs.lam)
+            for each, value in zip(episodes, np.split(values, bounds), strict=True)
+        ]
+        advantage = np.concatenate([pair[0] for pair in pairs])
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        steps, kl, policy_loss = self._improve(_Choices.of(episodes, advantage))
+        value_loss = self._value(inputs, torch.from_numpy(np.concatenate([pair[1] for pair in pairs])))
+        entropy = -float(np.concatenate([each.log_prob for each in episodes]).mean())
+        return UpdateStats(len(advantage), steps, kl, entropy, value_loss, policy_loss)
+
+    def _improve(self, choices: _Choices) -> tuple[int, float, float]:
+        kl, first_loss = 0.0, 0.0
+        if not len(choices.picked):  # all were forced
+            return 0, kl, first_loss
+        for step in range(self.knobs.steps + 1):
+            log_ratio = choices.log_prob_by(self.actor) - choices.log_prob
+            kl = -float(log_ratio.detach().sum()) / choices.decisions
+            if step == self.knobs.steps or kl > 1.5 * self.knobs.kl_stop:
+                return step, kl, first_loss
+            share = len(log_ratio) / choices.decisions  # forced choices have no gradient, and count in means
+            loss = share * clipped_surrogate(log_ratio, choices.advantage, self.knobs.clip).mean()
+            first_loss = first_loss if step else float(loss.detach())
+            _descend(self.optimizers[0], loss)
+        raise AssertionError("steps end within the loop")
+
+    def _value(self, inputs: Tensor, returns: Tensor) -> float:
+        first_loss = 0.0
+        for step in range(self.knobs.steps):
+            loss = (self.critic(inputs)[:, 0] - returns).square().mean()
+            first_loss = first_loss if step else float(loss.detach())
+            _descend(self.optimizers[1], loss)
+        return first_loss
+
+    # ----------------------------------------------------------------------------------------------------- keeping
+
+    def tensors(self) -> dict[str, NDArray[np.float32]]:
+        """Everything that `restore` takes, but for the policy's weights."""
+        kept = {f"critic.{name}": value for name, value in taken(self.critic).items()}
+        for which, optimizer in zip(("actor", "critic"), self.optimizers, strict=True):
+            for number, state in optimizer.state_dict()["state"].items():
+                kept |= {f"adam.{which}.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
+        return kept
+
+    def restore(self, actor: dict[str, Floats], tensors: dict[str, Floats]) -> None:
+        """Go on from what `tensors` gave; `KeyError` or `RuntimeError` where that was another network's."""
+        put(self.actor, actor)
+        start = "critic."
+        put(self.critic, {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
+        for which, optimizer in zip(("actor", "critic"), self.optimizers, strict=True):
+            parameters = optimizer.param_groups[0]["params"]
+            for number, parameter in enumerate(parameters):
+                if f"adam.{which}.{number}.step" in tensors:
+                    optimizer.state[parameter] = {
+                        moment: torch.from_numpy(tensors[f"adam.{which}.{number}.{moment}"].copy())
+                        for moment in MOMENTS
+                    }
+
+
+def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    if not torch.isfinite(loss):
+        raise WorkError("training diverged: the loss is no number any more; take a smaller learning rate")
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choices:
+    """Decisions with more than one row: C of them, with R rows; `decisions` counts all.
+
+    Attributes:
+        owner: (R,) whose row it is.
+        picked: (C,) the row that was chosen.
+    """
+
+    rows: Tensor
+    owner: Tensor
+    picked: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    decisions: int
+
+    @staticmethod
+    def of(episodes: Sequence[Episode], advantage: Floats) -> _Choices:
+        counts = np.concatenate([each.counts for each in episodes])
+        is_free = counts > 1
+        rows = np.concatenate([each.rows for each in episodes])[np.repeat(is_free, counts)]
+        kept = counts[is_free]
+        first = np.cumsum(kept) - kept
+        chosen = np.concatenate([each.chosen for each in episodes])[is_free]
+        log_prob = np.concatenate([each.log_prob for each in episodes])[is_free]
+        return _Choices(
+            torch.from_numpy(rows),
+            torch.from_numpy(np.repeat(np.arange(len(kept)), kept)),
+            torch.from_numpy(first + chosen),
+            torch.from_numpy(log_prob),
+            torch.from_numpy(advantage[is_free]),
+            len(counts),
+        )
+
+    def log_prob_by(self, actor: nn.Module) -> Tensor:
+        """(C,) Of what was chosen, by a network's scores."""
+        scores: Tensor = actor(self.rows)[:, 0]
+        most: Tensor = torch.full((len(self.picked),), -torch.inf)
+        most = most.scatter_reduce(0, self.owner, scores.detach(), "amax")
+        sums = torch.zeros(len(self.picked)).index_add(0, self.owner, (scores - most[self.owner]).exp())
+        return scores[self.picked] - most - sums.log()

@@ -1,0 +1,87 @@
+"""What a format makes of a block of its log: the columns of the normal form, with times as the log has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.fields import Cells, Numbers
+
+UNITS_S: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+LIFE, REQUEUED, OPEN, UNSTARTED = range(4)  # a row is a life, one after which its job went back to the queue, or none
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """Which rows of a Slurm log are one job; all columns have the length of the rows'.
+
+    Attributes:
+        kind: `LIFE` and so on.
+        submitted_s: when this life came into the queue.
+        whose: user, account and cluster; only their equality counts.
+        part: of a heterogeneous job, from 0; -1 of any other.
+    """
+
+    kind: NDArray[np.int8]
+    submitted_s: Numbers
+    whose: Any
+    part: NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A block's jobs, or lives of jobs; all columns have one length. Not-a-number is not known.
+
+    Attributes:
+        lines: on which line each stands.
+        submit_s, start_s: Unix times, or seconds from whenever the log begins (`is_date`).
+        run_s: how long it held its GPUs.
+        gpu_share: how much of its one GPU; None for all of them.
+        texts: `job_id`, and any of `user`, `vc`, `gpu_types`, `status`, `job_class`.
+        refused: reasons of the format's own to leave rows out, each with the rows; the first that holds is told.
+        noted: what is to be said of rows that are kept, each with the rows.
+        needed: quantities without which a row makes no job, by what they are called; the forms of all times must agree.
+        optional: others; where one can't be read, it is not known.
+        lives: of a log in which several rows may be one job.
+    """
+
+    lines: NDArray[np.int64]
+    submit_s: Numbers
+    run_s: Numbers
+    gpus: Numbers
+    texts: Mapping[str, Any]
+    start_s: Numbers | None = None
+    requested_s: Numbers | None = None
+    attempts: NDArray[np.int32] | None = None
+    gpu_share: Numbers | None = None
+    is_date: NDArray[np.bool_] | bool = True
+    refused: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    noted: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    needed: Mapping[str, Cells] = field(default_factory=dict)
+    optional: Mapping[str, Cells] = field(default_factory=dict)
+    lives: Lives | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user may say of a log.
+
+    Attributes:
+        gpus_per_node: GPUs of a node, where the log names nodes alone.
+        vc: which of a Slurm log's words is the group: `partition`, `account` or `qos`.
+        timezone: of dates without one.
+        columns: of a CSV file: its column for each of the normal form, and `END`.
+        unit_s: of a CSV file: how many seconds 1 is.
+        tasks: a second table that the format needs.
+    """
+
+    gpus_per_node: int | None = None
+    vc: str = "partition"
+    timezone: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    unit_s: float = 1.0
+    tasks: Any = None

@@ -1,0 +1,411 @@
+"""Training jobs on a simulated cluster: SimPy's agenda drives the scheduler's core.
+
+At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
+decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy and
+seed give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.choices import Choosing
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.estimates import ORACLE
+from jobs.policies.policy import JobPolicy
+from jobs.policies.rivals import shown_name
+from jobs.policies.scheduler import JobScheduler
+from jobs.policies.speeds import Speeds, length_ns
+from jobs.policies.variability import Variability
+from jobs.policies.vocabulary import (
+    Allocation,
+    JobArrived,
+    JobEnded,
+    JobEvent,
+    NodeDown,
+    NodeUp,
+    Preempted,
+    PreemptJob,
+    RefuseJob,
+    StartJob,
+    Wake,
+)
+from jobs.sim.failures import Outage
+from jobs.sim.jobs import Found, JobList
+from jobs.sim.record import NOT_YET, JobsRecord
+from kit.errors import InputError
+from policies.vocabulary import NS_PER_S
+from sim.agenda import ARRIVAL, HOST, Agenda
+
+_RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
+_YEAR_NS: Final = 366 * 86_400 * NS_PER_S
+
+
+class Kind(IntEnum):
+    """What happens to jobs and nodes, in the order in which it happens at one instant."""
+
+    END = 0
+    STOPPED = 1
+    NODE_DOWN = 2
+    NODE_UP = 3
+
+
+def rank(kind: Kind, number: int) -> int:
+    """The place among the events of an instant, by the number of the job or node."""
+    return _FIRST[kind] | number
+
+
+_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class JobWorld:
+    """The cluster, and what it costs to stop a job.
+
+    Attributes:
+        groups: its nodes.
+        speeds: how fast jobs run where; the scheduler knows this table.
+        restart_ns: a job that goes on after a stop holds its GPUs for so long before its work goes on.
+        checkpoint_ns: running jobs keep their work so often, in time since their start; 0 for always (no work is lost).
+        outages: when nodes are out of service.
+        variability: how GPUs of one type differ; None where they do not.
+
+    Raises:
+        InputError: for times below 0, an outage of a node that is not there, or factors for other GPUs.
+    """
+
+    groups: tuple[NodeGroup, ...]
+    speeds: Speeds = field(default_factory=Speeds)
+    restart_ns: int = 0
+    checkpoint_ns: int = 0
+    outages: tuple[Outage, ...] = ()
+    variability: Variability | None = None
+
+    def __post_init__(self) -> None:
+        for key, time_ns in (("restart_s", self.restart_ns), ("checkpoint_s", self.checkpoint_ns)):
+            if time_ns < 0:
+                raise InputError("cluster", key, f"{time_ns / NS_PER_S} is below 0")
+        if self.variability is not None:
+            self.variability.require_cluster(self.groups)
+        nodes = sum(group.nodes for group in self.groups)
+        for outage in self.outages:
+            if not 0 <= outage.node < nodes:
+                raise InputError("failures", f"node {outage.node}", f"is not there: nodes are 0 to {nodes - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """What happens to it.
+
+    Attributes:
+        warmup_s: jobs that are submitted so long after the run's begin are run and not measured.
+        found: what the log found when the run begins (its `jobs` are those of the run); None begins with the first
+            submission, on an empty cluster.
+        longest_ns: the run is ended so long after the last submission, whatever still waits or runs.
+        past: what the policy has seen before: jobs that had ended, as `JobScheduler` takes them.
+        choosing: who chooses for a learned policy; it may remember, so each run has its own.
+
+    Raises:
+        InputError: for a warm-up after which no job is submitted.
+    """
+
+    jobs: JobList
+    policy: JobPolicy
+    warmup_s: float = 0.0
+    found: Found | None = None
+    longest_ns: int = _YEAR_NS
+    past: tuple[tuple[JobArrived, int], ...] = ()
+    choosing: Choosing | None = None
+
+    def __post_init__(self) -> None:
+        assert self.found is None or self.found.jobs is self.jobs, "the run's jobs are not those that were found"
+        if not self.is_measured.any():
+            last_s = self.jobs.submit_s[-1] - self.begins_ns / NS_PER_S
+            problem = f"{self.warmup_s:g} s leave no job to measure: the last is submitted after {last_s:g} s"
+            raise InputError("run", "warmup_s", problem)
+
+    @property
+    def begins_ns(self) -> int:
+        """When the run begins."""
+        return int(self.jobs.submit_ns[0]) if self.found is None else self.found.at_ns
+
+    @property
+    def is_measured(self) -> NDArray[np.bool_]:
+        """(n,) Which jobs count in figures."""
+        return np.asarray(self.jobs.submit_ns >= self.begins_ns + round(self.warmup_s * NS_PER_S))
+
+
+class _Life(msgspec.Struct):
+    """One job that runs: since when, from when its work goes on, how fast."""
+
+    since_ns: int
+    from_ns: int
+    speed: float
+    starts: int  # which of its starts this is: an end that was planned for an earlier one is void
+    allocation: Allocation
+
+
+class _Columns:
+    """What is written down of each job while the run goes on."""
+
+    def __init__(self, many: int) -> None:
+        def times(value: int = 0) -> NDArray[np.int64]:
+            return np.full(many, value, np.int64)
+
+        self.start_ns, self.end_ns = times(NOT_YET), times(NOT_YET)
+        self.done_ns, self.lost_ns, self.restart_ns, self.held_ns = times(), times(), times(), times()
+        self.preemptions, self.kills, self.starts = times(), times(), times()
+        self.is_refused = np.zeros(many, np.bool_)
+
+
+class JobSimulation:
+    """One run: `run` it, once; or `advance` it to each choice that a chooser leaves open, and take its `record`."""
+
+    def __init__(self, world: JobWorld, run: JobRun) -> None:
+        self.world, self.spec = world, run
+        jobs = run.jobs
+        self._work_ns, self._submit_ns = jobs.work_ns, jobs.submit_ns
+        oracle = self._work_ns if run.policy.estimate == ORACLE else None
+        self.scheduler = JobScheduler(
+            run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
+        )
+        self._agenda = Agenda()
+        self._columns = _Columns(len(jobs))
+        self._begins_ns = run.begins_ns
+        self._arrivals, self._arrived = jobs.arrivals(), 0
+        self._lives: dict[int, _Life] = {}
+        self._down: dict[int, int] = {}  # nodes out of service, since when
+        self._down_gpu_ns = 0
+        self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
+        self._wake_ns: int | None = None
+        self._is_under_way = False
+        self._last_ns = int(self._submit_ns[-1]) + run.longest_ns
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            StartJob: self._start,
+            PreemptJob: self._preempt,
+            RefuseJob: self._refuse,
+        }
+
+    def run(self) -> JobsRecord:
+        """To the last job's end."""
+        is_asked = self.advance()
+        assert not is_asked, "nobody is there to answer"
+        return self.record()
+
+    def advance(self) -> bool:
+        """To the next choice that is left open, which is True; or to the last job's end."""
+        if not self._is_under_way:
+            self._is_under_way = True
+            self._set_off()
+            self._agenda.at(self._last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
+        agenda, scheduler = self._agenda, self.scheduler
+        while True:
+            while scheduler.next_wake_ns == agenda.now_ns and agenda.is_instant_over:
+                self._tell(Wake())
+                if scheduler.choices.is_asked:
+                    return True
+            self._plan_wake()
+            if agenda.next_ns > self._last_ns or self._is_over:
+                return False
+            agenda.step()
+
+    @property
+    def in_system_ns(self) -> int:
+        """Time integral of the number of jobs that were in the system, up to now."""
+        self._count(0)
+        return self._in_system_ns
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the run's begin."""
+        return max(self._agenda.now_ns - self._begins_ns, 0) / NS_PER_S
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing is in the system, and nobody comes."""
+        return self._in_system == 0 and self._arrived == len(self._arrivals)
+
+    def _set_off(self) -> None:
+        for outage in self.world.outages:
+            if outage.to_ns > self._begins_ns:
+                self._agenda.at(outage.from_ns, rank(Kind.NODE_DOWN, outage.node), self._lose_node, outage.node)
+                self._agenda.at(outage.to_ns, rank(Kind.NODE_UP, outage.node), self._gain_node, outage.node)
+        if self.spec.found is not None:
+            self._agenda.at(self._begins_ns, ARRIVAL, self._find)
+        else:
+            self._plan_arrival()
+
+    def _tell(self, event: JobEvent) -> None:
+        for command in self.scheduler.handle(event, self._agenda.now_ns):
+            self._carry_out[type(command)](command)
+
+    def _plan_wake(self) -> None:
+        wake_ns = self.scheduler.next_wake_ns
+        if wake_ns is not None and wake_ns > self._agenda.now_ns and wake_ns != self._wake_ns:
+            self._wake_ns = wake_ns
+            self._agenda.at(wake_ns, HOST, self._pass)
+
+    def _pass(self) -> None:
+        """An instant at which nothing happens by itself."""
+
+    def _count(self, more: int) -> None:
+        """So many more jobs are in the system from now on."""
+        now_ns = self._agenda.now_ns
+        self._in_system_ns += self._in_system * (now_ns - self._counted_ns)
+        self._counted_ns = now_ns
+        self._in_system += more
+
+    # ------------------------------------------------------------------------------------------------------ arrivals
+
+    def _find(self) -> None:
+        """The run begins with what the log found: who ran goes on before anybody else is started."""
+        found = self.spec.found
+        assert found is not None
+        self._columns.done_ns[:] = found.done_ns
+        for job in found.done_ns.nonzero()[0].tolist():
+            self._count(1)
+            self._tell(msgspec.structs.replace(self._arrivals[job], done_ns=int(found.done_ns[job])))
+        self._tell(Wake())
+        self._plan_arrival()
+
+    def _plan_arrival(self) -> None:
+        found = self.spec.found
+        while found is not None and self._arrived < len(self._arrivals) and found.done_ns[self._arrived]:
+            self._arrived += 1
+        if self._arrived < len(self._arrivals):
+            at_ns = max(self._arrivals[self._arrived].submit_ns, self._begins_ns)
+            self._agenda.at(at_ns, ARRIVAL, self._arrive)
+
+    def _arrive(self) -> None:
+        job = self._arrived
+        self._arrived += 1
+        self._count(1)
+        self._tell(self._arrivals[job])
+        self._plan_arrival()
+
+    def _refuse(self, command: RefuseJob) -> None:
+        self._columns.is_refused[command.job] = True
+        self._count(-1)
+
+    # ----------------------------------------------------------------------------------------------- jobs that run
+
+    def _start(self, command: StartJob) -> None:
+        job, columns, now_ns = command.job, self._columns, self._agenda.now_ns
+        assert job not in self._lives, "a job is started twice"
+        starts = int(columns.starts[job])
+        columns.starts[job] = starts + 1
+        if not starts:
+            columns.start_ns[job] = now_ns
+        speed = self._speed(job, command)
+        from_ns = now_ns + (self.world.restart_ns if starts else 0)
+        self._lives[job] = _Life(now_ns, from_ns, speed, starts + 1, command.allocation)
+        left_ns = int(self._work_ns[job] - columns.done_ns[job])
+        self._agenda.at(from_ns + length_ns(left_ns, speed), rank(Kind.END, job), self._end, job, starts + 1)
+
+    def _speed(self, job: int, command: StartJob) -> float:
+        pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
+        arrival, world = self._arrivals[job], self.world
+        is_spread = len(command.allocation) > 1 and len(command.allocation) > pool.fewest_nodes(arrival.gpus)
+        speed = world.speeds.of(arrival.job_class, pool.gpu_type, is_spread)
+        if world.variability is not None:
+            speed *= world.variability.of(arrival.job_class, command.allocation, command.slots)
+        return speed
+
+    def _end(self, job: int, starts: int) -> None:
+        life = self._lives.get(job)
+        if life is None or life.starts != starts:
+            return  # it was stopped meanwhile
+        self._leave(job, life)
+        self._columns.done_ns[job] = self._work_ns[job]
+        self._columns.end_ns[job] = self._agenda.now_ns
+        self._count(-1)
+        self._tell(JobEnded(job))
+
+    def _leave(self, job: int, life: _Life) -> None:
+        """It holds its GPUs no more."""
+        del self._lives[job]
+        columns, now_ns = self._columns, self._agenda.now_ns
+        columns.held_ns[job] += now_ns - life.since_ns
+        columns.restart_ns[job] += min(now_ns, life.from_ns) - life.since_ns
+
+    def _preempt(self, command: PreemptJob) -> None:
+        self._columns.preemptions[command.job] += 1
+        self._stop(command.job)
+
+    def _stop(self, job: int) -> None:
+        """What it has done since its last checkpoint is lost; the scheduler hears of it at the end of the instant."""
+        life, columns = self._lives[job], self._columns
+        self._leave(job, life)
+        ran_ns = max(self._agenda.now_ns - life.from_ns, 0)
+        every_ns = self.world.checkpoint_ns
+        kept_ns = ran_ns // every_ns * every_ns if every_ns else ran_ns
+        done_ns = int(columns.done_ns[job]) + int(kept_ns * life.speed)
+        columns.done_ns[job] = min(done_ns, int(self._work_ns[job]))
+        columns.lost_ns[job] += int(ran_ns * life.speed) - int(kept_ns * life.speed)
+        self._agenda.at(self._agenda.now_ns, rank(Kind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job]))
+
+    # -------------------------------------------------------------------------------------------------------- nodes
+
+    def _lose_node(self, node: int) -> None:
+        self._down[node] = self._agenda.now_ns
+        self._tell(NodeDown(node))
+        for job in [job for job, life in self._lives.items() if any(node == used for used, _ in life.allocation)]:
+            self._columns.kills[job] += 1
+            self._stop(job)
+
+    def _gain_node(self, node: int) -> None:
+        pool, _ = self.scheduler.cluster.where(node)
+        self._down_gpu_ns += pool.size * (self._agenda.now_ns - max(self._down.pop(node), self._begins_ns))
+        self._tell(NodeUp(node))
+
+    # ------------------------------------------------------------------------------------------------------- the end
+
+    def record(self) -> JobsRecord:
+        """What the run left behind; what it did is proven to add up."""
+        self._count(0)
+        columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self._agenda.now_ns
+        for job, life in list(self._lives.items()):
+            self._leave(job, life)
+        for node, since_ns in self._down.items():
+            pool, _ = self.scheduler.cluster.where(node)
+            self._down_gpu_ns += pool.size * (ended_ns - max(since_ns, self._begins_ns))
+        record = JobsRecord(
+            policy=shown_name(spec.policy),
+            submit_ns=self._submit_ns,
+            gpus=jobs.gpus,
+            gpu_share=jobs.gpu_share,
+            user=jobs.user,
+            vc=jobs.vc,
+            work_ns=self._work_ns,
+            best_ns=self._best_ns(),
+            is_measured=spec.is_measured,
+            begun_ns=self._begins_ns,
+            ended_ns=ended_ns,
+            capacity_gpu_ns=self.scheduler.cluster.gpus * (ended_ns - self._begins_ns),
+            down_gpu_ns=self._down_gpu_ns,
+            in_system_ns=self._in_system_ns,
+            **{name: getattr(columns, name) for name in _RECORDED},
+        )
+        record.require_little()
+        return record
+
+    def _best_ns(self) -> NDArray[np.int64]:
+        """Run times at full speed on the fastest types that the jobs may use; refused ones' at the reference."""
+        known: dict[tuple[str, str, tuple[str, ...]], float] = {}
+        best_ns = self._work_ns.copy()
+        for job, arrival in enumerate(self._arrivals):
+            key = arrival.job_class, arrival.vc, arrival.gpu_types
+            if key not in known:
+                pools = self.scheduler.cluster.open_to(arrival.vc, arrival.gpu_types)
+                known[key] = max(
+                    [self.world.speeds.of(arrival.job_class, pool.gpu_type) for pool in pools], default=1.0
+                )
+            best_ns[job] = length_ns(int(best_ns[job]), known[key])
+        return best_ns

@@ -1,0 +1,227 @@
+"""Traces of training jobs in their normal form, `slimsched.jobtrace/1`: one Parquet file, sorted by submit time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.shares import is_share
+from kit.errors import InputError, in_a_line, nearest
+from kit.files import atomic_path, require_file
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SCHEMA: Final = "slimsched.jobtrace/1"
+STATUSES: Final = ("completed", "failed", "cancelled", "timeout", "node_fail", "unknown")
+COLUMNS: Final[Mapping[str, str]] = {
+    "job_id": "string",
+    "submit_s": "double",
+    "run_s": "double",
+    "gpus": "int32",
+    "user": "string",
+    "vc": "string",
+    "gpu_types": "string",
+    "requested_s": "double",
+    "recorded_wait_s": "double",
+    "recorded_start_s": "double",
+    "status": "string",
+    "attempts": "int32",
+    "job_class": "string",
+    "gpu_share": "double",
+}
+LATER: Final[Mapping[str, float]] = {"gpu_share": 1.0}  # columns that older files lack, and what they mean by it
+MOST_TRACE_BYTES: Final = 1 << 38
+SLICE_ROWS: Final = 1 << 18
+_KEY: Final = b"slimsched"
+_REMEDY: Final = "make it with `slimsched jobs import` or `slimsched jobs generate`"
+Texts = NDArray[np.object_]
+Numbers = NDArray[np.float64]
+Counts = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobTrace:
+    """Jobs in the order of their submit times; all columns have one length.
+
+    Attributes:
+        submit_s: from the trace's start.
+        run_s: how long it runs at the reference type.
+        gpu_types: those that it may have, joined by `|`; empty for any.
+        requested_s, recorded_wait_s, recorded_start_s: not-a-number where the log did not say.
+        status: how it ended, one of `STATUSES`.
+        attempts: how often it was begun.
+        job_class: its row in a table of speeds; empty where there is none.
+        gpu_share: how much of its one GPU it needs, in whole thousandths; 1 for all of it.
+        provenance: where it comes from: `format`, `file`, `start` (the calendar's, or None) and counts.
+    """
+
+    job_id: Texts
+    submit_s: Numbers
+    run_s: Numbers
+    gpus: Counts
+    user: Texts
+    vc: Texts
+    gpu_types: Texts
+    requested_s: Numbers
+    recorded_wait_s: Numbers
+    recorded_start_s: Numbers
+    status: Texts
+    attempts: Counts
+    job_class: Texts
+    gpu_share: Numbers
+    provenance: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    @property
+    def gpu_s(self) -> Numbers:
+        """GPU-seconds of each job."""
+        return self.run_s * self.gpus_used
+
+    @property
+    def gpus_used(self) -> Numbers:
+        """GPUs of each job: fewer than one, of a job with a share of one."""
+        return np.asarray(self.gpus * self.gpu_share)
+
+    def codes(self, column: str) -> tuple[Texts, NDArray[np.int32]]:
+        """A column's different texts, and for each job which of them it has."""
+        import pyarrow
+
+        coded = pyarrow.array(getattr(self, column), pyarrow.string()).dictionary_encode()
+        return coded.dictionary.to_numpy(zero_copy_only=False), coded.indices.to_numpy()
+
+
+def arrow_schema(provenance: Mapping[str, Any]) -> pyarrow.Schema:
+    """The file's columns, and what is said of it as a whole."""
+    import pyarrow
+
+    kinds = {"string": pyarrow.string(), "double": pyarrow.float64(), "int32": pyarrow.int32()}
+    text = json.dumps({"schema": SCHEMA, **provenance}, sort_keys=True, allow_nan=False)
+    return pyarrow.schema(
+        [pyarrow.field(name, kinds[kind], nullable=False) for name, kind in COLUMNS.items()], {_KEY: text.encode()}
+    )
+
+
+def write_trace(path: Path, trace: JobTrace) -> None:
+    """A trace's file, whole or not at all; the same trace is the same bytes, by the same version of pyarrow."""
+    import pyarrow
+
+    schema = arrow_schema(trace.provenance)
+    arrays = [pyarrow.array(getattr(trace, field.name), field.type) for field in schema]
+    write_slices(path, [pyarrow.Table.from_arrays(arrays, schema=schema)], trace.provenance)
+
+
+def write_slices(path: Path, slices: Iterable[pyarrow.Table], provenance: Mapping[str, Any]) -> None:
+    """A trace's file from tables that follow each other, whole or not at all."""
+    from pyarrow import parquet
+
+    schema = arrow_schema(provenance)
+    with atomic_path(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        for table in slices:
+            writer.write_table(table.cast(schema), row_group_size=SLICE_ROWS)
+
+
+def read_trace(path: Path) -> JobTrace:
+    """A trace from its file, checked whole.
+
+    Raises:
+        InputError: there is none, it is of another kind or version, or a column holds what it must not.
+    """
+    from pyarrow import ArrowException, parquet
+
+    require_file(path, MOST_TRACE_BYTES)
+    try:
+        with parquet.ParquetFile(path) as file:
+            provenance = _provenance(file.schema_arrow, str(path))
+            table = _with_later(file.read([name for name in COLUMNS if name in file.schema_arrow.names]))
+        for name in COLUMNS:
+            if (nulls := table[name].null_count) > 0:
+                raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
+        columns = {name: table[name].to_numpy() for name in COLUMNS}
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        problem = f"not a trace of jobs, or damaged ({in_a_line(str(error), 100)}); {_REMEDY}"
+        raise InputError(str(path), "", problem) from None
+    trace = JobTrace(**columns, provenance=provenance)
+    _check(trace, str(path))
+    return trace
+
+
+def is_imported(path: Path) -> bool:
+    """Whether a file is a trace that was made of a log."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        return "left_out" in _provenance(parquet.read_schema(path), str(path))
+    except (ArrowException, OSError, InputError):
+        return False
+
+
+def _with_later(table: pyarrow.Table) -> pyarrow.Table:
+    """With the columns that an older file lacks."""
+    for name, value in LATER.items():
+        if name not in table.column_names:
+            table = table.append_column(name, [np.full(len(table), value)])
+    return table.select(list(COLUMNS))
+
+
+def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
+    """Of a file with the right columns."""
+    try:
+        found = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
+    except (ValueError, RecursionError):
+        found = {}
+    name = found.pop("schema", None) if isinstance(found, dict) else None
+    if name != SCHEMA:
+        raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
+    kinds = {each.name: str(each.type) for each in schema}
+    for column, kind in COLUMNS.items():
+        if column not in kinds and column in LATER:
+            continue
+        if column not in kinds:
+            raise InputError(source, column, f"no such column; {nearest(column, kinds)}: {_REMEDY}")
+        if kinds[column] != kind:
+            raise InputError(source, column, f"holds {kinds[column]}, not {kind}; {_REMEDY}")
+    if [each for each in kinds if each in COLUMNS] != [each for each in COLUMNS if each in kinds]:
+        raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
+    return dict(found)
+
+
+def _check(trace: JobTrace, source: str) -> None:
+    if not len(trace):
+        raise InputError(source, "", "holds no job; a trace has at least one")
+    unknown_or = {"requested_s": 0.0, "recorded_wait_s": 0.0, "recorded_start_s": 0.0}
+    rules = [
+        ("submit_s", np.isfinite(trace.submit_s) & (trace.submit_s >= 0), "finite seconds from 0"),
+        ("submit_s", np.diff(trace.submit_s, prepend=-np.inf) >= 0, "times in order: sort by submit_s"),
+        ("run_s", np.isfinite(trace.run_s) & (trace.run_s > 0), "finite seconds above 0"),
+        ("gpus", trace.gpus >= 1, "1 or more"),
+        ("attempts", trace.attempts >= 1, "1 or more"),
+        ("gpu_share", is_share(trace.gpu_share, trace.gpus), "0.001 to 1, below 1 of one GPU alone"),
+        *((name, _at_least(getattr(trace, name), low), "seconds, or NaN") for name, low in unknown_or.items()),
+        ("status", np.isin(trace.codes("status")[0], STATUSES)[trace.codes("status")[1]], ", ".join(STATUSES)),
+    ]
+    for name, is_right, allowed in rules:
+        if not is_right.all():
+            row = int(np.argmin(is_right))
+            problem = f"row {row}: {getattr(trace, name)[row]!r:.80}; allowed: {allowed}"
+            raise InputError(source, name, problem)
+    names, codes = trace.codes("job_id")
+    if len(names) < len(codes):
+        twice = names[int(np.argmax(np.bincount(codes) > 1))]
+        raise InputError(source, "job_id", f"{twice!r:.80} stands there more than once; ids must differ")
+
+
+def _at_least(values: Numbers, low: float) -> NDArray[np.bool_]:
+    """Or not known."""
+    return np.isnan(values) | (np.isfinite(values) & (values >= low))
+
+
+assert [each.name for each in fields(JobTrace)] == [*COLUMNS, "provenance"]

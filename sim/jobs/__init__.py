@@ -1,1 +1,0 @@
-"""A simulated cluster that runs training jobs: SimPy drives the decision core of `policies.jobs`."""

@@ -1,0 +1,61 @@
+"""Small scenarios of training jobs on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from jobs.case import JobsCase, read_case, read_scenario
+from jobs.trace import JobTrace, write_trace
+
+NODES = [{"count": 1, "gpus": 4}]
+
+
+def trace_of(rows: Sequence[tuple[float, float, int]], **columns: Any) -> JobTrace:
+    """(submit, run, GPUs) of each job, in seconds; other columns as they are given, else not known."""
+    submit_s, run_s, gpus = zip(*rows, strict=True)
+    many = len(rows)
+    unknown = np.full(many, np.nan)
+    values: dict[str, Any] = {
+        **{name: np.array([""] * many, object) for name in ("user", "vc", "gpu_types", "job_class")},
+        **dict.fromkeys(("requested_s", "recorded_wait_s", "recorded_start_s"), unknown),
+        "job_id": np.array([f"j{row}" for row in range(many)], object),
+        "status": np.array(["completed"] * many, object),
+        "attempts": np.ones(many, np.int32),
+        "gpu_share": np.ones(many),
+    }
+    for name, value in columns.items():
+        values[name] = np.array(value, object if isinstance(value[0], str) else None)
+    return JobTrace(
+        submit_s=np.array(submit_s, float),
+        run_s=np.array(run_s, float),
+        gpus=np.array(gpus, np.int32),
+        provenance={"format": "csv", "file": "x", "start": None},
+        **values,
+    )
+
+
+def write_case(folder: Path, trace: JobTrace, /, **keys: Any) -> Path:
+    """A scenario's file with its trace beside it."""
+    write_trace(folder / "t.jobtrace.parquet", trace)
+    document = {
+        "schema": "slimsched.jobs/1",
+        "name": "small",
+        "trace": "t.jobtrace.parquet",
+        "cluster": {"nodes": NODES},
+        "policies": ["fifo"],
+        **keys,
+    }
+    path = folder / "s.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def case_of(folder: Path, trace: JobTrace, /, **keys: Any) -> JobsCase:
+    """The same, read."""
+    path = write_case(folder, trace, **keys)
+    return read_case(read_scenario(path), str(path))

@@ -1,0 +1,208 @@
+"""Choices that are left open: whose turn it is, who stalls whom, and what a chooser sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.policies.choices import WAIT, Choosing, View
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.policy import JobPolicy
+from jobs.policies.rivals import policy_of, shown_name
+from jobs.policies.sight import NAMES, PADDING, padded, seen
+from jobs.policies.ways import uses, ways
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from kit.errors import InputError
+from tests.jobs.sim.worlds import jobs, run, seconds
+
+STALL = JobPolicy("fifo", "stall", placement="lowest", learned="told")
+CHOICE = JobPolicy("fifo", "choice", placement="lowest", learned="told")
+
+
+class Told:
+    """Does as a function of the view says, and keeps the views."""
+
+    def __init__(self, answer: Callable[[View], int | None]) -> None:
+        self.answer, self.views = answer, list[View]()
+
+    def choose(self, view: View) -> int | None:
+        self.views.append(view)
+        return self.answer(view)
+
+
+def choosing(answer: Callable[[View], int | None]) -> dict[str, Choosing]:
+    return {"choosing": Choosing(Told(answer))}
+
+
+# ------------------------------------------------------------------------------------------------------- queueings
+
+
+def test_whom_is_chosen_stalls_the_whole_cluster_even_those_that_share_no_pool_with_it() -> None:
+    """Two VCs of one node: `a` is full until 10, so its second job stalls that of `b`, whose node is empty."""
+    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 4), vc=["a", "a", "b"])
+    groups = (NodeGroup(1, 4, vc="a"), NodeGroup(1, 4, vc="b"))
+    assert seconds(run("fifo", these, groups=groups).start_ns) == [0, 10, 2]
+    assert seconds(run(JobPolicy("fifo", "stall", placement="lowest"), these, groups=groups).start_ns) == [0, 10, 10]
+
+
+def test_nobody_overtakes_whom_was_chosen_even_where_the_order_would_have_him_first() -> None:
+    """The job of 4 is chosen at 1, when it is alone; at 2 a smaller one comes, which `strict` lets go first."""
+    these = jobs((0, 10, 3), (1, 5, 4), (2, 5, 1))
+    assert seconds(run("smallest-strict", these).start_ns) == [0, 10, 2]
+    assert seconds(run(JobPolicy("smallest", "stall", placement="lowest"), these).start_ns) == [0, 10, 15]
+
+
+def test_a_chooser_takes_whom_it_likes() -> None:
+    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 4), (3, 5, 4))
+    last = run(STALL, these, run_options=choosing(lambda view: len(view) - 1))
+    assert seconds(last.start_ns) == [0, 10, 20, 15]  # at 1 the second is alone, and is chosen
+
+
+def test_a_masked_choice_waits_where_it_is_told_to() -> None:
+    """Waiting for the end at 10 lets the pair of 4 go before the single GPU that came first."""
+    these = jobs((0, 10, 3), (1, 30, 1), (2, 5, 4))
+
+    def answer(view: View) -> int:
+        return WAIT if view.now_ns in (1e9, 2e9) else int(view.gpus.argmax())
+
+    assert seconds(run(CHOICE, these, run_options=choosing(answer)).start_ns) == [0, 15, 10]
+    assert seconds(run(CHOICE, these, run_options=choosing(lambda view: int(view.may.argmax()))).start_ns) == [0, 1, 31]
+
+
+def test_who_does_not_fit_may_not_be_chosen_where_choices_are_masked() -> None:
+    these = jobs((0, 10, 3), (1, 30, 4), (2, 5, 1))
+    with pytest.raises(AssertionError, match="may not"):
+        run(CHOICE, these, run_options=choosing(lambda view: int(view.gpus.argmax())))
+
+
+@pytest.mark.parametrize("order", ["fifo", "smallest", "sjf-oracle"])
+def test_first_fit_is_the_masked_choice_of_whoever_comes_first(order: str) -> None:
+    """With a chooser, and with nobody to choose."""
+    rng = np.random.default_rng(3)
+    these = jobs(*zip(np.sort(rng.integers(0, 60, 40)), rng.integers(1, 30, 40), rng.integers(1, 5, 40), strict=True))
+    groups = (NodeGroup(2, 4), NodeGroup(1, 2, "other"))
+    rule = policy_of(f"{order}-choice-lowest")
+    asked = run(
+        replace(rule, learned="told"), these, groups=groups, run_options=choosing(lambda view: int(view.may.argmax()))
+    )
+    first_fit = run(f"{order}-first-fit-lowest", these, groups=groups).start_ns.tolist()
+    assert run(rule, these, groups=groups).start_ns.tolist() == asked.start_ns.tolist() == first_fit
+
+
+@pytest.mark.parametrize("queueing, starts", [("choice", [0, 40, 8]), ("stall", [0, 32, 40])])
+@pytest.mark.parametrize("order", ["fifo", "sjf-oracle"])
+@pytest.mark.parametrize("placement", ["best-fit", "programme", "programme-as-written"])
+def test_where_the_first_does_not_fit(order: str, placement: str, queueing: str, starts: list[float]) -> None:
+    """One node of 8: the job of 8 waits from 7 on. What follows at 8 fits."""
+    these = jobs((0, 32, 1), (7, 8, 8), (8, 32, 1))
+    assert seconds(run(f"{order}-{queueing}-{placement}", these, nodes=(8,)).start_ns) == starts
+
+
+def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:
+    answers: list[int | None] = [None, None, 0, None, 0]
+    told = Told(lambda view: answers.pop(0))
+    these = jobs((0, 10, 4), (1, 5, 4))
+    simulation = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(these, STALL, choosing=Choosing(told)))
+    assert [simulation.advance() for _ in range(4)] == [True, True, True, False]
+    assert seconds(simulation.record().start_ns) == [0, 10]
+    assert [view.now_ns for view in told.views] == [0, 0, 0, 10**9, 10**9]
+
+
+def test_what_can_not_be_combined_is_refused() -> None:
+    with pytest.raises(InputError, match="name the file"):
+        run(STALL, jobs((0, 1, 1)))
+    with pytest.raises(InputError, match="preempts nobody"):
+        JobPolicy("las", "stall", "by-index")
+    with pytest.raises(InputError, match="asks nobody"):
+        JobPolicy("fifo", "strict", learned="told")
+    assert shown_name(JobPolicy("sjf", "stall", estimate="oracle", learned="rltune-faithful")) == (
+        "rltune-faithful-sjf-oracle"
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- views
+
+
+def test_the_seven_numbers_by_hand() -> None:
+    """At 100 s: nodes of 8 and 2; a job of 4 runs on the larger, jobs of 1 and 8 wait for their choice."""
+    views: list[View] = []
+
+    def answer(view: View) -> int:
+        views.append(view)
+        return int(view.gpus.argmax())
+
+    these = jobs((0, 1000, 8), (50, 10, 1), (50, 10, 8), (60, 900, 1))
+    run(STALL, these, nodes=(8, 2), run_options=choosing(answer))
+    first = views[1]  # at 50 s, all of the larger node is used: the one of 8 waits to be chosen
+    assert first.gpus.tolist() == [1, 8]
+    rows = seen(first)
+    e = 1e-5
+    after = (2 - 9 + 10) / (20 + e)
+    assert rows[0] == pytest.approx([0, 1 / 8, 1 / 2 / 10, after, 0, 1 / 3, 1 - e], abs=1e-6)
+    assert rows[1] == pytest.approx([0, 1 - e, 8 / 2 / 10, after, 0, e, e], abs=1e-6)
+    assert padded(rows)[2:].tolist() == [[*map(float, PADDING)]] * 126
+    assert len(NAMES) == rows.shape[1]
+
+
+def test_a_field_is_of_those_pools_alone_between_which_jobs_choose() -> None:
+    """Two VCs: the demand on one is not that on the other."""
+    told = Told(lambda view: 0)
+    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 2), (3, 5, 3), vc=["a", "a", "b", "b"])
+    groups = (NodeGroup(1, 4, vc="a"), NodeGroup(2, 4, vc="b"))
+    run(STALL, these, groups=groups, run_options={"choosing": Choosing(told)})
+    view = next(view for view in told.views if len(view) == 2)
+    assert view.field_demand[view.field].tolist() == [5, 5]
+    assert view.field_gpus[view.field].tolist() == [8, 8]
+
+
+# ------------------------------------------------------------------------------------------------------------ ways
+
+
+def by_trying_all(
+    free: Sequence[int], size: int, gpus: int, nodes: int
+) -> set[tuple[tuple[int, tuple[int, ...]], ...]]:
+    """What is told apart of all assignments to so many nodes in which every kind of nodes but the last is used up."""
+
+    def assignments(place: int, left: int, used: int) -> list[list[int]]:
+        if place == len(free):
+            return [[]] if left == 0 and used == nodes else []
+        return [
+            [take, *rest]
+            for take in range(min(free[place], left) + 1)
+            for rest in assignments(place + 1, left - take, used + (take > 0))
+        ]
+
+    kinds = set()
+    for one in assignments(0, gpus, 0):
+        kind = {
+            value: tuple(sorted((t for f, t in zip(free, one, strict=True) if f == value and t), reverse=True))
+            for value in set(free)
+        }
+        used = [(value, parts) for value, parts in sorted(kind.items(), reverse=True) if parts]
+        if all(part == value for value, parts in used[:-1] for part in parts):
+            kinds.add(tuple(used))
+    return kinds
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.integers(1, 9))
+def test_ways_are_those_that_trying_all_finds(free: list[int], gpus: int) -> None:
+    size = 4
+    counts = tuple(free.count(value) for value in range(size + 1))
+    fewest = -(-gpus // size)
+    for nodes in (fewest, fewest + 1):
+        assert set(uses(counts, gpus, nodes)) == by_trying_all(free, size, gpus, nodes)
+    more = [
+        way
+        for way in by_trying_all(free, size, gpus, fewest + 1)
+        if sum(
+            (value == size) * (take < size) - (value < size) * (take == value) for value, parts in way for take in parts
+        )
+        <= 0
+    ]
+    few = len(by_trying_all(free, size, gpus, fewest))
+    assert ways(counts, gpus) == (min(few, 2), int(bool(more) and gpus > 1))

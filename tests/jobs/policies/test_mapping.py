@@ -1,0 +1,126 @@
+"""RLTune's programme: its candidates by hand, its solutions against trying all, as written and as meant."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from jobs.policies import mapping
+from jobs.policies.choices import Choosing, View
+from jobs.policies.cluster import Pool
+from jobs.policies.mapping import Candidate, Programme, candidates
+from jobs.policies.policy import JobPolicy
+from jobs.policies.rivals import policy_of, shown_name
+from kit.errors import InputError, WorkError
+from tests.jobs.sim.worlds import jobs, run
+
+
+def pool(*free: int, size: int = 8) -> Pool:
+    made = Pool(0, range(len(free)), size, "gpu", "")
+    return made.with_free(free)
+
+
+def allocations(found: list[Candidate]) -> list[tuple[tuple[int, int], ...]]:
+    return [each.allocation for each in found]
+
+
+def test_candidates_by_hand() -> None:
+    """4 GPUs, nodes with 8, 5, 4, 2 free: filling node 2 leaves the fewest partly used; node 0 balances best. On two
+    nodes, node 2's 4 can't be split off a whole one: of partly used nodes, 2 + 2 of nodes 3 and 1 end node 3."""
+    found = allocations(candidates([pool(8, 5, 4, 2)], 4))
+    assert found[0] == ((2, 4),)
+    assert found[1] == ((0, 4),)
+    assert all(len(each) == 2 for each in found[2:])
+    assert len(found) <= 4
+
+
+def test_one_gpu_has_no_way_on_two_nodes_and_a_full_pool_none_at_all() -> None:
+    assert all(len(each) == 1 for each in allocations(candidates([pool(8, 3)], 1)))
+    assert candidates([pool(0, 3)], 8) == []
+
+
+@st.composite
+def programmes(draw: st.DrawFn, is_bound: bool) -> Programme:
+    size = np.array(draw(st.lists(st.sampled_from([2, 4, 8]), min_size=2, max_size=5)))
+    free = np.array([draw(st.integers(0, int(most))) for most in size])
+    first = np.array([[draw(st.integers(0, int(most))) for most in free] for _ in range(draw(st.integers(2, 4)))])
+    if not is_bound:
+        return Programme(free, size, [first], next_gpus=draw(st.integers(1, 9)))
+    others = [
+        np.array([[draw(st.integers(0, int(most))) for most in free] for _ in range(draw(st.integers(1, 3)))])
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    return Programme(free, size, [first, *others], is_bound=True)
+
+
+def least(programme: Programme) -> list[float]:
+    """For each candidate of the first job, the least cost with any of the others'."""
+    others = [[None, *range(len(takes))] for takes in programme.takes[1:]]
+    return [min(programme.cost((way, *rest)) for rest in product(*others)) for way in range(len(programme.takes[0]))]
+
+
+@settings(deadline=None)
+@example(Programme(np.array([7, 2, 2]), np.array([8, 2, 2]), [np.array([[4, 0, 1], [7, 0, 0], [0, 0, 0]])], 2))
+@example(  # equally good: who follows takes its second candidate beside the first, its first beside the second
+    Programme(np.array([4, 4]), np.array([4, 4]), [np.array([[4, 0], [0, 4]]), np.array([[4, 0], [0, 4]])], None, True)
+)
+@given(st.booleans().flatmap(programmes))
+def test_it_takes_the_first_of_those_that_trying_all_finds_best(programme: Programme) -> None:
+    costs = np.array(least(programme))
+    assert programme.solve() == int((costs <= costs.min() + 1e-7).argmax())
+
+
+def test_as_written_its_first_term_is_void() -> None:
+    """Two candidates that differ in partly used nodes alone: as written the first is taken, as meant the other."""
+    free, size = np.array([8, 4, 8]), np.array([8, 8, 8])
+    takes = [np.array([[4, 0, 0], [0, 4, 0]])]
+    written = Programme(free, size, takes, next_gpus=9, weights=(1.0, 0.0, 0.5))
+    assert written.solve() == 0
+    assert Programme(free, size, takes, is_bound=True, weights=(1.0, 0.0, 0.5)).solve() == 1
+
+
+class First:
+    def choose(self, view: View) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("placement", ["programme-as-written", "programme"])
+@pytest.mark.parametrize("learned", ["", "first"])
+def test_a_run_under_the_programme_is_whole(placement: str, learned: str) -> None:
+    rng = np.random.default_rng(1)
+    sizes = rng.choice([1, 2, 4, 8, 16], 60)
+    these = jobs(*zip(np.sort(rng.integers(0, 300, 60)), rng.integers(1, 60, 60), sizes, strict=True))
+    policy = JobPolicy("fifo", "stall", placement=placement, learned=learned)
+    options = {"choosing": Choosing(First(), lambda view: -view.age_s) if learned else None}
+    record = run(policy, these, nodes=(8, 8, 8, 2, 2), run_options=options)
+    assert (record.is_done | record.is_refused).all()
+
+
+def test_a_rule_has_the_programme_by_a_word() -> None:
+    """Two nodes of 4 GPUs, jobs of 2, 2 and 4: as written, the second goes to the other node, for balance, and the
+    third finds no whole node; as meant, the second fills the first node, as `lowest` does."""
+    these = jobs((0, 100, 2), (1, 100, 2), (2, 100, 4))
+    starts_s = {
+        placement: run(JobPolicy("fifo", "stall", placement=placement), these, nodes=(4, 4)).start_ns.tolist()
+        for placement in ("lowest", "programme", "programme-as-written")
+    }
+    assert starts_s["lowest"] == starts_s["programme"] == [0, 1 * 10**9, 2 * 10**9]
+    assert starts_s["programme-as-written"] == [0, 1 * 10**9, 100 * 10**9]
+    assert policy_of("fifo-stall-programme-as-written").placement == "programme-as-written"
+    assert shown_name(policy_of("smallest-choice-programme")) == "smallest-choice-programme"
+
+
+def test_a_programme_lays_whom_is_chosen() -> None:
+    with pytest.raises(InputError, match="programme lays whoever is chosen: take the queueing stall or choice"):
+        policy_of("fifo-programme")
+
+
+def test_a_programme_without_a_solution_in_its_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_LONGEST_S", 0.0)
+    programme = Programme(np.array([8, 8, 8]), np.array([8, 8, 8]), [np.array([[4, 0, 0], [2, 2, 0]])], 2)
+    with pytest.raises(WorkError, match="found no solution in 0 s, on 3 nodes; take the placement lowest"):
+        programme.solve()

@@ -1,0 +1,169 @@
+"""Slurm's multifactor priority: worked by hand, and its usage against a second by second account."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.policies.book import Features, JobBook
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.multifactor import Accounts, MultifactorKnobs
+from jobs.policies.policy import JobPolicy
+from jobs.policies.rivals import policy_of
+from jobs.policies.vocabulary import JobArrived
+from jobs.sim.failures import Outage
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from kit.errors import InputError
+from tests.jobs.sim.worlds import S, jobs, run, seconds
+
+DAY_S = 86_400
+HOUR = MultifactorKnobs(weight_age=0, weight_size=0, half_life_s=3600, period_s=600)
+
+
+def priorities(accounts: Accounts, rows: list[tuple[int, int]], now_s: int) -> list[float]:
+    """Of jobs with (submitted, GPUs)."""
+    book = JobBook()
+    for job, (submit_s, gpus) in enumerate(rows):
+        book.submit_ns[job], book.gpus[job] = submit_s * S, gpus
+    index = accounts.index(Features(book, np.arange(len(rows)), now_s * S, is_running=False))
+    return [-value for value in index.tolist()]
+
+
+def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
+    """Three days old of fourteen, 16 GPUs of 64; its user has used three quarters with half of the shares."""
+    accounts = Accounts(MultifactorKnobs(), gpus=64)
+    for job, user in enumerate(("ann", "bob")):
+        accounts.arrive(JobArrived(job, 16, 0, user=user), 0)
+    accounts.hold(0, 3, 0)
+    accounts.hold(1, 1, 0)
+    age, size, fair = 3 / 14, 16 / 64, 2 ** -(0.75 / 0.5)
+    assert priorities(accounts, [(0, 16)], 3 * DAY_S) == [np.floor(1000 * age + 1000 * size + 10_000 * fair)]
+    assert priorities(accounts, [(0, 16), (0, 16)], 3 * DAY_S)[1] == np.floor(1000 * (age + size) + 10_000 * 2**-0.5)
+
+
+@pytest.mark.parametrize(
+    "knobs, expected",
+    [
+        ({"weight_age": 700, "weight_size": 0}, [100, 350, 700]),  # 2, 7 and 15 of 14 days old
+        ({"weight_age": 0, "weight_size": 640}, [10, 80, 320]),  # 1, 8 and 32 of 64 GPUs
+        ({"weight_age": 0, "weight_size": 640, "favors_small": True}, [630, 560, 320]),
+        ({"weight_age": 0, "weight_size": 1}, [1, 1, 1]),  # 0 is for jobs that are held
+    ],
+)
+def test_each_factor_by_itself(knobs: dict[str, Any], expected: list[float]) -> None:
+    accounts = Accounts(MultifactorKnobs(weight_fairshare=0, **knobs), gpus=64)
+    for job in range(3):
+        accounts.arrive(JobArrived(job, 1, 0), 0)
+    assert priorities(accounts, [(13 * DAY_S, 1), (8 * DAY_S, 8), (0, 32)], 15 * DAY_S) == expected
+
+
+def test_shares_damping_and_accounts() -> None:
+    """ann has three of four shares and has used half: 2^-(0.5 / 0.75), and with a damping of 2 its root."""
+    for damping in (1.0, 2.0):
+        knobs = MultifactorKnobs(weight_age=0, weight_size=0, damping=damping, shares={"ann": 3.0}, account="user")
+        accounts = Accounts(knobs, gpus=8)
+        accounts.arrive(JobArrived(0, 1, 0, user="ann", vc="x"), 0)
+        accounts.arrive(JobArrived(1, 1, 0, user="", vc="x"), 0)  # nobody: its VC
+        for job in range(2):
+            accounts.hold(job, 4, 0)
+        expected = [10_000 * 2 ** -(0.5 / 0.75 / damping), 10_000 * 2 ** -(0.5 / 0.25 / damping)]
+        assert priorities(accounts, [(0, 1), (0, 1)], 300) == np.floor(expected).tolist()
+    by_vc = Accounts(MultifactorKnobs(weight_age=0, weight_size=0, account="vc"), gpus=8)
+    for job, user in enumerate(("ann", "bob")):
+        by_vc.arrive(JobArrived(job, 1, 0, user=user, vc="x"), 0)
+    by_vc.hold(0, 1, 0)
+    assert priorities(by_vc, [(0, 1), (0, 1)], 300) == [5000, 5000]  # one account has used all: 2^-1
+
+
+def test_usage_counts_at_the_next_calculation_and_not_before() -> None:
+    accounts = Accounts(HOUR, gpus=8)
+    for job, user in enumerate(("ann", "bob")):
+        accounts.arrive(JobArrived(job, 1, 0, user=user), 0)
+    accounts.hold(0, 8, 0)
+    assert priorities(accounts, [(0, 1), (0, 1)], 599) == [10_000, 10_000]
+    assert priorities(accounts, [(0, 1), (0, 1)], 600) == [2500, 10_000]  # all of it, with half of the shares: 2^-2
+    accounts.hold(0, -8, 600 * S)
+    accounts.hold(1, 8, 600 * S)
+    assert priorities(accounts, [(0, 1), (0, 1)], 1199) == [2500, 10_000]
+    ann = 2 ** (-600 / 3600)  # what was used an earlier period is worth so much of what was used in this
+    expected = [10_000 * 2 ** (-2 * ann / (1 + ann)), 10_000 * 2 ** (-2 / (1 + ann))]
+    assert priorities(accounts, [(0, 1), (0, 1)], 1200) == np.floor(expected).tolist()
+
+
+def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
+    """However long nothing happens: 40 drawn changes, each account written on at each period's end."""
+    rng = np.random.default_rng(0)
+    accounts = Accounts(HOUR, gpus=8)
+    for job in range(3):
+        accounts.arrive(JobArrived(job, 1, 0, user=str(job)), 0)
+    used, fresh, held, at_s = np.zeros(3), np.zeros(3), np.zeros(3), 0
+    for change_s in np.cumsum(rng.choice([0, 50, 600, 5000, 40_000], 40)).tolist():
+        while at_s < change_s:
+            until_s = min(change_s, (at_s // 600 + 1) * 600)
+            fresh += held * (until_s - at_s)
+            at_s = until_s
+            if at_s % 600 == 0:
+                used, fresh = (used + fresh) * 2 ** (-600 / 3600), np.zeros(3)
+        job, gpus = int(rng.integers(3)), int(rng.integers(1, 9))
+        accounts.hold(job, gpus - held[job], change_s * S)
+        held[job] = gpus
+    while at_s < 10**7:  # nothing for months
+        until_s = (at_s // 600 + 1) * 600
+        used, fresh, at_s = (used + fresh + held * (until_s - at_s)) * 2 ** (-600 / 3600), np.zeros(3), until_s
+    accounts.advance(at_s * S)
+    assert accounts._used == pytest.approx(used, rel=1e-9)
+
+
+def test_who_has_used_less_comes_first_and_larger_jobs_before_smaller() -> None:
+    """ann's first job ran for an hour when four jobs wait. bob's come first, his larger one before the smaller; beside
+    that one ann's smaller job fits."""
+    users = ["ann", "ann", "ann", "bob", "bob"]
+    scene = jobs((0, 3600, 4), (10, 100, 2), (20, 100, 4), (30, 100, 2), (40, 100, 4), user=users)
+    assert seconds(run("multifactor", scene).start_ns) == [0, 3700, 3800, 3700, 3600]
+
+
+def test_nobody_holds_gpus_when_all_is_done() -> None:
+    """Also of jobs under which a node died; what was used is the record's GPU time (nothing decays here)."""
+    knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
+    scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
+    policy = JobPolicy(order="multifactor", multifactor=knobs)
+    world = JobWorld((NodeGroup(2, 4),), outages=(Outage(10 * S, 20 * S, 0),))
+    simulation = JobSimulation(world, JobRun(scene, policy))
+    record = simulation.run()
+    accounts = simulation.scheduler._accounts
+    assert accounts is not None
+    assert record.kills.sum() == 1
+    assert accounts._held.tolist() == [0, 0]
+    held_gpu_s = record.held_ns * record.gpus / S
+    assert (accounts._used + accounts._fresh).tolist() == [held_gpu_s[:2].sum(), held_gpu_s[2]]
+
+
+def test_a_calculation_may_make_another_the_first_of_a_strict_queue() -> None:
+    """Job 1 is older and blocks job 2, until at 180 s both are as old as a job can be; small is favoured."""
+    knobs = MultifactorKnobs(max_age_s=100, weight_size=10, weight_fairshare=0, period_s=60, favors_small=True)
+    policy = JobPolicy(order="multifactor", queueing="strict", multifactor=knobs)
+    scene = jobs((0, 1000, 3), (10, 10, 4), (70, 10, 1))
+    assert seconds(run(policy, scene).start_ns) == [0, 1000, 180]
+
+
+@pytest.mark.parametrize(
+    "knobs, said",
+    [
+        ({"weight_age": -1}, "weight_age: -1: allowed are 0 to 1e9"),
+        ({"half_life_s": 0}, "half_life_s: 0 is not above 0"),
+        ({"period_s": 0.1}, r"period_s: 0\.1: allowed are 1"),
+        ({"shares": {"ann": 0}}, r"shares\.ann: 0 is not above 0"),
+        ({"account": "group"}, "allowed are user and vc"),
+    ],
+)
+def test_knobs_that_mean_nothing_are_refused(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        MultifactorKnobs(**knobs)
+
+
+def test_it_does_not_preempt() -> None:
+    with pytest.raises(InputError, match="says nothing of those that run"):
+        JobPolicy(order="multifactor", queueing="first-fit", preemption="by-index")
+    assert policy_of("multifactor").queueing == "first-fit"

@@ -1,0 +1,287 @@
+"""Each order is its paper's formula: worked examples by hand, on the same four jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.policies.book import Features, JobBook
+from jobs.policies.gavel import OBJECTIVES
+from jobs.policies.gittins import GittinsTables, inverse_gittins_s
+from jobs.policies.history import History
+from jobs.policies.orders import ORDERS, order_of
+from jobs.policies.policy import JobPolicy, PreemptionKnobs
+from jobs.policies.rivals import KINDS, policy_of, shown_name
+from jobs.policies.vocabulary import JobArrived
+from kit.errors import InputError
+
+S = 1_000_000_000
+#           submitted, estimate, done, GPUs (all in seconds; it is 1000 s now, and all wait)
+JOBS = [(10, 1000, 0, 1), (100, 100, 50, 8), (200, 400, 350, 4), (900, 100, 0, 2)]
+NOW_S = 1000
+
+
+def features(is_running: bool = False, restart_s: float = 0.0) -> Features:
+    book = JobBook()
+    for job, (submit_s, estimate_s, done_s, gpus) in enumerate(JOBS):
+        book.submit_ns[job], book.estimate_ns[job] = submit_s * S, estimate_s * S
+        book.done_ns[job], book.gpus[job], book.since_ns[job] = done_s * S, gpus, submit_s * S
+    return Features(book, np.arange(len(JOBS)), NOW_S * S, is_running, restart_s)
+
+
+def no_tables() -> GittinsTables:
+    raise AssertionError("asked for without need")
+
+
+# index of each by the formula, worked out by hand
+EXPECTED = {
+    "fifo": [10, 100, 200, 900],
+    "smallest": [1, 8, 4, 2],
+    "sjf": [1000, 100, 400, 100],
+    "saf": [1000, 800, 1600, 200],
+    "srtf": [1000, 50, 50, 100],
+    "srsf": [1000, 400, 200, 200],
+    "las": [0, 50, 350, 0],
+    "2dlas": [0, 0, 0, 0],  # attained GPU seconds: 0, 400, 1400, 0; the second queue begins at 3200
+    "round-robin": [10, 100, 200, 900],
+    "wfp3": [-(0.99**3), -(9.0**3) * 8, -(2.0**3) * 4, -(1.0**3) * 2],
+    "unicep": [-990 / (1e-9 * 1000), -900 / (3 * 100), -800 / (2 * 400), -100 / (1 * 100)],
+    "f1": [3 * 1 + 870 * 1, 2 * 8 + 870 * 2, 2.602060 * 4 + 870 * 2.301030, 2 * 2 + 870 * 2.954243],
+    "lcfs": [-10, -100, -200, -900],
+    "lpf": [-1000, -100, -400, -100],
+    "age-size": [-1016.666667, -970.833333, -993.518519, -989.814815],
+}
+
+
+ELSEWHERE = ("gittins", "multifactor", *OBJECTIVES)  # held against their definitions below, and in files of their own
+
+
+@pytest.mark.parametrize("word", [word for word in ORDERS if word not in ELSEWHERE])
+def test_an_order_is_its_formula(word: str) -> None:
+    assert order_of(word, no_tables).index(features()).tolist() == pytest.approx(EXPECTED[word], rel=1e-6)
+
+
+def test_an_order_is_the_same_for_one_job_as_for_many() -> None:
+    """Arrivals are put in order one by one, and whole queues at once."""
+    for word in EXPECTED:
+        order, book = order_of(word, no_tables), features()
+        one_by_one = [Features(book._book, job, NOW_S * S, is_running=False) for job in range(len(JOBS))]
+        assert [float(order.index(one)) for one in one_by_one] == order.index(book).tolist()
+
+
+def test_tiresias_moves_a_job_to_the_second_queue_at_its_threshold() -> None:
+    book = JobBook()
+    book.gpus[:3] = 8, 8, 1
+    book.done_ns[:3] = 399 * S, 400 * S, 3199 * S
+    two_queues = order_of("2dlas", no_tables)
+    assert two_queues.index(Features(book, np.arange(3), 0, is_running=False)).tolist() == [0, 1, 0]
+
+
+def test_a_restart_is_part_of_what_remains_of_a_job_that_waits() -> None:
+    assert order_of("srsf", no_tables).index(features(restart_s=60)).tolist() == [1060, 880, 440, 320]
+    assert order_of("srsf", no_tables).index(features(is_running=True, restart_s=60)).tolist() == EXPECTED["srsf"]
+
+
+def test_round_robin_puts_those_that_run_last() -> None:
+    assert order_of("round-robin", no_tables).index(features(is_running=True)).tolist() == [NOW_S] * 4
+
+
+# -------------------------------------------------------------------------------------------------------- gittins
+
+
+def test_the_gittins_index_of_two_durations_by_hand() -> None:
+    """Durations 1 and 10, without restarts. At 0: stopping at 1 ends 1 of 2 for 1 + 1 s, so 2 s a job; going on to 10
+    would end both for 1 + 10 s. At 5: the one that is left needs 5 s."""
+    durations, points = np.array([1.0, 10.0]), np.array([0.0, 5.0, 20.0])
+    once = np.ones(2)
+    assert inverse_gittins_s(durations, once, points, 0.0)[:2].tolist() == [2.0, 5.0]
+    assert inverse_gittins_s(durations, once, points, 0.0)[2] == 20.0  # nobody ran so long: once more as long
+    thrice = inverse_gittins_s(durations, np.array([3.0, 1.0]), points, 0.0)  # three end of four, for 1 + 1 + 1 + 1 s
+    assert thrice[0] == pytest.approx(4 / 3)
+    with_restart = inverse_gittins_s(durations, once, points, 10.0)  # to 1: (2 * 10 + 2) / 1; to 10: (2 * 10 + 11) / 2
+    assert with_restart[:2].tolist() == [15.5, 15.0]
+
+
+def test_the_gittins_index_is_its_definition() -> None:
+    """Against the supremum over all x, on drawn durations."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        durations = np.sort(rng.integers(1, 30, rng.integers(1, 15)).astype(float))
+        attained, restart = float(rng.integers(0, 30)), float(rng.integers(0, 5))
+        left = durations[durations > attained] - attained
+        if len(left):
+            ratios = [np.mean(left <= x) / (restart + np.mean(np.minimum(left, x))) for x in np.unique(left)]
+            assert inverse_gittins_s(durations, np.ones(len(durations)), np.array([attained]), restart)[
+                0
+            ] == pytest.approx(1 / max(ratios))
+
+
+def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
+    history = History()
+    tables = GittinsTables(history, restart_s=100.0)
+    order = order_of("gittins", lambda: tables)
+    small, large = JobArrived(0, 1, 0, vc="a"), JobArrived(1, 4, 0, vc="a")
+    book = JobBook()
+    book.gpus[:2] = 1, 4
+    for job in (small, large):
+        book.group[job.job] = history.number(job)
+        tables.hear_of(int(book.group[job.job]))
+    nothing_known = order.index(Features(book, np.arange(2), 0, is_running=False))
+    assert nothing_known[1] == 4 * nothing_known[0]
+    version = tables.version
+    for _ in range(30):
+        history.add(0, 100 * S)
+        tables.learn(0)
+    assert tables.version > version
+    assert order.index(Features(book, np.arange(2), 0, is_running=False)).tolist() == [
+        200.0,
+        800.0,
+    ]  # 100 s and a restart
+    assert order.index(Features(book, np.arange(2), 0, is_running=True)).tolist() == [100.0, 400.0]
+
+
+@pytest.mark.parametrize(
+    "draw, inverse_s",
+    [
+        (lambda rng: 100.0 * rng.pareto(1.5, 3000), lambda a: (100 + a) / 1.5),  # it pays to stop at once: 1 / hazard
+        (lambda rng: rng.uniform(0, 600, 3000), lambda a: (600 - a) / 2),  # or never: the mean of what is left
+        (lambda rng: np.full(3000, 600.0), lambda a: 600 - a),
+    ],
+    ids=["pareto", "uniform", "constant"],
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_index_learned_from_draws_is_near_that_of_their_law(
+    draw: Callable[[np.random.Generator], Any], inverse_s: Callable[[float], float], scale: float
+) -> None:
+    """For jobs of 1 s as for those of days, where one in ten, a half and nine in ten are over, and between these."""
+    durations_s = draw(np.random.default_rng(1))
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    tables.hear_of(history.number(JobArrived(0, 1, 0)))
+    for duration_s in durations_s:
+        history.add(0, round(duration_s * scale * S))
+        tables.learn(0)
+    attained_s = np.quantile(durations_s, 0.9) * np.linspace(0.0, 0.99, 20)
+    found = tables.inverse_s(np.zeros(20, int), attained_s * scale, True) / scale
+    assert np.abs(found / [inverse_s(a) for a in attained_s] - 1).mean() < 0.15
+    assert [tables.inverse_s(0, a, True) for a in attained_s * scale] == pytest.approx(found * scale, rel=1e-12)
+
+
+def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
+    """30 jobs of 100 s in one VC, 40 of 1000 s in another: after 200 s the first VC's have 800 s left, as all have."""
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    numbers = [history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b")]
+    tables.hear_of(numbers[1])
+    for number, duration_s, many in ((numbers[0], 100, 30), (numbers[1], 1000, 40)):
+        for _ in range(many):
+            history.add(number, duration_s * S)
+            tables.learn(number)
+    assert tables.inverse_s(numbers[0], 0.0, True) == 100.0
+    assert tables.inverse_s(numbers[0], 200.0, True) == pytest.approx(800.0, rel=1e-3)
+    assert tables.inverse_s(numbers[1], 200.0, True) == pytest.approx(800.0, rel=1e-3)
+
+
+def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:
+    """29 jobs are too few: all 69 are asked, of whom most run long."""
+    history = History()
+    tables = GittinsTables(history, restart_s=0.0)
+    few, other = (history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b"))
+    tables.hear_of(other)
+    for number, duration_s, many in ((other, 1000, 40), (few, 100, 29)):
+        for _ in range(many):
+            history.add(number, duration_s * S)
+            tables.learn(number)
+    assert tables.inverse_s(few, 0.0, True) > 200.0
+
+
+# -------------------------------------------------------------------------------------------------------- history
+
+
+def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
+    history = History()
+    one = history.number(JobArrived(0, 2, 0, user="ann", vc="x"))
+    same_vc = history.number(JobArrived(1, 2, 0, user="bob", vc="x"))
+    other = history.number(JobArrived(2, 8, 0, user="bob", vc="y"))
+    assert history.mean_ns(one) == 3600 * S  # nothing is known yet
+    for _ in range(29):
+        history.add(one, 10 * S)
+    assert history.mean_ns(other) == 10 * S  # all jobs, for want of anything else
+    history.add(same_vc, 100 * S)  # one of its user's own is not enough; thirty of its VC are
+    assert history.mean_ns(same_vc) == 13 * S
+    history.add(one, 10 * S)
+    for _ in range(29):
+        history.add(same_vc, 100 * S)
+    assert (history.mean_ns(one), history.mean_ns(same_vc)) == (10 * S, 100 * S)
+    assert history.mean_ns(history.number(JobArrived(3, 2, 0, user="eve", vc="x"))) == 55 * S
+    assert history.mean_ns(other) == 55 * S
+
+
+# ---------------------------------------------------------------------------------------------------------- names
+
+
+def test_every_rival_has_a_name_that_says_how_it_knows_run_times() -> None:
+    for kind in KINDS.values():
+        policy = policy_of(kind.name) if _is_whole(kind.name) else policy_of(f"{kind.name}-oracle")
+        assert policy_of(shown_name(policy)) == policy
+        assert ("oracle" in shown_name(policy)) == (policy.estimate == "oracle")
+
+
+def _is_whole(name: str) -> bool:
+    try:
+        policy_of(name)
+    except InputError:
+        return False
+    return True
+
+
+def test_which_rivals_need_to_be_told_how_long_jobs_run() -> None:
+    needing = {name for name in KINDS if not _is_whole(name)}
+    assert needing == {"fifo-easy", "sjf", "saf", "srtf", "srsf", "wfp3", "unicep", "f1"} | {
+        "gavel-finish-time",
+        "gavel-least-jct",
+    }
+
+
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        ("fifo-easy-oracle", "fifo-easy-oracle"),
+        ("fifo-oracle-easy", "fifo-easy-oracle"),
+        ("saf-history", "qssf"),
+        ("saf-strict-oracle", "saf-oracle-strict"),
+        ("las-consolidate", "las-consolidate"),
+        ("fifo-first-fit", "fifo-first-fit"),
+    ],
+)
+def test_names_are_shown_in_one_form(name: str, shown: str) -> None:
+    assert shown_name(policy_of(name)) == shown
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("sjf", "sjf asks how long jobs run: take one of oracle, requested, history"),
+        ("fifo-conservative", "conservative asks how long jobs run"),
+        ("srtf-oracle-easy", "easy keeps reservations, and jobs that are preempted break them: take first-fit"),
+        ("sfj-oracle", "did you mean 'sjf'"),
+        ("fifo-frist-fit", "did you mean 'first-fit'"),
+    ],
+)
+def test_what_can_not_be_combined_is_refused(name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        policy_of(name)
+
+
+def test_parts_and_knobs_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InputError, match="round-robin goes round by preemption"):
+        JobPolicy(order="round-robin", queueing="first-fit")
+    with pytest.raises(InputError, match="no placement"):
+        JobPolicy(placement="anywhere")
+    with pytest.raises(InputError, match=r"0\.5 is below 1"):
+        PreemptionKnobs(hysteresis=0.5)
+    with pytest.raises(InputError, match="a round takes time"):
+        PreemptionKnobs(round_ns=0)

@@ -1,0 +1,125 @@
+"""EASY and conservative backfilling are what their definitions say, on many small worlds; and each in a scene."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.policies.cluster import NodeGroup
+from tests.jobs.sim import brute_force
+from tests.jobs.sim.worlds import jobs, run, seconds
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 12),  # submitted
+        st.integers(1, 9),  # runs
+        st.integers(1, 8),  # GPUs
+        st.integers(1, 12),  # requested
+    ),
+    min_size=1,
+    max_size=9,
+)
+KEYS: dict[str, Callable[[brute_force.Job], tuple[float, int]]] = {
+    "fifo": lambda job: (job.submit, job.number),
+    "sjf": lambda job: (job.estimate, job.number),
+    "saf": lambda job: (job.estimate * job.gpus, job.number),
+}
+
+
+def by_definition(
+    rows: list[tuple[int, int, int, int]], nodes: int, size: int, rule: brute_force.Rule, order: str, is_oracle: bool
+) -> list[brute_force.Job]:
+    many = [
+        brute_force.Job(number, submit, ran, gpus, ran if is_oracle else asked)
+        for number, (submit, ran, gpus, asked) in enumerate(rows)
+    ]
+    return brute_force.simulate(many, nodes, size, rule, KEYS[order])
+
+
+@pytest.mark.parametrize("queueing", ["easy", "conservative"])
+@settings(max_examples=1000)
+@given(
+    rows=ROWS,
+    nodes=st.integers(1, 3),
+    size=st.integers(1, 4),
+    order=st.sampled_from(sorted(KEYS)),
+    is_oracle=st.booleans(),
+)
+def test_starts_are_those_of_the_definition(
+    queueing: str, rows: list[tuple[int, int, int, int]], nodes: int, size: int, order: str, is_oracle: bool
+) -> None:
+    rows = sorted((submit, ran, min(gpus, nodes * size), asked) for submit, ran, gpus, asked in rows)
+    rule = {"easy": brute_force.easy, "conservative": brute_force.conservative}[queueing]
+    expected = by_definition(rows, nodes, size, rule, order, is_oracle)
+    these = jobs(*((submit, ran, gpus) for submit, ran, gpus, _ in rows), requested_s=[row[3] for row in rows])
+    estimate = "oracle" if is_oracle else "requested"
+    record = run(f"{order}-{queueing}-{estimate}", these, groups=(NodeGroup(nodes, size),))
+    assert seconds(record.start_ns) == [job.start for job in expected]
+    if is_oracle and order == "fifo":  # a promise that is made with true durations is kept
+        assert all(job.promised is None or job.start <= job.promised for job in expected)
+
+
+# what blocks: job 0 holds 3 of 4 GPUs for 10 s, job 1 wants all 4; jobs 2 and 3 come later and want one
+BLOCKED = [(0, 10, 3), (1, 10, 4), (2, 9, 1), (3, 7, 1)]
+
+
+@pytest.mark.parametrize(
+    "policy, starts",
+    [
+        ("fifo", [0, 10, 20, 20]),
+        ("fifo-first-fit", [0, 17, 2, 10]),  # both overtake, and job 1 waits for them
+        ("fifo-easy-oracle", [0, 10, 20, 3]),  # job 3 ends in time; job 2 would not have, and nothing is beside job 1
+        ("fifo-conservative-oracle", [0, 10, 20, 3]),
+    ],
+)
+def test_who_may_overtake_a_job_that_blocks(policy: str, starts: list[float]) -> None:
+    assert seconds(run(policy, jobs(*BLOCKED)).start_ns) == starts
+
+
+def test_what_is_free_beside_a_reservation_is_given_once() -> None:
+    """Job 1 (3 of 4 GPUs) is promised 10 s, with one GPU beside it: of two long jobs of one GPU, one may start."""
+    scene = jobs((0, 10, 2), (1, 5, 3), (2, 20, 1), (2, 20, 1))
+    assert seconds(run("fifo-easy-oracle", scene).start_ns) == [0, 10, 2, 15]
+
+
+def test_what_is_beside_a_reservation_must_be_free_now_as_well() -> None:
+    """Three nodes of 4; job 4 is promised the second. Job 5 is short and takes the first's last GPU, where two will be
+    beside the reservation: job 6 is long and must go to the third."""
+    scene = jobs((0, 30, 2), (0, 8, 1), (0, 10, 3), (0, 40, 2), (1, 5, 4), (2, 3, 1), (2, 50, 1))
+    assert seconds(run("fifo-easy-oracle", scene, nodes=(4, 4, 4)).start_ns) == [0, 0, 0, 0, 10, 2, 2]
+
+
+def test_easy_delays_those_behind_the_first_and_conservative_does_not() -> None:
+    """At 4 s job 2 (3 GPUs) is promised 9 s. Job 4 fits beside it, but keeps job 3 (all four) from its 12 s."""
+    scene = jobs((1, 3, 4), (1, 5, 2), (2, 3, 3), (2, 6, 4), (3, 9, 1))
+    assert seconds(run("fifo-easy-oracle", scene).start_ns) == [1, 4, 9, 13, 4]
+    assert seconds(run("fifo-conservative-oracle", scene).start_ns) == [1, 4, 9, 12, 18]
+
+
+def test_a_job_over_its_estimate_counts_as_one_that_ends_in_a_second() -> None:
+    """At 5 s job 0 should have ended at 4: job 1 is promised 6 s, so job 2 (2 s) may not overtake, job 3 (1 s) may."""
+    scene = jobs((0, 9, 3), (1, 5, 4), (5, 2, 1), (5, 1, 1), requested_s=[4, 5, 2, 1])
+    assert seconds(run("fifo-easy-requested", scene).start_ns) == [0, 9, 14, 5]
+
+
+def test_types_that_share_no_job_have_reservations_of_their_own() -> None:
+    """Both types are blocked by a large job each; a small one of the second type still may not delay its own."""
+    scene = jobs(
+        (0, 10, 1), (0, 10, 1), (1, 5, 2), (1, 5, 2), (2, 20, 1), (2, 20, 1),
+        gpu_types=["a", "b", "a", "b", "a", "b"],
+    )  # fmt: skip
+    groups = (NodeGroup(1, 2, "a"), NodeGroup(1, 2, "b"))
+    assert seconds(run("fifo-easy-oracle", scene, groups=groups).start_ns) == [0, 0, 10, 10, 15, 15]
+
+
+def test_a_reservation_is_made_where_it_can_be_kept_first() -> None:
+    """Job 2 may have either type: b is free at 5 s, a at 10 s. So job 3 may use the rest of a; job 4 waits for b."""
+    scene = jobs(
+        (0, 10, 1), (0, 5, 1), (1, 5, 2), (2, 20, 1), (2, 20, 1),
+        gpu_types=["a", "b", "", "a", "b"],
+    )  # fmt: skip
+    groups = (NodeGroup(1, 2, "a"), NodeGroup(1, 2, "b"))
+    assert seconds(run("fifo-easy-oracle", scene, groups=groups).start_ns) == [0, 0, 5, 2, 10]

@@ -1,0 +1,60 @@
+"""The Gymnasium environment of training jobs keeps Gymnasium's rules and ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from jobs.policies.choices import Choosing
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.policy import JobPolicy
+from jobs.policies.rivals import policy_of
+from jobs.sim.env import JobClusterEnv
+from jobs.sim.jobs import JobList
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from kit.chance import stream
+
+WORLD = JobWorld((NodeGroup(2, 4),))
+
+
+def drawn(seed: int) -> JobList:
+    rng = stream(seed, "jobs")
+    return JobList.of(np.sort(rng.integers(0, 500, 40)), rng.integers(1, 200, 40), rng.choice([1, 2, 4, 8], 40))
+
+
+def make_env(queueing: str) -> JobClusterEnv:
+    policy = JobPolicy("fifo", queueing, placement="lowest", learned="told")
+
+    def simulate(seed: int, choosing: Choosing) -> JobSimulation:
+        return JobSimulation(WORLD, JobRun(drawn(seed), policy, choosing=choosing))
+
+    return JobClusterEnv(simulate)
+
+
+@pytest.mark.parametrize("queueing", ["stall", "choice"])
+def test_passes_gymnasiums_own_checker(queueing: str) -> None:
+    check_env(make_env(queueing), skip_render_check=True)
+
+
+def test_the_first_that_may_be_chosen_is_first_fit_and_rewards_are_minus_the_mean_completion_time() -> None:
+    env = make_env("choice")
+    _, info = env.reset(seed=5)
+    total, is_over = 0.0, False
+    while not is_over:
+        _, reward, is_over, _, info = env.step(np.int64(info["action_mask"].argmax()))
+        total += reward
+    assert env._simulation is not None
+    record = env._simulation.record()
+    same = JobSimulation(WORLD, JobRun(env._simulation.spec.jobs, policy_of("fifo-first-fit-lowest"))).run()
+    assert record.start_ns.tolist() == same.start_ns.tolist()
+    assert total == pytest.approx(-record.jct_s.mean() / 3600)
+
+
+def test_what_is_masked_is_replaced_and_said_so() -> None:
+    env = make_env("choice")
+    _, info = env.reset(seed=1)
+    masked = int((info["action_mask"] == 0).argmax())
+    assert env.step(np.int64(masked))[4]["replaced"]
+    with pytest.raises(ValueError, match="allowed are"):
+        env.step(np.int64(129))

@@ -1,0 +1,232 @@
+"""Shares of a GPU: several jobs on one, none split over two; and who knows whole GPUs alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.policies.book import Features, JobBook
+from jobs.policies.cluster import NodeGroup, Pool
+from jobs.policies.multifactor import MultifactorKnobs
+from jobs.policies.orders import order_of
+from jobs.policies.policy import JobPolicy, PreemptionKnobs
+from jobs.policies.rivals import policy_of
+from jobs.policies.shares import SharedGpus
+from jobs.policies.vocabulary import JobArrived, RefuseJob, Wake
+from jobs.sim.bound import BoundProblem, lower_bound
+from jobs.sim.failures import Outage
+from jobs.sim.jobs import JobList
+from jobs.sim.variability import drawn_variability
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from kit.errors import InputError
+from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
+
+PACKING = ["fifo", "fifo-first-fit", "smallest", "saf-requested-strict", "sjf-history", "multifactor", "qssf-worst-fit"]
+OTHERS = ["las", "gittins", "fifo-easy-history", "fifo-conservative-requested", "gavel", "srtf-history"]
+
+
+def shares(*gpu_share: float) -> dict[str, Any]:
+    return {"gpu_share": list(gpu_share)}
+
+
+def pool(nodes: int, size: int) -> Pool:
+    return Pool(0, range(nodes), size, "gpu", "")
+
+
+# ------------------------------------------------------------------------------------------------------- by hand
+
+
+def test_a_share_lies_on_one_gpu_and_goes_where_least_is_left() -> None:
+    """0.5, then 0.7 on another GPU: 0.3 goes beside 0.7, 0.2 beside 0.5; 0.4 is left in all, 0.3 of it on one GPU."""
+    scene = jobs(*((at, 50, 1) for at in range(6)), **shares(0.5, 0.7, 0.3, 0.2, 0.4, 0.3))
+    record = run("fifo-first-fit", scene, nodes=(2,))
+    assert seconds(record.start_ns) == [0, 1, 2, 3, 50, 5]
+    assert seconds(record.end_ns) == [50, 51, 52, 53, 100, 55]
+
+
+def test_best_fit_is_among_all_nodes_of_a_pool_and_equal_ones_go_to_the_first() -> None:
+    these, shared = pool(2, 1), SharedGpus()
+    shared.take(0, these, ((0, 1),), 300)
+    shared.take(1, these, ((1, 1),), 600)
+    assert these.free_gpus == 0
+    assert shared.find(these, 350, Pool.best_fit) == ((1, 1),)
+    assert shared.find(these, 500, Pool.best_fit) == ((0, 1),)
+    assert shared.find(these, 701, Pool.best_fit) is None
+    shared.take(2, these, ((0, 1),), 300)  # both have 400 left
+    assert shared.find(these, 400, Pool.best_fit) == ((0, 1),)
+    these.set_down(0, is_down=True)
+    assert shared.find(these, 400, Pool.best_fit) == ((1, 1),)
+
+
+def test_a_gpu_that_nobody_shares_any_more_is_whole_again() -> None:
+    scene = jobs((0, 10, 1), (0, 20, 1), (1, 5, 1), (2, 5, 2), **shares(0.5, 0.5, 1, 1))
+    assert seconds(run("fifo-first-fit", scene, nodes=(2,)).start_ns) == [0, 0, 1, 20]
+
+
+def test_a_whole_gpu_is_not_beside_shares_and_shares_keep_to_type_and_vc() -> None:
+    groups = (NodeGroup(1, 1, "a"), NodeGroup(1, 1, "b"))
+    scene = jobs((0, 10, 1), (1, 10, 1), (2, 10, 1), gpu_types=["a", "b", "b"], **shares(0.2, 1, 0.2))
+    assert seconds(run("fifo-first-fit", scene, groups=groups).start_ns) == [0, 1, 11]
+
+
+def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
+    scene = jobs((0, 100, 1), (0, 100, 1), **shares(0.5, 0.5))
+    record = run("fifo", scene, nodes=(1, 1), outages=(Outage(10 * S, 500 * S, 0),))
+    assert record.kills.tolist() == [1, 1]
+    assert seconds(record.end_ns) == [100, 100]  # both go on beside each other on the other node
+
+
+@pytest.mark.parametrize(
+    "name, ends", [("fifo", [10, 10]), ("las", [10, 20]), ("fifo-easy-oracle", [10, 20]), ("gavel", [10, 20])]
+)
+def test_who_reserves_or_preempts_knows_whole_gpus_alone(name: str, ends: list[float]) -> None:
+    record = run(name, jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5)), nodes=(1,))
+    assert seconds(record.end_ns) == ends
+    assert policy_of(name).packs_shares == (name == "fifo")
+
+
+def test_where_gpus_differ_a_share_holds_a_whole_one() -> None:
+    groups = (NodeGroup(1, 1),)
+    scene = jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5))
+    record = run("fifo", scene, groups=groups, variability=drawn_variability(groups, {"net": 0.1}, 0))
+    assert seconds(record.end_ns) == [10, 20]
+
+
+# ---------------------------------------------------------------------------------------------------- what counts
+
+
+def test_figures_and_load_count_shares() -> None:
+    scene = jobs((0, 10, 1), (10, 10, 4), **shares(0.25, 1))
+    assert scene.gpu_s.tolist() == [2.5, 40]
+    assert scene.load_on(4) == pytest.approx(42.5 / 40)
+    record = run("fifo", scene)
+    assert (record.held_ns * record.gpus_used / S).tolist() == [2.5, 40]
+
+
+def test_an_account_is_charged_for_shares() -> None:
+    knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
+    world, policy = JobWorld((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=knobs)
+    simulation = JobSimulation(world, JobRun(drawn(0), policy))
+    record = simulation.run()
+    accounts = simulation.scheduler._accounts
+    assert accounts is not None
+    assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.gpus_used).sum() / S)
+
+
+def test_no_packing_is_better_than_the_bound() -> None:
+    for seed in range(3):
+        these = drawn(seed)
+        problem = BoundProblem.one_pool(these.submit_s, these.run_s, these.gpus * these.gpu_share, of=8)
+        record = run("sjf-oracle", these, nodes=(8,))
+        assert lower_bound(problem).total_s <= record.jct_s.sum()
+
+
+def test_an_order_by_gpus_is_one_by_shares_of_them() -> None:
+    book = JobBook()
+    book.gpus[:3], book.estimate_ns[:3] = [1, 2, 1], 100 * S
+    features = Features(book, np.arange(3), 0, is_running=False)
+    one = [Features(book, job, 0, is_running=False) for job in range(3)]
+    assert features.gpus.tolist() == [1, 2, 1]
+    book.share[2] = 0.25
+    for word, expected in (("smallest", [1, 2, 0.25]), ("saf", [100, 200, 25])):
+        order = order_of(word, lambda: pytest.fail("no tables"))
+        assert order.index(features).tolist() == expected
+        assert [float(order.index(each)) for each in one] == expected
+
+
+@pytest.mark.parametrize("gpus, milli", [(1, 0), (1, 1001), (2, 500), (1, -1)])
+def test_what_is_no_share_is_refused(gpus: int, milli: int) -> None:
+    scheduler = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(jobs((0, 1, 1)), policy_of("fifo"))).scheduler
+    (command,) = scheduler.handle(JobArrived(0, gpus, 0, gpu_milli=milli), 0)
+    assert isinstance(command, RefuseJob)
+    assert "a share is of one" in command.reason
+
+
+@pytest.mark.parametrize("gpus, share", [(1, 0.0), (1, 1.5), (2, 0.5), (1, 0.0004), (1, np.nan)])
+def test_a_list_without_such_jobs_is_refused(gpus: int, share: float) -> None:
+    with pytest.raises(InputError, match="gpu_share: job 0"):
+        jobs((0, 1, gpus), **shares(share))
+
+
+# ----------------------------------------------------------------------------------------------------------- laws
+
+
+def drawn(seed: int, many: int = 80) -> JobList:
+    rng = np.random.default_rng(seed)
+    gpus = rng.choice([1, 1, 1, 2, 4, 6], many)
+    share = np.where(gpus == 1, rng.choice([0.05, 0.2, 0.47, 0.5, 0.81, 1.0], many), 1.0)
+    run_s = np.ceil(rng.exponential(100, many))
+    submit_s = np.sort(rng.integers(0, 10 * many, many))
+    return JobList.of(
+        submit_s, run_s, gpus, requested_s=run_s * 1.5, gpu_share=share, user=rng.choice(["a", "b"], many)
+    )
+
+
+class Followed(JobSimulation):
+    """Proves at each start that all that runs can be on GPUs of its node: shares by trying all ways to lay them."""
+
+    def _start(self, command: Any) -> None:
+        super()._start(command)
+        milli = np.round(self.spec.jobs.gpu_share * 1000).astype(int)
+        packs = self.spec.policy.packs_shares
+        for node, _ in command.allocation:
+            pool, _ = self.scheduler.cluster.where(node)
+            there = [
+                (job, dict(life.allocation)[node]) for job, life in self._lives.items() if node in dict(life.allocation)
+            ]
+            whole = sum(gpus for job, gpus in there if milli[job] == 1000 or not packs)
+            parts = [int(milli[job]) for job, _ in there if milli[job] < 1000] if packs else []
+            assert fits(sorted(parts, reverse=True), [1000] * (pool.size - whole))
+
+    def _tell(self, event: Any) -> None:
+        super()._tell(event)
+        is_over = isinstance(event, Wake) and self.scheduler.next_wake_ns != self._agenda.now_ns
+        if is_over and self.spec.policy.queueing == "first-fit" and self.spec.policy.packs_shares:
+            self._require_no_room()
+
+    def _require_no_room(self) -> None:
+        """Under first-fit nobody waits for whom there is room."""
+        scheduler, columns = self.scheduler, self._columns
+        for job, arrival in enumerate(self._arrivals[: self._arrived]):
+            if columns.end_ns[job] < 0 and job not in self._lives:
+                for pool in scheduler.cluster.pools:
+                    if arrival.gpu_milli < 1000:
+                        assert not scheduler._shared.find(pool, arrival.gpu_milli, Pool.best_fit)
+                    else:
+                        assert not pool.best_fit(arrival.gpus)
+
+
+def fits(parts: list[int], room: list[int]) -> bool:
+    """Whether parts can be laid into rooms, none split."""
+    return not parts or any(
+        left >= parts[0] and fits(parts[1:], [*room[:place], left - parts[0], *room[place + 1 :]])
+        for place, left in enumerate(room)
+        if left not in room[:place]
+    )
+
+
+@pytest.mark.parametrize("name", PACKING + OTHERS)
+@settings(max_examples=5)
+@given(seed=st.integers(0, 10_000))
+def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
+    world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(Outage(60 * S, 200 * S, 1),))
+    simulation = Followed(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
+    record = simulation.run()
+    require_sane(record)
+    assert record.is_done.all()
+    for pool in simulation.scheduler.cluster.pools:
+        assert pool.free == [pool.size] * len(pool.nodes)
+    assert simulation.scheduler._shared._of_job == {}
+    assert not any(simulation.scheduler._shared._of_pool.values())
+
+
+def test_packing_is_worth_something() -> None:
+    """Jobs of half a GPU on half as many GPUs wait as long as whole ones."""
+    rows = [(10.0 * job, 100.0, 1) for job in range(200)]
+    halves = run("fifo", jobs(*rows, gpu_share=[0.5] * 200), nodes=(4,))
+    whole = run("fifo", jobs(*rows), nodes=(8,))
+    assert halves.end_ns.tolist() == whole.end_ns.tolist()

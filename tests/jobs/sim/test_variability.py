@@ -1,0 +1,163 @@
+"""GPUs of one type that are not equally fast: a gang runs at its slowest, and who knows them chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.policy import PreemptionKnobs
+from jobs.policies.rivals import policy_of
+from jobs.policies.variability import Variability
+from jobs.policies.vocabulary import JobArrived, JobEnded, StartJob, Wake
+from jobs.sim.failures import Outage
+from jobs.sim.jobs import JobList
+from jobs.sim.record import JobsRecord
+from jobs.sim.variability import drawn_variability
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import read_trace
+from kit.errors import InputError
+from scenarios.files.shipped import SHIPPED
+from tests.jobs.sim.test_laws import drawn
+from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
+
+PAIR = Variability({"net": ((0.5, 1.0), (0.8, 0.25)), "memory": ((0.98, 1.0), (1.0, 0.97))})
+
+
+def columns(*classes: str) -> dict[str, Any]:
+    return {"job_class": list(classes)}
+
+
+def test_who_does_not_know_takes_the_first_gpu_and_a_gang_runs_at_its_slowest() -> None:
+    scene = jobs((0, 10, 1), (0, 10, 1), (30, 10, 2), **columns("net", "net", "net"))
+    record = run("fifo", scene, nodes=(2, 2), variability=PAIR)
+    assert seconds(record.end_ns) == [20, 10, 50]
+    assert record.wait_s.tolist() == [10, 0, 10]
+
+
+def test_who_knows_takes_the_fastest_for_the_class_and_leaves_it_where_that_matters_little() -> None:
+    """A sensitive job takes 1.0, the next 0.5 before it begins a node; one that waits for memory takes the slowest."""
+    scene = jobs((0, 10, 1), (0, 10, 1), (0, 97, 1), (0, 4, 1), **columns("net", "net", "memory", "net"))
+    record = run("fifo-variability-aware", scene, nodes=(2, 2), variability=PAIR)
+    assert seconds(record.end_ns) == [10, 20, 100, 5]
+    other = jobs((0, 98, 1), (0, 10, 1), **columns("", "net"))  # a class without factors takes 0.25
+    assert seconds(run("fifo-variability-aware", other, nodes=(2, 2), variability=PAIR).end_ns) == [98, 12.5]
+
+
+def test_a_gang_takes_the_nodes_whose_slowest_gpu_is_fastest() -> None:
+    three = Variability({"net": ((0.5, 1.0), (0.8, 0.25), (0.7, 0.6))})
+    for scene, ends in (
+        (jobs((0, 6, 2), (0, 5, 2), **columns("net", "net")), [10, 10]),
+        (jobs((0, 5, 4), **columns("net")), [10]),
+        (jobs((0, 8, 3), **columns("net")), [80 / 6]),  # 0.7 and 0.6, and 1.0 of another node
+    ):
+        record = run("fifo-variability-aware", scene, nodes=(2, 2, 2), variability=three)
+        assert seconds(record.end_ns) == pytest.approx(ends)
+
+
+def test_a_dead_node_is_not_chosen() -> None:
+    outages = (Outage(1 * S, 100 * S, 0),)
+    scene = jobs((5, 8, 1), **columns("net"))
+    record = run("fifo-variability-aware", scene, nodes=(2, 2), variability=PAIR, outages=outages)
+    assert seconds(record.end_ns) == [15]
+
+
+def test_the_scheduler_expects_what_it_knows_and_nothing_else() -> None:
+    """Job 0 takes 200 s for 100 s. Who knows that promises job 1 the node at 200 s, and lets job 2 begin before."""
+    scene = jobs((0, 100, 1), (1, 10, 2), (2, 150, 1), **columns("net", "net", "net"))
+    slow = Variability({"net": ((0.5, 0.5),)})
+    blind = run("fifo-easy-oracle", scene, nodes=(2,), variability=slow)
+    aware = run("fifo-easy-oracle-variability-aware", scene, nodes=(2,), variability=slow)
+    assert seconds(blind.start_ns) == [0, 200, 220]
+    assert seconds(aware.start_ns) == [0, 302, 2]
+
+
+def test_gpus_come_back_and_are_named_in_the_command() -> None:
+    world = JobWorld((NodeGroup(2, 2),), variability=PAIR)
+    simulation = JobSimulation(world, JobRun(jobs((0, 1, 1), **columns("net")), policy_of("fifo-variability-aware")))
+    scheduler = simulation.scheduler
+    slots = []
+    for job in range(3):
+        scheduler.handle(JobArrived(job, 1, 0, job_class="net"), job * S)
+        slots += [command for command in scheduler.handle(Wake(), job * S) if isinstance(command, StartJob)]
+        if job == 1:
+            scheduler.handle(JobEnded(0), job * S)
+            scheduler.handle(Wake(), job * S)
+    assert [(command.allocation, command.slots) for command in slots] == [
+        (((0, 1),), ((1,),)),
+        (((0, 1),), ((0,),)),
+        (((0, 1),), ((1,),)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["fifo", "las", "srtf-oracle-variability-aware", "fifo-conservative-history", "gavel"])
+@pytest.mark.parametrize("seed", range(3))
+def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> None:
+    """That no GPU is used twice is proven as each is taken."""
+    groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
+    variability = drawn_variability(groups, {"net": 0.2, "": 0.02}, seed)
+    world = JobWorld(groups, outages=(Outage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
+    simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
+    record = simulation.run()
+    require_sane(record)
+    assert (record.is_done | record.is_refused).all()
+    slots = simulation.scheduler._slots
+    assert slots is not None
+    assert {node: len(free) for node, free in slots._free.items()} == {0: 4, 1: 4, 2: 4, 3: 2}
+    assert (record.held_ns[record.is_done] >= record.work_ns[record.is_done]).all()
+
+
+def test_knowing_is_worth_something() -> None:
+    """Half of the jobs are sensitive, GPUs differ by 30 %, and the cluster is half empty."""
+    groups = (NodeGroup(8, 4),)
+    variability = drawn_variability(groups, {"net": 0.3}, 0)
+    rng = np.random.default_rng(0)
+    rows = [(100.0 * job, 1000.0, int(rng.choice([1, 1, 2]))) for job in range(200)]
+    scene = jobs(*rows, **columns(*rng.choice(["net", ""], 200)))
+    blind, aware = (
+        run(name, scene, groups=groups, variability=variability) for name in ("fifo", "fifo-variability-aware")
+    )
+    assert aware.jct_s.mean() < 0.9 * blind.jct_s.mean()
+
+
+def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
+    """On 64 GPUs; half of its jobs are sensitive. Prints what docs/jobs-simulation.md says of it (`pytest -s`)."""
+    trace, groups = read_trace(SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"), (NodeGroup(8, 8),)
+    classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
+    scene = JobList.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
+    variability = drawn_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
+    record = run(name, scene, groups=groups, knobs=PreemptionKnobs(300 * S, restart_ns=0), variability=variability)
+    slowest, held_gpu_s = min(map(min, variability.by_class["compute"])), (record.held_ns * record.gpus_used).sum() / S
+    print(f"{name} {seed}: {record.jct_s.mean():.0f} s, slowest {slowest:.2f}, {held_gpu_s / scene.gpu_s.sum():.3f}")
+    return record
+
+
+@pytest.mark.parametrize("name", ["fifo-first-fit", "las", "srsf-oracle"])
+def test_knowing_is_worth_something_where_jobs_are_gangs(name: str) -> None:
+    """Three seeds: of the mean completion time in sum, and of the GPU time in each."""
+    pairs = [[on_the_shipped_trace(f"{name}{word}", seed) for word in ("", "-variability-aware")] for seed in range(3)]
+    assert sum(aware.jct_s.mean() for _, aware in pairs) < 0.98 * sum(blind.jct_s.mean() for blind, _ in pairs)
+    held = [[float((each.held_ns * each.gpus_used).sum()) for each in pair] for pair in pairs]
+    assert all(aware < 0.985 * blind for blind, aware in held)
+
+
+def test_drawn_factors_are_of_one_quality_by_gpu_and_of_the_named_stream() -> None:
+    groups = (NodeGroup(50, 8), NodeGroup(3, 2))
+    variability = drawn_variability(groups, {"net": 0.2, "memory": 0.01}, seed=3)
+    assert variability == drawn_variability(groups, {"memory": 0.01, "net": 0.2}, seed=3)
+    net, memory = (np.log(np.concatenate(variability.by_class[name])) for name in ("net", "memory"))
+    assert net.max() == memory.max() == 0.0
+    assert np.allclose(net, 20 * memory)
+    assert 0.18 < net.std() < 0.22
+    assert (variability.is_sensitive("net"), variability.is_sensitive("other")) == (True, False)
+
+
+def test_what_can_not_be_is_refused() -> None:
+    with pytest.raises(InputError, match=r"net: 1\.5 on node 0: allowed is above 0, up to 1"):
+        Variability({"net": ((1.5,),)})
+    with pytest.raises(InputError, match=r"factors for nodes of \[2, 2\] GPUs; the cluster's have \[2\]"):
+        JobWorld((NodeGroup(1, 2),), variability=PAIR)
+    with pytest.raises(InputError, match="a spread of -1"):
+        drawn_variability((NodeGroup(1, 2),), {"net": -1}, 0)

@@ -1,0 +1,57 @@
+"""Small worlds for tests: whole seconds in, whole seconds out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.policy import JobPolicy, PreemptionKnobs
+from jobs.policies.rivals import policy_of
+from jobs.sim.jobs import JobList
+from jobs.sim.record import NOT_YET, JobsRecord
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+
+S = 1_000_000_000
+FREE = PreemptionKnobs(round_ns=10 * S, restart_ns=0)
+
+
+def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobList:
+    """(submit, run, GPUs) of each, in seconds."""
+    submit_s, run_s, gpus = zip(*rows, strict=True)
+    return JobList.of(submit_s, run_s, gpus, **columns)
+
+
+def run(
+    policy: str | JobPolicy,
+    these: JobList,
+    nodes: Sequence[int] = (4,),
+    knobs: PreemptionKnobs = FREE,
+    run_options: dict[str, Any] | None = None,
+    **world: Any,
+) -> JobsRecord:
+    """On nodes with so many GPUs each."""
+    groups = world.pop("groups", tuple(NodeGroup(1, gpus) for gpus in nodes))
+    chosen = policy_of(policy, knobs) if isinstance(policy, str) else policy
+    record = JobSimulation(JobWorld(groups, **world), JobRun(these, chosen, **(run_options or {}))).run()
+    require_sane(record)
+    return record
+
+
+def require_sane(record: JobsRecord) -> None:
+    """What holds of every run (Little's law is proven by the run itself)."""
+    done = record.is_done
+    assert not (done & record.is_refused).any()
+    assert (record.start_ns[done] >= record.submit_ns[done]).all()
+    assert (record.start_ns[record.is_refused] == NOT_YET).all()
+    ran_ns = record.held_ns - record.restart_ns
+    assert (record.held_ns <= np.maximum(record.ended_ns - record.submit_ns, 0)).all()
+    assert (ran_ns >= 0).all()
+    assert int((record.held_ns * record.gpus_used).sum()) <= record.capacity_gpu_ns - record.down_gpu_ns
+
+
+def seconds(times_ns: Any) -> list[float]:
+    """For comparing with what was worked out by hand."""
+    return [time_ns / S if time_ns >= 0 else -1.0 for time_ns in np.asarray(times_ns).tolist()]

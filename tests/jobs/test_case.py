@@ -1,0 +1,327 @@
+"""A scenario of training jobs: what it becomes, what is refused, and what is doubted."""
+
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - as others send an environment
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from jobs.case import read_scenario
+from jobs.comparing import run_policy
+from jobs.doubts import doubts
+from jobs.gym import JOBS_ID
+from jobs.keys_page import jobs_keys_markdown
+from jobs.ppo.files import Learned, LearnedSpec, write_learned
+from jobs.ppo.net import SIZES, JobNet, fresh_weights
+from jobs.records import fingerprint
+from kit.errors import InputError
+from tests.jobs.cases import case_of, trace_of, write_case
+
+DAY = 86400.0
+FOUR = [(0, 100, 1), (10, 50, 2), (20, 50, 4), (30, 10, 1)]
+MINE = "schema: slimsched.jobpolicy/1\n"
+
+
+def test_the_page_of_keys_is_up_to_date() -> None:
+    """`docs/jobs-scenario-keys.md` is what `python -m jobs.keys_page` writes."""
+    page = jobs_keys_markdown()
+    assert Path("docs/jobs-scenario-keys.md").read_text(encoding="utf-8") == page
+    assert "|  |" not in page
+
+
+def test_a_window_and_what_had_ended_before(tmp_path: Path) -> None:
+    """Jobs of the window are run; of the earlier ones only those are known that had ended, in the order of ends."""
+    trace = trace_of([(0, 60, 1), (10, 20, 2), (40, 500, 1), (100, 5, 1), (150, 5, 1), (200, 5, 1)])
+    case = case_of(tmp_path, trace, window={"from_s": 100, "until_s": "200s"}, policies=["qssf"])
+    assert case.jobs.submit_s.tolist() == [100, 150]
+    assert [(job.gpus, work_ns) for job, work_ns in case.past] == [(2, 20 * 10**9), (1, 60 * 10**9)]
+    none = case_of(tmp_path, trace, window={"from_s": 100}, history="none")
+    assert none.past == ()
+
+
+def test_an_end_counts_from_the_recorded_start(tmp_path: Path) -> None:
+    trace = trace_of([(0, 60, 1), (100, 5, 1)], recorded_start_s=[50.0, 100.0])
+    assert case_of(tmp_path, trace, window={"from_s": 100}).past == ()
+
+
+def test_a_load_is_the_load(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of(FOUR), load=0.5)
+    assert case.load == pytest.approx(0.5)
+    assert case.jobs.run_s.tolist() == [100, 50, 50, 10]
+
+
+def test_what_the_log_found(tmp_path: Path) -> None:
+    """At 45 s one job runs and one waits: both are in the run, the one with what it had done, neither in figures."""
+    trace = trace_of([(0, 100, 2), (40, 10, 4), (60, 10, 1)], recorded_start_s=[5.0, 105.0, 106.0])
+    case = case_of(tmp_path, trace, begin="found", window={"from_s": 45})
+    assert case.found is not None
+    assert case.found.done_ns.tolist() == [40 * 10**9, 0, 0]
+    record = run_policy(case, case.policies[0])
+    assert record.is_measured.tolist() == [False, False, True]
+    assert record.end_ns[0] == 105 * 10**9
+
+
+def test_a_policy_of_ones_own(tmp_path: Path) -> None:
+    """It bears its file's name, and has its numbers; a restart costs what it does, unless the file says otherwise."""
+    (tmp_path / "mine.jobpolicy.yaml").write_text(
+        f"{MINE}order: srsf\nqueueing: first-fit\nestimate: oracle\npreemption: {{kind: by-index, round_s: 5m}}\n"
+    )
+    (tmp_path / "plain.jobpolicy.yaml").write_text(f"{MINE}order: smallest\nqueueing: first-fit\n")
+    names = ["mine.jobpolicy.yaml", "plain.jobpolicy.yaml", "smallest"]
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "restart_s": 7}
+    case = case_of(tmp_path, trace_of(FOUR), policies=names, cluster=cluster, baseline="plain.jobpolicy.yaml")
+    assert [named.name for named in case.policies] == ["mine-oracle", "plain", "smallest"]
+    knobs = case.policies[0].policy.knobs
+    assert (knobs.round_ns, knobs.restart_ns) == (300 * 10**9, 7 * 10**9)
+    assert case.baseline.name == "plain"
+    ends = [run_policy(case, named).end_ns.tolist() for named in case.policies]
+    assert ends[1] == ends[2]
+
+
+def test_outages_and_drawn_failures(tmp_path: Path) -> None:
+    """A node that is away keeps its jobs waiting; the same seed draws the same failures."""
+    cluster: dict[str, Any] = {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 0, "from_s": 0, "to_s": 500}]}
+    record = run_policy(*(lambda case: (case, case.policies[0]))(case_of(tmp_path, trace_of(FOUR), cluster=cluster)))
+    assert record.start_ns.min() == 500 * 10**9
+    cluster = {"nodes": [{"count": 3, "gpus": 4}], "failures": {"up_s": "1d", "down_s": "1h"}}
+    drawn = [case_of(tmp_path, trace_of(FOUR), cluster=cluster, seed=seed).world.outages for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]) > 100
+
+
+# -------------------------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    "keys, said",
+    [
+        ({"polices": ["fifo"]}, "polices: unknown key; did you mean 'policies'"),
+        ({"policies": []}, "policies"),
+        ({"policies": ["fifo", "fifo"]}, "'fifo' is given twice"),
+        ({"policies": ["fito"]}, "did you mean 'fifo'"),
+        ({"policies": ["sjf"]}, "sjf asks how long jobs run: take one of oracle, requested, history"),
+        ({"policies": ["srtf-oracle-easy"]}, "reservations"),
+        ({"policies": ["fifo-easy-requested"]}, "4 of 4 jobs have none; take the estimate `history`"),
+        ({"policies": ["fifo"], "baseline": "saf"}, "'saf' is none of the policies"),
+        ({"policies": ["no.jobpolicy.yaml"]}, "no.jobpolicy.yaml: no such file"),
+        ({"policies": ["bad.jobpolicy.yaml"]}, "bad.jobpolicy.yaml: queueing: 'strickt' is no queueing: did you mean"),
+        ({"cluster": {"nodes": []}}, "cluster.nodes"),
+        ({"cluster": {"nodes": [{"count": 0, "gpus": 4}]}}, "cluster.nodes.0.count"),
+        ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "vc": "b"}]}}, "no virtual cluster of the trace has nodes"),
+        (
+            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "zero.csv"}},
+            "line 2, b: '0'; a throughput is",
+        ),
+        ({"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "no.yaml"}}, "no.yaml: no such file"),
+        (
+            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "c.csv", "reference": "z"}},
+            "on 'z', on which",
+        ),
+        (
+            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 1, "from_s": 0, "to_s": 9}]}},
+            "failures.node 1: is not there",
+        ),
+        (
+            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 0, "from_s": 9, "to_s": 9}]}},
+            "is down from",
+        ),
+        (
+            {
+                "cluster": {
+                    "nodes": [{"count": 1, "gpus": 4, "profile": "rtx-2080-ti"}, {"count": 1, "gpus": 4, "type": "b"}]
+                }
+            },
+            "some groups of nodes have a profile and others have none",
+        ),
+        ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "type": "a|b"}]}}, "no type's name"),
+        ({"window": {"from_s": "1d"}}, "window: no job is submitted in it; the trace's last one comes after 30 s"),
+        ({"window": {"from_s": 5, "until_s": 5}}, "until_s 5 is not after from_s 5"),
+        ({"warmup_s": "1h"}, "warmup_s: 3600 s leave no job to measure: the last is submitted after 30 s"),
+        ({"load": 0}, "load"),
+        ({"begin": "found"}, "recorded_start_s"),
+        ({"begin": "found", "load": 0.5}, "leave out load, or begin empty"),
+        ({"preemption": {"round_s": 0}}, "preemption.round_s"),
+        ({"preemption": {"hysteresis": 0.5}}, "preemption.hysteresis"),
+        ({"trace": "s.yaml"}, "not a trace of jobs"),
+    ],
+)
+def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """In one message that names the key and the remedy."""
+    (tmp_path / "zero.csv").write_text("job_class,gpu,b\nx,1,0\n")
+    (tmp_path / "c.csv").write_text("job_class,gpu\nx,1\n")
+    (tmp_path / "bad.jobpolicy.yaml").write_text(f"{MINE}queueing: strickt\n")
+    if "window" not in keys and keys.get("begin") == "found":
+        keys = {**keys, "window": {"from_s": 15}}
+    with pytest.raises(InputError, match=re.escape(said)):
+        case_of(tmp_path, trace_of(FOUR), **keys)
+
+
+def test_a_scenario_of_the_other_kind(tmp_path: Path) -> None:
+    path = write_case(tmp_path, trace_of(FOUR))
+    path.write_text(path.read_text().replace("slimsched.jobs/1", "slimsched.scenario/1"))
+    with pytest.raises(InputError, match=r"schema.*slimsched\.jobs/1"):
+        read_scenario(path)
+
+
+# -------------------------------------------------------------------------------------------------------------- doubted
+
+
+def test_nothing_is_doubted_of_a_sound_scenario(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)])
+    assert list(doubts(case_of(tmp_path, trace, policies=["fifo", "las"]))) == []
+
+
+def test_a_load_above_one(tmp_path: Path) -> None:
+    said = list(doubts(case_of(tmp_path, trace_of(FOUR), load=1.5)))
+    assert len(said) == 1
+    assert "the load is 1.50: more work is submitted than 4 GPUs can do" in said[0]
+
+
+def test_rounds_shorter_than_a_restart(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)])
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "restart_s": 60, "checkpoint_s": 600}
+    case = case_of(tmp_path, trace, policies=["fifo", "las"], cluster=cluster)
+    assert [text.partition(":")[0] for text in doubts(case)] == ["las"]
+    long = case_of(tmp_path, trace, policies=["las"], cluster=cluster, preemption={"least_run_s": 661})
+    assert list(doubts(long)) == []
+
+
+def test_virtual_clusters_and_types_that_do_not_meet(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)], vc=["a", "b"], gpu_types=["x|y", "z"])
+    nodes = [{"count": 1, "gpus": 4, "vc": "a", "type": "x"}, {"count": 1, "gpus": 4, "vc": "aa", "type": "x"}]
+    case = case_of(tmp_path, trace, cluster={"nodes": nodes})
+    said = "\n".join(doubts(case))
+    assert "no node has GPUs of type 'y', 'z', for which jobs ask; 1 jobs may run nowhere" in said
+    assert "and are refused; write `type: y` in a new group of cluster.nodes" in said
+    assert "1 jobs are of VC 'b', which has no nodes, and are refused" in said
+    assert "no job is of VC 'aa', so its nodes stand idle; did you mean 'a'" in said
+    assert run_policy(case, case.policies[0]).is_refused.tolist() == [False, True]
+
+
+def test_classes_without_throughputs(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)], job_class=["a", "b"])
+    (tmp_path / "t.csv").write_text("job_class,gpu\na,5\n")
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "t.csv"}
+    assert "no throughputs are known of 'b'" in "\n".join(doubts(case_of(tmp_path, trace, cluster=cluster)))
+    (tmp_path / "t.csv").write_text("job_class,gpu\na,5\n*,1\n")
+    assert list(doubts(case_of(tmp_path, trace, cluster=cluster))) == []
+
+
+def test_speeds_of_a_table_and_of_profiles(tmp_path: Path) -> None:
+    """A job that may only run on the second type takes as long as the ratio of throughputs says."""
+    trace = trace_of([(0, 90, 1), (0, 90, 1)], job_class=["a", "b"], gpu_types=["fast", "fast"])
+    (tmp_path / "t.yaml").write_text(
+        "schema: slimsched.throughputs/1\nclasses: {a: {slow: 2, fast: 6}, b: {slow: 10, fast: 5}}\n"
+    )
+    nodes: list[dict[str, Any]] = [{"count": 1, "gpus": 1, "type": "slow"}, {"count": 1, "gpus": 2, "type": "fast"}]
+    cluster: dict[str, Any] = {"nodes": nodes, "throughputs": "t.yaml"}
+    case = case_of(tmp_path, trace, cluster=cluster)
+    assert (run_policy(case, case.policies[0]).end_ns / 1e9).tolist() == [30, 180]
+    back = case_of(tmp_path, trace, cluster={**cluster, "reference": "fast"})
+    assert (run_policy(back, back.policies[0]).end_ns / 1e9).tolist() == [90, 90]
+    nodes = [{**nodes[0], "profile": "gtx-980-ti"}, {**nodes[1], "profile": "rtx-2080-ti"}]
+    profiled = case_of(tmp_path, trace, cluster={"nodes": nodes})
+    ends_s = run_policy(profiled, profiled.policies[0]).end_ns / 1e9
+    assert ends_s[0] == ends_s[1] < 90
+    assert profiled.world.speeds.of("a", "fast") == pytest.approx(90 / ends_s[0])
+    assert np.isfinite(ends_s).all()
+
+
+def test_a_learned_policy_is_one_among_the_others_by_its_file(tmp_path: Path) -> None:
+    """A network that is zero everywhere draws each waiting job alike, seeded by the scenario."""
+    zero = {name: np.zeros_like(value) for name, value in fresh_weights(SIZES, 0, "actor").items()}
+    learned = Learned(LearnedSpec("rltune-faithful", "sjf", "oracle"), JobNet(zero))
+    write_learned(tmp_path / "mine.safetensors", learned, {}, {})
+    trace = trace_of([(row, 5, 4) for row in range(20)])
+    case = case_of(tmp_path, trace, policies=["fifo", "mine.safetensors"])
+    assert [each.name for each in case.policies] == ["fifo", "mine-oracle"]
+    runs = [run_policy(case, each) for each in (*case.policies, case.policies[1])]
+    assert runs[1].start_ns.tolist() == runs[2].start_ns.tolist() != runs[0].start_ns.tolist()
+    assert sorted(runs[1].start_ns.tolist()) == sorted(runs[0].start_ns.tolist())
+    assert fingerprint(case, case.policies[1]) == fingerprint(case, case.policies[1])
+    other = replace(case.policies[1], learned=Learned(learned.spec, JobNet(fresh_weights(SIZES, 0, "actor"))))
+    assert fingerprint(case, other) != fingerprint(case, case.policies[1])
+    laid = "schema: slimsched.jobpolicy/1\nlearned: mine.safetensors\nplacement: programme\n"
+    (tmp_path / "laid.jobpolicy.yaml").write_text(laid)
+    named = case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"]).policies[0]
+    assert named.name == "laid-oracle"
+    assert named.policy == replace(learned.spec.policy, placement="programme")
+    assert run_policy(case, named).is_done.all()
+    (tmp_path / "laid.jobpolicy.yaml").write_text(f"{laid}order: sjf\n")
+    with pytest.raises(InputError, match="a learned policy brings its own order; leave it out"):
+        case_of(tmp_path, trace, policies=["laid.jobpolicy.yaml"])
+    (tmp_path / "mine.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="not a safetensors file"):
+        case_of(tmp_path, trace, policies=["mine.safetensors"])
+
+
+def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> None:
+    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
+    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
+    observation, info = env.reset(seed=1)
+    assert env.observation_space.contains(observation)
+    assert info["action_mask"].any()
+    masks = env.unwrapped.action_masks()  # type: ignore[attr-defined]
+    assert (masks.dtype, masks.tolist()) == (np.dtype(bool), info["action_mask"].astype(bool).tolist())
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({}, "leave no window"),
+        ({"length": -5}, "JobCluster-v0: length: -5: allowed are whole numbers from 1"),
+        ({"length": 20, "warm": -5}, "JobCluster-v0: warm: -5: allowed are whole numbers from 0"),
+        ({"length": 2.5}, "length: 2.5"),
+        ({"length": 20, "render_mode": "human"}, "render_mode: 'human': nothing is drawn"),
+    ]
+    for given, problem in refused:
+        with pytest.raises(InputError, match=problem):
+            gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), **given)
+
+
+def test_the_environment_of_a_scenario_may_be_sent_elsewhere(tmp_path: Path) -> None:
+    """Before its first reset; any choice is allowed where none is asked for."""
+    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
+    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
+    sent = pickle.loads(pickle.dumps(env))
+    assert env.unwrapped.action_masks().all()  # type: ignore[attr-defined]
+    assert (env.reset(seed=1)[0] == sent.reset(seed=1)[0]).all()
+
+
+def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:
+    trace = trace_of([(0, 10, 1), (1000, 10, 1)], gpu_share=[0.5, 1.0])
+    case = case_of(tmp_path, trace, policies=["fifo", "fifo-easy-oracle"])
+    assert list(doubts(case)) == ["jobs that ask for a share of a GPU hold a whole one under 'fifo-easy-oracle'"]
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "variability": {"*": 0.1}}
+    assert "under 'fifo'" in "".join(doubts(case_of(tmp_path, trace, policies=["fifo"], cluster=cluster)))
+
+
+def test_gpus_that_differ(tmp_path: Path) -> None:
+    """A class that is sensitive runs longer on all GPUs but the fastest; the seed draws which that is."""
+    trace = trace_of([(0, 100, 1), (0, 100, 1)], job_class=["a", "b"])
+    ends_s = {}
+    for seed in (0, 1):
+        cluster = {"nodes": [{"count": 1, "gpus": 2}], "variability": {"a": 0.0, "*": 0.5}}
+        case = case_of(tmp_path, trace, cluster=cluster, seed=seed)
+        ends_s[seed] = (run_policy(case, case.policies[0]).end_ns / 1e9).tolist()
+        assert ends_s[seed][0] == 100
+    assert max(ends_s[0][1], ends_s[1][1]) > 101
+    assert ends_s[0] != ends_s[1]
+
+
+def test_numbers_of_policies_by_name(tmp_path: Path) -> None:
+    """`gavel` keeps its paper's rounds where the scenario says nothing; Slurm's weights are the scenario's."""
+    keys: dict[str, Any] = {
+        "policies": ["gavel", "las", "multifactor"],
+        "multifactor": {"weight_age": 7, "shares": {"a": 2}},
+    }
+    case = case_of(tmp_path, trace_of(FOUR), **keys)
+    assert [named.policy.knobs.round_ns / 1e9 for named in case.policies] == [360, 60, 60]
+    knobs = case.policies[2].policy.multifactor
+    assert (knobs.weight_age, knobs.weight_size, dict(knobs.shares)) == (7, 1000, {"a": 2})
+    said = case_of(tmp_path, trace_of(FOUR), **keys, preemption={"round_s": 90})
+    assert {named.policy.knobs.round_ns / 1e9 for named in said.policies} == {90}
+    with pytest.raises(InputError, match=r"multifactor\.account"):
+        case_of(tmp_path, trace_of(FOUR), multifactor={"account": "group"})

@@ -1,0 +1,371 @@
+"""Policies set against each other and against the bound: laws, what is kept, and the commands as a user gives them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from jobs.answers import answers
+from jobs.bounding import bounds_of
+from jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
+from jobs.comparing import comparison_document, result_document, run_all
+from jobs.comparison_tables import comparison_text, result_text
+from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.records import fingerprint
+from jobs.tables import share_text, time_text
+from kit.errors import InputError
+from scenarios.cli import main
+from scenarios.files.shipped import SHIPPED
+from tests.jobs.cases import case_of, trace_of, write_case
+
+DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"
+POLICIES = ["fifo", "fifo-easy-requested", "smallest", "srsf-oracle", "las"]
+
+
+def drawn_case(folder: Path, **keys: Any) -> JobsCase:
+    trace = draw(Drawing(150, 8, 0.9, law("lognormal", DURATIONS, ""), law("poisson", ARRIVALS, ""), {1: 0.7, 2: 0.3}))
+    cluster = {"nodes": [{"count": 2, "gpus": 4}], "restart_s": 30}
+    return case_of(folder, trace, **{"cluster": cluster, "policies": POLICIES, "bound": {"passes": 60}, **keys})
+
+
+def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
+    case = drawn_case(tmp_path, warmup_s="2h")
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
+    assert [bound["is_preemptive"] for bound in found["bounds"]] == [False, True]
+    assert found["bounds"][1]["jct_mean_s"] <= found["bounds"][0]["jct_mean_s"]
+    for row in found["policies"]:
+        assert row["above_bound"]["wait_mean_s"] >= 0
+        bound = found["bounds"][row["is_preemptive"]]
+        assert row["jct_s"]["mean"] == pytest.approx(bound["jct_mean_s"] * (1 + row["above_bound"]["jct_share"]))
+        assert row["above_bound"]["wait_mean_s"] == pytest.approx(row["jct_s"]["mean"] - bound["jct_mean_s"])
+
+
+def test_who_may_not_preempt_waits_no_less_than_who_may(tmp_path: Path) -> None:
+    """30 jobs of an hour at once on one GPU, 14.5 h in the mean: the search without preemption stalls at 12.8 h."""
+    nodes = [{"count": 1, "gpus": 1}]
+    without, with_it = bounds_of(case_of(tmp_path, trace_of([(0, 3600, 1)] * 30), cluster={"nodes": nodes}))
+    assert (without.is_preemptive, with_it.is_preemptive) == (False, True)
+    assert 13.5 * 3600 < with_it.wait_mean_s <= without.wait_mean_s <= 14.5 * 3600
+
+
+def test_bound_and_policies_on_unequal_gpus(tmp_path: Path) -> None:
+    """A fast type of which there is little: the bound takes each job where it is quickest, and stays below."""
+    (tmp_path / "t.csv").write_text("job_class,slow,fast\n*,1,4\n")
+    nodes = [{"count": 2, "gpus": 4, "type": "slow"}, {"count": 1, "gpus": 2, "type": "fast"}]
+    case = drawn_case(tmp_path, cluster={"nodes": nodes, "throughputs": "t.csv"}, policies=["smallest-speed-aware"])
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
+    assert 0 <= found["policies"][0]["above_bound"]["jct_share"] < 5
+
+
+def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
+    case = drawn_case(tmp_path)
+    found = comparison_document(case, run_all(case, 1), [])
+    base, *others = found["policies"]
+    assert "against_baseline" not in base
+    for row in others:
+        for key in ("wait_s", "jct_s", "slowdown"):
+            against = row["against_baseline"][key]
+            assert against["difference"] == pytest.approx(row[key]["mean"] - base[key]["mean"])
+            assert against["share"]["value"] == pytest.approx(row[key]["mean"] / base[key]["mean"] - 1)
+            assert against["share"]["low"] <= against["share"]["value"] <= against["share"]["high"]
+        sizes = [group for group in row["groups"] if group["kind"] == "size"]
+        assert sum(group["jobs"] for group in sizes) == row["jobs"]["measured"]
+        mean_s = sum(group["wait_mean_s"] * group["jobs"] for group in sizes) / row["jobs"]["measured"]
+        assert mean_s == pytest.approx(row["wait_s"]["mean"])
+        assert 0 <= row["against_baseline"]["less_wait_share"] + row["against_baseline"]["more_wait_share"] <= 1
+
+
+def test_what_a_policy_loses_is_told(tmp_path: Path) -> None:
+    """Under shortest first the long job waits more, and the short ones less."""
+    case = case_of(
+        tmp_path,
+        trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 4), (30, 10, 2)]),
+        policies=["fifo", "sjf-oracle"],
+    )
+    row = comparison_document(case, run_all(case, 1), [])["policies"][1]
+    assert (row["against_baseline"]["less_wait_share"], row["against_baseline"]["more_wait_share"]) == (0.5, 0.25)
+
+
+def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
+    """Of its own kind, as the comparison has it."""
+    case = drawn_case(tmp_path, policies=["fifo", "las"])
+    bounds, runs = bounds_of(case), run_all(case, 1)
+    rows = comparison_document(case, runs, bounds)["policies"]
+    for run, row, whom in zip(runs, rows, ("that stops no job", "that may stop jobs"), strict=True):
+        found = result_document(case, run, bounds)
+        assert found["above_bound"] == row["above_bound"]
+        said = " ".join(result_text(found).split())
+        assert f"No policy {whom} can have a mean wait below" in said
+        assert f"Completion times under {run.name} are {share_text(row['above_bound']['jct_share'])} above" in said
+    assert "No policy" not in result_text(result_document(case, runs[0]))
+
+
+def test_unfinished_jobs_have_no_distance_to_the_bound(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), longest_s=100)
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
+    assert found["policies"][0]["above_bound"] is None
+    assert "in no mean, so means look better than they are: fifo 1" in comparison_text(found)
+
+
+def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
+    """Both small jobs pass the long one, which waits for them; the first is there already."""
+    trace = trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2), (30, 10, 2)])
+    case = case_of(tmp_path, trace, policies=["fifo", "smallest", "sjf-oracle"])
+    found = comparison_document(case, run_all(case, 1), bounds_of(case))
+    least, pays, room = answers(found)
+    waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
+    assert waits["smallest"] < waits["fifo"]
+    assert least.text.startswith(f"smallest, {time_text(waits['smallest'])} in the mean; fifo has ")
+    assert pays.text.startswith("25.0 % of the jobs wait longer than under fifo, 50.0 % wait less.")
+    assert "Jobs of 3-4 GPUs pay most: 50.0 % of them wait longer." in pays.text
+    assert "that stops no job" in room.text
+    assert "Which policy makes users wait least?" in comparison_text(found)
+
+
+def test_who_knows_run_times_or_leaves_jobs_is_no_answer(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 2)]), policies=["fifo", "sjf-oracle"])
+    assert not answers(comparison_document(case, run_all(case, 1), []))
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), policies=["fifo", "smallest"], longest_s=100)
+    assert not answers(comparison_document(case, run_all(case, 1), []))
+
+
+def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
+    """Where the paired interval holds zero; nobody else, and nobody who stops jobs beside those that stop none."""
+    case = drawn_case(tmp_path, policies=["fifo", "smallest", "las"])
+    found = comparison_document(case, run_all(case, 1), [])
+    best, staying = found["least"]
+    assert (best, staying) == ("las", "smallest")
+    waits = {row["policy"]: row["wait_s"]["mean"] for row in found["policies"]}
+    rows = {row["policy"]: row for row in found["policies"]}
+    assert rows["fifo"]["behind"][best]["value"] == pytest.approx(waits[best] / waits["fifo"] - 1)
+    for row in found["policies"]:
+        row["behind"] = {name: {"value": -0.5, "low": -0.8, "high": -0.1} for name in row["behind"]}
+    assert "Its lead" not in answers(found)[0].text
+    rows["fifo"]["behind"]["las"] = rows["las"]["behind"]["smallest"] = {"value": -0.5, "low": -0.9, "high": 0.1}
+    first, second = answers(found)[0].text.split("Of those that stop no job: ")
+    assert "Its lead over fifo may be chance: the interval holds 0. It stops running jobs" in first
+    assert "Its lead" not in second
+
+
+def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1), (9, 10, 1)]), policies=["fifo", "smallest"])
+    (told,) = answers(comparison_document(case, run_all(case, 1), []))
+    assert told.text == "fifo, the baseline: 0.0 s in the mean. No other is below it."
+
+
+# ---------------------------------------------------------------------------------------------------------- what's kept
+
+
+def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
+    case = drawn_case(tmp_path, policies=["fifo", "las"])
+    told: list[tuple[str, bool]] = []
+    first = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
+    again = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
+    assert told == [("fifo", False), ("las", False), ("fifo", True), ("las", True)]
+    for one, other in zip(first, again, strict=True):
+        for name in one.record.__slots__:
+            assert np.array_equal(getattr(one.record, name), getattr(other.record, name)), name
+
+
+def test_processes_beside_each_other_make_the_same(tmp_path: Path) -> None:
+    case = drawn_case(tmp_path, policies=["fifo", "las"])
+    alone, beside = run_all(case, 1), run_all(case, 2)
+    assert [run.record.end_ns.tolist() for run in alone] == [run.record.end_ns.tolist() for run in beside]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"seed": 1}, {"load": 0.5}, {"warmup_s": 5}, {"window": {"from_s": 1}}, {"history": "none"}, {"longest_s": 9e6},
+        {"cluster": {"nodes": [{"count": 3, "gpus": 4}]}}, {"preemption": {"hysteresis": 2}},
+    ],
+)  # fmt: skip
+def test_what_a_run_depends_on_makes_it_another(keys: dict[str, Any], tmp_path: Path) -> None:
+    before, after = (drawn_case(tmp_path, **more) for more in ({}, keys))
+    marks = [fingerprint(case, case.policies[-1]) for case in (before, after)]
+    assert marks[0] != marks[1]
+
+
+def test_what_a_run_does_not_depend_on(tmp_path: Path) -> None:
+    """Its neighbours, the bound, the scenario's name and place; a baseline's round is not its own."""
+    before = drawn_case(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    after = drawn_case(tmp_path / "elsewhere", name="other", policies=["fifo", "las"], bound={"passes": 3})
+    assert fingerprint(before, before.policies[0]) == fingerprint(after, after.policies[0])
+    other = NamedPolicy("fifo", before.policies[1].policy)
+    assert fingerprint(before, other) != fingerprint(before, before.policies[0])
+
+
+def test_a_trace_that_has_changed_is_another(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1)]))
+    mark = fingerprint(case, case.policies[0])
+    changed = case_of(tmp_path, trace_of([(0, 11, 1)]))
+    assert fingerprint(changed, changed.policies[0]) != mark
+
+
+def test_foreign_files_stay(tmp_path: Path) -> None:
+    """What lies where a run would be kept, and is none, is neither read nor replaced."""
+    case = drawn_case(tmp_path, policies=["fifo"])
+    place = tmp_path / "fifo.jobsrun.parquet"
+    place.write_bytes(b"mine")
+    with pytest.raises(InputError, match="is no run of training jobs, or damaged; remove it"):
+        run_all(case, 1, tmp_path)
+    place.write_bytes((tmp_path / "t.jobtrace.parquet").read_bytes())
+    with pytest.raises(InputError, match="was not made by `slimsched jobs`"):
+        run_all(case, 1, tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`init` writes what `compare` takes; what it kept is not made again; the bound is told and drawn."""
+    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
+    document = yaml.safe_load((here / "s.yaml").read_text())
+    assert document["cluster"]["nodes"] == [{"count": 8, "gpus": 8, "type": "gpu"}]
+    assert "fifo-easy-requested" in document["policies"]
+    flags = ["--policy", "fifo", "--policy", "fifo-easy-requested", "--jobs", "1", "--out", "o"]
+    assert main(["jobs", "compare", "s.yaml", *flags, "--json", "c.json"]) == 0
+    streams = capsys.readouterr()
+    assert "fifo-easy-requested: done" in streams.err
+    assert "warning" not in streams.err
+    for said in ("Waits", "bound: who does not preempt", "Who wins and who loses, by virtual cluster", "against fifo"):
+        assert said in streams.out
+    assert json.loads((here / "c.json").read_text()) == json.loads((here / "o" / "comparison.json").read_text())
+    assert (here / "o" / "prices.svg").stat().st_size > 5000
+    assert main(["jobs", "compare", "s.yaml", *flags, "--no-bound"]) == 0
+    assert "fifo: skipped, its run is there" in capsys.readouterr().err
+    assert main(["jobs", "bound", "s.yaml", "--plot", "p.png", "--json", "-", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["bounds"][0]["price_max"] > 0
+    assert len(found["bounds"][0]["prices"]["64 gpu"]) > 24
+    assert (here / "p.png").stat().st_size > 5000
+
+
+def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
+    flags = ["--policy", "smallest", "--load", "1.2", "--out", "r.parquet"]
+    assert main(["jobs", "simulate", "s.yaml", *flags, "--json", "r.json"]) == 0
+    streams = capsys.readouterr()
+    assert "warning: the load is 1.20" in streams.err
+    assert "smallest, 1,659 jobs measured, load 1.20" in streams.out
+    case = read_case(read_scenario(here / "s.yaml"), "s.yaml")  # its load moves no job past another
+    from pyarrow import parquet
+
+    table = parquet.read_table(here / "r.parquet")
+    assert table["job_id"].to_pylist() == case.jobs.job_id.tolist()
+    waits = (table["end_ns"].to_numpy() - table["submit_ns"].to_numpy() - table["best_ns"].to_numpy()) / 1e9
+    mean_s = waits[table["is_measured"].to_numpy()].mean()
+    assert json.loads((here / "r.json").read_text())["wait_s"]["mean"] == pytest.approx(mean_s)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["init", "no.parquet", "--nodes", "8x8"], "no.parquet: no such file"),
+        (["init", str(DRAWN), "--nodes", "8"], "such are 64x8"),
+        (["init", str(DRAWN), "--nodes", "0x8"], "such are 64x8"),
+        (["init", str(DRAWN)], "--nodes"),
+        (["init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"], "is there already"),
+        (["compare", "no.yaml"], "no.yaml: no such file"),
+        (["compare", "s.yaml", "--policy", "fitgins"], "did you mean"),
+        (["compare", "s.yaml", "--policy", "fifo", "--policy", "fifo"], "given twice"),
+        (["compare", "s.yaml", "--load", "0"], "--load"),
+        (["simulate", "s.yaml"], "--policy"),
+        (["simulate", "s.yaml", "--policy", "fifo", "--out", "s.yaml"], "the command reads this file"),
+        (["bound", "s.yaml", "--plot", "p.bmp"], "p.bmp"),
+    ],
+)
+def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
+    capsys.readouterr()
+    assert main(["jobs", *words]) == 2
+    streams = capsys.readouterr()
+    assert said in streams.err
+    assert "Traceback" not in streams.err
+
+
+def test_a_name_with_blanks_is_quoted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "my s.yaml"]) == 0
+    assert capsys.readouterr().out == "scenario: my s.yaml; next: slimsched jobs compare 'my s.yaml'\n"
+
+
+def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--nodes", "2x8:a100=prod", "--nodes", "4x4:2080 ti", "--out", "s.yaml"]
+    assert main(["jobs", "init", str(DRAWN), *flags]) == 0
+    nodes = yaml.safe_load((here / "s.yaml").read_text())["cluster"]["nodes"]
+    assert nodes == [
+        {"count": 2, "gpus": 8, "type": "a100", "vc": "prod"},
+        {"count": 4, "gpus": 4, "type": "2080 ti"},
+    ]
+    assert read_scenario(here / "s.yaml").cluster.gpus == 32
+
+
+@pytest.mark.parametrize(
+    "types, flag, found",
+    [
+        (["a100", "a100"], "4x8", "a100"),
+        (["a100", ""], "4x8", "a100"),
+        (["", ""], "4x8", "gpu"),
+        (["a100", ""], "4x8:v100", "v100"),
+        (["a100|v100", "a100"], "4x8:v100", "v100"),
+        (["a100", "v100"], "4x8", "jobs ask for several types of GPUs: .* --nodes 4x8:a100, --nodes 4x8:v100"),
+        (["a100", "a100"], "4x8:A100", "no job asks for GPUs of type 'A100', .*; write --nodes 4x8:a100"),
+    ],
+)
+def test_nodes_have_the_type_that_jobs_ask_for(
+    types: list[str], flag: str, found: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The only type is taken; several, or one that nobody asks for, are refused with the flag to write."""
+    write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], gpu_types=types))
+    words = ["jobs", "init", "t.jobtrace.parquet", "--nodes", flag, "--out", "i.yaml"]
+    if "--nodes" in found:
+        assert main(words) == 2
+        assert re.search(found, capsys.readouterr().err)
+    else:
+        assert main(words) == 0
+        assert [group.type for group in read_scenario(here / "i.yaml").cluster.nodes] == [found]
+
+
+@pytest.mark.parametrize(
+    "requested_s, said",
+    [
+        ([np.nan, np.nan], "fifo-easy-history +# backfilling; the trace has no time limits"),
+        ([60.0, np.nan], "fifo-easy-history +# backfilling; not all jobs have time limits \\(50 % have\\)"),
+        ([60.0, 60.0], "fifo-easy-requested +# backfilling, by the time limits"),
+    ],
+)
+def test_backfilling_goes_by_what_the_trace_has(requested_s: list[float], said: str, here: Path) -> None:
+    write_case(here, trace_of([(0, 10, 1), (1000, 10, 1)], requested_s=requested_s))
+    assert main(["jobs", "init", "t.jobtrace.parquet", "--nodes", "1x8", "--out", "i.yaml"]) == 0
+    assert re.search(said, (here / "i.yaml").read_text())
+
+
+def test_what_is_measured_and_how_far_intervals_hold(tmp_path: Path) -> None:
+    """Run times of (1, 3) have a C^2 of 1/4; one of 101 that is 100 times as long, far above 4."""
+    often = [(row * 86400.0, 1.0 + 2 * (row % 2), 1) for row in range(30)]
+    warm = case_of(tmp_path, trace_of(often), warmup_s="2d")
+    found = comparison_document(warm, run_all(warm, 1), [])
+    assert (found["days"], found["run_cv2"]) == (29, 0.25)
+    said = " ".join(comparison_text(found).split())
+    assert "30 jobs, 28 measured after a warm-up of 2.0 d, on 4 GPUs" in said
+    assert "Utilization is of the whole time" in said
+    assert "hold less than they say" not in said
+    few = case_of(tmp_path, trace_of([*often[:20], (20 * 86400.0, 1000.0, 1)]))
+    said = " ".join(comparison_text(comparison_document(few, run_all(few, 1), [])).split())
+    assert "21 jobs on 4 GPUs" in said
+    assert re.search(
+        r"hold less than they say \(docs/jobs.md\): run .* \(C\^2 1\d.\d\), and the log has 20.0 days", said
+    )

@@ -1,0 +1,121 @@
+"""Figures of a run of training jobs: by hand, and by laws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from jobs.figures import BY_JOB, figures, groups_of, job_columns
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.policy import PreemptionKnobs
+from jobs.policies.rivals import policy_of
+from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from tests.jobs.sim.worlds import S, jobs, run
+
+# one node of 4 GPUs: the first job fills it for 100 s; the second waits 90 s, the third 80 s
+THREE = [(0, 100, 4), (10, 50, 2), (20, 5, 1)]
+
+
+def test_figures_by_hand() -> None:
+    record = run("fifo", jobs(*THREE, user=["a", "b", "b"]))
+    found = figures(record, 4)
+    assert found["jobs"] == {"measured": 3, "refused": 0, "unfinished": 0}
+    assert found["jct_s"]["mean"] == pytest.approx((100 + 140 + 85) / 3)
+    assert (found["wait_s"]["mean"], found["wait_s"]["p50"], found["wait_s"]["max"]) == (pytest.approx(170 / 3), 80, 90)
+    # 140 / 50; the last is shorter than ten seconds, which count: 85 / 10
+    assert found["slowdown"]["mean"] == pytest.approx((1 + 2.8 + 8.5) / 3)
+    assert found["makespan_s"] == 150
+    assert found["utilization"] == pytest.approx((400 + 100 + 5) / 600)
+    assert found["goodput_share"] == 1
+    assert (found["preemptions_per_job"], found["kills_per_job"]) == (0, 0)
+    means = np.array([1, (2.8 + 8.5) / 2])
+    assert found["jain_users"] == pytest.approx(means.sum() ** 2 / (2 * (means**2).sum()))
+    assert found["jain_vcs"] is None
+
+
+def test_finish_time_fairness_by_hand() -> None:
+    """Over the first job's life 1 is there for 10 s, 2 for 10 s, 3 for 80 s.
+
+    So N = 2.7, and on 1/N of 4 GPUs it takes 2.7 times as long. The third needs less than its share: there it would run
+    as fast as it can.
+    """
+    record = run("fifo", jobs(*THREE))
+    found = job_columns(record, 4).finish_time_fairness
+    assert found[0] == pytest.approx(100 / (100 * 2.7))
+    crowd = (80 * 3 + 5 * 2) / 85
+    assert crowd / 4 < 1
+    assert found[2] == pytest.approx(85 / 5)
+
+
+def test_a_job_alone_is_fair() -> None:
+    found = figures(run("fifo", jobs((0, 100, 4))), 4)
+    assert (found["finish_time_fairness"]["max"], found["above_fair_share"]) == (1, 0)
+
+
+def test_useful_time_is_without_restarts_and_lost_work() -> None:
+    """The long job is stopped at 30 s with its last checkpoint at 20 s, and goes on at 40 s after a restart of 5 s."""
+    world = JobWorld((NodeGroup(1, 4),), restart_ns=5 * S, checkpoint_ns=20 * S)
+    policy = policy_of("srtf-oracle", PreemptionKnobs(round_ns=10 * S, restart_ns=0))
+    record = JobSimulation(world, JobRun(jobs((0, 100, 4), (30, 10, 4)), policy)).run()
+    assert record.lost_ns.tolist() == [10 * S, 0]
+    found = figures(record, 4)
+    held = 30 + 5 + 80 + 10
+    assert found["utilization"] == 1
+    assert found["goodput_share"] == pytest.approx((110 * (100 / 110) + 10) / held)
+    assert found["preemptions_per_job"] == 0.5
+
+
+def test_shares_of_a_gpu_count_as_shares() -> None:
+    """A quarter of one GPU of four for all the time, all four for half of it."""
+    record = run("fifo", jobs((0, 100, 1), (100, 100, 4), gpu_share=[0.25, 1.0]))
+    found = figures(record, 4)
+    assert found["utilization"] == pytest.approx((25 + 400) / 800)
+    assert found["goodput_share"] == 1
+    assert found["finish_time_fairness"]["max"] == 1
+
+
+def test_what_does_not_count() -> None:
+    """Refused jobs, those of the warm-up and those that are not done are in no mean, and are counted."""
+    record = run("fifo", jobs((0, 10, 1), (0, 10, 9), (50, 10, 1)), run_options={"warmup_s": 40.0})
+    found = figures(record, 4)
+    assert found["jobs"] == {"measured": 1, "refused": 0, "unfinished": 0}
+    all_of_it = figures(run("fifo", jobs((0, 10, 1), (0, 10, 9), (50, 10, 1))), 4)
+    assert all_of_it["jobs"]["refused"] == 1
+    late = figures(run("fifo", jobs((0, 10, 1), (0, 1000, 1)), run_options={"longest_ns": 100 * S}), 4)
+    assert late["jobs"]["unfinished"] == 1
+    assert late["jct_s"]["max"] == 10
+
+
+def test_no_job_done_at_all() -> None:
+    found = figures(run("fifo", jobs((0, 1000, 1)), run_options={"longest_ns": 100 * S}), 4)
+    assert found["wait_s"] == dict.fromkeys(("mean", "p50", "p90", "p99", "max"))
+    assert (found["makespan_s"], found["utilization"], found["goodput_share"]) == (100, 0.25, 1)
+
+
+def test_groups_share_all_jobs() -> None:
+    """Each job is in one class of sizes and one VC; where all are alike there are no groups."""
+    sizes = [1, 2, 3, 4, 8, 9, 16, 64, 100]
+    rows = [(float(at), 10.0, gpus) for at, gpus in enumerate(sizes)]
+    record = run("fifo", jobs(*rows, vc=["a", "b", "b", *[""] * 6]), nodes=[128])
+    groups = list(groups_of(record))
+    names = [group.name for group in groups if group.kind == "size"]
+    assert names == ["1", "2", "3-4", "5-8", "9-16", "33-64", "above 64"]
+    for kind in ("size", "vc"):
+        members = np.array([group.members for group in groups if group.kind == kind])
+        assert members.sum(axis=0).tolist() == [1] * len(sizes)
+    assert [group.name for group in groups if group.kind == "vc"] == ["(none)", "b", "a"]
+    assert list(groups_of(run("fifo", jobs((0, 1, 1), (0, 1, 1))))) == []
+
+
+def test_sums_do_not_overflow() -> None:
+    """A hundred thousand GPU-years in nanoseconds are beyond 64 bits."""
+    record = run("fifo", jobs((0, 1e8, 4), (0, 1e8, 4)))
+    large = replace(record, gpus=record.gpus * 10**6, capacity_gpu_ns=record.capacity_gpu_ns * 10**6)
+    assert figures(large, 4)["utilization"] == pytest.approx(figures(record, 4)["utilization"])
+
+
+def test_every_column_is_of_every_job() -> None:
+    found = job_columns(run("fifo", jobs(*THREE)), 4)
+    assert {len(getattr(found, name)) for name in BY_JOB} == {3}

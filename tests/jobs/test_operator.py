@@ -1,0 +1,432 @@
+"""What an operator asks: what if, what it carries, the log's own waits, tuned numbers; as library and as commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.case import JobsCase, read_case, read_scenario
+from jobs.comparing import run_policy
+from jobs.figures import figures
+from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.learning.course import Course
+from jobs.learning.windows import SCORES, Windows
+from jobs.log_validation import validation_document
+from jobs.operator_tables import tuning_text, validation_text, whatif_text
+from jobs.resampling import Blocks, chance_explains
+from jobs.room_for import Limit, Tried, fewest_nodes, largest_load
+from jobs.trace import JobTrace
+from jobs.tuning import tune
+from jobs.whatif import WhatIf
+from kit.errors import InputError, WorkError
+from scenarios.cli import JOB_REWARDS, main
+from tests.jobs.cases import case_of, trace_of, write_case
+
+MEAN = Limit("mean", 300.0)
+
+
+SIZES = {1: 0.7, 2: 0.2, 4: 0.1}
+
+
+def drawn(seed: int = 0, jobs: int = 300, load: float = 0.85) -> JobTrace:
+    laws = law("lognormal", DURATIONS, ""), law("poisson", ARRIVALS, "")
+    return draw(Drawing(jobs, 16, load, *laws, SIZES, seed=seed))
+
+
+def on_nodes(folder: Path, trace: JobTrace, nodes: int = 4, **keys: Any) -> JobsCase:
+    return case_of(folder, trace, **{"cluster": {"nodes": [{"count": nodes, "gpus": 4}]}, **keys})
+
+
+# -------------------------------------------------------------------------------------------------------------- what if
+
+
+def test_nothing_changes_where_nothing_is_changed(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(), policies=["fifo", "smallest"])
+    for row in WhatIf(case, case).document(1)["policies"]:
+        assert row["now"] == row["then"]
+        assert row["change"]["wait_s"] == {"share": {"value": 0.0, "low": 0.0, "high": 0.0}, "difference": 0.0}
+        assert (row["change"]["less_wait_share"], row["change"]["more_wait_share"]) == (0, 0)
+
+
+def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
+    """The change is that of the means, and the interval is around its share."""
+    trace = drawn()
+    now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
+    row = WhatIf(now, then).document(1)["policies"][0]
+    change, means_s = row["change"]["wait_s"], [row[world]["wait_s"]["mean"] for world in ("now", "then")]
+    assert change["difference"] == pytest.approx(means_s[1] - means_s[0])
+    assert change["share"]["value"] == pytest.approx(means_s[1] / means_s[0] - 1)
+    assert change["share"]["low"] < change["share"]["value"] < change["share"]["high"]
+
+
+def test_the_share_judges(tmp_path: Path) -> None:
+    """Crises of unequal size, each of which falls to about a tenth: the seconds are those of one crisis, so that an
+    interval of the difference holds 0; the share is the same in all of them, and clear. Text and figures go by it."""
+    crisis_s = np.repeat([10.0, 20, 30, 20, 10, 3000, 20, 10, 30, 20, 10, 20, 30, 10, 20, 10], 10)
+    before_s, after_s = crisis_s, crisis_s * np.resize([0.11, 0.1, 0.09], 160)
+    changes_s = (after_s - before_s).reshape(16, 10).mean(axis=1)
+    half_s = 2.13 * changes_s.std(ddof=1) / 4  # Student's t of 15
+    assert changes_s.mean() - half_s < 0 < changes_s.mean() + half_s
+    blocks, everybody = Blocks.of(np.linspace(0, 1e6, 160)), np.ones(160, bool)
+    share = blocks.share(after_s, before_s, everybody)
+    assert not chance_explains(share)
+    case = on_nodes(tmp_path, drawn(jobs=50))
+    found = WhatIf(case, case).document(1)
+    assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
+    found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
+    said = whatif_text(found, ["load=1"])
+    assert "chance" not in said
+    assert f"fifo: the mean wait changes by {100 * share['value']:+.1f} % (" in said  # type: ignore[operator]
+    assert ", that is -3.1 min; " in said
+
+
+def test_a_change_of_no_wait_has_no_share(tmp_path: Path) -> None:
+    trace = trace_of([(0, 100, 4), (10, 100, 4)])
+    found = WhatIf(on_nodes(tmp_path, trace, 2), on_nodes(tmp_path, trace, 1)).document(1)
+    assert "fifo: no job waits now; the mean wait changes by +45.0 s." in whatif_text(found, ["x=1"])
+
+
+def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
+    trace = drawn()
+    now = on_nodes(tmp_path, trace)
+    then = on_nodes(tmp_path, trace, window={"from_s": float(trace.submit_s[10])})
+    with pytest.raises(InputError, match="the change makes 290 jobs of 300"):
+        WhatIf(now, then)
+
+
+@pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "durations, least",
+    [
+        ("exponential", 90),
+        ("lognormal:mean_s=3600,cv2=4", 80),
+        ("lognormal:mean_s=3600,cv2=10", 75),
+        ("hyperexponential:mean_s=3600,cv2=10", 60),
+    ],
+)
+def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path) -> None:
+    """Of 100 drawn histories of one law, so many intervals of a change hold its mean over all (95 are asked for).
+
+    A history of 1,500 jobs has few busy times, and a few of them make the mean: the more so, the heavier the tail.
+    """
+    found = []
+    laws = law(durations, DURATIONS, ""), law("poisson", ARRIVALS, "")
+    for seed in range(100):
+        trace = draw(Drawing(1500, 16, 0.8, *laws, {1: 0.8, 2: 0.2}, seed=seed))
+        now, then = (on_nodes(tmp_path, trace, nodes, seed=seed) for nodes in (4, 5))
+        found.append(WhatIf(now, then).document(1)["policies"][0])
+    means_s = [np.mean([row[world]["wait_s"]["mean"] for row in found]) for world in ("now", "then")]
+    truth = means_s[1] / means_s[0] - 1
+    shares = [row["change"]["wait_s"]["share"] for row in found]
+    held = sum(each["low"] <= truth <= each["high"] for each in shares)
+    assert held >= least, held
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["validate-log"], ["whatif", "--change", "seed=2"], ["capacity", "--wait", "1h"], ["compare"], ["bound"]],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    "types, gpus, said",
+    [
+        ("a100", 1, "they ask for GPUs of type 'a100': write `type: a100` in cluster.nodes.0"),
+        ("", 8, "the smallest asks for 8 GPUs, and 4 is the most that one may have"),
+    ],
+)
+def test_no_job_fits(
+    words: list[str], types: str, gpus: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every command says so in the same words, and before it runs anything."""
+    trace = trace_of([(0, 10, gpus), (1000, 10, gpus)], gpu_types=[types, types], recorded_wait_s=[1.0, 2.0])
+    assert main(["jobs", words[0], str(write_case(tmp_path, trace)), *words[1:]]) == 2
+    streams = capsys.readouterr()
+    assert f"cluster.nodes: no job of the trace fits into the cluster; {said}" in streams.err
+    assert "done" not in streams.err
+
+
+# ------------------------------------------------------------------------------------------------------------- capacity
+
+
+def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn())
+    tried: list[Tried] = []
+    low, high = largest_load(case, MEAN, told=tried.append)
+    assert low is not None
+    assert high is not None
+    assert 1 < high / low <= 1.02 + 1e-9
+    kept = {each.value for each in tried if each.wait_s <= MEAN.wait_s}
+    assert low in kept
+    assert high not in kept
+
+
+def test_loads_that_no_search_finds(tmp_path: Path) -> None:
+    """None keeps a limit that a job alone breaks, and all keep one that nobody reaches."""
+    together = trace_of([(0, 100, 4), (0, 100, 4), (1000, 10, 1)])
+    assert largest_load(on_nodes(tmp_path, together, 1), Limit("max", 1.0))[0] is None
+    assert largest_load(on_nodes(tmp_path, together, 1), Limit("max", 1e8))[1] is None
+
+
+def test_the_fewest_nodes(tmp_path: Path) -> None:
+    trace = drawn()
+    nodes = fewest_nodes(on_nodes(tmp_path, trace, 3), MEAN)
+    waits_s = []
+    for count in (nodes - 1, nodes):
+        case = on_nodes(tmp_path, trace, count)
+        waits_s.append(figures(run_policy(case, case.policies[0]), 4 * count)["wait_s"]["mean"])
+    assert waits_s[0] > MEAN.wait_s >= waits_s[1]
+
+
+def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
+    trace = trace_of([(0, 100, 8), (1000, 10, 1), (2000, 10, 1)])
+    assert fewest_nodes(on_nodes(tmp_path, trace, 4), MEAN) == 2
+
+
+# ----------------------------------------------------------------------------------------------------------- validation
+
+
+def test_a_log_that_was_made_by_the_policy_is_met(tmp_path: Path) -> None:
+    """A log whose waits are those of a simulation agrees with it to the second, and with another policy it does not."""
+    trace = drawn(load=1.0)
+    case = on_nodes(tmp_path, trace)
+    recorded_s = run_policy(case, case.policies[0]).wait_s
+    logged = trace_of(
+        list(zip(trace.submit_s.tolist(), trace.run_s.tolist(), trace.gpus.tolist(), strict=True)),
+        recorded_wait_s=recorded_s.tolist(),
+    )
+    same = on_nodes(tmp_path, logged)
+    found = validation_document(same, same.policies[0])
+    assert found["error_s"] == pytest.approx(0, abs=1e-6)
+    assert (found["near_share"], found["rank_correlation"]) == (1, pytest.approx(1))
+    assert "waits as the log did" in validation_text(found)
+    other = on_nodes(tmp_path, logged, policies=["sjf-oracle"])
+    found = validation_document(other, other.policies[0])
+    assert found["error_s"] < 0
+    assert "not the recorded ones" in validation_text(found)
+
+
+def test_jobs_without_a_recorded_wait_are_left_out(tmp_path: Path) -> None:
+    rows = [(0.0, 100.0, 4), (1.0, 100.0, 4), (2.0, 10.0, 4)]
+    case = case_of(tmp_path, trace_of(rows, recorded_wait_s=[0.0, float("nan"), 300.0]))
+    found = validation_document(case, case.policies[0])
+    assert (found["jobs"], found["left_out"]) == (2, 1)
+    assert (found["simulated_s"]["mean"], found["recorded_s"]["mean"]) == ((0 + 198) / 2, 150)
+    assert found["near_share"] == 1
+
+
+def test_a_log_without_waits_is_refused(tmp_path: Path) -> None:
+    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1)]))
+    with pytest.raises(InputError, match="the log recorded no waits"):
+        validation_document(case, case.policies[0])
+
+
+def test_a_cluster_on_which_nobody_waits_says_so(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, trace_of([(0, 10, 1), (100, 10, 1)], recorded_wait_s=[5.0, 70.0]))
+    assert "No simulated job waits" in validation_text(validation_document(case, case.policies[0]))
+
+
+# --------------------------------------------------------------------------------------------------------------- tuning
+
+
+def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> None:
+    """Restarts are so dear here that stopping anybody is a loss: the search finds to stop nobody early."""
+    trace = drawn(jobs=400, load=0.9)
+    cluster = {"nodes": [{"count": 4, "gpus": 4}], "restart_s": 1200}
+    keys: dict[str, Any] = {"cluster": cluster, "policies": ["las"], "preemption": {"round_s": 1300}}
+    cut_s = float(trace.submit_s[200])
+    earlier = case_of(tmp_path, trace, **keys, window={"until_s": cut_s})
+    later = case_of(tmp_path, trace, **keys, window={"from_s": cut_s})
+    found = tune(earlier, later, 10, 1)
+    own, best = found.tried[0], min(found.tried, key=lambda each: each[1])
+    assert own[0] == {"round_s": 1300, "hysteresis": 1, "least_run_s": 0}
+    assert best[1] < own[1]
+    knobs = found.best.policy.knobs
+    assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx((best[0]["round_s"], best[0]["hysteresis"]))
+    assert found.judged["change"]["wait_s"]["difference"] is not None
+
+
+def test_the_same_seed_tries_the_same(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=60), policies=["las"])
+    first, again = (tune(case, case, 4, 1).tried for _ in range(2))
+    assert first == again
+
+
+def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=20), policies=["smallest"])
+    with pytest.raises(InputError, match="has no numbers to tune"):
+        tune(case, case, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "low, high, difference_s, said",
+    [
+        (
+            -0.9,
+            0.2,
+            -60.0,
+            ["That may be chance: the interval holds 0. Keep the former numbers.", ", which is not better"],
+        ),
+        (0.1, 0.9, 60.0, ["Later jobs wait longer. Keep the former numbers.", ", which is not better"]),
+        (-0.9, -0.2, -60.0, []),
+    ],
+)
+def test_a_written_file_is_named_as_not_better(low: float, high: float, difference_s: float, said: list[str]) -> None:
+    share, wait = {"value": (low + high) / 2, "low": low, "high": high}, {"value": 60.0, "low": 50.0, "high": 70.0}
+    later = {
+        "waits_s": {"own": wait, "tuned": wait},
+        "change": {"wait_s": {"share": share, "difference": difference_s}},
+    }
+    found = {"policy": "las", "key": "slowdown", "tries": 1, "own": {"round_s": 60.0}, "own_figure": 2.5}
+    text = tuning_text({**found, "best": {"round_s": 30.0}, "best_figure": 1.5, "judged": later, "file": "f.yaml"})
+    assert "slowdown has a mean of 2.5 -> 1.5," in text
+    assert "written: f.yaml" in text
+    assert [each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in text] == [
+        each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in " ".join(said)
+    ]
+    assert all(each in text for each in said)
+
+
+def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
+    """From ten times on; more work than the GPUs can do is named, and else the flag to try."""
+    trace = trace_of([(row * 50, 100, 4) for row in range(40)], recorded_wait_s=[1.0] * 40)
+    case = on_nodes(tmp_path, trace, 1)
+    found = validation_document(case, case.policies[0])
+    said = " ".join(validation_text(found).split())
+    assert "The simulated mean wait is 975 times as long (" in said
+    assert "the load is 2.05, more work than the GPUs can do" in said
+    assert "--policy" not in said
+    less = {**found, "load": 0.5, "error_share": {"value": 8.9, "low": 8.0, "high": 9.5}}
+    assert "Mean error +890.0 % (+800.0 to +950.0)" in validation_text(less)
+    assert "such as --policy fifo-easy-requested" in " ".join(validation_text(less).split())
+    other = {**less, "policy": "fifo-easy-requested"}
+    assert "such as --policy fifo, and" in " ".join(validation_text(other).split())
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_case(tmp_path, drawn(jobs=120), cluster={"nodes": [{"count": 4, "gpus": 4}]}, policies=["fifo", "las"])
+    return tmp_path
+
+
+def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--change", "cluster.nodes.0.count=6", "--change", "cluster.restart_s=5", "--json", "w.json"]
+    assert main(["jobs", "whatif", "s.yaml", *flags, "--jobs", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "GPUs 16 -> 24" in said
+    assert re.search(r"fifo: the mean wait changes by -[\d.]+ % \(", said)
+    found = json.loads((here / "w.json").read_text())
+    assert found["changes"] == {"cluster.nodes.0.count": 6, "cluster.restart_s": 5}
+    assert [row["policy"] for row in found["policies"]] == ["fifo", "las"]
+
+
+def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--precision", "0.2"]) == 0
+    said = capsys.readouterr().out
+    assert "small, fifo: carries a load of" in said
+    assert "This is of this one log; other weeks may need more." in said
+    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--by", "nodes", "--of", "p90"]) == 0
+    said = capsys.readouterr().out
+    assert "nodes of the first group are enough, at a p90 of waits of at most 10.0 min" in said
+    assert "This is of this one log; other weeks may need more." in said
+
+
+def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--policy", "las", "--tries", "4", "--jobs", "1", "--out", "mine.jobpolicy.yaml", "--json", "t.json"]
+    assert main(["jobs", "tune", "s.yaml", *flags]) == 0
+    streams = capsys.readouterr()
+    assert "On later ones" in streams.out
+    assert "trys" not in streams.err
+    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", streams.out)
+    assert "written: mine.jobpolicy.yaml" in streams.out
+    case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
+    assert main(["jobs", "simulate", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
+    found = json.loads((here / "t.json").read_text())
+    assert found["best_figure"] <= found["own_figure"]
+    assert json.loads((here / "r.json").read_text())["policy"] == "mine"
+    assert len(case.jobs) == 120
+
+
+def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trained for two epochs on short windows, judged beside rivals, and run by its file."""
+    flags = ["--epochs", "2", "--episodes", "4", "--window", "16", "--judged", "4", "--jobs", "1", "--json", "t.json"]
+    assert main(["jobs", "train", "s.yaml", *flags]) == 0
+    assert "| rltune-fixed |" in capsys.readouterr().out
+    found = json.loads((here / "t.json").read_text())
+    assert found["windows"] == 4
+    assert {"smallest", "fifo-easy-oracle", "rltune-fixed"} <= set(found["mean_wait_s"])
+    assert main(["jobs", "simulate", "s.yaml", "--policy", "rltune.safetensors"]) == 0
+    assert "small: rltune, 120 jobs measured" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags, score", [([], "bounded slowdown"), *((["--reward", word], word.replace("-", " ")) for word in JOB_REWARDS)]
+)
+def test_the_faithful_kind_learns_as_its_authors_do(
+    flags: list[str], score: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On bounded slowdown where nothing is said, on the first jobs of the trace; windows begin on an empty cluster."""
+    courses: list[Course] = []
+
+    def stop(course: Course, *rest: Any, **more: Any) -> None:
+        courses.append(course)
+        raise WorkError("enough")
+
+    monkeypatch.setattr("jobs.learning.course.train", stop)
+    monkeypatch.setattr("jobs.learning.windows.TRAINING_JOBS", 50)
+    assert main(["jobs", "train", "s.yaml", "--kind", "rltune-faithful", "--window", "8", *flags]) == 1
+    assert {word.replace("-", " ") for word in JOB_REWARDS} == set(SCORES)
+    (course,) = courses
+    assert course.score == score
+    assert (course.windows.first, course.windows.last, course.windows.warm) == (8, 50 - 8 - 2, 0)
+
+
+def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
+    case = on_nodes(tmp_path, drawn(jobs=200))
+    for is_as_run in (True, False):
+        earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, is_as_run, 8)
+        assert earlier.last + 8 <= later.first - later.warm
+        assert (earlier.warm, later.warm) == ((0, 0) if is_as_run else (8, 8))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["whatif", "--change", "cluster.nodes.9.count=1"], "no such item; the list has 1"),
+        (["whatif", "--change", "cluster.nodez=1"], "did you mean 'nodes'"),
+        (["whatif", "--change", "load"], "must be KEY=VALUE"),
+        (["whatif", "--change", "window.from_s=100"], "no job could be set against itself"),
+        (["whatif"], "--change"),
+        (["whatif", "--policy", "las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
+        (["validate-log", "--load", "71"], "--load: '71' is a share of the cluster; 71 % is 0.71"),
+        (["capacity"], "--wait"),
+        (["capacity", "--wait", "soon"], "no duration"),
+        (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
+        (["validate-log"], "the log recorded no waits"),
+        (["tune", "--out", "x.yaml"], "ends in .jobpolicy.yaml"),
+        (["tune", "--policy", "fifo"], "has no numbers to tune"),
+        (["train", "--out", "x.yaml"], ".safetensors"),
+        (["train", "--window", "5000"], "leave no window of 5000"),
+        (["train", "--kind", "rltune"], "did you mean"),
+        (["train", "--reward", "wait"], "rltune-fixed is rewarded for job seconds after each choice"),
+        (["train", "--kind", "rltune-faithful", "--reward", "slow"], "did you mean"),
+        (["simulate", "--policy", "no.safetensors"], "no.safetensors"),
+    ],
+)
+def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", words[0], "s.yaml", *words[1:]]) == 2
+    streams = capsys.readouterr()
+    assert said in streams.err
+    assert "Traceback" not in streams.err

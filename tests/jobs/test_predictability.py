@@ -1,0 +1,117 @@
+"""Predicting durations: from ended jobs alone, from the narrowest class that has any."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs import predictability
+from jobs.predictability import WINDOW, History, Known, accuracies, predictions
+from jobs.trace import JobTrace
+from tests.jobs.test_trace import small
+
+ANN = Known("ann", "lab", 2, 600.0)
+
+
+def test_narrow_classes_shrink_to_their_parents() -> None:
+    """The last one that ended is of a wider class than the one before, each time."""
+    history = History()
+    assert history.predict(ANN) is None
+    wider = [
+        (Known("bob", "far", 8, 60.0), 1.0),
+        (Known("bob", "far", 2, 60.0), 2.0),
+        (Known("bob", "lab", 2, 60.0), 3.0),
+        (Known("ann", "far", 2, 60.0), 4.0),
+        (Known("ann", "far", 2, 600.0), 5.0),
+        (Known("ann", "lab", 2, 600.0), 6.0),
+    ]
+    for job, run_s in wider:
+        history = History(window=1)
+        history.learn(*wider[0])
+        history.learn(job, run_s)
+        assert history.predict(ANN) == run_s
+    history = History(window=1)
+    for job, run_s in reversed(wider):  # what is narrower counts, though it ended earlier
+        history.learn(job, run_s)
+        assert history.predict(ANN) == 6.0
+
+
+def test_small_classes_leave_the_word_to_wider_ones() -> None:
+    history = History(least=2)
+    history.learn(ANN, 6.0)
+    history.learn(Known("bob", "lab", 2, 60.0), 8.0)
+    assert history.predict(ANN) == 7.0
+
+
+def test_the_median_of_the_last_ones_counts_and_no_more_than_was_asked_for() -> None:
+    history = History()
+    for run_s in (1.0, *[float(100 + i) for i in range(WINDOW)]):
+        history.learn(ANN, run_s)
+    assert history.predict(ANN) == 100 + (WINDOW - 1) / 2
+    history.learn(ANN, 5000.0)
+    history = History(window=1)
+    history.learn(ANN, 5000.0)
+    assert history.predict(ANN) == 600.0
+    assert history.predict(Known("ann", "lab", 2, np.nan)) == 5000.0
+
+
+def _trace(submit: list[float], run: list[float]) -> JobTrace:
+    count = len(submit)
+    base = small()
+    columns = {
+        name: np.resize(getattr(base, name), count) for name in ("user", "vc", "gpu_types", "job_class", "status")
+    }
+    nothing = np.full(count, np.nan)
+    return JobTrace(
+        job_id=np.array([str(i) for i in range(count)], object),
+        submit_s=np.array(submit),
+        run_s=np.array(run),
+        gpus=np.ones(count, np.int32),
+        requested_s=nothing,
+        recorded_wait_s=nothing,
+        recorded_start_s=nothing,
+        attempts=np.ones(count, np.int32),
+        gpu_share=np.ones(count),
+        provenance={},
+        **columns,
+    )
+
+
+def test_a_job_knows_what_had_ended_at_its_submit() -> None:
+    found = predictions(_trace([0, 5, 10, 11], [10, 1, 3, 4]))
+    assert np.isnan(found[:2]).all()
+    assert found[2:].tolist() == [5.5, 5.5]  # 10 and 1 had ended; 3 had not
+
+
+@settings(max_examples=50)
+@given(
+    runs=st.lists(st.floats(1, 1000), min_size=2, max_size=30),
+    gaps=st.lists(st.floats(0, 300), min_size=30, max_size=30),
+    data=st.data(),
+)
+def test_no_prediction_depends_on_what_ends_later(runs: list[float], gaps: list[float], data: st.DataObject) -> None:
+    """Change all runs that end after a job's submit: its prediction, and all before it, stay."""
+    submit = np.cumsum(gaps[: len(runs)])
+    job = data.draw(st.integers(0, len(runs) - 1))
+    is_later = submit + np.array(runs) > submit[job]
+    changed = np.where(is_later, submit[job] - submit + np.array(runs) * 7 + 1, runs).tolist()
+    before, after = (predictions(_trace(submit.tolist(), each))[: job + 1] for each in (runs, changed))
+    assert np.array_equal(before, after, equal_nan=True)
+
+
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predictability, "TELL_EVERY", 2)
+    seen: list[int] = []
+    predictions(_trace([0, 1, 2, 3, 4], [1] * 5), told=seen.append)
+    assert seen == [2, 4]
+
+
+def test_factors_by_hand() -> None:
+    trace = small(requested_s=np.array([np.nan, 40.0, 15.0]))  # of 20 and 30: both off by two
+    requested, history = accuracies(trace)
+    assert requested.known_share == pytest.approx(2 / 3)
+    assert requested.factor_median == pytest.approx(2)
+    assert requested.factor_p90 == pytest.approx(2)
+    assert (history.known_share, history.factor_median) == (0, None)

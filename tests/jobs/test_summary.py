@@ -1,0 +1,81 @@
+"""What `jobs inspect` tells: sums that must hold, and figures by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
+from jobs.summary import DAY_S, summarize
+from jobs.tables import summary_text
+from jobs.trace import JobTrace
+from scenarios.files.documents import json_text
+from tests.jobs.test_trace import small
+
+
+def drawn() -> JobTrace:
+    durations, arrivals = law("lognormal", DURATIONS, ""), law("poisson", ARRIVALS, "")
+    return draw(Drawing(500, 64, 0.7, durations, arrivals, SIZES))
+
+
+def test_shares_are_whole() -> None:
+    found = summarize(drawn(), 64)
+    for key in ("sizes", "users", "vcs", "statuses", "gpu_types"):
+        assert sum(each["gpu_time_share"] for each in found[key]) == pytest.approx(1)
+        assert sum(each["jobs"] for each in found[key]) == 500
+
+
+def test_the_load_of_the_days_is_the_work() -> None:
+    """GPU-days by day add up to all GPU-hours; the load is their share of the cluster over the time of submits."""
+    trace = drawn()
+    found = summarize(trace, 64)
+    assert sum(found["load"]["busy_gpus_by_day"]) * 24 == pytest.approx(found["gpu_hours"])
+    assert found["load"]["busy_gpus"] * found["days"] * 24 == pytest.approx(found["gpu_hours"])
+    assert found["load"]["load"] == found["load"]["busy_gpus"] / 64
+
+
+def test_figures_by_hand() -> None:
+    trace = small(
+        submit_s=np.array([0.0, DAY_S, 2 * DAY_S]),
+        run_s=np.array([10.0, 20.0, 30.0]),
+        gpus=np.array([1, 1, 8], np.int32),
+        user=np.array(["a", "b", "b"], object),
+        recorded_wait_s=np.array([np.nan, 5.0, 15.0]),
+        attempts=np.array([1, 1, 3], np.int32),
+    )
+    found = summarize(trace, 1)
+    assert found["durations"]["mean_s"] == 20
+    assert found["durations"]["cv2"] == pytest.approx(200 / 3 / 400)
+    assert [each["gpus"] for each in found["sizes"]] == [0.25, 1, 8]
+    assert found["sizes"][2] == {
+        "gpus": 8,
+        "jobs": 1,
+        "gpu_time_share": 240 / 262.5,
+        "run_mean_s": 30,
+        "run_p50_s": 30,
+    }
+    assert [each["name"] for each in found["users"]] == ["b", "a"]
+    assert (found["recorded_waits"]["known_share"], found["recorded_waits"]["mean_s"]) == (2 / 3, 10)
+    assert found["more_than_one_attempt_share"] == 1 / 3
+    assert found["load"]["days_quantiles"]["max"] == 20 / DAY_S
+    assert found["load"]["days_above_capacity_share"] == 0
+
+
+def test_jobs_that_came_at_once_have_no_load() -> None:
+    found = summarize(small(submit_s=np.zeros(3)), 8)
+    assert (found["load"]["busy_gpus"], found["load"]["load"], found["load"]["days_quantiles"]) == (None, None, None)
+    assert "busy GPUs on average: -" in summary_text(found, "t")
+
+
+def test_it_is_json_and_text() -> None:
+    found = summarize(drawn(), 64)
+    assert "NaN" not in json_text(found)
+    text = summary_text(found, "drawn")
+    for said in ("500 jobs", "of 64", "GPU-hours", "median factor", "history", "vc0"):
+        assert said in text
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    trace = drawn()
+    many = small(**{name: getattr(trace, name) for name in JobTrace.__slots__} | {"user": trace.job_id})
+    assert "And 488 more with less." in summary_text(summarize(many), "t")

@@ -1,0 +1,149 @@
+"""The normal form on disk: what is written is read, the same trace is the same bytes, and what is wrong is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from jobs.trace import COLUMNS, SCHEMA, STATUSES, JobTrace, read_trace, write_trace
+from kit.errors import InputError
+
+
+def small(**changes: Any) -> JobTrace:
+    """Three jobs."""
+    nothing = np.full(3, np.nan)
+    words = {name: np.array([""] * 3, object) for name in ("user", "vc", "gpu_types", "job_class")}
+    columns: dict[str, Any] = {
+        "job_id": np.array(["a", "b", "c"], object),
+        "submit_s": np.array([0.0, 1.5, 1.5]),
+        "run_s": np.array([10.0, 20.0, 30.0]),
+        "gpus": np.array([1, 2, 4], np.int32),
+        **words,
+        "requested_s": np.array([np.nan, 60.0, 60.0]),
+        "recorded_wait_s": nothing,
+        "recorded_start_s": nothing,
+        "status": np.array(["completed", "failed", "unknown"], object),
+        "attempts": np.ones(3, np.int32),
+        "gpu_share": np.array([0.25, 1.0, 1.0]),
+        "provenance": {"format": "drawn", "file": "", "start": None},
+    }
+    return JobTrace(**{**columns, **changes})
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    trace = small(user=np.array(["é", "|", ""], object))
+    write_trace(tmp_path / "t.parquet", trace)
+    found = read_trace(tmp_path / "t.parquet")
+    for name in COLUMNS:
+        assert np.array_equal(
+            getattr(found, name), getattr(trace, name), equal_nan=getattr(trace, name).dtype != object
+        )
+        assert getattr(found, name).dtype == getattr(trace, name).dtype
+    assert found.provenance == trace.provenance
+
+
+def test_the_file_says_what_it_is(tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", small())
+    schema = parquet.read_schema(tmp_path / "t.parquet")
+    assert schema.names == [field.name for field in dataclasses.fields(JobTrace)][:-1] == list(COLUMNS)
+    assert json.loads(schema.metadata[b"slimsched"])["schema"] == SCHEMA
+
+
+def test_the_same_trace_is_the_same_bytes(tmp_path: Path) -> None:
+    write_trace(tmp_path / "a", small())
+    write_trace(tmp_path / "b", small())
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_codes_are_the_texts() -> None:
+    trace = small(user=np.array(["x", "y", "x"], object))
+    names, codes = trace.codes("user")
+    assert names[codes].tolist() == ["x", "y", "x"]
+    assert len(names) == 2
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no job": ({name: getattr(small(), name)[:0] for name in COLUMNS}, "holds no job"),
+    "a time below 0": ({"submit_s": np.array([-1.0, 0, 1])}, "submit_s: row 0"),
+    "no time": ({"submit_s": np.array([0, np.nan, 1])}, "submit_s: row 1"),
+    "not sorted": ({"submit_s": np.array([0.0, 2, 1])}, "submit_s: row 2.*sort by submit_s"),
+    "no run time": ({"run_s": np.array([1.0, 0, 1])}, "run_s: row 1.*above 0"),
+    "endless": ({"run_s": np.array([1.0, np.inf, 1])}, "run_s: row 1"),
+    "no GPU": ({"gpus": np.array([1, 1, 0], np.int32)}, "gpus: row 2.*1 or more"),
+    "never begun": ({"attempts": np.array([0, 1, 1], np.int32)}, "attempts: row 0"),
+    "a wait below 0": ({"recorded_wait_s": np.array([0.0, -1, 1])}, "recorded_wait_s: row 1"),
+    "no share": ({"gpu_share": np.array([0.0, 1, 1])}, "gpu_share: row 0.*0.001 to 1"),
+    "more than all of it": ({"gpu_share": np.array([1, 1.5, 1])}, "gpu_share: row 1"),
+    "a share of several": ({"gpu_share": np.array([1, 0.5, 1])}, "gpu_share: row 1.*of one GPU alone"),
+    "an unknown status": ({"status": np.array(["failed", "x", "failed"], object)}, "status: row 1: 'x'; allowed"),
+    "an id twice": ({"job_id": np.array(["a", "b", "a"], object)}, "job_id: 'a' stands there more than once"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes, problem", WRONG.values(), ids=WRONG)
+def test_a_column_that_holds_what_it_must_not(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.parquet", small(**changes))
+    with pytest.raises(InputError, match=problem):
+        read_trace(tmp_path / "t.parquet")
+
+
+def _written(path: Path, change: Any) -> None:
+    write_trace(path, small())
+    parquet.write_table(change(parquet.read_table(path)), path)
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (lambda table: table.replace_schema_metadata({}), "schema: None; allowed is 'slimsched.jobtrace/1'"),
+        (lambda table: table.replace_schema_metadata({b"slimsched": b'{"schema": "x/2"}'}), "schema: 'x/2'; allowed"),
+        (lambda table: table.replace_schema_metadata({b"slimsched": b"{"}), "schema: None"),
+        (lambda table: table.drop_columns(["vc"]), "vc: no such column"),
+        (lambda table: table.select([*list(COLUMNS)[::-1]]), "columns in the order gpu_share"),
+        (lambda table: table.set_column(3, "gpus", pyarrow.array([1, 2, 4])), "gpus: holds int64, not int32"),
+        (
+            lambda table: table.set_column(4, "user", pyarrow.array(["a", None, "b"])),
+            "user: 1 rows hold nothing",
+        ),
+    ],
+)
+def test_a_file_of_another_form(change: Any, problem: str, tmp_path: Path) -> None:
+    _written(tmp_path / "t.parquet", change)
+    with pytest.raises(InputError, match=problem):
+        read_trace(tmp_path / "t.parquet")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"a,b\n1,2\n"])
+def test_a_file_that_is_no_parquet(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "t").write_bytes(content)
+    with pytest.raises(InputError, match=r"not a trace of jobs.*slimsched jobs import"):
+        read_trace(tmp_path / "t")
+
+
+def test_texts_that_are_no_text(tmp_path: Path) -> None:
+    """Bytes of a text column that are no UTF-8, as a damaged file has them."""
+    wrong = pyarrow.Array.from_buffers(pyarrow.string(), 3, pyarrow.array([b"a", b"\xff", b"c"]).buffers())
+    _written(tmp_path / "t.parquet", lambda table: table.set_column(4, "user", wrong))
+    with pytest.raises(InputError, match="or damaged"):
+        read_trace(tmp_path / "t.parquet")
+
+
+def test_an_older_file_has_whole_gpus(tmp_path: Path) -> None:
+    _written(tmp_path / "t.parquet", lambda table: table.drop_columns(["gpu_share"]))
+    found = read_trace(tmp_path / "t.parquet")
+    assert found.gpu_share.tolist() == [1, 1, 1]
+    assert found.gpu_s.tolist() == [10, 40, 120]
+    assert small().gpu_s.tolist() == [2.5, 40, 120]
+
+
+def test_statuses_are_all_taken(tmp_path: Path) -> None:
+    for status in STATUSES:
+        write_trace(tmp_path / "t", small(status=np.array([status] * 3, object)))
+        assert read_trace(tmp_path / "t").status[0] == status
