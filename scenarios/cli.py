@@ -619,8 +619,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
     """The function that does a command; its module, and all that it imports, is opened only now."""
-    module = COMMANDS[command].module
-    module = import_module(module if module.startswith("jobs.") else f"scenarios.commands.{module}")
+    name = COMMANDS[command].module
+    module = import_module(name if name.startswith("jobs.") else f"scenarios.commands.{name}")
     found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_").replace("-", "_"))
     return found
 
