@@ -13,7 +13,7 @@ from jobs.case import JobsCase
 from jobs.doubts import require_a_fit
 from jobs.policies.cluster import Cluster
 from jobs.sim.bound import Bound, BoundProblem, lower_bound
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 BOTH: Final = (False, True)  # without preemption, and with
 Numbers = NDArray[np.float64]

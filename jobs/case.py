@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,14 +33,16 @@ from jobs.spec import (
     PolicyFile,
     PreemptionSection,
 )
-from jobs.throughputs import OTHERS, images_s, read_throughputs, relative_to, with_others
+from jobs.throughputs import OTHERS, read_throughputs, relative_to, with_others
 from jobs.trace import JobTrace, read_trace
 from kit import strict
+from kit.documents import read_text
 from kit.errors import InputError, nearest
-from policies.vocabulary import NS_PER_S
-from scenarios.files.documents import read_text
-from scenarios.files.named_files import with_paths
-from scenarios.files.reading import change, read_profile
+from kit.named_files import with_paths
+from kit.units import NS_PER_S
+
+ImagesS = Callable[[Path, str, str], float]
+"""Images a second by a GPU's profile: of its name or file, and the scenario and key that name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class JobsCase:
     found: Found | None
     past: tuple[tuple[JobArrived, int], ...]
     policies: tuple[NamedPolicy, ...]
+    images_s: ImagesS | None = None
 
     @property
     def load(self) -> float:
@@ -114,7 +117,7 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsS
     """
     raw = strict.mapping(read_text(path), str(path))
     for key, value in (changes or {}).items():
-        change(raw, key.split("."), value, str(path))
+        strict.change(raw, key.split("."), value, str(path))
     scenario = strict.validate(JobsScenario, raw, str(path))
     folder = path.absolute().parent
     return with_paths(scenario, lambda text: str(folder / text))
@@ -137,8 +140,11 @@ def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | 
     return strict.validate(JobsScenario, {**scenario.model_dump(mode="json", by_alias=True), **update}, "the flags")
 
 
-def read_case(scenario: JobsScenario, source: str) -> JobsCase:
+def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None) -> JobsCase:
     """Reads what a scenario names, and checks it whole.
+
+    Args:
+        images_s: who reads profiles, for a scenario whose nodes have some.
 
     Raises:
         InputError: a file that it names is none, or something does not fit together.
@@ -146,11 +152,11 @@ def read_case(scenario: JobsScenario, source: str) -> JobsCase:
     trace = _trace(scenario, source)
     policies = tuple(_named_policy(name, scenario, source) for name in scenario.policies)
     with _of_file(source):
-        world = _world(scenario, trace, source)
+        world = _world(scenario, trace, source, images_s)
         jobs, found = _jobs(scenario, trace)
         past = _past(trace, scenario.window.from_s) if scenario.history == "earlier" else ()
     _require_requests(policies, jobs, source)
-    case = JobsCase(scenario, source, world, jobs, found, past, policies)
+    case = JobsCase(scenario, source, world, jobs, found, past, policies, images_s)
     for each in policies:
         case.run_of(each)
     return case
@@ -254,7 +260,7 @@ def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobList, source: 
 # --------------------------------------------------------------------------------------------------------------- world
 
 
-def _world(scenario: JobsScenario, trace: JobTrace, source: str) -> JobWorld:
+def _world(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> JobWorld:
     cluster = scenario.cluster
     groups = tuple(NodeGroup(each.count, each.gpus, each.type, each.vc) for each in cluster.nodes)
     nodes = sum(group.nodes for group in groups)
@@ -263,7 +269,7 @@ def _world(scenario: JobsScenario, trace: JobTrace, source: str) -> JobWorld:
         raise InputError(source, "cluster.nodes", problem)
     return JobWorld(
         groups,
-        Speeds(_speeds(cluster, trace, source), cluster.spread_slowdown),
+        Speeds(_speeds(cluster, trace, source, images_s), cluster.spread_slowdown),
         round(cluster.restart_s * NS_PER_S),
         round(cluster.checkpoint_s * NS_PER_S),
         _outages(scenario, nodes, float(trace.submit_s[-1])),
@@ -280,7 +286,9 @@ def _variability(scenario: JobsScenario, groups: tuple[NodeGroup, ...], trace: J
     return drawn_variability(groups, {**of_all, **named}, scenario.seed)
 
 
-def _speeds(cluster: ClusterSection, trace: JobTrace, source: str) -> Mapping[str, Mapping[str, float]]:
+def _speeds(
+    cluster: ClusterSection, trace: JobTrace, source: str, images_s: ImagesS | None
+) -> Mapping[str, Mapping[str, float]]:
     classes = trace.codes("job_class")[0].tolist()
     reference = cluster.reference or cluster.nodes[0].type
     if cluster.throughputs is not None:
@@ -291,7 +299,9 @@ def _speeds(cluster: ClusterSection, trace: JobTrace, source: str) -> Mapping[st
         if group.profile is None:
             continue
         key = f"cluster.nodes.{place}.profile"
-        found = images_s(read_profile(Path(group.profile), source, key))
+        if images_s is None:
+            raise InputError(source, key, "nobody here reads profiles; `slimsched.jobs` does")
+        found = images_s(Path(group.profile), source, key)
         if of_type.setdefault(group.type, found) != found:
             raise InputError(
                 source, key, f"another group of type {group.type!r} has another profile; name the types apart"

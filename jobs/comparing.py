@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,8 @@ from jobs.records import SUFFIX, fingerprint, read_run, write_run
 from jobs.resampling import Blocks, Interval
 from jobs.sim.record import JobsRecord
 from jobs.sim.world import JobSimulation
-from policies.vocabulary import NS_PER_S
-from scenarios.runs.parallel import Jobs, each
-from scenarios.runs.records import plain_name
+from kit.parallel import Jobs, each
+from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobscomparison/1"
 RESULT_SCHEMA: Final = "slimsched.jobsresult/1"
@@ -73,7 +73,7 @@ def run_all(
 
 def _place(folder: Path | None, named: NamedPolicy) -> Path:
     assert folder is not None
-    return folder / f"{plain_name(named.name)}{SUFFIX}"
+    return folder / f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
 
 
 # ------------------------------------------------------------------------------------------------------------ documents

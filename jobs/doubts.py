@@ -10,7 +10,7 @@ import numpy as np
 from jobs.case import JobsCase
 from jobs.policies.cluster import Cluster
 from kit.errors import InputError, nearest
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 _MOST_NAMED: Final = 5
 

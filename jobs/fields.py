@@ -14,6 +14,8 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from kit.units import parse_duration
+
 Numbers = NDArray[np.float64]
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
@@ -170,8 +172,6 @@ def _duration(text: str, unit_s: float) -> tuple[float, int]:
     if (clock := _CLOCK.fullmatch(text)) is not None:
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         return 86400 * days + 3600 * hours + 60 * minutes + seconds, 0
-    from scenarios.files.spec import parse_duration
-
     try:
         return (parse_duration(text), 0) if text[0].isdigit() and text[-1].isalpha() else (np.nan, UNREAD)
     except ValueError:

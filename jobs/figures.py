@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.sim.record import JobsRecord
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 Numbers = NDArray[np.float64]
 SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)

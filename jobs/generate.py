@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.errors import InputError, nearest
-from sim.workload import mmpp, poisson
+from kit.workload import mmpp, poisson
 
 Numbers = NDArray[np.float64]
 DURATIONS: Final[Mapping[str, Mapping[str, float]]] = {

@@ -11,11 +11,10 @@ import numpy as np
 
 from jobs.case import JobsCase, NamedPolicy
 from jobs.sim.record import JobsRecord
+from kit.documents import inputs_hash
 from kit.errors import InputError
 from kit.files import atomic_path, lies_there
-from scenarios.files.documents import inputs_hash
-from scenarios.files.named_files import named_files, with_paths
-from scenarios.runs.provenance import PRODUCT, version_of
+from kit.named_files import named_files, with_paths
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,7 +40,7 @@ def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
     said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
     read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
     learned = None if named.learned is None else named.learned.content()
-    return inputs_hash(SCHEMA, version_of(PRODUCT), said, named.name, repr(named.policy), learned, *read)
+    return inputs_hash(SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
 
 
 def write_run(path: Path, record: JobsRecord, job_id: NDArray[np.object_], made_of: str) -> None:

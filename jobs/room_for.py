@@ -94,7 +94,7 @@ def _with_nodes(case: JobsCase, nodes: int) -> JobsCase:
     cluster = case.scenario.cluster
     groups = (cluster.nodes[0].model_copy(update={"count": nodes}), *cluster.nodes[1:])
     scenario = case.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
-    changed = read_case(scenario, case.source)
+    changed = read_case(scenario, case.source, case.images_s)
     return replace(changed, jobs=case.jobs)  # the same arrivals, whatever the load is of more nodes
 
 

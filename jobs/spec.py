@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -14,10 +15,9 @@ from jobs.policies.orders import ORDERS
 from jobs.policies.placements import PLACEMENTS
 from jobs.policies.queueing import QUEUEINGS
 from jobs.policies.rounds import ROUNDS
+from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
-from scenarios.files.named_files import FileName
-from scenarios.files.spec import FilePath, Name, PossiblePath, ProfileName, parse_duration
-from sim.profile import Count, Positive
+from kit.units import parse_duration
 
 SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
@@ -33,8 +33,14 @@ def _seconds(value: object) -> object:
 
 Time = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=_LONGEST_S)]
 Span = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=_LONGEST_S)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
 Load = Annotated[float, Field(gt=0, le=100)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
+
+
+def _is_profile_file(text: str) -> bool:
+    return Path(text).name != text or bool(Path(text).suffix)
 
 
 def _is_policy_file(text: str) -> bool:
@@ -48,6 +54,7 @@ def _one_of_a_list(text: str) -> str:
 
 
 PolicyName = Annotated[PossiblePath, FileName(_is_policy_file)]
+ProfileName = Annotated[PossiblePath, FileName(_is_profile_file, lambda text: None)]
 GpuType = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_one_of_a_list)]
 
 
@@ -169,7 +176,9 @@ class MultifactorSection(StrictModel):
 class BoundSection(StrictModel):
     """How the bound is sought that no policy beats."""
 
-    passes: Count = Field(600, description="steps of the search; the bound holds after any number")
+    passes: Annotated[int, Field(ge=1)] = Field(
+        600, description="steps of the search; the bound holds after any number"
+    )
     cell_s: Span = Field(
         3600.0, description="prices of GPU time change so often; shorter cells bind more, and take longer"
     )

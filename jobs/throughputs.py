@@ -14,11 +14,11 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from kit import strict
+from kit.documents import read_text
 from kit.errors import InputError, nearest
 from kit.strict import StrictModel
-from scenarios.files.documents import read_text
-from sim.profile import Positive, Profile
 
+Positive = Annotated[float, Field(gt=0)]
 OTHERS: Final = "*"  # the row of classes that have none
 Table = Mapping[str, Mapping[str, float]]
 
@@ -98,17 +98,3 @@ def with_others(speeds: Mapping[str, Mapping[str, float]], classes: Iterable[str
     if OTHERS not in speeds:
         return named
     return {**dict.fromkeys(classes, speeds[OTHERS]), **named}
-
-
-def images_s(profile: Profile) -> float:
-    """Of the whole network at full width, at the batch size where that is most."""
-    widest = max(profile.model.widths)
-    curves = [
-        curve
-        for curve in profile.latency
-        if curve.width == widest and curve.previous_width == max(profile.model.previous_widths(curve.segment))
-    ]
-    common = set.intersection(*(set(curve.batches) for curve in curves))
-    return max(
-        batch / sum(dict(zip(curve.batches, curve.mean_s, strict=True))[batch] for curve in curves) for batch in common
-    )

@@ -17,8 +17,8 @@ from jobs.resampling import Blocks
 from jobs.spec import POLICY_SCHEMA
 from kit.chance import stream
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
-from scenarios.runs.parallel import Jobs, each
+from kit.parallel import Jobs, each
+from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobstuning/1"
 NARROWED: Final = 0.5  # the second half of the tries looks so near to the best so far, in logarithms of the ranges

@@ -11,8 +11,8 @@ from jobs.figures import figures, job_columns
 from jobs.resampling import Blocks
 from jobs.sim.record import JobsRecord
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
-from scenarios.runs.parallel import Jobs, each
+from kit.parallel import Jobs, each
+from kit.units import NS_PER_S
 
 SCHEMA: Final = "slimsched.jobswhatif/1"
 

@@ -27,7 +27,7 @@ from kit.errors import InputError, in_a_line
 
 OWN_CLASS = "module:Class"
 REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
-OURS: Final = ("policies", "sim", "hw", "calibrate", "scenarios", "slimsched")
+OURS: Final = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
 FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is told as an error is
 
 # Is told a class's name and the line about it; nobody listens in a worker, whose parent has told it.

@@ -409,3 +409,25 @@ def _compact_sequence(dumper: _Dumper, data: list[Any]) -> yaml.SequenceNode:
 _Dumper.add_representer(list, _compact_sequence)
 for _tag, _pattern in _NUMBERS.items():  # a text that the loader would take for a number gets its quotes
     _Dumper.add_implicit_resolver(_tag, _pattern, _FIRST)
+
+
+def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
+    """Put a value at a key of what was read; missing sections are made, and an item next to a list's last is added."""
+    place: Any = raw
+    for depth, part in enumerate(key):
+        is_last, told = depth == len(key) - 1, ".".join(key[: depth + 1])
+        if isinstance(place, list):
+            if not (part.isascii() and part.isdigit() and int(part) < len(place) + is_last):
+                problem = f"no such item; the list has {len(place)}, counted from 0"
+                raise InputError(source, told, f"{problem}; a whole one at {len(place)} is added")
+            at: Any = int(part)
+        elif isinstance(place, dict):
+            at = part
+        else:
+            raise InputError(source, told, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
+        if is_last and isinstance(place, list):
+            place[at : at + 1] = [value]
+        elif is_last:
+            place[at] = value
+        else:
+            place = place[at] if isinstance(place, list) else place.setdefault(at, {})

@@ -18,20 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from math import ceil
 from typing import Final
 
 import msgspec
 
-NS_PER_S: Final = 1_000_000_000
+from kit.units import NS_PER_S as NS_PER_S
+from kit.units import nanoseconds as nanoseconds
+
 ROUTER: Final = -1
 IMAGE: Final = 0.0
 FOLLOW_NS: Final = -1  # in place of a limit of the router's own: the operator's
-
-
-def nanoseconds(duration_s: float) -> int:
-    """A duration in integer nanoseconds, rounded up."""
-    return ceil(duration_s * NS_PER_S)
 
 
 class Provenance(StrEnum):

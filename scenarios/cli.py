@@ -448,7 +448,7 @@ def _jobs_train(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """One command: the module (of `scenarios.commands`, or of `jobs`) with its function, its help, and its flags."""
+    """One command: the module (of `scenarios.commands`, or whole) with its function, its help, and its flags."""
 
     module: str
     help: str
@@ -507,50 +507,52 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "bound": Command("simulate", "compute a bound that no router can beat", (_scenario, _bound)),
     "jobs import": Command(
-        "jobs.commands", "make a trace of a cluster's log; tells what is left out, and why", (_jobs_import,)
+        "slimsched.jobs.commands", "make a trace of a cluster's log; tells what is left out, and why", (_jobs_import,)
     ),
     "jobs inspect": Command(
-        "jobs.commands",
+        "slimsched.jobs.commands",
         "tell what a trace holds: load, sizes, run times, users, waits, predictability",
         (_jobs_inspect,),
     ),
     "jobs generate": Command(
-        "jobs.commands", "draw a trace with a load, sizes and run times that you choose", (_jobs_generate,)
+        "slimsched.jobs.commands", "draw a trace with a load, sizes and run times that you choose", (_jobs_generate,)
     ),
-    "jobs init": Command("jobs.commands", "write a first scenario for a trace and a cluster", (_jobs_init,)),
-    "jobs simulate": Command("jobs.commands", "simulate one policy on a trace", (_jobs_scenario, _jobs_policy)),
+    "jobs init": Command("slimsched.jobs.commands", "write a first scenario for a trace and a cluster", (_jobs_init,)),
+    "jobs simulate": Command(
+        "slimsched.jobs.commands", "simulate one policy on a trace", (_jobs_scenario, _jobs_policy)
+    ),
     "jobs compare": Command(
-        "jobs.commands",
+        "slimsched.jobs.commands",
         "compare policies on the same trace: waits, fairness, who wins, how far from the bound",
         (_jobs_scenario, _jobs_compare),
     ),
     "jobs whatif": Command(
-        "jobs.operator_commands",
+        "slimsched.jobs.operator_commands",
         "compare the same jobs before and after a change of the scenario",
         (_jobs_scenario, _jobs_whatif, _jobs_beside),
     ),
     "jobs capacity": Command(
-        "jobs.operator_commands",
+        "slimsched.jobs.operator_commands",
         "find the largest load, or the fewest nodes, at which waits stay below a limit",
         (_jobs_scenario, _jobs_one_policy, _jobs_capacity),
     ),
     "jobs validate-log": Command(
-        "jobs.operator_commands",
+        "slimsched.jobs.operator_commands",
         "tell how far simulated waits are from those in the log",
         (_jobs_scenario, _jobs_one_policy),
     ),
     "jobs tune": Command(
-        "jobs.operator_commands",
+        "slimsched.jobs.operator_commands",
         "seek a policy's numbers on earlier weeks, and judge them on later ones",
         (_jobs_scenario, _jobs_one_policy, _jobs_tune, _jobs_beside),
     ),
     "jobs train": Command(
-        "jobs.operator_commands",
+        "slimsched.jobs.operator_commands",
         "train RLTune on windows of a trace, and judge it on later ones beside rivals",
         (_jobs_scenario, _jobs_train, _jobs_beside),
     ),
     "jobs bound": Command(
-        "jobs.commands",
+        "slimsched.jobs.commands",
         "compute a bound that no policy can beat, and the price of a GPU-hour over time",
         (_jobs_scenario, _jobs_bound),
     ),
@@ -620,7 +622,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def handler_of(command: str) -> Callable[[argparse.Namespace], int]:
     """The function that does a command; its module, and all that it imports, is opened only now."""
     name = COMMANDS[command].module
-    module = import_module(name if name.startswith("jobs.") else f"scenarios.commands.{name}")
+    module = import_module(name if name.startswith("slimsched.") else f"scenarios.commands.{name}")
     found: Callable[[argparse.Namespace], int] = getattr(module, command.replace(" ", "_").replace("-", "_"))
     return found
 

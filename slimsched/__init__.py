@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import hw  # noqa: F401 - sets the environment before torch is opened
-import jobs.gym  # noqa: F401 - registers JobCluster-v0
 import scenarios.gym  # noqa: F401 - registers SlimCluster-v0
+import slimsched.jobs.gym  # noqa: F401 - registers JobCluster-v0
 from kit.errors import InputError, WorkError
 from scenarios.terminal.progress import Step
 from slimsched.functions import (

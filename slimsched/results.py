@@ -33,7 +33,7 @@ class Document(ABC):
 
     def to_json(self) -> str:
         """The document as JSON text: what `--json` writes on the command line."""
-        from scenarios.files.documents import json_text
+        from kit.documents import json_text
 
         return json_text(dict(self.document))
 

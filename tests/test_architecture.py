@@ -16,7 +16,10 @@ TOUCH_FILES = {
     "kit/files.py",  # whole or not at all
     "kit/plugins.py",  # the source of a user's own router
     "kit/jit_cache.py",  # the store of compiled code
-    "policies/ppo/checkpoint.py",  # routers
+    "kit/checkpoint.py",  # weights
+    "kit/documents.py",  # text and JSON
+    "kit/named_files.py",  # paths
+    "kit/parallel.py",  # processes
     "policies/ppo/trainer.py",  # TensorBoard's log
 }
 FILE_MODULES = {"os", "io", "shutil", "tempfile", "safetensors", "safetensors.numpy", "torch.utils.tensorboard"}

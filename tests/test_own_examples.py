@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hw.networks.accuracy import load_accuracy
-from scenarios.files.documents import read_json
+from kit.documents import read_json
 from tests.test_docs import ROOT
 
 

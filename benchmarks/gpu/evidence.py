@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from scenarios.files.documents import write_json, write_text
+from kit.documents import write_json, write_text
 from scenarios.show.table import Table, columns, to_markdown
 
 SCHEMA: Final = "slimsched.gpu/1"

@@ -21,11 +21,11 @@ from statistics import median_low
 from benchmarks.speed.machine import machine
 from calibrate.host import MeasuredHost
 from hw.router.cluster import HardwareCluster
+from kit.documents import write_text
 from policies.records import RunRecord
 from scenarios.executors.run import RealRun, real_cluster, run_on_hardware
 from scenarios.executors.serving import ROUTER
 from scenarios.executors.serving_costs import costs_of
-from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.world.materials import default_folder, make_world

@@ -24,9 +24,9 @@ from benchmarks.study import (
 from benchmarks.study.page import ablation_table
 from benchmarks.study.tuned_rows import Asked
 from hw.host.limits import core_count
+from kit.documents import read_json
 from policies.registry import TUNED
 from scenarios.commands.shared import spread
-from scenarios.files.documents import read_json
 from scenarios.show.table import to_markdown
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from scenarios.terminal.flags import Parser, add_ray, duration_s, new_file, new_folder, positive

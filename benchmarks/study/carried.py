@@ -20,6 +20,7 @@ from benchmarks.study.findings import EQUAL
 from benchmarks.study.sources import file_digest
 from benchmarks.study.tuned_rows import RowsFile, router_file_of, rule_of_now
 from kit.errors import InputError
+from kit.parallel import each
 from policies.registry import CONTROLLED
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import RuleSpec
@@ -28,7 +29,6 @@ from scenarios.learn.tuned_files import with_control
 from scenarios.learn.tuning import Tuning
 from scenarios.metrics.served import LIMIT
 from scenarios.runs.capacity import GROWTH_LIMIT
-from scenarios.runs.parallel import each
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore

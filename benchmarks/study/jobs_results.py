@@ -32,8 +32,8 @@ from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
 from jobs.trace import read_trace
 from kit.chance import stream
+from kit.documents import inputs_hash, read_checked, write_checked, write_text
 from kit.errors import InputError
-from scenarios.files.documents import inputs_hash, read_checked, write_checked, write_text
 from scenarios.show import charts
 
 DRAWN_JOBS: Final = 20_000

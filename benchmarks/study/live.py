@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 from benchmarks.study.live_findings import FELT, Measured
 from benchmarks.study.live_page import live_page, summary_text
 from benchmarks.study.results import ROOT
+from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
-from scenarios.files.documents import read_json, write_json, write_text
 from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by

@@ -24,10 +24,10 @@ from benchmarks.study.margin import margins_of, with_margin
 from benchmarks.study.sources import file_digest
 from benchmarks.study.tuned_rows import RowsFile, router_file_of, rule_of_now
 from kit.chance import derived_seed
+from kit.parallel import each
 from policies.rules.specs import RuleSpec
 from scenarios.files.spec import RatesWorkload
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.runs.parallel import each
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World

@@ -14,10 +14,10 @@ from benchmarks.study.runs import Fluid, collect, fluid_of, point_of, run_missin
 from benchmarks.study.sources import file_digest
 from benchmarks.study.tuned_rows import outdated
 from hw.host.limits import core_count
+from kit.documents import read_json, write_text
+from kit.parallel import Jobs
 from policies.vocabulary import Provenance
-from scenarios.files.documents import read_json, write_text
 from scenarios.files.router_names import made_by
-from scenarios.runs.parallel import Jobs
 from scenarios.show import charts
 
 ROOT: Final = Path(__file__).parents[2]

@@ -20,14 +20,14 @@ from typing import Any, Final, Unpack
 
 from benchmarks.study.cases import STATIONARY, WINDOWED, Case, Contender
 from benchmarks.study.sources import sources_hash
+from kit.documents import inputs_hash, read_json, write_json
 from kit.errors import WorkError
-from scenarios.files.documents import inputs_hash, read_json, write_json
-from scenarios.files.named_files import named_files
+from kit.named_files import named_files
+from kit.parallel import Jobs, each
 from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import display_name
 from scenarios.metrics.result import Result
 from scenarios.runs.bound import FluidModel, oracle_accuracy, window_rates_img_s
-from scenarios.runs.parallel import Jobs, each
 from scenarios.runs.simulate import RunOptions, simulate_metrics
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import RouterMaker

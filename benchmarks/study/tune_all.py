@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.study.cases import ROUTERS, scenario_files, tuned_file
 from kit.errors import InputError, nearest
+from kit.parallel import each
 from policies.registry import RIVALS, TIDE
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.stale import why_tune
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuned_files import failure_path
 from scenarios.learn.tuning import Tuning, tune_router, tuned_text
-from scenarios.runs.parallel import each
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 

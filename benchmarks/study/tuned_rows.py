@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks.study.cases import ROUTERS, tuned_file
 from benchmarks.study.findings import EQUAL
+from kit.documents import read_json, write_json
 from kit.errors import InputError
+from kit.named_files import with_paths
 from policies.rules.specs import RouterSpec, RuleSpec
-from scenarios.files.documents import read_json, write_json
-from scenarios.files.named_files import with_paths
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.files.spec import Scenario

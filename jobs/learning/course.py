@@ -27,7 +27,7 @@ from jobs.ppo.net import JobNet, Weights
 from jobs.sim.record import JobsRecord
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
-from scenarios.runs.parallel import Jobs, each
+from kit.parallel import Jobs, each
 
 LEAST_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards of `rltune-fixed` are shares of
 _WORDS: Final = {  # of a course; what `rltune-faithful` and `rltune-fixed` have where nothing is said

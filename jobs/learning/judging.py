@@ -19,9 +19,9 @@ from jobs.policies.policy import JobPolicy
 from jobs.policies.rivals import policy_of
 from jobs.ppo.files import Learned
 from kit.chance import derived_seed, stream
+from kit.documents import inputs_hash, read_checked, write_checked
 from kit.errors import InputError
-from scenarios.files.documents import inputs_hash, read_checked, write_checked
-from scenarios.runs.parallel import Jobs, each
+from kit.parallel import Jobs, each
 
 DRAWS: Final = 2000
 _BATCH: Final = 50  # windows between two writes

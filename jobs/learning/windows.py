@@ -16,7 +16,7 @@ from jobs.sim.record import JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from kit.chance import stream
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 LENGTH: Final = 256
 TRAINING_JOBS: Final = 10_000  # of a trace: RLTune learns on its first ones

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
 NEVER_NS: Final = 1 << 62

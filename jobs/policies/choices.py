@@ -21,7 +21,7 @@ from jobs.policies.cluster import Pool, Search
 from jobs.policies.vocabulary import Allocation
 from jobs.policies.waiting import Line, WaitingClass
 from jobs.policies.ways import SEVERAL, ways
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 VISIBLE: Final = 128
 WAIT: Final = -1  # nobody is started until something happens

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.policies.history import ENOUGH, LONGEST_CHAIN, Group, History
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 POINTS: Final = 60
 GROWTH: Final = 1.1  # a table is made anew when its group has grown so much

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from typing import Final
 
 from jobs.policies.vocabulary import JobArrived
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 ENOUGH: Final = 30
 LONGEST_CHAIN: Final = 5  # of groups

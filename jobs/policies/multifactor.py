@@ -27,7 +27,7 @@ import numpy as np
 from jobs.policies.book import Features
 from jobs.policies.vocabulary import JobArrived
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 MULTIFACTOR: Final = "multifactor"
 USER, VC = "user", "vc"

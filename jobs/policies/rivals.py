@@ -16,7 +16,7 @@ from jobs.policies.policy import BY_INDEX, NONE, JobPolicy, PreemptionKnobs
 from jobs.policies.queueing import QUEUEINGS
 from jobs.policies.rounds import ROUNDS
 from kit.errors import InputError, nearest
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from jobs.policies.vocabulary import (
     Wake,
 )
 from jobs.policies.waiting import Line, WaitingClass
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 _Commands = list[JobCommand]
 _Demand = tuple[int, tuple[int, ...], tuple[float, ...], int]  # GPUs, pools in order, speeds there, thousandths of each

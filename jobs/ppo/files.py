@@ -13,9 +13,9 @@ from jobs.policies.choices import Choosing
 from jobs.policies.policy import JobPolicy
 from jobs.ppo.choosers import NetChooser
 from jobs.ppo.net import JobNet
+from kit import checkpoint
 from kit.chance import stream
 from kit.errors import InputError, nearest
-from policies.ppo import checkpoint
 
 SCHEMA: Final = "slimsched.joblearned/1"
 FAITHFUL: Final = "rltune-faithful"

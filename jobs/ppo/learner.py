@@ -22,7 +22,6 @@ from jobs.policies.sight import NAMES, PADDING, Seen
 from jobs.ppo.choosers import POOLED
 from jobs.ppo.net import HIDDEN, SIZES, fresh_weights
 from kit.errors import WorkError
-from policies.ppo.update import clipped_surrogate
 
 SLOTS: Final = VISIBLE * len(NAMES)
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
@@ -186,7 +185,9 @@ class JobLearner:
             if step == self.knobs.steps or kl > 1.5 * self.knobs.kl_stop:
                 return step, kl, first_loss
             share = len(log_ratio) / choices.decisions  # forced choices have no gradient, and count in means
-            loss = share * clipped_surrogate(log_ratio, choices.advantage, self.knobs.clip).mean()
+            ratio, clip = log_ratio.exp(), self.knobs.clip
+            gains = ratio * choices.advantage, ratio.clamp(1 - clip, 1 + clip) * choices.advantage
+            loss = share * -torch.minimum(*gains).mean()
             first_loss = first_loss if step else float(loss.detach())
             _descend(self.optimizers[0], loss)
         raise AssertionError("steps end within the loop")

@@ -1,1 +1,1 @@
-"""A simulated cluster that runs training jobs: SimPy drives the decision core of `jobs.policies`."""
+"""A simulated cluster that runs training jobs: an agenda drives the decision core of `jobs.policies`."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from jobs.policies.choices import VISIBLE, WAIT, Choosing, View
 from jobs.policies.sight import NAMES, padded, seen
 from jobs.sim.world import JobSimulation
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 Observation = NDArray[np.float32]
 _HOUR_NS = 3600 * NS_PER_S

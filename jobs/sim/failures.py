@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kit.chance import stream
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, order=True)

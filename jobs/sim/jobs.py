@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from jobs.policies.shares import is_share
 from jobs.policies.vocabulary import JobArrived
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 _LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 Numbers = NDArray[np.float64]

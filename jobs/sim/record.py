@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 NOT_YET: Final = -1
 Times = NDArray[np.int64]

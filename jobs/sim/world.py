@@ -1,4 +1,4 @@
-"""Training jobs on a simulated cluster: SimPy's agenda drives the scheduler's core.
+"""Training jobs on a simulated cluster: an agenda drives the scheduler's core.
 
 At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
 decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy and
@@ -37,12 +37,12 @@ from jobs.policies.vocabulary import (
     StartJob,
     Wake,
 )
+from jobs.sim.agenda import ARRIVAL, LAST, Agenda
 from jobs.sim.failures import Outage
 from jobs.sim.jobs import Found, JobList
 from jobs.sim.record import NOT_YET, JobsRecord
 from kit.errors import InputError
-from policies.vocabulary import NS_PER_S
-from sim.agenda import ARRIVAL, HOST, Agenda
+from kit.units import NS_PER_S
 
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
@@ -204,7 +204,7 @@ class JobSimulation:
         if not self._is_under_way:
             self._is_under_way = True
             self._set_off()
-            self._agenda.at(self._last_ns, HOST, self._pass)  # who is not done by then has held GPUs until then
+            self._agenda.at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
         agenda, scheduler = self._agenda, self.scheduler
         while True:
             while scheduler.next_wake_ns == agenda.now_ns and agenda.is_instant_over:
@@ -250,7 +250,7 @@ class JobSimulation:
         wake_ns = self.scheduler.next_wake_ns
         if wake_ns is not None and wake_ns > self._agenda.now_ns and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
-            self._agenda.at(wake_ns, HOST, self._pass)
+            self._agenda.at(wake_ns, LAST, self._pass)
 
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""

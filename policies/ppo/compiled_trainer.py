@@ -13,10 +13,10 @@ from typing import Protocol
 import numpy as np
 
 from kit.chance import derived_seed
+from kit.checkpoint import Tensors
 from kit.errors import WorkError
 from kit.jit import Singles
 from policies.ppo.buffer import Experience
-from policies.ppo.checkpoint import Tensors
 from policies.ppo.compiled_update import CompiledLearner
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import Layout

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kit.checkpoint import Tensors
 from kit.errors import WorkError
 from kit.jit import Singles
 from policies.ppo import kernels
 from policies.ppo.buffer import Experience
-from policies.ppo.checkpoint import Tensors
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import IMAGES, RECORD, Layout
 from policies.ppo.training import MOMENTS

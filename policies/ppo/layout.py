@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from kit.checkpoint import Tensors
 from kit.jit import Ints, Singles
-from policies.ppo.checkpoint import Tensors
 from policies.ppo.spec import PolicySpec
 from policies.ppo.vectors import LANES
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from kit import checkpoint
 from kit.errors import InputError
 from kit.jit_cache import IS_ON
 from policies.interfaces import RouterConfig
 from policies.observation import Floats
-from policies.ppo import checkpoint
 from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold

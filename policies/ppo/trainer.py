@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from kit.chance import derived_seed
+from kit.checkpoint import Tensors
 from kit.errors import WorkError
 from policies.observation import masks
 from policies.ppo.acting import act
 from policies.ppo.buffer import TransitionBuffer
-from policies.ppo.checkpoint import Tensors
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit import checkpoint
 from kit.chance import stream
 from kit.errors import InputError
-from policies.ppo import checkpoint
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter, header, policy_weights
 from policies.ppo.spec import PolicySpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from kit.documents import told_of
 from kit.errors import InputError, WorkError
 from scenarios.commands.shared import asked_of, read_scenario
-from scenarios.files.documents import told_of
 from scenarios.metrics.fidelity import results_in
 from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder

@@ -7,9 +7,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kit.documents import json_text, read_text, with_remedy, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.documents import json_text, read_text, with_remedy, write_text
 from scenarios.files.reading import as_made, read_profile
 from scenarios.files.shipped import SHIPPED_HOST
 from scenarios.show.profile import described

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from kit.named_files import named_files
 from scenarios.commands.outputs import require_apart, require_beside
-from scenarios.files.named_files import named_files
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import Scenario
 from scenarios.tasks.asked import Asked, run_folder_of
@@ -16,7 +16,7 @@ from scenarios.tasks.asked import spread as spread_over
 from scenarios.terminal.output import Output
 
 if TYPE_CHECKING:
-    from scenarios.runs.parallel import Jobs
+    from kit.parallel import Jobs
 
 
 def read_scenario(arguments: Namespace) -> Scenario:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from kit.documents import write_text
 from kit.errors import InputError, nearest
-from scenarios.files.documents import write_text
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import check_router, is_router_file
 from scenarios.files.shipped import SHIPPED_PROFILES, is_shipped_name

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
+from kit.documents import read_json
 from kit.errors import InputError
 from kit.strict import StrictModel, validate
-from scenarios.files.documents import read_json
 from sim.profile import Count
 
 SCHEMA: Final = "slimsched.decision-time/1"

@@ -1,6 +1,6 @@
 """The page of a scenario's keys, made from the schema itself so that it can't lie. It knows Markdown and nothing else.
 
-`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew; `jobs.keys_page` does
+`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew; `slimsched.jobs.keys_page` does
 so for scenarios of training jobs.
 """
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from hw.networks.datasets import is_image_folder, require_image_folder
 from kit import strict
+from kit.documents import read_text, with_remedy
 from kit.errors import InputError, nearest
+from kit.named_files import with_paths
 from kit.plugins import is_own
-from scenarios.files.documents import read_text, with_remedy
-from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import check_fits, check_router
 from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
 from scenarios.files.spec import (
@@ -53,7 +53,7 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     folder = path.parent.absolute()
     raw = strict.mapping(read_text(path), source)
     for key, value in (changes or {}).items():
-        change(raw, key.split("."), value, source)
+        strict.change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
     if parsed.model.accuracy is not None:
         shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
@@ -86,28 +86,6 @@ def _check(scenario: Scenario, source: str) -> None:
     check_faults(scenario, source)
     _check_routers(scenario, first, source)
     scenario.workload.require_files()
-
-
-def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> None:
-    """Put a value at a key of what was read; missing sections are made, and an item next to a list's last is added."""
-    place: Any = raw
-    for depth, part in enumerate(key):
-        is_last, told = depth == len(key) - 1, ".".join(key[: depth + 1])
-        if isinstance(place, list):
-            if not (part.isascii() and part.isdigit() and int(part) < len(place) + is_last):
-                problem = f"no such item; the list has {len(place)}, counted from 0"
-                raise InputError(source, told, f"{problem}; a whole one at {len(place)} is added")
-            at: Any = int(part)
-        elif isinstance(place, dict):
-            at = part
-        else:
-            raise InputError(source, told, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
-        if is_last and isinstance(place, list):
-            place[at : at + 1] = [value]
-        elif is_last:
-            place[at] = value
-        else:
-            place = place[at] if isinstance(place, list) else place.setdefault(at, {})
 
 
 def read_profile(path: Path, source: str | None = None, key: str = "", *, to_show: bool = False) -> Profile:

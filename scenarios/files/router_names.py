@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy.typing as npt
 
 from kit import strict
+from kit.documents import read_text, write_text
 from kit.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
 from policies.registry import RULES, TUNED
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
-from scenarios.files.documents import read_text, write_text
 from scenarios.files.made_routers import LEARNED, PPO, ROUTER_SUFFIX, RULE_SUFFIX, made_kind
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     """
     if path.name.endswith(RULE_SUFFIX):
         return read_rule(path)
-    from policies.ppo import checkpoint  # rules must not wait for what reads files of weights
+    from kit import checkpoint  # rules must not wait for what reads files of weights
 
     tensors, metadata = checkpoint.read(path)
     kind = checkpoint.kind_in(metadata)
@@ -185,7 +185,7 @@ def made_by(path: Path) -> Mapping[str, Any]:
     """How a router's file came about, as it says itself; empty where it says nothing."""
     if path.name.endswith(RULE_SUFFIX):
         return read_rule(path).made_by
-    from policies.ppo import checkpoint
+    from kit import checkpoint
 
     try:
         found = json.loads(checkpoint.read(path)[1].get("made_by", "{}"))

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kit.documents import read_text
 from kit.errors import InputError, nearest
-from scenarios.files.documents import read_text
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = 1e20  # nanoseconds since 1970 are less

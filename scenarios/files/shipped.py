@@ -29,15 +29,6 @@ def moved(path: Path) -> Path:
     return path
 
 
-def shipped_as(path: Path) -> Path | None:
-    """The file that ships by the former path that one seems to name; None where none does."""
-    for place, part in enumerate(path.parts):
-        now = SHIPPED.joinpath(*path.parts[place:])
-        if part in _MOVED and ".." not in path.parts and now.exists():
-            return now
-    return None
-
-
 def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
     """The file of a profile; a bare word that is no file is the name of a shipped one.
 

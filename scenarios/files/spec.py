@@ -8,7 +8,6 @@ the number of servers come from the files named here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,14 +17,14 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from hw.networks.datasets import DATASETS, is_image_folder
 from kit import strict
-from kit.files import possible_path
+from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import Plain, StrictModel, form
+from kit.units import parse_duration
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.goal_control import MOST_WEIGHT
 from policies.interfaces import GROUPS
 from policies.vocabulary import NS_PER_S, nanoseconds
 from policies.waits import problem_with
-from scenarios.files.named_files import FileName
 from scenarios.files.router_names import is_router_file, router_file
 from scenarios.files.series import read_rates, read_trace
 from scenarios.files.shipped import is_shipped_name, profile_file
@@ -33,36 +32,6 @@ from sim.profile import Count, Loss, NonNegative, Positive, Share
 
 SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
-_NAME = re.compile(NAME)
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h|d)")
-
-_LONG_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*(millisec\w*|sec\w*|min\w*|hour\w*|hr\w*|days?)")
-
-
-def plain_name(text: str) -> str:
-    """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
-    if _NAME.fullmatch(text):
-        return text
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:100]).strip("-._")
-    allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
-    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
-
-
-Name = Annotated[str, AfterValidator(plain_name)]
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of `45s`, `5m`, `1.5h`, `2d`, `200ms` or a plain number of seconds; raises ValueError for all else."""
-    match = _DURATION.fullmatch(text.strip())
-    try:
-        return float(match[1]) * _UNITS_S[match[2]] if match else float(text)
-    except ValueError:
-        problem = f"no duration: {text!r:.40}; allowed are seconds as a number, or 45s, 5m, 1h, 2d, 200ms"
-        near = _LONG_UNIT.fullmatch(text.strip()[:40].lower())
-        unit = "ms" if near and near[2].startswith("milli") else near[2][0] if near else ""
-        raise ValueError(f"{problem}; write {near[1]}{unit}" if near else problem) from None
 
 
 def _seconds(value: Any) -> Any:
@@ -74,8 +43,6 @@ Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
 EnergyWeight = Annotated[float, Field(ge=0, le=MOST_WEIGHT)]
 Whole = Annotated[int, Field(ge=0)]
-PossiblePath = Annotated[str, AfterValidator(possible_path)]
-FilePath = Annotated[PossiblePath, FileName()]
 ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(text), profile_file)]
 DatasetName = Annotated[
     PossiblePath, FileName(is_image_folder, lambda text: Path(text) if is_image_folder(text) else None)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from kit.documents import inputs_hash
 from kit.errors import InputError, nearest
-from scenarios.files.documents import inputs_hash
+from kit.parallel import Jobs
 from scenarios.files.router_names import display_name
 from scenarios.job.job import Job
 from scenarios.metrics.comparison import Bounds, Comparison, compare_results
 from scenarios.metrics.result import Result, Simulator
 from scenarios.metrics.service import Promise
 from scenarios.runs.engines import able_to_run
-from scenarios.runs.parallel import Jobs
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
 from scenarios.terminal.progress import Progress

@@ -20,10 +20,10 @@ from hw.networks.datasets import dataset_label
 from hw.networks.registry import ModelFile, Network
 from hw.telemetry import available_devices, unusable_devices
 from hw.version import code_here
+from kit.documents import inputs_hash
 from kit.errors import InputError
-from scenarios.files.documents import inputs_hash
+from kit.named_files import named_files, with_paths
 from scenarios.files.made_routers import made_file, made_kind, made_kinds
-from scenarios.files.named_files import named_files, with_paths
 from scenarios.files.reading import check_faults
 from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.spec import Scenario

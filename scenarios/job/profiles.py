@@ -10,12 +10,12 @@ from calibrate.calibration import Calibration
 from calibrate.log import require_log
 from hw.device import DeviceSpec
 from hw.networks.datasets import load_dataset
+from kit.documents import read_text
 from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.links import measure_links
 from scenarios.executors.serving import measure_serving, with_overheads
-from scenarios.files.documents import read_text
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 
-from policies.ppo.checkpoint import read
+from kit.checkpoint import read
+from kit.documents import read_checked
 from policies.ppo.router import PPORouter
 from policies.ppo.training import CHECKPOINT
-from scenarios.files.documents import read_checked
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
 from scenarios.learn.expected import announced

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from kit import checkpoint
 from kit.errors import InputError
-from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.files.made_routers import ROUTER_SUFFIX

@@ -15,6 +15,7 @@ import numpy as np
 
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
+from kit.parallel import Elsewhere, Jobs, each
 from policies.interfaces import limit_ns_of
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT, RouterSpec
@@ -22,7 +23,6 @@ from policies.vocabulary import OwnLimit
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
-from scenarios.runs.parallel import Elsewhere, Jobs, each
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.cluster import RunSpec

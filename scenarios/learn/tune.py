@@ -18,6 +18,7 @@ import numpy as np
 
 from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
+from kit.parallel import Jobs
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
@@ -38,7 +39,6 @@ from scenarios.learn.race import CLOSE, OF_SEARCH, Figures, Raced, Racer, figure
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
-from scenarios.runs.parallel import Jobs
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 

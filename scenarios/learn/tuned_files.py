@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
+from kit.documents import read_text, write_text
 from kit.errors import InputError, nearest
+from kit.named_files import with_paths
 from kit.strict import mapping
 from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
-from scenarios.files.documents import read_text, write_text
 from scenarios.files.made_routers import RULE_SUFFIX
-from scenarios.files.named_files import with_paths
 from scenarios.files.router_names import without_ending, write_rule
 from scenarios.files.spec import Scenario
 from scenarios.learn.knobs import TuningKnobs

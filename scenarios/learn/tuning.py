@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import InputError
+from kit.parallel import Jobs
 from policies.registry import CONTROLLED
 from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced
@@ -16,7 +17,6 @@ from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
-from scenarios.runs.parallel import Jobs
 from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
 from scenarios.world.materials import load_world

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
-from scenarios.files.documents import read_json, write_json
 from scenarios.runs import layout
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.lock import is_held

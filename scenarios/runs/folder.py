@@ -18,9 +18,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+from kit.documents import read_checked, read_json, with_remedy, write_checked, write_json, write_text
 from kit.errors import InputError, WorkError
 from kit.files import file_hash, set_aside
-from scenarios.files.documents import read_checked, read_json, with_remedy, write_checked, write_json, write_text
 from scenarios.runs import layout
 from scenarios.runs.adoption import ELSEWHERE, contents_of, require_ours
 from scenarios.runs.lock import locked

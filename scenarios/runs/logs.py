@@ -17,11 +17,11 @@ import msgspec
 
 from kit.errors import InputError
 from kit.files import atomic_path
+from kit.named_files import NAME
 from policies.codec import from_jsonable, to_jsonable
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.records import AgentLog, LoggedStep, RunRecord
-from scenarios.files.spec import NAME
 from scenarios.runs.folder import RunFolder
 
 LOG_FILE: Final = "events.jsonl.gz"

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from hw.host.limits import core_count
 from hw.version import code_here
+from kit.documents import read_json
 from kit.errors import InputError
-from scenarios.files.documents import read_json
 from scenarios.runs.adoption import ENVIRONMENT_SCHEMAS
 from scenarios.runs.folder import RunFolder
 

@@ -20,9 +20,9 @@ from typing import Any, Final, TypeVar
 
 from hw.ray.cluster import Node, RayCluster, joined, ray_here
 from kit.errors import InputError, WorkError, in_a_line
+from kit.parallel import ONE_THREAD
 from kit.plugins import REFUSING
 from scenarios.runs import ray_task
-from scenarios.runs.parallel import ONE_THREAD
 from scenarios.runs.ray_task import Given, Refused, difference, facts_here
 
 FLAG: Final = "--ray"

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from kit.documents import told_of
 from kit.errors import InputError
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
 from policies.reconcile import Books
 from policies.records import LoggedStep
 from policies.replay import Divergence, replay
-from scenarios.files.documents import told_of
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, StoredLife, logged_places, read_lives, read_log
 

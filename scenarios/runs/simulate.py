@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from hw.host.limits import core_count
 from kit.chance import stream
+from kit.parallel import Jobs, each
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.metrics.result import Result, RunLabel, Simulator, Window, summarise
 from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import against_reference, diagnosed
-from scenarios.runs.parallel import Jobs, each
 from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World
 
@@ -129,7 +129,7 @@ def simulate_all(
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
         on_result: told of each result, as it comes.
-        jobs: where runs are made (`scenarios.runs.parallel`); what comes out is the same, bit for bit but for `wall_s`,
+        jobs: where runs are made (`kit.parallel`); what comes out is the same, bit for bit but for `wall_s`,
             wherever that is.
 
     Raises:

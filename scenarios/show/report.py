@@ -19,8 +19,8 @@ from markupsafe import Markup
 
 from hw.networks.accuracy import MEASURED
 from kit import strict
+from kit.documents import read_text, with_keys
 from kit.errors import InputError
-from scenarios.files.documents import read_text, with_keys
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES

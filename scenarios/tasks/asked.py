@@ -21,10 +21,10 @@ from scenarios.runs.folder import RunFolder
 from scenarios.terminal.places import writable_folder
 
 if TYPE_CHECKING:
+    from kit.parallel import Jobs
     from scenarios.job.job import Job
     from scenarios.metrics.result import Simulator
     from scenarios.runs.engines import EngineChoice
-    from scenarios.runs.parallel import Jobs
     from scenarios.world.world import World
 
 

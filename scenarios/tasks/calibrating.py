@@ -16,6 +16,7 @@ from hw.networks.registry import ModelFile, Network
 from hw.ray.cluster import joined
 from hw.ray.host import cache, kept
 from hw.telemetry import available_devices, unusable_devices
+from kit.documents import inputs_hash, write_json, write_text
 from kit.errors import InputError
 from kit.files import set_aside
 from scenarios.executors.calibrate import calibrate_device
@@ -32,7 +33,6 @@ from scenarios.executors.devices import (
 from scenarios.executors.emulation import played
 from scenarios.executors.hosts import Hosts
 from scenarios.executors.links import measure_links
-from scenarios.files.documents import inputs_hash, write_json, write_text
 from scenarios.files.reading import as_made
 from scenarios.files.shipped import CALIBRATED
 from scenarios.files.spec import DeviceSection

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from kit.documents import no_number
 from kit.errors import InputError, nearest
 from kit.files import possible_path
-from scenarios.files.documents import no_number
 from scenarios.files.shipped import moved, scenario_file
 
 SHORTEST_S: Final = 1e-3
@@ -169,7 +169,8 @@ def duration_or_none_s(text: str) -> float:
 
 
 def _duration_s(text: str, least_s: float) -> float:
-    from scenarios.files.spec import LONGEST_S, parse_duration
+    from kit.units import parse_duration
+    from scenarios.files.spec import LONGEST_S
 
     try:
         value_s = parse_duration(text)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from scenarios.files.documents import json_text, write_json
+from kit.documents import json_text, write_json
 from scenarios.terminal.progress import say
 from scenarios.terminal.visible import visible_text
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hw.networks.accuracy import load_accuracy
+from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.documents import with_remedy
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection

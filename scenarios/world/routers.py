@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
@@ -16,7 +17,6 @@ from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec
 from policies.rules.tide import TideRule
 from policies.vocabulary import NS_PER_S
-from scenarios.files.documents import with_remedy
 from scenarios.files.made_routers import made_file, made_kind
 from scenarios.files.router_names import code_of, made_by, read_router, router_file
 from scenarios.files.spec import Scenario

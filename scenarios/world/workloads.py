@@ -1,4 +1,4 @@
-"""When images arrive: a scenario's workload, played by `sim.workload`.
+"""When images arrive: a scenario's workload, played by `kit.workload`.
 
 A kind of workload is a section in `scenarios.files.spec` and one function here, registered for it.
 """
@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from kit import workload
 from kit.chance import stream
+from kit.workload import Arrivals
 from scenarios.files.series import read_rates, read_trace
 from scenarios.files.spec import (
     DiurnalWorkload,
@@ -25,8 +27,6 @@ from scenarios.files.spec import (
     TraceWorkload,
     WorkloadSection,
 )
-from sim import workload
-from sim.workload import Arrivals
 
 
 @dataclass(frozen=True, slots=True)

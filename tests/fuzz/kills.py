@@ -24,8 +24,8 @@ from typing import Any, Final
 import yaml
 
 from kit.chance import stream
+from kit.documents import read_json
 from scenarios.cli import main
-from scenarios.files.documents import read_json
 from tests.fuzz.cases import Box, Case
 from tests.fuzz.finished import NAME, scenario_text
 from tests.fuzz.state import RUN, documents, names_below

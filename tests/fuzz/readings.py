@@ -17,8 +17,7 @@ import yaml
 
 from hw.networks.accuracy import Evaluation, load_accuracy, save_accuracy
 from hw.networks.registry import ModelFile
-from kit import strict
-from policies.ppo import checkpoint
+from kit import checkpoint, strict
 from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.router_names import read_router, read_rule, write_rule
 from scenarios.files.series import read_rates, read_trace

@@ -11,6 +11,7 @@ import yaml
 
 from jobs.case import JobsCase, read_case, read_scenario
 from jobs.trace import JobTrace, write_trace
+from slimsched.jobs.profiles import profile_images_s
 
 NODES = [{"count": 1, "gpus": 4}]
 
@@ -58,4 +59,4 @@ def write_case(folder: Path, trace: JobTrace, /, **keys: Any) -> Path:
 def case_of(folder: Path, trace: JobTrace, /, **keys: Any) -> JobsCase:
     """The same, read."""
     path = write_case(folder, trace, **keys)
-    return read_case(read_scenario(path), str(path))
+    return read_case(read_scenario(path), str(path), profile_images_s)

@@ -15,12 +15,12 @@ import pytest
 from jobs.case import read_scenario
 from jobs.comparing import run_policy
 from jobs.doubts import doubts
-from jobs.gym import JOBS_ID
-from jobs.keys_page import jobs_keys_markdown
 from jobs.ppo.files import Learned, LearnedSpec, write_learned
 from jobs.ppo.net import SIZES, JobNet, fresh_weights
 from jobs.records import fingerprint
 from kit.errors import InputError
+from slimsched.jobs.gym import JOBS_ID
+from slimsched.jobs.keys_page import jobs_keys_markdown
 from tests.jobs.cases import case_of, trace_of, write_case
 
 DAY = 86400.0
@@ -29,7 +29,7 @@ MINE = "schema: slimsched.jobpolicy/1\n"
 
 
 def test_the_page_of_keys_is_up_to_date() -> None:
-    """`docs/jobs-scenario-keys.md` is what `python -m jobs.keys_page` writes."""
+    """`docs/jobs-scenario-keys.md` is what `python -m slimsched.jobs.keys_page` writes."""
     page = jobs_keys_markdown()
     assert Path("docs/jobs-scenario-keys.md").read_text(encoding="utf-8") == page
     assert "|  |" not in page

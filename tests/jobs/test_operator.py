@@ -17,7 +17,6 @@ from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.course import Course
 from jobs.learning.windows import SCORES, Windows
 from jobs.log_validation import validation_document
-from jobs.operator_tables import tuning_text, validation_text, whatif_text
 from jobs.resampling import Blocks, chance_explains
 from jobs.room_for import Limit, Tried, fewest_nodes, largest_load
 from jobs.trace import JobTrace
@@ -25,6 +24,7 @@ from jobs.tuning import tune
 from jobs.whatif import WhatIf
 from kit.errors import InputError, WorkError
 from scenarios.cli import JOB_REWARDS, main
+from slimsched.jobs.operator_tables import tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 MEAN = Limit("mean", 300.0)

@@ -7,9 +7,9 @@ import pytest
 
 from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
 from jobs.summary import DAY_S, summarize
-from jobs.tables import summary_text
 from jobs.trace import JobTrace
-from scenarios.files.documents import json_text
+from kit.documents import json_text
+from slimsched.jobs.tables import summary_text
 from tests.jobs.test_trace import small
 
 

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from kit.errors import InputError
-from scenarios.runs.parallel import ONE_THREAD
+from kit.parallel import ONE_THREAD
 
 
 def wait_marked(folder: str, task: int) -> int:

@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 
 from hw.networks.registry import ModelFile
+from kit.documents import read_checked
 from kit.errors import InputError, WorkError
 from policies.records import ForeignLoad
 from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
 from scenarios.executors.slowdown import Changes
-from scenarios.files.documents import read_checked
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
 from scenarios.job.validation import keep_runs, validate_world

@@ -13,8 +13,8 @@ import yaml
 from benchmarks.study import carried
 from benchmarks.study.__main__ import main
 from benchmarks.study.carried import STEP, WIDEST, is_carried, largest
+from kit.documents import read_json
 from policies.rules.controlled import ControlSpec
-from scenarios.files.documents import read_json
 from scenarios.learn.tuning import Tuning, tune_router
 from sim.compiled.scoring import RunScore
 from tests.scenarios.test_tune import write_promising

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kit.documents import read_json
 from kit.errors import InputError
 from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
@@ -18,7 +19,6 @@ from scenarios.cli import main
 from scenarios.executors import deciding
 from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
 from scenarios.files.decision_times import DecisionTime, read_decision_time
-from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job.deciding import with_decision_times
 from scenarios.job.job import Job

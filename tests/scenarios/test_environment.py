@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kit.documents import read_json
 from scenarios.cli import main
-from scenarios.files.documents import read_json
 from scenarios.job import job
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import SCHEMA, environment, environments, note_environment

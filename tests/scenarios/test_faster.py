@@ -11,8 +11,8 @@ import yaml
 
 from benchmarks.study import faster
 from benchmarks.study.tuned_rows import Asked
+from kit.documents import read_json
 from kit.errors import InputError
-from scenarios.files.documents import read_json
 from scenarios.learn.tuning import knobs_of
 from scenarios.show.table import to_markdown
 from scenarios.world.materials import load_world

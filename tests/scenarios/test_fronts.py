@@ -16,7 +16,7 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.fronts import Limit, limits_of
 from benchmarks.study.pictures import HOLLOW, energy_chart
 from benchmarks.study.tuned_rows import Asked
-from scenarios.files.documents import read_json
+from kit.documents import read_json
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import FloorError
 from scenarios.learn.tuning import Tuning

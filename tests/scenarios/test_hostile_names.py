@@ -14,8 +14,8 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from kit.documents import read_json
 from kit.errors import InputError
-from scenarios.files.documents import read_json
 from scenarios.show import charts, html
 from scenarios.show.profile_charts import latency_curves
 from scenarios.show.profile_curves import latency_bands

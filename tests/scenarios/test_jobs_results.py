@@ -13,7 +13,7 @@ from jobs.case import job_list
 from jobs.generate import Drawing, Law, draw
 from jobs.learning.course import Course
 from jobs.trace import read_trace, write_trace
-from scenarios.files.documents import read_checked
+from kit.documents import read_checked
 
 SECTIONS = (
     "In short",

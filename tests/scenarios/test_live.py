@@ -12,10 +12,10 @@ from benchmarks.study.__main__ import main
 from benchmarks.study.live import SCHEMA, collect, known_in, make_page, measured_in
 from benchmarks.study.live_findings import Measured, Outcome, change_over, outcome, said_so
 from benchmarks.study.live_page import live_page, summary_text
+from kit.documents import read_json, write_json
 from kit.errors import InputError
 from policies.registry import TIDE
 from policies.rules.specs import LadderRule
-from scenarios.files.documents import read_json, write_json
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault

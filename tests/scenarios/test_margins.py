@@ -12,13 +12,13 @@ import yaml
 from benchmarks.study import margins
 from benchmarks.study.__main__ import main
 from benchmarks.study.margin import STEPS, margins_in, margins_of, with_margin
+from kit.documents import read_json
 from policies.rules.infaas import InfaasRule
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.milp import MilpRule
 from policies.rules.slackfit import SlackFitRule
 from policies.rules.specs import FixedRule, LadderRule, RuleSpec
 from policies.rules.tide import TideRule
-from scenarios.files.documents import read_json
 from scenarios.learn.tuning import Tuning, tune_router
 from scenarios.world.materials import load_world
 from tests.scenarios.test_tune import write_promising

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
+from kit.documents import read_json
 from policies.records import STAGES
 from scenarios.cli import main
-from scenarios.files.documents import read_json
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results

@@ -16,9 +16,9 @@ from calibrate.interference import Interference, require_quiet
 from hw.device import DeviceSpec
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.telemetry import usable_cores
+from kit import checkpoint
 from kit.errors import InputError
 from policies.interfaces import GROUPS
-from policies.ppo import checkpoint
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from scenarios.cli import main

@@ -28,6 +28,7 @@ import pytest
 import yaml
 
 from kit.errors import InputError, WorkError
+from kit.parallel import ONE_THREAD, each
 from policies.rules.specs import LadderRule
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
@@ -36,7 +37,6 @@ from scenarios.learn.tune import tune_world
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import Result, Simulator
 from scenarios.runs import ray_task
-from scenarios.runs.parallel import ONE_THREAD, each
 from scenarios.runs.ray_pool import RayPool, ray_pool
 from scenarios.runs.simulate import simulate_all, simulate_metrics, simulate_world
 from scenarios.world.materials import load_world, make_world

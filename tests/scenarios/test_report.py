@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kit.documents import read_json, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.documents import read_json, write_text
 from scenarios.runs.folder import RunFolder
 from scenarios.show.charts import RoundTicks
 from scenarios.show.html import Chart, Grid, render

@@ -52,12 +52,12 @@ from benchmarks.study.results import found_in, make_results, notes_of
 from benchmarks.study.sources import file_digest, imported, sources_hash
 from benchmarks.study.tune_all import KINDS, tune_all, tunings
 from benchmarks.study.tuned_rows import digest_of, rule_of_now
+from kit.documents import write_json
 from kit.errors import WorkError
 from policies.rules.context import ComposedRouter
 from policies.rules.specs import FixedRule, LadderRule
 from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
-from scenarios.files.documents import write_json
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.files.spec import Scenario
 from scenarios.learn.tune import FloorError

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hw.networks.accuracy import load_accuracy
+from kit.documents import read_json
 from scenarios.cli import main
-from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job import network, profiles, router, validation
 from scenarios.job.job import Job

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.documents import inputs_hash, write_json, write_text
 from kit.errors import InputError
 from kit.files import atomic_path
 from policies.records import RunRecord
 from policies.replay import replay
-from scenarios.files.documents import inputs_hash, write_json, write_text
 from scenarios.runs import records
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, read_cores, read_log, write_cores

@@ -14,12 +14,12 @@ from unittest.mock import MagicMock
 import pytest
 from msgspec.structs import replace
 
+from kit.documents import read_json
 from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
 from scenarios.cli import main
 from scenarios.executors.campaign import Finished, PlannedRun
-from scenarios.files.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job import validation as stage
 from scenarios.job.job import Job

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 import scenarios.learn.train as train_module
+from kit import checkpoint
 from kit.errors import WorkError
-from policies.ppo import PPORouter, checkpoint
+from policies.ppo import PPORouter
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule

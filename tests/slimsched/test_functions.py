@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import slimsched
+from kit.documents import read_json
 from policies.ppo.router import PPORouter
 from scenarios.cli import COMMANDS, main
 from scenarios.executors.checking import SERVING_S
-from scenarios.files.documents import read_json
 from scenarios.tasks import calibrating
 from slimsched import InputError, Step
 from tests import worlds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kit import workload
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.observation import ObservationSpec
@@ -14,7 +15,6 @@ from policies.ppo import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.reward import RewardWeights
-from sim import workload
 from sim.accuracy import BernoulliCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.env import SlimClusterEnv

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save
 
+from kit import checkpoint
 from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
-from policies.ppo import PolicySpec, PPOKnobs, PPORouter, checkpoint
+from policies.ppo import PolicySpec, PPOKnobs, PPORouter
 from policies.ppo.trainer import CHECKPOINT, TensorBoardLog, Trainer, train
 from policies.vocabulary import Choice, ClusterView, Hold
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jobs.comparison_tables import OF_THE_TIME, coverage_notes, interval_text, share_interval
 from jobs.resampling import Interval, chance_explains, chance_text
 from jobs.room_for import Limit, Tried
-from jobs.tables import share_text, time_text, unit_of
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
+from slimsched.jobs.comparison_tables import OF_THE_TIME, coverage_notes, interval_text, share_interval
+from slimsched.jobs.tables import share_text, time_text, unit_of
 
 REQUESTED: Final = "fifo-easy-requested"  # nearest to what most clusters run
 _MANY: Final = 10.0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from kit import workload
 from kit.chance import hashed, stream
-from sim import workload
 
 HORIZON_S = 400.0
 RATE = 50.0

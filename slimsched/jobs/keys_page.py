@@ -1,6 +1,6 @@
 """The page of the keys of a scenario of training jobs, and of a policy's file, made from their schemas.
 
-`python -m jobs.keys_page > docs/jobs-scenario-keys.md` writes it anew.
+`python -m slimsched.jobs.keys_page > docs/jobs-scenario-keys.md` writes it anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scenarios.files.keys_page import keys_markdown
 
 _HEAD: Final = """# The keys of a scenario of training jobs
 
-Made from `jobs/spec.py` by `python -m jobs.keys_page`: edit descriptions there.
+Made from `jobs/spec.py` by `python -m slimsched.jobs.keys_page`: edit descriptions there.
 
 `slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to the file's
 own folder. Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`. `null` stands for what the description says.

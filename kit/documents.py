@@ -11,7 +11,6 @@ from typing import Any
 
 from kit.errors import InputError, nearest
 from kit.files import atomic_path, folder_hash, lies_there, read_bytes
-from scenarios.files.shipped import shipped_as
 
 
 def write_text(path: Path, text: str) -> None:
@@ -120,9 +119,7 @@ def read_text(path: Path, source: str | None = None, key: str = "") -> str:
 
 
 def _neighbor(path: Path) -> str:
-    """A hint: where what ships by this former path lies now, or the nearest file of that kind in the same folder."""
-    if (now := shipped_as(path)) is not None:
-        return f"; what ships by this name is {now}"
+    """A hint: the nearest file of that kind in the same folder."""
     folder = path.absolute().parent
     if not lies_there(folder):
         remedy = ": paths in a scenario count from its folder" if path.is_absolute() else ""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.documents import read_json, read_text
 from kit.errors import InputError
 from kit.files import read_bytes
-from scenarios.files.documents import read_json, read_text
 
 MAKES: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "no such file"),

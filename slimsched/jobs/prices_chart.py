@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jobs.bounding import CaseBound
-from jobs.tables import DAY_S
 from scenarios.show.charts import COLORS, canvas, label_of
+from slimsched.jobs.tables import DAY_S
 
 
 def prices_chart(bounds: Sequence[CaseBound]) -> Figure:

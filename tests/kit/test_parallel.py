@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError, WorkError
+from kit.parallel import ONE_THREAD, each
 from scenarios.metrics.comparison import compare_results
-from scenarios.runs.parallel import ONE_THREAD, each
 from scenarios.runs.simulate import default_jobs, simulate_all
 from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
@@ -90,7 +90,7 @@ if "--multiprocessing-fork" in sys.orig_argv:
 """
 MUCH_IN_COMMON = """\
 import operator
-from scenarios.runs.parallel import each
+from kit.parallel import each
 if __name__ == "__main__":
     list(each(operator.add, bytes(1 << 20), [b"1", b"2"], 2))
 """

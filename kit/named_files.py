@@ -5,15 +5,17 @@ So a new key is found here without being listed: by what makes paths absolute, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
+from kit.files import possible_path
 from kit.strict import StrictModel
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -30,6 +32,24 @@ class FileName:
 
     is_path: Callable[[str], bool] = lambda text: True
     find: Callable[[str], Path | None] = Path
+
+
+PossiblePath = Annotated[str, AfterValidator(possible_path)]
+FilePath = Annotated[PossiblePath, FileName()]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+_NAME = re.compile(NAME)
+
+
+def plain_name(text: str) -> str:
+    """The name that names folders and files, too; raises ValueError, with one that is near, for all else."""
+    if _NAME.fullmatch(text):
+        return text
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:100]).strip("-._")
+    allowed = "up to 100 letters, digits, `.`, `_` and `-`, the first a letter or a digit"
+    raise ValueError(f"{text!r:.80} can't be a name; allowed are {allowed}" + (f", such as {plain}" if plain else ""))
+
+
+Name = Annotated[str, AfterValidator(plain_name)]
 
 
 @dataclass(frozen=True)

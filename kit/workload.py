@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.vocabulary import NS_PER_S
+from kit.units import NS_PER_S
 
 Arrivals = NDArray[np.int64]
 

@@ -48,11 +48,12 @@ def make_job_env(
     from jobs.learning.windows import Windows
     from jobs.policies.policy import JobPolicy
     from jobs.sim.env import JobClusterEnv
+    from slimsched.jobs.profiles import profile_images_s
 
     require_undrawn(JOBS_ID, render_mode)
     require_whole(JOBS_ID, "length", length, 1)
     require_whole(JOBS_ID, "warm", warm, 0)
-    case = read_case(read_scenario(Path(scenario)), str(scenario))
+    case = read_case(read_scenario(Path(scenario)), str(scenario), profile_images_s)
     windows = Windows(case.jobs, case.world, warm, len(case.jobs) - length, length, warm)
     policy = JobPolicy(order, "stall" if may_stall else "choice", placement="lowest", learned="gymnasium")
     return JobClusterEnv(partial(_window, windows, policy))
@@ -63,4 +64,4 @@ def _window(windows: Windows, policy: JobPolicy, seed: int, choosing: Choosing) 
 
 
 if JOBS_ID not in gymnasium.registry:
-    gymnasium.register(JOBS_ID, entry_point="jobs.gym:make_job_env")
+    gymnasium.register(JOBS_ID, entry_point="slimsched.jobs.gym:make_job_env")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from jobs.resampling import chance_explains, chance_text
-from jobs.tables import share_text, time_text
 from scenarios.show.answers import Answer
 from scenarios.show.numbers import number
+from slimsched.jobs.tables import share_text, time_text
 
 LEAST: Final = "Which policy makes users wait least?"
 PAYS: Final = "Who pays for it?"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 
 from kit import strict
+from kit.documents import write_text
 from kit.errors import InputError
-from scenarios.files.documents import write_text
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file
 from scenarios.terminal.progress import Progress
@@ -24,8 +24,8 @@ _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets 
 def jobs_whatif(arguments: Namespace) -> int:
     """The same jobs before and after a change."""
     from hw.host.limits import core_count
-    from jobs.operator_tables import whatif_text
     from jobs.whatif import WhatIf
+    from slimsched.jobs.operator_tables import whatif_text
 
     output = Output(arguments)
     if not arguments.change:
@@ -42,8 +42,8 @@ def jobs_whatif(arguments: Namespace) -> int:
 
 def jobs_capacity(arguments: Namespace) -> int:
     """The largest load, or the fewest nodes, at which waits keep a limit."""
-    from jobs.operator_tables import load_text, nodes_text, tried_text
     from jobs.room_for import Limit, Tried, capacity_document, fewest_nodes, largest_load
+    from slimsched.jobs.operator_tables import load_text, nodes_text, tried_text
 
     output = Output(arguments)
     case = _case(arguments, output)
@@ -65,7 +65,7 @@ def jobs_capacity(arguments: Namespace) -> int:
 def jobs_validate_log(arguments: Namespace) -> int:
     """Simulated waits beside the recorded ones."""
     from jobs.log_validation import validation_document
-    from jobs.operator_tables import validation_text
+    from slimsched.jobs.operator_tables import validation_text
 
     output = Output(arguments)
     case = _case(arguments, output)
@@ -78,9 +78,9 @@ def jobs_validate_log(arguments: Namespace) -> int:
 def jobs_tune(arguments: Namespace) -> int:
     """Numbers of a policy, sought on earlier jobs and judged on later ones."""
     from hw.host.limits import core_count
-    from jobs.operator_tables import tuning_text
     from jobs.spec import POLICY_SUFFIX
     from jobs.tuning import SCHEMA, policy_document, ranges_of, tune
+    from slimsched.jobs.operator_tables import tuning_text
 
     output = Output(arguments)
     if not arguments.out.name.endswith(POLICY_SUFFIX):
@@ -191,11 +191,12 @@ def _case(
     """The scenario, changed, with the policies and the load that flags give instead of its own."""
     from jobs.case import read_case, read_scenario, with_flags
     from jobs.doubts import doubts, require_a_fit
+    from slimsched.jobs.profiles import profile_images_s
 
     named = getattr(arguments, "policy", None) or ()
     policies = (named,) if isinstance(named, str) else tuple(named)
     scenario = with_flags(read_scenario(arguments.scenario, changes), policies, arguments.load)
-    case = read_case(scenario, str(arguments.scenario))
+    case = read_case(scenario, str(arguments.scenario), profile_images_s)
     require_a_fit(case)
     for doubt in doubts(case) if is_told else ():
         output.remark(f"warning: {doubt}")

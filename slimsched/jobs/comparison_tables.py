@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from jobs.answers import answers, room_for
-from jobs.tables import share_text, time_text, unit_of
 from scenarios.show.answers import box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.terminal.screen import screen_width
+from slimsched.jobs.answers import answers, room_for
+from slimsched.jobs.tables import share_text, time_text, unit_of
 
 _HEADS: Final = {"size": "GPUs", "vc": "VC"}
 _MOST_GROUPS: Final = 12

@@ -7,8 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.documents import write_json, write_text
 from kit.errors import InputError
-from scenarios.files.documents import write_json, write_text
 from scenarios.terminal.output import Output
 from scenarios.terminal.places import writable_file, writable_folder
 from scenarios.terminal.progress import Progress
@@ -25,8 +25,8 @@ def jobs_import(arguments: Namespace) -> int:
     """A cluster's log as a trace; what was left out and why."""
     from jobs.importing import import_log
     from jobs.rows import UNITS_S, Options
-    from jobs.tables import imported_text
     from jobs.trace import is_imported
+    from slimsched.jobs.tables import imported_text
 
     output = Output(arguments)
     out = writable_file(arguments.out or Path(f"{arguments.log.name.partition('.')[0] or 'log'}{ENDING}"))
@@ -50,8 +50,8 @@ def jobs_import(arguments: Namespace) -> int:
 def jobs_inspect(arguments: Namespace) -> int:
     """What a trace holds."""
     from jobs.summary import summarize
-    from jobs.tables import summary_text
     from jobs.trace import read_trace
+    from slimsched.jobs.tables import summary_text
 
     output = Output(arguments)
     trace = read_trace(arguments.trace)
@@ -65,8 +65,8 @@ def jobs_generate(arguments: Namespace) -> int:
     """Draws a trace, and says what came out."""
     from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law, sizes
     from jobs.summary import summarize
-    from jobs.tables import summary_text
     from jobs.trace import write_trace
+    from slimsched.jobs.tables import summary_text
 
     output = Output(arguments)
     out = writable_file(arguments.out)
@@ -109,8 +109,8 @@ def jobs_init(arguments: Namespace) -> int:
 def jobs_simulate(arguments: Namespace) -> int:
     """One policy on a scenario's jobs."""
     from jobs.comparing import PolicyRun, result_document, run_policy
-    from jobs.comparison_tables import result_text
     from jobs.records import fingerprint, write_run
+    from slimsched.jobs.comparison_tables import result_text
 
     output = Output(arguments)
     out = None if arguments.out is None else writable_file(arguments.out)
@@ -131,9 +131,9 @@ def jobs_compare(arguments: Namespace) -> int:
     """All policies of a scenario, set against one of them and against the bound."""
     from hw.host.limits import core_count
     from jobs.comparing import comparison_document, run_all
-    from jobs.comparison_tables import comparison_text
-    from jobs.prices_chart import prices_chart
     from scenarios.show.charts import save
+    from slimsched.jobs.comparison_tables import comparison_text
+    from slimsched.jobs.prices_chart import prices_chart
 
     output = Output(arguments)
     folder = None if arguments.out is None else writable_folder(arguments.out)
@@ -157,9 +157,9 @@ def jobs_compare(arguments: Namespace) -> int:
 
 def jobs_bound(arguments: Namespace) -> int:
     """What no policy can beat, and when GPU time is dear."""
-    from jobs.comparison_tables import bound_text
-    from jobs.prices_chart import prices_chart
     from scenarios.show.charts import save
+    from slimsched.jobs.comparison_tables import bound_text
+    from slimsched.jobs.prices_chart import prices_chart
 
     output = Output(arguments)
     case = _case(arguments, output, ())
@@ -181,9 +181,10 @@ def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> Jo
     """The scenario with what the flags say instead of its own; what is odd about it is told."""
     from jobs.case import read_case, read_scenario, with_flags
     from jobs.doubts import doubts, require_a_fit
+    from slimsched.jobs.profiles import profile_images_s
 
     scenario = with_flags(read_scenario(arguments.scenario), policies, arguments.load)
-    case = read_case(scenario, str(arguments.scenario))
+    case = read_case(scenario, str(arguments.scenario), profile_images_s)
     require_a_fit(case)
     for doubt in doubts(case):
         output.remark(f"warning: {doubt}")

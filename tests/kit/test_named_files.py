@@ -10,14 +10,14 @@ import pytest
 from pydantic import BaseModel
 
 from kit.errors import InputError
+from kit.named_files import FilePath, marker_of, named_files, with_paths
 from kit.strict import StrictModel
 from policies.rules.specs import LadderRule
 from scenarios.cli import main
-from scenarios.files.named_files import marker_of, named_files, with_paths
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.shipped import SHIPPED
-from scenarios.files.spec import FilePath, Scenario
+from scenarios.files.spec import Scenario
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

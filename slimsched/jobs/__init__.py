@@ -1,0 +1,1 @@
+"""Training jobs: what the commands of `slimsched jobs` do and say."""
