@@ -1,4 +1,4 @@
-"""The simulation's agenda: SimPy's event queue with this project's order of simultaneous events.
+"""The simulation's agenda: a SimPy environment with this project's order of simultaneous events.
 
 At one instant: arrivals, then by server the ends of transfers, blocks that reach their scheduler, batch starts, batch
 ends, load ends, unload ends, timers, telemetry, messages that reach the router's host, faults, changes of a device's
@@ -8,11 +8,10 @@ heard. The next decision's start comes when nothing is left at the instant (`is_
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import IntEnum
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
-import msgspec
 import simpy
 
 
@@ -43,46 +42,41 @@ def rank(server: int, kind: Kind, number: int = 0) -> int:
     return (ARRIVAL + 1 + server * _KINDS + kind) << _ID_BITS | number
 
 
-class Agenda:
-    """When what happens; time is `now_ns`, integer nanoseconds."""
+Process = Generator[simpy.Event, None, None]  # as SimPy has it: what it waits for, one after the other
 
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self._env = simpy.Environment()
+
+class Moment(simpy.Event):
+    """SimPy's timeout, but until a time, and with a place among the events of that instant."""
+
+    def __init__(self, agenda: Agenda, when_ns: int, order: int) -> None:
+        self.env, self.callbacks, self._value, self._ok = agenda, [], None, True
+        agenda.schedule(self, cast(Any, order), when_ns - agenda.now_ns)
+
+
+class Agenda(simpy.Environment):
+    """When what happens, in integer nanoseconds."""
+
+    @property
+    def now_ns(self) -> int:
+        """The present."""
+        return cast(int, self._now)
 
     @property
     def next_ns(self) -> float:
         """The time of the next event; infinity when there is none."""
-        when_ns: float = self._env.peek()
-        return when_ns
+        return self.peek()
 
     @property
     def is_instant_over(self) -> bool:
         """Whether nothing more happens at the present time."""
-        return bool(self._env.peek() > self.now_ns)
+        return self.peek() > self._now
+
+    def until(self, when_ns: int, order: int) -> Moment:
+        """What a process waits for; `order` is `ARRIVAL`, `HOST` or a `rank`."""
+        return Moment(self, when_ns, order)
 
     def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Call `act` at a time; `order` is `ARRIVAL`, `HOST` or a `rank`."""
-        appointment: Any = _Appointment(self, when_ns, act, arguments)
-        self._env.schedule(appointment, cast(Any, order), when_ns - self.now_ns)
-
-    def step(self) -> None:
-        """Go to the next event and let it happen."""
-        self._env.step()
-
-
-def _happen(appointment: _Appointment) -> None:
-    appointment.agenda.now_ns = appointment.when_ns
-    appointment.act(*appointment.arguments)
-
-
-class _Appointment(msgspec.Struct):
-    """What SimPy asks of an event that has already succeeded and has one callback: the cheapest kind there is."""
-
-    agenda: Agenda
-    when_ns: int
-    act: Callable[..., None]
-    arguments: tuple[Any, ...]
-    callbacks: Any = (_happen,)  # SimPy takes them away when it calls them
-
-    _ok: ClassVar[bool] = True
+        """Call `act` at a time, without a process."""
+        callbacks = Moment(self, when_ns, order).callbacks
+        assert callbacks is not None, "it is yet to come"
+        callbacks.append(lambda _: act(*arguments))

@@ -43,7 +43,7 @@ from policies.vocabulary import (
     TransferStarted,
 )
 from sim.accuracy import Correctness
-from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
+from sim.agenda import ARRIVAL, HOST, Agenda, Kind, Process, rank
 from sim.costs import input_bytes
 from sim.faults import FaultDriver, poisoned_requests
 from sim.host import HostTable, SimulatedHost
@@ -149,7 +149,7 @@ class Simulation:
     def _set_off(self) -> None:
         for server in self.servers:
             self._faults.come_up(server.index)
-            self._sample(server)
+            self._agenda.process(self._telemetry(server))
         for index, device in enumerate(self._devices):
             if index in self.spec.slowdowns:
                 device.follow_slowdown(self.spec.slowdowns[index])
@@ -161,7 +161,7 @@ class Simulation:
             self._agenda.at(at_ns, HOST, self._tell_router, goal)
         if self.cluster.router.hold_limit_ns and self.spec.end == "drain":
             self._agenda.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
-        self._plan_arrival()
+        self._agenda.process(self._arrivals())
 
     # ------------------------------------------------------------------------------------------------ the caller's
 
@@ -318,17 +318,13 @@ class Simulation:
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""
 
-    def _plan_arrival(self) -> None:
-        if self._arrived < len(self.spec.arrivals_ns):
-            self._agenda.at(int(self.spec.arrivals_ns[self._arrived]), ARRIVAL, self._arrive)
-
-    def _arrive(self) -> None:
-        request = self._arrived
-        self._arrived += 1
-        relative_ns = self.spec.deadline_ns
-        deadline_ns = None if relative_ns is None else self.now_ns + relative_ns
-        self._tell_router(RequestArrived(request, deadline_ns))
-        self._plan_arrival()
+    def _arrivals(self) -> Process:
+        """The requests, one after the other."""
+        for request, arrived_ns in enumerate(self.spec.arrivals_ns.tolist()):
+            yield self._agenda.until(arrived_ns, ARRIVAL)
+            self._arrived += 1
+            deadline_ns = None if self.spec.deadline_ns is None else arrived_ns + self.spec.deadline_ns
+            self._tell_router(RequestArrived(request, deadline_ns))
 
     def _labels(self, requests: tuple[int, ...], width: float) -> tuple[bool, ...]:
         """For requests that have just passed their last segment at `width`."""
@@ -378,10 +374,12 @@ class Simulation:
 
     # ----------------------------------------------------------------------------------------------------- telemetry
 
-    def _sample(self, server: SimulatedServer) -> None:
-        server.sample()
-        next_ns = self.now_ns + self._devices[server.spec.device].physics.tables.period_ns
-        self._agenda.at(next_ns, rank(server.index, Kind.TELEMETRY), self._sample, server)
+    def _telemetry(self, server: SimulatedServer) -> Process:
+        """A server's sensor is read at every period."""
+        period_ns = self._devices[server.spec.device].physics.tables.period_ns
+        while True:
+            server.sample()
+            yield self._agenda.until(self.now_ns + period_ns, rank(server.index, Kind.TELEMETRY))
 
 
 def _device_totals(device: SimulatedDevice, ended_ns: int) -> DeviceTotals:
