@@ -234,7 +234,7 @@ _READERS: dict[str, Callable[[dict[str, Any]], Result]] = {
         **{**raw, "samples": _samples(raw["samples"]), "slow": _samples(raw["slow"]) if raw["slow"] else None}
     ),
     "TogetherResult": lambda raw: _together(raw),
-    "WatchResult": lambda raw: WatchResult(SlowdownLook(**(raw.get("slowdown") or raw["pace"]))),  # its former name
+    "WatchResult": lambda raw: WatchResult(SlowdownLook(**raw["slowdown"])),
     "HoldResult": lambda raw: HoldResult(tuple(raw["loads_s"]), tuple(raw["unloads_s"]), raw["vram_bytes"]),
     "TimesResult": lambda raw: TimesResult(_samples(raw["samples"])),
     "SteadyResult": lambda raw: SteadyResult(_steady(raw["load"])),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -96,8 +95,6 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
         if key_node.tag != f"{_TAG}str":
             found = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
             raise _refused(f"{found} is no text, and so no key; write it in quotes", key_node.start_mark)
-        if key_node.value == "<<" and not key_node.style:  # in quotes it is a text like any other
-            raise _refused("sections can't be merged with <<; write their keys out", key_node.start_mark)
         if key_node.value in seen:
             raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
         seen.add(key_node.value)
@@ -126,52 +123,25 @@ MOST_VALUES: Final = 400_000
 MOST_LEVELS: Final = 40
 
 
-@dataclass(slots=True)
-class _Open:
-    """A list or section that is being read: its anchor, how many values came before it, how many levels it holds."""
-
-    anchor: str | None
-    before: int
-    levels: int = 1
-
-
 def _require_bounded(text: str) -> None:
-    """Before anything is built: how much the text would become, with all that its aliases repeat.
-
-    Raises:
-        _RefusedError: it has too many values or levels, or a tag; an alias names what it stands in.
-    """
+    """Before anything is built; raises `_RefusedError` where it has too many values or levels, a tag or an alias."""
     if re.search("^%TAG", text, re.MULTILINE):  # libyaml's time grows with the square of their number
         raise _refused("%TAG is not allowed", None)
-    values, anchors, parts = 0, dict[str, tuple[int, int]](), [_Open(None, 0)]
-
-    def count(more: int, levels: int, event: yaml.Event) -> None:
-        nonlocal values
-        values += more
-        parts[-1].levels = max(parts[-1].levels, levels + 1)
-        if values > MOST_VALUES:
-            raise _refused(f"more than {MOST_VALUES:,} values", event.start_mark)
-        if len(parts) + levels > MOST_LEVELS:
-            raise _refused(f"nested more than {MOST_LEVELS} levels deep", event.start_mark)
-
+    values = levels = 0
     for event in yaml.parse(text, Loader=SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in anchors:
-                raise _refused(f"*{event.anchor} names nothing that ends before it", event.start_mark)
-            count(*anchors[event.anchor], event)
+        if isinstance(event, yaml.AliasEvent):  # a few of them can repeat each other into any size
+            raise _refused(f"*{event.anchor:.80} is not allowed; write out what it stands for", event.start_mark)
+        if isinstance(event, yaml.CollectionEndEvent):
+            levels -= 1
         elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent):
             if event.tag not in (None, f"{_TAG}str"):
                 raise _refused(f"the tag {event.tag!r:.80} is not allowed; leave it out", event.start_mark)
-            count(1, 0, event)
-            if isinstance(event, yaml.CollectionStartEvent):
-                parts.append(_Open(event.anchor, values - 1))
-            elif event.anchor is not None:
-                anchors[event.anchor] = (1, 0)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            part = parts.pop()
-            parts[-1].levels = max(parts[-1].levels, part.levels + 1)
-            if part.anchor is not None:
-                anchors[part.anchor] = (values - part.before, part.levels)
+            values += 1
+            if values > MOST_VALUES:
+                raise _refused(f"more than {MOST_VALUES:,} values", event.start_mark)
+            if levels >= MOST_LEVELS:
+                raise _refused(f"nested more than {MOST_LEVELS} levels deep", event.start_mark)
+            levels += isinstance(event, yaml.CollectionStartEvent)
 
 
 _TOO_DEEP: Final = "maximum nesting depth"  # as PyYAML says it from 6.0.4 on

@@ -394,7 +394,7 @@ class BatchFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class TelemetrySampled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The server's own sensor: an average over its window, received after its lag (`util_metric` says which one).
 
-    `queue_length` counts the requests that waited or ran when it was sampled; logs of former versions lack it.
+    `queue_length` counts the requests that waited or ran when it was sampled.
     """
 
     epoch: int

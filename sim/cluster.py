@@ -151,10 +151,10 @@ class Simulation:
             self._faults.come_up(server.index)
             self._agenda.process(self._telemetry(server))
         for index, device in enumerate(self._devices):
-            if index in self.spec.slowdowns:
-                device.follow_slowdown(self.spec.slowdowns[index])
-            else:
-                device.start_slowdown(derived_seed(self.spec.seed, f"pace:{index}"))
+            followed = self.spec.slowdowns.get(index)
+            salt = derived_seed(self.spec.seed, f"pace:{index}")
+            slowdown = device.drawn_slowdown(salt) if followed is None else device.followed_slowdown(followed)
+            self._agenda.process(slowdown)
         for fault in self.spec.faults:
             self._faults.plan(fault)
         for at_ns, goal in self.spec.goals:
@@ -340,15 +340,20 @@ class Simulation:
             self.servers[block.server].hand_over(block)
             return
         delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
-        tables = self.cluster.devices[self.cluster.servers[block.server].device]
-        one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
-        order = rank(block.server, Kind.TRANSFER_END, block.block)
         for source, requests in command.moves:
-            begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
-            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), begins_ns)
-            if self._ledger.keeps_starts:
-                self._tell_router(TransferStarted(block.block, source, block.server, requests))
-            self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
+            self._agenda.process(self._transfer(delivery, source, requests))
+
+    def _transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> Process:
+        """Some of a block's inputs, from one place."""
+        block = delivery.command.block
+        tables = self.cluster.devices[self.cluster.servers[block.server].device]
+        moved_bytes = input_bytes(tables, block.key.segment, block.key.previous_width) * len(requests)
+        begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
+        _, arrival_ns = self._network.transfer(source, block.server, moved_bytes, begins_ns)
+        if self._ledger.keeps_starts:
+            self._tell_router(TransferStarted(block.block, source, block.server, requests))
+        yield self._agenda.until(arrival_ns, rank(block.server, Kind.TRANSFER_END, block.block))
+        self._end_transfer(delivery, source, requests)
 
     def _end_transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> None:
         block = delivery.command.block

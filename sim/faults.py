@@ -1,6 +1,8 @@
 """Brings a run's faults about in simulated time, and brings dead servers back when their supervision says so.
 
 At one instant what ends comes before what begins: a server that is back may die at once, but never the other way.
+Of several ends (or beginnings) at one server the fault that the scenario lists first comes first, so a fault's process
+takes both its moments before it waits for the first.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from policies.faults import (
     Supervision,
 )
 from policies.records import Downtime
-from sim.agenda import Agenda, Kind, rank
+from sim.agenda import Agenda, Kind, Moment, Process, rank
 from sim.server import SimulatedServer
 
 _ENDS: Final = 0
@@ -87,27 +89,43 @@ class FaultDriver:
         return all(not s.is_up and until == inf for s, until in zip(self._servers, self._out_until_ns, strict=True))
 
     def plan(self, fault: Fault) -> None:
-        """Put one fault on the agenda. A crash or hang of a server that is down then is nothing."""
+        """Let one fault happen. A crash or hang of a server that is down then is nothing."""
+        self._agenda.process(self._happen(fault))
+
+    def _happen(self, fault: Fault) -> Process:
         match fault:
+            case Outage(server, start_ns, None):
+                yield self._until(start_ns, server, _BEGINS)
+                self._take_out(server, inf)
             case Outage(server, start_ns, end_ns):
-                self._at(start_ns, server, _BEGINS, self._take_out, server, inf if end_ns is None else end_ns)
-                if end_ns is not None:
-                    self._at(end_ns, server, _ENDS, self.come_up, server)
+                start, end = self._until(start_ns, server, _BEGINS), self._until(end_ns, server, _ENDS)
+                yield start
+                self._take_out(server, end_ns)
+                yield end
+                self.come_up(server)
             case Slowness(server, start_ns, end_ns, factor):
-                self._at(start_ns, server, _BEGINS, self._servers[server].straggle, factor)
-                self._at(end_ns, server, _ENDS, self._servers[server].straggle, 1.0)
+                start, end = self._until(start_ns, server, _BEGINS), self._until(end_ns, server, _ENDS)
+                yield start
+                self._servers[server].straggle(factor)
+                yield end
+                self._servers[server].straggle(1.0)
             case Squeeze(server, start_ns, end_ns, batch):
-                self._at(start_ns, server, _BEGINS, self._servers[server].squeeze, batch)
-                self._at(end_ns, server, _ENDS, self._servers[server].squeeze, None)
+                start, end = self._until(start_ns, server, _BEGINS), self._until(end_ns, server, _ENDS)
+                yield start
+                self._servers[server].squeeze(batch)
+                yield end
+                self._servers[server].squeeze(None)
             case Crash(server, at_ns):
-                self._at(at_ns, server, _BEGINS, self._crash, server, WORKER_DIED)
+                yield self._until(at_ns, server, _BEGINS)
+                yield from self._crash(server, WORKER_DIED)
             case Hang(server, at_ns):
-                self._at(at_ns, server, _BEGINS, self._hang, server)
+                yield self._until(at_ns, server, _BEGINS)
+                yield from self._hang(server)
             case Poison():
                 pass  # no event: it comes to light where the requests' last batch ends
 
-    def _at(self, when_ns: int, server: int, order: int, act: Callable[..., None], *arguments: object) -> None:
-        self._agenda.at(when_ns, rank(server, Kind.FAULT, order), act, *arguments)
+    def _until(self, when_ns: int, server: int, order: int) -> Moment:
+        return self._agenda.until(when_ns, rank(server, Kind.FAULT, order))
 
     def _take_out(self, server: int, until_ns: float) -> None:
         self._out_until_ns[server] = max(self._out_until_ns[server], until_ns)
@@ -121,21 +139,23 @@ class FaultDriver:
         self._servers[server].go_down(reason)
         self._drop_transfers(server)
 
-    def _crash(self, server: int, reason: str) -> None:
+    def _crash(self, server: int, reason: str) -> Process:
         """It dies now and is ready again after its back-off and the time that a process needs to start."""
         if not self._servers[server].is_up:
             return
         self._kill(server, reason)
         ready_ns = self._plans[server].restart_at_ns(self._agenda.now_ns) + self._supervision.start_ns
         self._ready_at_ns[server] = ready_ns
-        self._at(ready_ns, server, _ENDS, self.come_up, server)
+        yield self._until(ready_ns, server, _ENDS)
+        self.come_up(server)
 
-    def _hang(self, server: int) -> None:
+    def _hang(self, server: int) -> Process:
+        epoch = self._servers[server].epoch
         if self._servers[server].hang():
-            noticed_ns = self._agenda.now_ns + self._supervision.hang_ns
-            self._at(noticed_ns, server, _BEGINS, self._notice_hang, server, self._servers[server].epoch)
+            yield self._until(self._agenda.now_ns + self._supervision.hang_ns, server, _BEGINS)
+            yield from self._notice_hang(server, epoch)
 
-    def _notice_hang(self, server: int, epoch: int) -> None:
-        """Nothing to notice if it has died of something else."""
+    def _notice_hang(self, server: int, epoch: int) -> Process:
+        """There is nothing to notice if it has died of something else."""
         if self._servers[server].epoch == epoch:
-            self._crash(server, WORKER_HUNG)
+            yield from self._crash(server, WORKER_HUNG)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AliasChoices, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from kit import strict
 from kit.errors import InputError
@@ -22,8 +22,6 @@ from kit.strict import StrictModel
 from policies.vocabulary import IMAGE, Provenance
 
 SCHEMA: Literal["slimsched.profile/2"] = "slimsched.profile/2"
-FORMER_SCHEMA = "slimsched.profile/1"
-_FORMER_COSTS = ("decision_s", "decision_busy_s")  # of its router, which drove every server itself
 JITTER_QUANTILES = 33
 AT_ONCE = "batches at once"  # the quantity of a `Range` that bounds how many were measured together
 PROCESSES = "processes at once"  # the same of the processes that they belonged to
@@ -198,7 +196,7 @@ class Power(StrictModel):
 
     @model_serializer(mode="wrap")
     def _without_what_is_unknown(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Most devices have no such state, and profiles from before do not speak of it."""
+        """Most devices have no such state."""
         written: dict[str, Any] = write(self)
         return written if self.awake_w is not None else {k: v for k, v in written.items() if not k.startswith("awake")}
 
@@ -368,7 +366,7 @@ class StatedError(StrictModel):
             turn. `repeatability`: no error of a fit, but how far measurements of one thing lie apart.
     """
 
-    metric: str = Field(validation_alias=AliasChoices("metric", "figure"))  # its former name
+    metric: str
     kind: Literal["held out", "cross-validated", "repeatability"]
     median_abs_pct: NonNegative
     mean_abs_pct: NonNegative
@@ -379,7 +377,7 @@ class StatedError(StrictModel):
 class Range(StrictModel):
     """What a metric was measured over: beyond `low` to `high` of a quantity it is extrapolated."""
 
-    metric: str = Field(validation_alias=AliasChoices("metric", "figure"))  # its former name
+    metric: str
     quantity: str
     low: float
     high: float
@@ -434,7 +432,7 @@ class Profile(StrictModel):
     concurrency: Concurrency
     power: Power
     sensor: Sensor
-    slowdown: Slowdown | None = Field(None, validation_alias=AliasChoices("slowdown", "pace"))  # its former name
+    slowdown: Slowdown | None = None
     link: Link | None = None
     errors: tuple[StatedError, ...] = ()
     ranges: tuple[Range, ...] = ()
@@ -479,13 +477,10 @@ class Profile(StrictModel):
         return min(curve.batches[-1] for curve in self.latency)
 
     @classmethod
-    def from_yaml(cls, text: str, source: str, *, to_show: bool = False) -> Profile:
-        """Read a profile; raises `InputError` naming `source` and the key where it is not one.
-
-        `to_show`: what a profile of the former form says of serving is left out, where else it would be refused.
-        """
+    def from_yaml(cls, text: str, source: str) -> Profile:
+        """Read a profile; raises `InputError` naming `source` and the key where it is not one."""
         try:
-            return _read(text, to_show)
+            return _read(text)
         except InputError as error:
             raise InputError(source, error.key, error.problem) from None
 
@@ -508,11 +503,11 @@ def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
 
 
 @lru_cache(maxsize=64)
-def _read(text: str, to_show: bool) -> Profile:
+def _read(text: str) -> Profile:
     """Kept: a profile is large, frozen, and asked for by every server that names it, at each check."""
     raw = strict.mapping(text, "")
     stored = raw.pop("checksum", None)
-    profile = strict.validate(Profile, _as_of_now(raw, to_show), "")
+    profile = strict.validate(Profile, raw, "")
     if stored is not None and stored != (found := _checksum(raw)):
         problem = f"{stored!r:.40} is not of the file's other keys ({found!r}): it was changed by hand, or damaged"
         remedy = (
@@ -522,20 +517,6 @@ def _read(text: str, to_show: bool) -> Profile:
     if profile.provenance not in (Provenance.DATASHEET, Provenance.EMULATED) and not profile.errors:
         raise InputError("", "errors", "a profile that was not derived from a datasheet must state its errors")
     return profile
-
-
-def _as_of_now(raw: dict[str, Any], to_show: bool) -> dict[str, Any]:
-    """A document in the present form. The former one differs in what serving costs, and in nothing else."""
-    if raw.get("schema") != FORMER_SCHEMA:
-        return raw
-    for key in _FORMER_COSTS:
-        if raw.get(key) is not None and not to_show:
-            problem = f"{raw[key]!r:.40} was measured where one process drove all servers ({FORMER_SCHEMA})"
-            remedy = "it says nothing of servers with processes of their own: `slimsched run` measures what serving "
-            remedy += "costs again, `slimsched calibrate` makes a profile without it, and so does deleting "
-            remedy += f"{' and '.join(_FORMER_COSTS)} together with `checksum`"
-            raise InputError("", key, f"{problem}; {remedy}")
-    return {**{key: value for key, value in raw.items() if key not in _FORMER_COSTS}, "schema": SCHEMA}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from policies.vocabulary import (
     TimerFired,
     UnloadInstance,
 )
-from sim.agenda import Agenda, Kind, rank
+from sim.agenda import Agenda, Kind, Process, rank
 from sim.network import Attachment
 from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
 from sim.telemetry import WindowedSensor
@@ -101,29 +101,29 @@ class SharedDevice:
             order = rank(batch.server, Kind.BATCH_END, batch.batch)
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
 
-    def start_slowdown(self, salt: int) -> None:
-        """Let the device's speed come and go, where its profile says that it does; `salt` is of the hash that draws."""
+    def drawn_slowdown(self, salt: int) -> Process:
+        """Its speed comes and goes, where its profile says that it does; `salt` is of the hash that draws."""
         slowdown = self.physics.tables.slowdown
         if slowdown is not None:
-            changes = drawn_spells(slowdown, salt)
-            _, factor = next(changes)
-            self._change_slowdown(factor, changes)
+            spells = drawn_spells(slowdown, salt)
+            _, factor = next(spells)
+            self._slow_down(factor)
+            yield from self._spells(spells)
 
-    def follow_slowdown(self, changes: Sequence[tuple[int, float]]) -> None:
-        """Let the device's speed come and go as it really did."""
-        for now_ns, factor in changes:
-            order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
-            self._agenda.at(now_ns, order, self._set_slowdown, factor / self.physics.tables.mean_slowdown)
+    def followed_slowdown(self, changes: Sequence[tuple[int, float]]) -> Process:
+        """Its speed comes and goes as it really did."""
+        mean = self.physics.tables.mean_slowdown
+        return self._spells((when_ns, factor / mean) for when_ns, factor in changes)
 
-    def _set_slowdown(self, factor: float) -> None:
+    def _spells(self, changes: Iterable[tuple[int, float]]) -> Process:
+        order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
+        for when_ns, factor in changes:
+            yield self._agenda.until(when_ns, order)
+            self._slow_down(factor)
+
+    def _slow_down(self, factor: float) -> None:
         self.physics.set_slowdown(factor, self._agenda.now_ns)
         self.replan()
-
-    def _change_slowdown(self, factor: float, changes: Iterator[tuple[int, float]]) -> None:
-        self._set_slowdown(factor)
-        next_ns, next_factor = next(changes)
-        order = rank(min(self._servers, default=0), Kind.SLOWDOWN)
-        self._agenda.at(next_ns, order, self._change_slowdown, next_factor, changes)
 
     def _end(self, plan: int, batch: RunningBatch) -> None:
         if plan != self._plan:
@@ -234,7 +234,7 @@ class SimulatedServer:
         way_ns = self._stretched_ns(ways_ns[hashed(self._there_salt, self.index, block.block) % len(ways_ns)])
         self._there.append((self._agenda.now_ns + way_ns, block))
         if len(self._there) == 1:
-            self._await_block()
+            self._agenda.process(self._deliveries(self.epoch))
 
     def _stretched_ns(self, takes_ns: int) -> int:
         """How long a way or a dispatch takes: a device whose own cores do it may be slow now."""
@@ -248,31 +248,20 @@ class SimulatedServer:
         self._device.do_chore(chores.moved, images, chores.slice_ns)
         return self._device.physics.chores_until_ns
 
-    def _await_block(self) -> None:
-        """For the first of the blocks on their way."""
-        arrives_ns, _ = self._there[0]
-        act = self._take_in_next if self._tables.chores is None else self._open_next
-        self._agenda.at(max(self._agenda.now_ns, arrives_ns), rank(self.index, Kind.BLOCK_ARRIVAL), act, self.epoch)
-
-    def _open_next(self, epoch: int) -> None:
-        """The first block on its way is at the server's process, which takes it in."""
-        if epoch != self.epoch or not self._there:
-            return
-        chores, (_, block), device = self._tables.chores, self._there[0], self._device
-        assert chores is not None, "asked before"
-        if self.is_up and not self.is_hung:
-            taken = chores.taken[device.physics.pause(self._agenda.now_ns)]
-            device.do_chore(taken, len(block.requests), chores.slice_ns)
-        done_ns = max(self._agenda.now_ns, device.physics.chores_until_ns)
-        self._agenda.at(done_ns, rank(self.index, Kind.BLOCK_ARRIVAL), self._take_in_next, epoch)
-
-    def _take_in_next(self, epoch: int) -> None:
-        if epoch != self.epoch or not self._there:
-            return
-        _, block = self._there.popleft()
-        if self._there:
-            self._await_block()
-        self._take_in(block)
+    def _deliveries(self, epoch: int) -> Process:
+        """The blocks on their way, one after the other, until none is left or the server dies."""
+        order, physics, chores = rank(self.index, Kind.BLOCK_ARRIVAL), self._device.physics, self._tables.chores
+        while self._there and epoch == self.epoch:
+            arrives_ns, block = self._there[0]
+            yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
+            if chores is not None and self.is_up and epoch == self.epoch:  # the server's process takes it in
+                if not self.is_hung:
+                    taken = chores.taken[physics.pause(self._agenda.now_ns)]
+                    self._device.do_chore(taken, len(block.requests), chores.slice_ns)
+                yield self._agenda.until(max(self._agenda.now_ns, physics.chores_until_ns), order)
+            if self.is_up and epoch == self.epoch:
+                self._there.popleft()
+                self._take_in(block)
 
     def _take_in(self, block: Block) -> None:
         """A process that hangs reads nothing; one that died since has lost it (the router took its members back)."""

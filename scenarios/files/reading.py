@@ -88,7 +88,7 @@ def _check(scenario: Scenario, source: str) -> None:
     scenario.workload.require_files()
 
 
-def read_profile(path: Path, source: str | None = None, key: str = "", *, to_show: bool = False) -> Profile:
+def read_profile(path: Path, source: str | None = None, key: str = "") -> Profile:
     """A profile from its file, or one that ships with the project by its name.
 
     Raises:
@@ -102,7 +102,7 @@ def read_profile(path: Path, source: str | None = None, key: str = "", *, to_sho
         profile = path.with_suffix(".yaml")
         remedy = f"name {profile}" if profile.is_file() else "`slimsched calibrate` goes on from it and writes one"
         raise InputError(str(path), "", f"is the log of a calibration, not a profile; {remedy}")
-    return Profile.from_yaml(text, str(path), to_show=to_show)
+    return Profile.from_yaml(text, str(path))
 
 
 def as_made(path: Path) -> Profile | None:

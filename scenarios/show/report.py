@@ -127,7 +127,7 @@ def _scenario(folder: RunFolder) -> Mapping[str, Any]:
 def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
     for path in sorted((folder / "profiles").glob("*.yaml")):
         with folder.mending(f"profiles/{path.name}"):
-            yield path.stem, read_profile(path, to_show=True)
+            yield path.stem, read_profile(path)
 
 
 def report(material: Material) -> Page:

@@ -54,16 +54,6 @@ def test_a_result_reads_back(result: Result) -> None:
     assert from_jsonable(to_jsonable(result)) == result
 
 
-def test_a_result_of_a_former_version_reads_back() -> None:
-    """`slowdown` was called `pace`."""
-    result = WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02))
-    plain = to_jsonable(result)
-    assert (
-        from_jsonable({**{key: value for key, value in plain.items() if key != "slowdown"}, "pace": plain["slowdown"]})
-        == result
-    )
-
-
 def test_a_log_reads_back(tmp_path: Path) -> None:
     """All steps and the time that they took."""
     written(tmp_path / "log")

@@ -18,22 +18,8 @@ from tests.rereading import require_same_again
 from tests.scenarios.files import SCENARIO, profile_text
 
 
-def _laughs() -> str:
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
-    for one, other in zip("abcdef", "bcdefg", strict=True):
-        lines.append(f"{other}: &{other} [{', '.join([f'*{one}'] * 10)}]")
-    return "\n".join(lines)
-
-
-def _chain(length: int) -> str:
-    return "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, length))
-
-
 REFUSED = {
-    "aliases that repeat aliases": (_laughs(), "line 6", "more than 400,000 values"),
-    "aliases that stand in aliases": (_chain(60), "line 39", "40 levels"),
-    "an alias of what it stands in": ("a: &a [*a]", "line 1", "*a names nothing that ends before it"),
-    "an alias of nothing": ("a: *b", "line 1", "*b names nothing"),
+    "an alias": ("a: &a [x, x]\nb: &b [*a, *a]", "line 2", "*a is not allowed; write out what it stands for"),
     "nested lists": ("a: " + "[" * 1_000_000, "line 1", "40 levels"),
     "nested sections": ("a: " + "{a: " * 100_000, "line 1", "40 levels"),
     "nested blocks": ("\n".join(" " * level + "a:" for level in range(60)), "line 40", "40 levels"),
@@ -50,7 +36,6 @@ REFUSED = {
     "a number for a key": ("a: 1\n1: 2", "line 2", "'1' is no text, and so no key"),
     "nothing for a key": ("~: 2", "line 1", "'~' is no text, and so no key"),
     "a key given twice": ("a: 1\nb: {c: 1, c: 2}", "line 2", "'c' is given twice"),
-    "a merge": ("a: &a {x: 1}\nb: {<<: *a}", "line 2", "can't be merged"),
     "a number of 5,000 digits": ("a: " + "9" * 5000, "line 1", "has 5000 digits"),
     "a number of 19 digits": ("a: -9223372036854775808", "line 1", "digits; allowed are 18"),
     "a NUL": ('a: "x\0y"', "", "control characters are not allowed"),
@@ -89,7 +74,6 @@ def test_what_is_refused(text: str, line: str, problem: str) -> None:
         ("9223372036854775807", 2**63 - 1),
         ("1." + "9" * 100_000 + "x", "1." + "9" * 100_000 + "x"),
         ("!!str 1", "1"),
-        ("[&x [1, 2], *x]", [[1, 2], [1, 2]]),
     ],
 )
 def test_what_a_value_is(text: str, value: Any) -> None:

@@ -1,7 +1,7 @@
 """The rules of the engines, each broken on purpose in the reference: what parity has to notice.
 
 A mutant patches the reference through names that a reader would look for. Some break the order of simultaneous events
-(`Agenda.at` is the one door that all events go through), some the arithmetic, some a choice among equals.
+(all events go through `Agenda.at` and `Agenda.until`), some the arithmetic, some a choice among equals.
 """
 
 from __future__ import annotations
@@ -71,16 +71,17 @@ class Mutant:
 # -------------------------------------------------------------------------------------------------------------- order
 
 
-def _reordered(order_of: Callable[[int, Callable[..., None]], int]) -> Patch:
-    """Every event gets another place among those of its instant."""
+def _reordered(order_of: Callable[[int, str], int]) -> Patch:
+    """Every event gets another place among those of its instant: (order, what is called, if anything is) -> order."""
 
     def break_it(patch: pytest.MonkeyPatch) -> None:
-        at = Agenda.at
+        at, until = Agenda.at, Agenda.until
 
-        def mutated(self: Agenda, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-            at(self, when_ns, order_of(order, act), act, *arguments)
+        def called(self: Agenda, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+            at(self, when_ns, order_of(order, getattr(act, "__name__", "")), act, *arguments)
 
-        patch.setattr(Agenda, "at", mutated)
+        patch.setattr(Agenda, "at", called)
+        patch.setattr(Agenda, "until", lambda self, when_ns, order: until(self, when_ns, order_of(order, "")))
 
     return break_it
 
@@ -88,11 +89,11 @@ def _reordered(order_of: Callable[[int, Callable[..., None]], int]) -> Patch:
 def _ranks(new_rank: Callable[[int, Kind, int, str], int]) -> Patch:
     """The same for events at servers: (server, kind, number, what is called) -> order."""
 
-    def order_of(order: int, act: Callable[..., None]) -> int:
+    def order_of(order: int, name: str) -> int:
         if not ARRIVAL < order < HOST:
             return order
         index, kind = divmod((order >> 32) - ARRIVAL - 1, len(Kind))
-        return new_rank(index, Kind(kind), order & _NUMBER, getattr(act, "__name__", ""))
+        return new_rank(index, Kind(kind), order & _NUMBER, name)
 
     return _reordered(order_of)
 
@@ -132,7 +133,7 @@ def _order_mutants() -> Iterator[Mutant]:
     yield Mutant("arrivals after decision ends", _reordered(lambda order, _: _LAST if order == ARRIVAL else order))
     yield Mutant(
         "decision ends before the servers' events",
-        _reordered(lambda order, act: ARRIVAL + 1 if order == HOST and act.__name__ != "_pass" else order),
+        _reordered(lambda order, name: ARRIVAL + 1 if order == HOST and name != "_pass" else order),
     )
     yield Mutant(
         "a sample before the report of its instant",

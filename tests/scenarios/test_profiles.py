@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -422,36 +420,6 @@ def test_a_profile_that_was_changed_by_hand_is_told() -> None:
         line for line in text.replace("cap_w: 250.0", "cap_w: 200.0").splitlines() if "checksum" not in line
     )
     assert Profile.from_yaml(kept, "x.yaml").power.cap_w == 200
-
-
-def former(profile: Profile, **costs: float) -> str:
-    """What the former version wrote of a profile that has nothing new."""
-    raw = strict.plain(profile)
-    del raw["dispatch_quantiles_s"]
-    raw |= {"schema": "slimsched.profile/1", **costs}
-    digest = hashlib.sha256(json.dumps(raw, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
-    return strict.dump({**raw, "checksum": digest})
-
-
-@pytest.mark.parametrize("make", [measured, worlds.profile])
-def test_a_profile_of_the_former_form_is_read_where_nothing_is_lost(make: Callable[[], Profile]) -> None:
-    """Of a datasheet, and of a calibration that nobody was served with; damage to it is told as before."""
-    text = former(make())
-    assert Profile.from_yaml(text, "x.yaml") == make()
-    assert "slimsched.profile/2" in Profile.from_yaml(text, "x.yaml").to_yaml()
-    with pytest.raises(InputError, match=r"x\.yaml: checksum: .* changed by hand"):
-        Profile.from_yaml(text.replace("cap_w: 250.0", "cap_w: 200.0"), "x.yaml")
-
-
-@pytest.mark.parametrize("key", ["decision_s", "decision_busy_s"])
-def test_what_serving_cost_with_one_process_for_all_is_refused(key: str) -> None:
-    """With the remedy; deleting the lines is one, and then nothing of it is left."""
-    text = former(measured(), **{key: 1e-4})
-    with pytest.raises(InputError, match=r"x\.yaml: " + key + r": .*one process drove all servers.*slimsched run.*"):
-        Profile.from_yaml(text, "x.yaml")
-    kept = "\n".join(line for line in text.splitlines() if not line.startswith(("decision_", "checksum")))
-    assert Profile.from_yaml(kept, "x.yaml") == measured()
-    assert Profile.from_yaml(text, "x.yaml", to_show=True) == measured()  # a report of a former run needs no more
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import shutil
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
@@ -166,16 +165,6 @@ def test_names_are_escaped(page: str) -> None:
 def test_the_same_folder_gives_the_same_page(folder: RunFolder, page: str) -> None:
     """No date and no chance in it."""
     assert build_report(folder.path).read_text(encoding="utf-8") == page
-
-
-def test_a_folder_of_a_former_version_gives_the_same_page(folder: RunFolder, page: str, tmp_path: Path) -> None:
-    """`slowdown` was called `pace` there, and such a folder had no mark: it gets one."""
-    shutil.copytree(folder.path, tmp_path / "former", ignore=shutil.ignore_patterns(".slimsched"))
-    for path in (tmp_path / "former").glob("**/*.*"):
-        if path.suffix in (".json", ".yaml"):
-            path.write_text(path.read_text(encoding="utf-8").replace("slowdown", "pace"), encoding="utf-8")
-    assert build_report(tmp_path / "former").read_text(encoding="utf-8") == page
-    assert RunFolder(tmp_path / "former").entries.keys() == folder.entries.keys()
 
 
 def axis_labels(svg: str) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 
 from sim.agenda import Agenda
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import Profile, Slowdown
+from sim.profile import Slowdown
 from sim.server import SharedDevice
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
@@ -21,16 +20,6 @@ SLOWDOWN = {"slow_factor": 1.5, "slow_share": 0.4, "mean_slow_s": 0.1, "provenan
 
 def tables(jitter: bool = True, **changes: Any) -> DeviceTables:
     return compile_tables(worlds.profile(batches=(1, 8), **changes), 8, jitter=jitter)
-
-
-def test_a_profile_of_a_former_version_is_read() -> None:
-    """There `slowdown` was called `pace`, and a `metric` a `figure`."""
-    measured = {"metric": "solo latency", "quantity": "batch", "low": 1.0, "high": 8.0}
-    profile = worlds.profile(slowdown=SLOWDOWN, ranges=[measured])
-    text = re.sub(r"checksum: .*\n", "", profile.to_yaml())  # there was none then
-    former = text.replace("slowdown:", "pace:").replace("metric:", "figure:")
-    assert (former.count("pace:"), former.count("figure:")) == (1, 1)
-    assert Profile.from_yaml(former, "a.yaml") == profile
 
 
 def test_a_slow_device_does_everything_slower_at_the_same_power() -> None:
@@ -64,7 +53,7 @@ def spells(salt: int, changes: int) -> list[tuple[int, float]]:
     agenda = Agenda()
     physics = Spells(tables(slowdown=SLOWDOWN))
     device = SharedDevice(physics, agenda)
-    device.start_slowdown(salt)
+    agenda.process(device.drawn_slowdown(salt))
     while len(physics.changes) < changes:
         agenda.step()
     return physics.changes
@@ -98,8 +87,8 @@ def test_a_replayed_slowdown_does_not_count_the_mean_slowdown_again() -> None:
     """Without jitter the tables hold the mean slowdown already: at full speed a batch takes its full speed's time."""
     slowed, steady = tables(jitter=False, slowdown=SLOWDOWN), tables(jitter=False)
     agenda, physics = Agenda(), SimulatedDevice(slowed)
-    SharedDevice(physics, agenda).follow_slowdown([(0, 1.0)])
-    agenda.step()
+    agenda.process(SharedDevice(physics, agenda).followed_slowdown([(0, 1.0)]))
+    agenda.run(until=1)
     table = slowed.keys[1, 1.0, 0.0]
     batch = RunningBatch(0, 1, table, 8, float(table.latency_ns[8]))
     physics.start(batch, 0)
