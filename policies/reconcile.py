@@ -1,18 +1,17 @@
 """Whether the logs of a run agree on what became of every block: the router's, and that of every life of a server.
 
 Each log is followed as it is read; what they say of each other is compared in the end. A *life* is a server's epoch.
-What must hold: a request is in one block at a time. It comes back from it once: from the life that the block was sent
-to, and that handed it back; or with a transfer that failed, or with that life's end. What a life hands back it had from
-a block that the router sent there; and the router hears of it, unless the life or the run ends before. Nothing is
-replayed here (`policies.replay` does that).
+What must hold: a block arrives once, at the life that the router sent it to. What the router hears of a life, that
+life has said; and what a life says the router hears, unless the life or the run ends before. That each log is right by
+itself (nobody is sent twice, or handed back who is not there) is not asked here: fresh cores that do the same show it
+(`policies.replay`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 from policies.records import LoggedStep
 from policies.vocabulary import (
@@ -25,8 +24,6 @@ from policies.vocabulary import (
     RequestsRejected,
     RequestsReturned,
     ReturnRequests,
-    RouterCommand,
-    RouterEvent,
     SendBlock,
     ServerDown,
     ServerUp,
@@ -143,7 +140,7 @@ class Books:
 
 
 class _Book:
-    """One log: what is wrong with it alone, and where it is being read."""
+    """One log: what is wrong with it alone, how many steps it has, and in which of them what was answered."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -153,10 +150,6 @@ class _Book:
     def note(self, step: int | None, problem: str) -> None:
         self.violations.append(Violation(self.name, step, problem))
 
-    def here(self, problem: str) -> None:
-        """In the step that is being read."""
-        self.note(self.steps - 1, problem)
-
 
 class _RouterBook(_Book):
     """The router's log.
@@ -164,7 +157,7 @@ class _RouterBook(_Book):
     Attributes:
         born: every life that served; `ended` says how the dead ones did.
         sent: every block.
-        heard: what came back, as what the life must have said.
+        answers: what came back, as what the life must have said.
         is_drained: whether all that arrived has ended.
     """
 
@@ -173,22 +166,11 @@ class _RouterBook(_Book):
         self.born: set[_Life] = set()
         self.ended: dict[_Life, str] = {}
         self.sent: dict[int, Block] = {}
-        self.heard: dict[_Life, _Answers] = {}
+        self.answers: dict[_Life, _Answers] = {}
         self._fates: dict[int, Fate] = {}
         self._last: dict[int, Block] = {}  # of each request
         self._under_way: set[int] = set()
         self._open_requests = 0
-        self._take: dict[type, Callable[[Any], None]] = {
-            RequestArrived: self._arrive,
-            RequestCompleted: self._end,
-            RequestFailed: self._end,
-            ServerUp: self._gain,
-            ServerDown: self._lose,
-            SendBlock: self._send,
-            TransferFailed: self._return_unmoved,
-            RequestsReturned: self._hear,
-            RequestsRejected: self._hear,
-        }
 
     @property
     def is_drained(self) -> bool:
@@ -196,85 +178,52 @@ class _RouterBook(_Book):
 
     def fates(self) -> dict[int, Fate]:
         """Of every block."""
-        waiting = {self._last[request].block: Fate.UNDER_WAY for request in self._under_way}
-        return self._fates | waiting
+        return self._fates | {self._last[request].block: Fate.UNDER_WAY for request in self._under_way}
 
     def observe(self, number: int, step: LoggedStep) -> None:
         self.steps = number + 1
-        told: list[RouterEvent | RouterCommand] = [step.event, *step.commands]  # type: ignore[list-item]
-        for word in told:
-            take = self._take.get(type(word))
-            if take is not None:
-                take(word)
+        match step.event:
+            case RequestArrived():
+                self._open_requests += 1
+            case ServerUp(server, epoch):
+                self.born.add(_Life(server, epoch))
+            case ServerDown(server, epoch, reason):
+                life = _Life(server, epoch)
+                self.ended.setdefault(life, reason)
+                self._close([each for each in self._under_way if _life_of(self._last[each]) == life], Fate.LOST)
+            case TransferFailed(block, _, _, requests):  # of one that has ended already it is stale
+                if block not in self.sent:
+                    self.note(number, f"a transfer failed of block {block}, which was never sent")
+                its_own = [each for each in self._sent_with(requests) if self._last[each].block == block]
+                self._close(its_own, Fate.NOT_MOVED)
+            case RequestsReturned(server, epoch, requests, segment, width):
+                self._hear(_Life(server, epoch), ReturnRequests(epoch, requests, segment, width), Fate.RETURNED)
+            case RequestsRejected(server, epoch, requests, reason):
+                self._hear(_Life(server, epoch), RejectRequests(epoch, requests, reason), Fate.REJECTED)
+        for command in step.commands:
+            if isinstance(command, SendBlock):
+                self._send(command.block)
+            elif isinstance(command, RequestCompleted | RequestFailed):
+                self._open_requests -= 1
 
-    def _arrive(self, event: RequestArrived) -> None:
-        self._open_requests += 1
-
-    def _end(self, command: RequestCompleted | RequestFailed) -> None:
-        self._open_requests -= 1
-
-    def _gain(self, event: ServerUp) -> None:
-        self.born.add(_Life(event.server, event.epoch))
-
-    def _lose(self, event: ServerDown) -> None:
-        life = _Life(event.server, event.epoch)
-        self.ended.setdefault(life, event.reason)
-        self._close([each for each in self._under_way if _life_of(self._last[each]) == life], Fate.LOST)
-
-    def _send(self, command: SendBlock) -> None:
-        block = command.block
-        life = _life_of(block)
-        if not self._is_up(life):
-            self.here(f"block {block.block} was sent to {life}, which was not up")
-        if block.block in self.sent:
-            self.here(f"block {block.block} was sent twice")
-        for request in block.requests:
-            if request in self._under_way:
-                before = self._which(request)
-                self.here(f"request {request} was sent in block {block.block}, and was under way in block {before}")
-            self._last[request] = block
+    def _send(self, block: Block) -> None:
+        self._last |= dict.fromkeys(block.requests, block)
         self._under_way.update(block.requests)
         self.sent[block.block] = block
         self._fates[block.block] = Fate.RETURNED
 
-    def _return_unmoved(self, event: TransferFailed) -> None:
-        """It gives the block back whole; one that has ended already is stale."""
-        if event.block not in self.sent:
-            self.here(f"a transfer failed of block {event.block}, which was never sent")
-        members = [each for each in event.requests if each in self._under_way and self._which(each) == event.block]
-        if members and len(members) < len(event.requests):
-            self.here(f"block {event.block} was given back after some of its requests had come back")
-        self._close(members, Fate.NOT_MOVED)
-
-    def _hear(self, event: RequestsReturned | RequestsRejected) -> None:
+    def _hear(self, life: _Life, answer: _Answer, fate: Fate) -> None:
         """From a life that has ended it is stale: what was there is lost already."""
-        life = _Life(event.server, event.epoch)
-        _note_answer(self.heard.setdefault(life, {}), _answer_of(event), self.steps - 1, self._last)
-        if not self._is_up(life):
-            return
-        for request in event.requests:
-            block = self._last.get(request)
-            if block is None or _life_of(block) != life:
-                sent = "nowhere" if block is None else f"in block {block.block} to {_life_of(block)}"
-                self.here(f"request {request} came back from {life}, but was last sent {sent}")
-            elif request not in self._under_way:
-                self.here(f"request {request} of block {block.block} came back from {life} after it had ended there")
-            elif isinstance(event, RequestsReturned) and block.key.segment != event.segment:
-                done = f"came back from segment {event.segment}, but was sent for {block.key.segment}"
-                self.here(f"request {request} of block {block.block} {done}")
-        there = [r for r in event.requests if r in self._under_way and _life_of(self._last[r]) == life]
-        self._close(there, Fate.RETURNED if isinstance(event, RequestsReturned) else Fate.REJECTED)
+        _note_answer(self.answers.setdefault(life, {}), answer, self.steps - 1, self._last)
+        self._close([each for each in self._sent_with(answer.requests) if _life_of(self._last[each]) == life], fate)
 
-    def _is_up(self, life: _Life) -> bool:
-        return life in self.born and life not in self.ended
-
-    def _which(self, request: int) -> int:
-        return self._last[request].block
+    def _sent_with(self, requests: Iterable[int]) -> list[int]:
+        return [request for request in requests if request in self._under_way]
 
     def _close(self, requests: Iterable[int], fate: Fate) -> None:
         for request in requests:
             self._under_way.discard(request)
-            block = self._which(request)
+            block = self._last[request].block
             self._fates[block] = max(self._fates[block], fate)
 
 
@@ -292,46 +241,23 @@ class _LifeBook(_Book):
         self.life, self.heard, self.ended = life, heard, ended
         self.arrived: dict[int, tuple[int, Block]] = {}
         self.answers: _Answers = {}
-        self._held: dict[int, Block] = {}
+        self._last: dict[int, Block] = {}  # of each request
 
     def observe(self, number: int, step: LoggedStep) -> None:
         self.steps = number + 1
         if isinstance(step.event, BlockArrived):
-            self._take(step.event.block)
+            block = step.event.block
+            if block.block in self.arrived:
+                self.note(number, f"block {block.block} arrived twice")
+            self.arrived[block.block] = (number, block)
+            self._last |= dict.fromkeys(block.requests, block)
         for command in step.commands:
             if isinstance(command, ReturnRequests | RejectRequests):
-                self._answer(command)
-
-    def _take(self, block: Block) -> None:
-        if block.block in self.arrived:
-            self.here(f"block {block.block} arrived twice")
-        self.arrived[block.block] = (self.steps - 1, block)
-        for request in block.requests:
-            if request in self._held:
-                which = self._held[request].block
-                self.here(f"request {request} arrived in block {block.block}, and was there in block {which}")
-            self._held[request] = block
-
-    def _answer(self, command: _Answer) -> None:
-        _note_answer(self.answers, command, self.steps - 1, self._held)
-        for request in command.requests:
-            block = self._held.pop(request, None)
-            if block is None:
-                self.here(f"request {request} was handed back, and was not there (any more)")
-            elif isinstance(command, ReturnRequests) and block.key.segment != command.segment:
-                done = f"was handed back from segment {command.segment}, but had come for {block.key.segment}"
-                self.here(f"request {request} of block {block.block} {done}")
+                _note_answer(self.answers, command, number, self._last)
 
 
 def _life_of(block: Block) -> _Life:
     return _Life(block.server, block.epoch)
-
-
-def _answer_of(event: RequestsReturned | RequestsRejected) -> _Answer:
-    """What a life said, from what the router heard."""
-    if isinstance(event, RequestsReturned):
-        return ReturnRequests(event.epoch, event.requests, event.segment, event.width)
-    return RejectRequests(event.epoch, event.requests, event.reason)
 
 
 def _note_answer(answers: _Answers, answer: _Answer, step: int, block_of: Mapping[int, Block]) -> None:
@@ -356,7 +282,7 @@ def _compare(router: _RouterBook, book: _LifeBook) -> Iterator[Violation]:
         problem = f"its log ends after {book.steps} steps, and the router had heard of {book.heard}"
         yield Violation(book.name, None, problem)
         return  # what is missing is missing
-    heard = router.heard.get(life, {})
+    heard = router.answers.get(life, {})
     for answer, times in heard.items():
         for step, blocks in times[len(book.answers.get(answer, ())) :]:
             yield Violation(ROUTER_LOG, step, f"{_text(answer, blocks)} by {book.name}, in whose log that is not")
