@@ -17,7 +17,6 @@ from kit.strict import StrictModel
 from tests.rereading import require_same_again
 from tests.scenarios.files import SCENARIO, profile_text
 
-
 REFUSED = {
     "an alias": ("a: &a [x, x]\nb: &b [*a, *a]", "line 2", "*a is not allowed; write out what it stands for"),
     "nested lists": ("a: " + "[" * 1_000_000, "line 1", "40 levels"),
