@@ -1,28 +1,28 @@
-"""A scenario of training jobs with all that it names: jobs, world and policies, ready to be run; checked whole."""
+"""How fast each class of jobs is on each type of GPU: a table from a file, and the speeds that follow from it.
+
+A table is YAML (`slimsched.throughputs/1`) or CSV: a header `job_class,TYPE,TYPE ...`, and a row for each class. Its
+numbers are steps, images or samples a second, whatever the unit: only their ratios within a row count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import csv
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.estimates import ORACLE
-from jobs.policies.multifactor import MultifactorKnobs
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import policy_of, shown_name
-from jobs.policies.speeds import Speeds
-from jobs.policies.variability import Variability
-from jobs.policies.vocabulary import JobArrived
-from jobs.ppo.files import Learned, read_learned
-from jobs.sim.failures import Outage, drawn_outages
-from jobs.sim.jobs import Found, JobList, found_at
-from jobs.sim.variability import drawn_variability
+from jobs.learning.learned import Learned, read_learned
+from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds, Variability
+from jobs.policies.history import ORACLE
+from jobs.policies.orders import MultifactorKnobs
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
+from jobs.sim.jobs import Found, JobList, Outage, drawn_outages, drawn_variability, found_at
 from jobs.sim.world import JobRun, JobWorld
 from jobs.spec import (
     LEARNED_SUFFIX,
@@ -33,13 +33,99 @@ from jobs.spec import (
     PolicyFile,
     PreemptionSection,
 )
-from jobs.throughputs import OTHERS, read_throughputs, relative_to, with_others
 from jobs.trace import JobTrace, read_trace
 from kit import strict
 from kit.documents import read_text
 from kit.errors import InputError, nearest
 from kit.named_files import with_paths
+from kit.strict import StrictModel
 from kit.units import NS_PER_S
+
+Positive = Annotated[float, Field(gt=0)]
+OTHERS: Final = "*"  # the row of classes that have none
+Table = Mapping[str, Mapping[str, float]]
+
+
+class ThroughputsFile(StrictModel):
+    """Throughputs by job class and GPU type."""
+
+    schema_: Literal["slimsched.throughputs/1"] = Field(alias="schema")
+    classes: Annotated[dict[str, dict[str, Positive]], Field(min_length=1)]
+
+
+def read_throughputs(path: Path) -> Table:
+    """Job class -> GPU type -> throughput, above 0.
+
+    Raises:
+        InputError: there is no such file, or it is no such table.
+    """
+    text = read_text(path)
+    if path.suffix.lower() == ".csv":
+        return _of_csv(text, str(path))
+    return strict.parse(ThroughputsFile, text, str(path)).classes
+
+
+def _of_csv(text: str, source: str) -> Table:
+    lines = csv.reader(text.splitlines())
+    head = [cell.strip() for cell in next(lines, [])]
+    if len(head) < 2 or head[0] != "job_class" or len(set(head)) < len(head) or not all(head):
+        problem = f"{','.join(head)!r:.80}; it must be `job_class`, and a column for each GPU type"
+        raise InputError(source, "line 1", problem)
+    table: dict[str, Mapping[str, float]] = {}
+    for row in lines:
+        if not row:
+            continue
+        key = f"line {lines.line_num}"
+        if len(row) != len(head):
+            raise InputError(source, key, f"has {len(row)} fields; the header has {len(head)}")
+        job_class = row[0].strip()
+        if job_class in table:
+            raise InputError(source, key, f"the class {job_class!r:.80} stands there twice")
+        cells = zip(head[1:], row[1:], strict=True)
+        table[job_class] = {kind: _number(cell, source, f"{key}, {kind}") for kind, cell in cells if cell.strip()}
+    if not table:
+        raise InputError(source, "", "holds no class of jobs; give a row for each")
+    return table
+
+
+def _number(text: str, source: str, key: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not 0 < value < float("inf"):
+        raise InputError(source, key, f"{text.strip()!r:.40}; a throughput is a finite number above 0")
+    return value
+
+
+def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str, float]]:
+    """Speeds: each throughput over that of its class on the reference type.
+
+    Raises:
+        InputError: a class has no throughput there.
+    """
+    for job_class, row in table.items():
+        if reference not in row:
+            problem = (
+                f"has no throughput on {reference!r}, on which the trace's run times count ({nearest(reference, row)})"
+            )
+            raise InputError(source, job_class, f"{problem}; add it, or name another type as `cluster.reference`")
+    return {
+        job_class: {kind: value / row[reference] for kind, value in row.items()} for job_class, row in table.items()
+    }
+
+
+def with_others(speeds: Mapping[str, Mapping[str, float]], classes: Iterable[str]) -> dict[str, Mapping[str, float]]:
+    """The same, with the row `*` for each of these classes that has none of its own."""
+    named = {job_class: row for job_class, row in speeds.items() if job_class != OTHERS}
+    if OTHERS not in speeds:
+        return named
+    return {**dict.fromkeys(classes, speeds[OTHERS]), **named}
+
+
+# ----------------------------------------------------------------------------------------------------------------- case
+# A scenario of training jobs with all that it names: jobs, world and policies, ready to be run; checked whole.
+
 
 ImagesS = Callable[[Path, str, str], float]
 """Images a second by a GPU's profile: of its name or file, and the scenario and key that name it."""
@@ -366,3 +452,114 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
     arrivals, work_ns = jobs.arrivals(), jobs.work_ns.tolist()
     order = np.argsort(end_s[ended], kind="stable").tolist()
     return tuple((arrivals[place], work_ns[place]) for place in order)
+
+
+# --------------------------------------------------------------------------------------------------------------- doubts
+# What is odd about a scenario of training jobs: warnings in words, and a refusal where no job could run.
+
+
+_MOST_NAMED: Final = 5
+
+
+def doubts(case: JobsCase) -> Iterator[str]:
+    """What to know before a figure is believed."""
+    cluster = case.scenario.cluster
+    if case.load > 1:
+        yield (
+            f"the load is {case.load:.2f}: more work is submitted than {cluster.gpus:,} GPUs can do, so queues grow as "
+            "long as the trace lasts, and waits say more of its length than of a policy"
+        )
+    yield from _idle_nodes(case)
+    yield from _short_rounds(case)
+    yield from _whole_for_shares(case)
+    unknown = _classes_without_speeds(case)
+    if unknown:
+        yield f"no throughputs are known of {unknown}: such jobs run equally fast everywhere; a row `*` would be theirs"
+
+
+def require_a_fit(case: JobsCase) -> None:
+    """Before anything is run.
+
+    Raises:
+        InputError: no measured job fits into the cluster, by its size, its types or its virtual cluster.
+    """
+    cluster, rooms = Cluster(case.world.groups), dict[tuple[str, str], int]()
+    jobs = case.jobs.rows(case.run_of(case.baseline).is_measured)
+    for vc, types, gpus in zip(jobs.vc.tolist(), jobs.gpu_types.tolist(), jobs.gpus.tolist(), strict=True):
+        if (vc, types) not in rooms:
+            pools = cluster.open_to(vc, types.split("|") if types else ())
+            rooms[vc, types] = max((pool.gpus for pool in pools), default=0)
+        if gpus <= rooms[vc, types]:
+            return
+    missing = _missing_types(case)
+    why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}" if missing else ""
+    if not why:
+        why = (
+            f"the smallest asks for {jobs.gpus.min():,} GPUs, and {max(rooms.values()):,} is the most that one may have"
+        )
+    raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
+
+
+def _missing_types(case: JobsCase) -> list[str]:
+    """What jobs ask for and no node has."""
+    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    return sorted(asked - {group.type for group in case.scenario.cluster.nodes})
+
+
+def _type_remedy(case: JobsCase, missing: list[str]) -> str:
+    """The line to write: in nodes whose type no job asks for, else in new ones."""
+    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked]
+    where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
+    return f"write `type: {missing[0]}` {where}"
+
+
+def _short_rounds(case: JobsCase) -> Iterator[str]:
+    """Jobs that are stopped before their first checkpoint after a restart go on for ever without getting anywhere."""
+    world = case.world
+    needed_ns = world.restart_ns + world.checkpoint_ns
+    for each in case.policies:
+        knobs = each.policy.knobs
+        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.least_run_ns) <= needed_ns:
+            yield (
+                f"{each.name}: a restart and the time to the first checkpoint are {needed_ns / NS_PER_S:g} s, and jobs "
+                f"may be stopped after {max(knobs.round_ns, knobs.least_run_ns) / NS_PER_S:g} s: some may never get "
+                "anywhere; give preemption.least_run_s more than that"
+            )
+
+
+def _whole_for_shares(case: JobsCase) -> Iterator[str]:
+    """Not every policy knows of shares of a GPU."""
+    if not (case.jobs.gpu_share < 1).any():
+        return
+    packs = case.world.variability is None
+    if whole := [each.name for each in case.policies if not (packs and each.policy.packs_shares)]:
+        yield f"jobs that ask for a share of a GPU hold a whole one under {_some(whole)}"
+
+
+def _idle_nodes(case: JobsCase) -> Iterator[str]:
+    """What jobs ask for that no node has, and nodes that no job may use."""
+    groups = case.scenario.cluster.nodes
+    jobs, kinds, vcs = case.jobs, {group.type for group in groups}, {group.vc for group in groups}
+    if missing := _missing_types(case):
+        may = np.array([not text or bool(kinds & set(text.split("|"))) for text in jobs.gpu_types.tolist()])
+        lost = f"; {np.sum(~may):,} jobs may run nowhere, and are refused" if not may.all() else ""
+        yield f"no node has GPUs of type {_some(missing)}, for which jobs ask{lost}; {_type_remedy(case, missing)}"
+    if "" not in vcs:
+        without = ~np.isin(jobs.vc.astype(str), sorted(vcs))
+        if without.any():
+            names = sorted(set(jobs.vc[without].tolist()))
+            yield f"{without.sum():,} jobs are of VC {_some(names)}, which has no nodes, and are refused"
+    if unused := sorted(vcs - {""} - set(jobs.vc.tolist())):
+        yield f"no job is of VC {_some(unused)}, so its nodes stand idle; {nearest(unused[0], set(jobs.vc.tolist()))}"
+
+
+def _classes_without_speeds(case: JobsCase) -> str:
+    if case.scenario.cluster.throughputs is None:
+        return ""
+    return _some(sorted(set(case.jobs.job_class.tolist()) - set(case.world.speeds.by_class)))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(repr(name) for name in names[:_MOST_NAMED]) + more

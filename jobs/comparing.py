@@ -1,31 +1,195 @@
-"""Policies on the same jobs, set against one of them job by job, and against the bound."""
+"""Runs of training jobs on disk: a Parquet file each, with what it was made of, so that no run is made twice."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.bounding import CaseBound
-from jobs.case import JobsCase, NamedPolicy
-from jobs.figures import JobColumns, figures, groups_of, job_columns
-from jobs.records import SUFFIX, fingerprint, read_run, write_run
-from jobs.resampling import Blocks, Interval
-from jobs.sim.record import JobsRecord
+from jobs.case import JobsCase, NamedPolicy, require_a_fit
+from jobs.figures import Blocks, Interval, JobColumns, figures, groups_of, job_columns
+from jobs.policies.cluster import Cluster
+from jobs.sim.bound import Bound, BoundProblem, lower_bound
+from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
+from kit.documents import inputs_hash
+from kit.errors import InputError
+from kit.files import atomic_path, lies_there
+from kit.named_files import named_files, with_paths
 from kit.parallel import Jobs, each
 from kit.units import NS_PER_S
+
+RUN_SCHEMA: Final = "slimsched.jobsrun/1"
+SUFFIX: Final = ".jobsrun.parquet"
+_KEY: Final = b"slimsched"
+_SCALARS: Final = ("policy", "begun_ns", "ended_ns", "capacity_gpu_ns", "down_gpu_ns", "in_system_ns")
+_COLUMNS: Final = tuple(field.name for field in fields(JobsRecord) if field.name not in _SCALARS)
+_NOT_IN_A_RUN: Final = (
+    "name",
+    "policies",
+    "baseline",
+    "bound",
+    "preemption",
+    "multifactor",
+)  # a policy brings its own numbers
+
+
+def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
+    """A hash of all that a run depends on: what the scenario says of it, the files that it names, the policy."""
+    scenario = with_paths(case.scenario, lambda text: Path(text).name)
+    said = {key: value for key, value in scenario.model_dump(mode="json").items() if key not in _NOT_IN_A_RUN}
+    read = [each.path for each in named_files(case.scenario) if each.key.partition(".")[0] not in _NOT_IN_A_RUN]
+    learned = None if named.learned is None else named.learned.content()
+    return inputs_hash(RUN_SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
+
+
+def write_run(path: Path, record: JobsRecord, job_id: NDArray[np.object_], made_of: str) -> None:
+    """A run's columns with the log's job ids, and its sums."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = {"job_id": job_id, **{name: getattr(record, name) for name in _COLUMNS}}
+    scalars = {name: getattr(record, name) for name in _SCALARS}
+    text = json.dumps({"schema": RUN_SCHEMA, "made_of": made_of, **scalars}, sort_keys=True)
+    table = pyarrow.table({name: pyarrow.array(values) for name, values in columns.items()})
+    with atomic_path(path) as temporary:
+        parquet.write_table(table.replace_schema_metadata({_KEY: text.encode()}), temporary, compression="zstd")
+
+
+def read_run(path: Path, made_of: str) -> JobsRecord | None:
+    """A run from its file; None where there is none, or it was made of something else, or by an older version.
+
+    Raises:
+        InputError: the file is no such run, so nothing is written in its place.
+    """
+    from pyarrow import ArrowException, parquet
+
+    if not lies_there(path):
+        return None
+    try:
+        table = parquet.read_table(path)
+        said: dict[str, Any] = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
+    except (ArrowException, OSError, ValueError):
+        raise InputError(str(path), "", "is no run of training jobs, or damaged; remove it") from None
+    if said.get("schema") != RUN_SCHEMA:
+        raise InputError(str(path), "", "was not made by `slimsched jobs`; move it elsewhere, or name another folder")
+    if said["made_of"] != made_of or not set(_COLUMNS) <= set(table.column_names):
+        return None
+    columns = {name: table[name].to_numpy() for name in _COLUMNS}
+    return JobsRecord(**columns, **{name: said[name] for name in _SCALARS})
+
+
+# ------------------------------------------------------------------------------------------------------------- bounding
+# The bound of a case: completion times below which no policy comes, with preemption and without.
+
+
+BOTH: Final = (False, True)  # without preemption, and with
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CaseBound:
+    """Of the measured jobs of a case, those that can run at all.
+
+    Attributes:
+        jct_mean_s: no policy's mean completion time is below.
+        wait_mean_s: the same less the mean run time at full speed on the fastest type.
+        pools: what its prices are of, in words.
+    """
+
+    is_preemptive: bool
+    jobs: int
+    jct_mean_s: float
+    wait_mean_s: float
+    pools: tuple[str, ...]
+    bound: Bound
+
+
+def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
+    """The best one that the scenario's number of passes finds.
+
+    Other jobs than the measured ones are left out: they could only make these wait longer. So are failures.
+
+    Raises:
+        InputError: no measured job fits into the cluster.
+    """
+    require_a_fit(case)
+    cluster = Cluster(case.world.groups)
+    run_s, best_s = _run_times(case, cluster)
+    measured = case.run_of(case.baseline).is_measured
+    counts = measured & np.isfinite(run_s).any(axis=1)
+    problem = BoundProblem(
+        case.jobs.submit_s[counts],
+        (case.jobs.gpus * case.jobs.gpu_share)[counts],
+        run_s[counts],
+        np.array([float(pool.gpus) for pool in cluster.pools]),
+    )
+    given = case.scenario.bound
+    bound = lower_bound(problem, is_preemptive, given.passes, given.cell_s)
+    jct_mean_s = bound.total_s / int(counts.sum())
+    return CaseBound(
+        is_preemptive,
+        int(counts.sum()),
+        jct_mean_s,
+        jct_mean_s - float(best_s[counts].mean()),
+        tuple(_pool_name(pool.gpu_type, pool.vc, pool.gpus) for pool in cluster.pools),
+        bound,
+    )
+
+
+def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
+    """(n, pools) seconds by pool, infinite where a job may not run; (n,) on the fastest type that it may use."""
+    jobs, speeds = case.jobs, case.world.speeds
+    rows: dict[tuple[str, str, str], tuple[Numbers, float]] = {}
+    sizes = np.array([pool.gpus for pool in cluster.pools])
+    factors, fastest = np.zeros((len(jobs), len(cluster.pools))), np.ones(len(jobs))
+    for job, key in enumerate(zip(jobs.vc.tolist(), jobs.gpu_types.tolist(), jobs.job_class.tolist(), strict=True)):
+        if key not in rows:
+            vc, types, job_class = key
+            may = cluster.open_to(vc, types.split("|") if types else ())
+            row = np.zeros(len(cluster.pools))
+            for pool in may:
+                row[pool.index] = speeds.of(job_class, pool.gpu_type)
+            rows[key] = row, float(row.max()) or 1.0
+        factors[job], fastest[job] = rows[key]
+    factors[jobs.gpus[:, None] > sizes[None, :]] = 0.0
+    work_s = jobs.work_ns / NS_PER_S
+    with np.errstate(divide="ignore"):
+        return work_s[:, None] / factors, work_s / fastest
+
+
+def _pool_name(gpu_type: str, vc: str, gpus: int) -> str:
+    return f"{gpus:,} {gpu_type}{f' of {vc}' if vc else ''}"
+
+
+def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[CaseBound]:
+    """Without preemption (False) and with; `told` is called after each.
+
+    What holds where jobs may be stopped holds where they may not, for those schedules are among these. So where both
+    are sought, the larger of the two stands for the latter: that search stalls where many jobs are alike.
+    """
+    found = []
+    for is_preemptive in kinds:
+        found.append(bound_of(case, is_preemptive))
+        told()
+    largest = max(found, key=lambda each: each.jct_mean_s)
+    return [each if each.is_preemptive else replace(largest, is_preemptive=False) for each in found]
+
+
+# ------------------------------------------------------------------------------------------------------------ comparing
+# Policies on the same jobs, set against one of them job by job, and against the bound.
+
 
 SCHEMA: Final = "slimsched.jobscomparison/1"
 RESULT_SCHEMA: Final = "slimsched.jobsresult/1"
 SAME_S: Final = 1.0  # waits that differ by less are the same
 COMPARED: Final = ("jct_s", "wait_s", "slowdown", "finish_time_fairness")
-Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

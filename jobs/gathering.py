@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from jobs.fields import FORMS, NAIVE, SECONDS, Cells, Numbers
 from jobs.joining import RAN_NOT, codes_of, is_next, joined
-from jobs.policies.shares import is_share
+from jobs.policies.cluster import is_share
 from jobs.rows import REQUEUED, Rows
 from jobs.tally import Tally
 from jobs.trace import COLUMNS, SLICE_ROWS

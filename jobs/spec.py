@@ -10,11 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from jobs.policies.estimates import ESTIMATES
+from jobs.policies.cluster import PLACEMENTS
+from jobs.policies.history import ESTIMATES
 from jobs.policies.orders import ORDERS
-from jobs.policies.placements import PLACEMENTS
+from jobs.policies.policy import ROUNDS
 from jobs.policies.queueing import QUEUEINGS
-from jobs.policies.rounds import ROUNDS
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
 from kit.units import parse_duration

@@ -1,16 +1,139 @@
-"""What a trace holds, as a document: load, sizes, durations, users, virtual clusters, waits, predictability."""
+"""How predictable durations are, told honestly: a job is predicted from jobs that had ended when it was submitted.
+
+The error is a factor, `exp|log estimate - log truth|`; its median says how far half of the estimates are off.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections import defaultdict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.predictability import accuracies
 from jobs.trace import JobTrace
+
+WINDOW: Final = 5  # the best of 1, 3, 5, 10, 20 for ThetaGPU and Theta together (docs/jobs.md)
+
+TELL_EVERY: Final = 50_000  # jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a job when it is submitted; `requested_s` is not-a-number where nothing was asked for."""
+
+    user: str
+    vc: str
+    gpus: int
+    requested_s: float
+
+    def classes(self) -> Sequence[Hashable]:
+        """The classes that it belongs to, the narrowest first; the last one holds all jobs."""
+        user_gpus, vc_gpus = (self.user, self.gpus), (self.vc, self.gpus)
+        wide: list[Hashable] = [("user", user_gpus), ("vc", vc_gpus), ("gpus", self.gpus), "all"]
+        if not isfinite(self.requested_s):
+            return [("user in vc", self.vc, user_gpus), *wide]
+        narrow = ("user", user_gpus, self.requested_s)
+        return [("user in vc", self.vc, *narrow), narrow, *wide]
+
+
+class History:
+    """Durations of jobs that have ended, by class: the median of the last ones predicts the next.
+
+    Args:
+        least: a class with fewer ended jobs leaves the word to the next wider one.
+        window: how many of the last ones count.
+    """
+
+    def __init__(self, least: int = 1, window: int = WINDOW) -> None:
+        self._least = least
+        self._ended: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=window))
+
+    def learn(self, job: Known, run_s: float) -> None:
+        """A job has ended, after so many seconds."""
+        for each in job.classes():
+            self._ended[each].append(run_s)
+
+    def predict(self, job: Known) -> float | None:
+        """How many seconds a job will run, at most what it asks for; None while no job has ended."""
+        for each in job.classes():
+            ended = self._ended.get(each)
+            if ended is not None and len(ended) >= self._least:
+                found = float(median(ended))
+                return min(found, job.requested_s) if job.requested_s > 0 else found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """How good some estimates are.
+
+    Attributes:
+        known_share: of the jobs that have an estimate.
+        factor_median, factor_p90: of the errors; None where no job has an estimate.
+        within_two: share of the estimates that are off by a factor of two at most.
+    """
+
+    name: str
+    known_share: float
+    factor_median: float | None
+    factor_p90: float | None
+    within_two: float | None
+
+
+def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[Accuracy]:
+    """Of requested times and of the history; `told` is called with the number of jobs that are predicted so far."""
+    requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
+    return [_accuracy("requested", requested, trace), _accuracy("history", predictions(trace, told=told), trace)]
+
+
+def predictions(
+    trace: JobTrace, history: History | None = None, told: Callable[[int], None] = lambda jobs: None
+) -> NDArray[np.float64]:
+    """What history said of each job when it was submitted; not-a-number where it knew nothing.
+
+    A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
+    """
+    history = history or History()
+    jobs = list(_known(trace))
+    begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
+    end_s = begun_s + trace.run_s
+    found = np.full(len(trace), np.nan)
+    run_s, ended = trace.run_s.tolist(), iter(np.argsort(end_s, kind="stable").tolist())
+    next_end = next(ended, None)
+    for job, submit_s in enumerate(trace.submit_s.tolist()):
+        while next_end is not None and end_s[next_end] <= submit_s:
+            history.learn(jobs[next_end], run_s[next_end])
+            next_end = next(ended, None)
+        if (predicted_s := history.predict(jobs[job])) is not None:
+            found[job] = predicted_s
+        if job % TELL_EVERY == TELL_EVERY - 1:
+            told(job + 1)
+    return found
+
+
+def _known(trace: JobTrace) -> Iterator[Known]:
+    columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
+    for each in zip(*(column.tolist() for column in columns), strict=True):
+        yield Known(*each)
+
+
+def _accuracy(name: str, estimate_s: NDArray[np.float64], trace: JobTrace) -> Accuracy:
+    is_known = np.isfinite(estimate_s)
+    if not is_known.any():
+        return Accuracy(name, 0.0, None, None, None)
+    factors = np.exp(np.abs(np.log(estimate_s[is_known]) - np.log(trace.run_s[is_known])))
+    middle, high = np.quantile(factors, [0.5, 0.9]).tolist()
+    return Accuracy(name, float(is_known.mean()), middle, high, float((factors <= 2).mean()))
+
+
+# -------------------------------------------------------------------------------------------------------------- summary
+# What a trace holds, as a document: load, sizes, durations, users, virtual clusters, waits, predictability.
+
 
 Numbers = NDArray[np.float64]
 DAY_S: Final = 86400.0

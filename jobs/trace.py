@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.shares import is_share
+from jobs.policies.cluster import is_share
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
 

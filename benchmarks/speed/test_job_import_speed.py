@@ -12,8 +12,8 @@ import pytest
 from benchmarks.speed.conftest import Figures
 from jobs.formats.known import FORMATS
 from jobs.importing import import_log
-from jobs.predictability import predictions
 from jobs.rows import Options
+from jobs.summary import predictions
 from jobs.trace import read_trace
 from tests.jobs.logs import drawn, write_log
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
+from jobs.learning.course import TRAINING_JOBS, gain
 from jobs.learning.judging import (
     BASELINES,
     PROGRAMMES,
@@ -18,8 +19,7 @@ from jobs.learning.judging import (
     ratio_of,
     table_of,
 )
-from jobs.learning.windows import TRAINING_JOBS, gain
-from jobs.ppo.files import FAITHFUL, FIXED
+from jobs.learning.learned import FAITHFUL, FIXED
 from jobs.sim.jobs import JobList
 from scenarios.show.charts import COLORS, canvas
 from scenarios.show.table import Table, columns, to_markdown

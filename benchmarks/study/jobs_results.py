@@ -21,13 +21,11 @@ import numpy as np
 from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
 from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
-from jobs.learning.course import Course, Told, history_in, train
-from jobs.learning.explaining import explain
-from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
-from jobs.learning.windows import LENGTH, TRAINING_JOBS, Windows, philly_cluster
+from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, history_in, philly_cluster, train
+from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, explain, judge, learned_choice
+from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec
+from jobs.learning.learner import UpdateStats
 from jobs.policies.cluster import NodeGroup
-from jobs.ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec
-from jobs.ppo.learner import UpdateStats
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
 from jobs.trace import read_trace

@@ -1,27 +1,215 @@
-"""Whose turn is left to a chooser: a network, a person, chance. Two words for a queueing, with one and without.
-
-    stall     somebody is chosen, whether he fits or not; until he has been started nobody else is (RLTune's way)
-    choice    somebody who fits is chosen, or nobody until something happens
-
-The first looks at the `VISIBLE` first of the order, the second at all. Without a chooser the first of the order is
-chosen: under `choice`, of those that fit.
-"""
+"""Jobs that wait, by what they need: where one of some demand can't start now, none with that demand can."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.book import JobBook
-from jobs.policies.cluster import Pool, Search
-from jobs.policies.vocabulary import Allocation
-from jobs.policies.waiting import Line, WaitingClass
-from jobs.policies.ways import SEVERAL, ways
+from jobs.policies.cluster import Allocation, Pool, Search
+from jobs.policies.orders import JobBook
 from kit.units import NS_PER_S
+
+
+class WaitingClass:
+    """Jobs with one demand, by number; with an index each (smallest first, the lower number among equals).
+
+    Attributes:
+        gpus: that each of them needs.
+        milli: of each of these, in thousandths.
+        pools: that they may use, in the order in which these are searched.
+        speeds: how fast they run there.
+    """
+
+    __slots__ = (
+        "_first",
+        "_head",
+        "_index",
+        "_jobs",
+        "count",
+        "demand_milli",
+        "gpus",
+        "milli",
+        "pools",
+        "speeds",
+        "version",
+    )
+
+    def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
+        self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
+        self.demand_milli = gpus * milli  # who fits, fits where less is asked for
+        self.count = 0
+        self.version = 0, 0  # of what its indices rest on
+        self._jobs = np.empty(16, np.int64)
+        self._index = np.empty(16, np.float64)
+        self._head: int | None = None
+        self._first: tuple[float, int] | None = None
+
+    @property
+    def jobs(self) -> NDArray[np.int64]:
+        """(count,) Their numbers, ascending."""
+        return self._jobs[: self.count]
+
+    @property
+    def index(self) -> NDArray[np.float64]:
+        """(count,) Their indices."""
+        return self._index[: self.count]
+
+    def add(self, job: int, index: float) -> None:
+        """One more waits."""
+        count = self.count
+        if count == len(self._jobs):
+            self._jobs = np.concatenate([self._jobs, np.empty(count, np.int64)])
+            self._index = np.concatenate([self._index, np.empty(count, np.float64)])
+        jobs, indices = self._jobs, self._index
+        if count and job < jobs[count - 1]:
+            place = int(np.searchsorted(jobs[:count], job))
+            jobs[place + 1 : count + 1] = jobs[place:count]
+            indices[place + 1 : count + 1] = indices[place:count]
+            self._head = self._first = None
+        else:
+            place = count
+            if self._head is not None and index < indices[self._head]:
+                self._head, self._first = place, None
+        jobs[place], indices[place] = job, index
+        self.count = count + 1
+
+    def remove(self, place: int) -> int:
+        """The job at a place waits no more: its number."""
+        job, count = int(self._jobs[place]), self.count
+        self._jobs[place : count - 1] = self._jobs[place + 1 : count]
+        self._index[place : count - 1] = self._index[place + 1 : count]
+        self.count = count - 1
+        self._head = self._first = None
+        return job
+
+    def set_indices(self, indices: NDArray[np.float64]) -> None:
+        """(count,) They have changed."""
+        self._index[: self.count] = indices
+        self._head = self._first = None
+
+    @property
+    def head(self) -> int:
+        """The place of who comes first."""
+        if self._head is None:
+            self._head = int(self._index[: self.count].argmin())
+        return self._head
+
+    @property
+    def first(self) -> tuple[float, int]:
+        """The key of who comes first."""
+        if self._first is None:
+            self._first = self.key_at(self.head)
+        return self._first
+
+    def first_of(self, may: NDArray[np.bool_]) -> int | None:
+        """The place of who comes first among those that may; None where none may."""
+        place = int(np.where(may, self.index, np.inf).argmin())
+        return place if may[place] else None
+
+    def key_at(self, place: int) -> tuple[float, int]:
+        """What decides between jobs of several classes: the index, then the number."""
+        return float(self._index[place]), int(self._jobs[place])
+
+
+@dataclass(slots=True)
+class Line:
+    """Classes that compete for the same pools: no class outside may use any of these.
+
+    Attributes:
+        fresh: those that somebody has joined since the last decision.
+        is_open: whether something else has changed since.
+    """
+
+    classes: list[WaitingClass] = field(default_factory=list)
+    fresh: list[WaitingClass] = field(default_factory=list)
+    is_open: bool = False
+
+    @property
+    def touched(self) -> Sequence[WaitingClass]:
+        """Classes with jobs that may start now although they could not before."""
+        return [waiting for waiting in (self.classes if self.is_open else self.fresh) if waiting.count]
+
+
+# ----------------------------------------------------------------------------------------------------------------- ways
+# In how many ways a gang of GPUs can lie on a pool's nodes, as RLTune counts them.
+#
+# Nodes with equally many free GPUs are alike: only how many of each kind are used makes two ways different, and how
+# many GPUs on each. All kinds of a way but the last are used up (Dongare et al., arXiv 2512.10271; the authors' code).
+
+
+SEVERAL: Final = 2  # more are not told apart
+Use = tuple[int, tuple[int, ...]]  # of nodes with so many free GPUs: GPUs taken of each, descending
+
+
+@lru_cache(1 << 16)
+def ways(counts: tuple[int, ...], gpus: int) -> tuple[int, int]:
+    """Ways on the fewest nodes (0, 1, `SEVERAL` or more), and 1 if there is one on a node more that fragments no more.
+
+    Args:
+        counts: (node size + 1,) how many nodes have 0, 1, ... free GPUs.
+    """
+    fewest = -(-gpus // (len(counts) - 1))
+    fewest_ways = _some(uses(counts, gpus, fewest), SEVERAL)
+    return fewest_ways, _some(uses(counts, gpus, fewest + 1, keeps_whole=True), 1)
+
+
+def _some(found: Iterator[tuple[Use, ...]], most: int) -> int:
+    many = 0
+    for _ in found:
+        many += 1
+        if many == most:
+            break
+    return many
+
+
+def uses(counts: tuple[int, ...], gpus: int, nodes: int, keeps_whole: bool = False) -> Iterator[tuple[Use, ...]]:
+    """All ways on exactly so many nodes.
+
+    Args:
+        keeps_whole: leave out those that use a part of a whole node: only they add a partly used one.
+    """
+    yield from _from(counts, len(counts) - 1, gpus, nodes, keeps_whole)
+
+
+def _from(counts: tuple[int, ...], free: int, gpus: int, nodes: int, keeps_whole: bool) -> Iterator[tuple[Use, ...]]:
+    """On nodes with at most so many free GPUs."""
+    if free * nodes < gpus or nodes > gpus:
+        return
+    for many in range(1, min(counts[free], nodes) + 1):
+        left = gpus - many * free
+        if left > 0:
+            for rest in _from(counts, free - 1, left, nodes - many, keeps_whole):
+                yield ((free, (free,) * many), *rest)
+        elif many == nodes and not (left < 0 and keeps_whole and free == len(counts) - 1):
+            yield from (((free, parts),) for parts in _parts(gpus, many, free))
+    yield from _from(counts, free - 1, gpus, nodes, keeps_whole)
+
+
+def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
+    """So many GPUs over nodes, at least one and at most `most` on each, descending."""
+    if nodes == 1:
+        if 1 <= gpus <= most:
+            yield (gpus,)
+        return
+    for first in range(min(most, gpus - nodes + 1), -(-gpus // nodes) - 1, -1):
+        for rest in _parts(gpus - first, nodes - 1, first):
+            yield (first, *rest)
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+# Whose turn is left to a chooser: a network, a person, chance. Two words for a queueing, with one and without.
+#
+#     stall     somebody is chosen, whether he fits or not; until he has been started nobody else is (RLTune's way)
+#     choice    somebody who fits is chosen, or nobody until something happens
+#
+# The first looks at the `VISIBLE` first of the order, the second at all. Without a chooser the first of the order is
+# chosen: under `choice`, of those that fit.
+
 
 VISIBLE: Final = 128
 WAIT: Final = -1  # nobody is started until something happens
@@ -256,7 +444,7 @@ def _joined(classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[
     fields: list[dict[int, Pool]] = []
     for waiting in classes:
         own = {pool.index: pool for pool in waiting.pools}
-        for met in [field for field in fields if field.keys() & own.keys()]:
+        for met in [each for each in fields if each.keys() & own.keys()]:
             own |= met
             fields.remove(met)
         fields.append(own)
@@ -277,3 +465,43 @@ def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[i
     """Free GPUs, all, nodes, partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
+
+
+# ---------------------------------------------------------------------------------------------------------------- sight
+# What RLTune's network sees of each waiting job: seven numbers (Dongare et al., arXiv 2512.10271; the authors' code).
+#
+# Age and GPUs alone differ between the jobs of one field at one instant, and what follows from the GPUs: no duration
+# enters, and the score is a function of the two, given the cluster.
+
+
+VERSION: Final = "rltune/1"
+NAMES: Final = ("age", "gpus", "demand over free", "free after all", "partly used nodes", "ways", "fits")
+LONGEST_S: Final = 43_200.0
+_EPS: Final = 1e-5
+_MOST: Final = 1.0 - _EPS
+PADDING: Final = (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)  # of the slots that nobody has
+Seen = NDArray[np.float32]
+
+
+def seen(view: View) -> Seen:
+    """(n, 7) Of each job of a view."""
+    field, gpus = view.field, view.gpus
+    free, capacity = view.field_free[field], view.field_gpus[field]
+    after = (free - view.field_demand[field] + capacity) / (2 * capacity + _EPS)
+    rows = np.empty((len(view), len(NAMES)), np.float32)
+    rows[:, 0] = np.minimum(view.age_s / LONGEST_S, _MOST)
+    rows[:, 1] = np.minimum(gpus / view.largest_node, _MOST)
+    rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
+    rows[:, 3] = np.clip(after, 0.0, _MOST)
+    rows[:, 4] = view.field_partly_used[field] / view.field_nodes[field]
+    rows[:, 5] = np.clip(view.ways / 3, _EPS, _MOST)
+    rows[:, 6] = np.where(view.fits, np.where(view.ways >= 2, 1.5 * _MOST, _MOST), _EPS)
+    return rows
+
+
+def padded(rows: Seen) -> Seen:
+    """(128, 7) With the slots that nobody has."""
+    slots = np.empty((VISIBLE, len(NAMES)), np.float32)
+    slots[:] = PADDING
+    slots[: len(rows)] = rows[:VISIBLE]
+    return slots

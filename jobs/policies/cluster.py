@@ -1,18 +1,126 @@
-"""GPUs by node and pool: what is free, and where a gang of GPUs can go.
+"""The words of the training jobs' scheduler: what happens to jobs and nodes, and what is to be done about it.
 
-A pool holds equal nodes: one GPU type, one VC, one number of GPUs a node. A job runs in one pool. For each number of
-free GPUs a pool keeps the set of nodes that have so many, as the bits of one integer: the nodes that fit best are found
-without a search, and the lowest number among them is the lowest bit.
+As in `policies.vocabulary`: events and the time go into a core (`jobs.policies.scheduler.JobScheduler`), commands come
+out. Everything is frozen and made of numbers and names. Times are integer nanoseconds.
+
+Conventions
+    job       0, 1, ... in the order of submission; a job's number breaks every tie
+    node      0..N-1
+    work_ns   run time at the reference type, alone on its GPUs
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
+from math import ceil, inf
+from typing import Any, Final, Literal
 
-from jobs.policies.vocabulary import Allocation
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
 from kit.errors import InputError
+
+Allocation = tuple[tuple[int, int], ...]  # (node, GPUs there), ascending by node
+Slots = tuple[tuple[int, ...], ...]  # which GPUs, for each node of an allocation
+
+
+class JobArrived(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A job was submitted. How long it will run is not known, and is not here.
+
+    Attributes:
+        gpus: as many at once, all or none.
+        gpu_types: those that it may run on; empty for any.
+        requested_ns: the time limit that its user asked for; None where there is none.
+        job_class: the row of its speeds by GPU type.
+        submit_ns: when it was submitted; not later than now.
+        done_ns: work that it has behind it, where it ran before the scheduler knew it.
+        gpu_milli: how much of its one GPU it needs, in thousandths; 1000 for all of it, as jobs of several have.
+    """
+
+    job: int
+    gpus: int
+    submit_ns: int
+    user: str = ""
+    vc: str = ""
+    gpu_types: tuple[str, ...] = ()
+    requested_ns: int | None = None
+    job_class: str = ""
+    done_ns: int = 0
+    gpu_milli: int = 1000
+
+
+class JobEnded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A job has done its work: its GPUs are free."""
+
+    job: int
+
+
+class Preempted(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A job stands still and waits again: it was asked to (`PreemptJob`), or a node under it died.
+
+    Attributes:
+        done_ns: the work that is kept (its last checkpoint).
+    """
+
+    job: int
+    done_ns: int
+
+
+class NodeDown(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A node died. `Preempted` follows for each job that had GPUs there."""
+
+    node: int
+
+
+class NodeUp(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A node is in service again, with all its GPUs free."""
+
+    node: int
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The time that `JobScheduler.next_wake_ns` asked for has come, and nothing else happens at this instant."""
+
+
+class StartJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Start a job on these GPUs, all at once; as soon as they are free, where an earlier command frees them.
+
+    Attributes:
+        slots: which GPUs of each node, where they are not equally fast; else empty.
+    """
+
+    job: int
+    allocation: Allocation
+    slots: Slots = ()
+
+
+class PreemptJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Stop a job and answer with `Preempted`; its GPUs go to a job that a later command of the same list starts."""
+
+    job: int
+
+
+class RefuseJob(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A job can never run here, for a reason in words."""
+
+    job: int
+    reason: str
+
+
+JobEvent = JobArrived | JobEnded | Preempted | NodeDown | NodeUp | Wake
+JobCommand = StartJob | PreemptJob | RefuseJob
+
+
+# -------------------------------------------------------------------------------------------------------------- cluster
+# GPUs by node and pool: what is free, and where a gang of GPUs can go.
+#
+# A pool holds equal nodes: one GPU type, one VC, one number of GPUs a node. A job runs in one pool. For each number of
+# free GPUs a pool keeps the set of nodes that have so many, as the bits of one integer: the nodes that fit best are
+# found without a search, and the lowest number among them is the lowest bit.
+
 
 Search = Callable[["Pool", int], Allocation | None]  # where so many GPUs can go, and whether they can
 
@@ -254,3 +362,307 @@ class Cluster:
     def open_to(self, vc: str, gpu_types: Sequence[str]) -> list[Pool]:
         """The pools that a job of this VC and with these allowed types (empty: any) may use, however large it is."""
         return [pool for pool in self.pools if pool.vc in ("", vc) and (not gpu_types or pool.gpu_type in gpu_types)]
+
+
+# --------------------------------------------------------------------------------------------------------------- speeds
+# How fast a job runs where: its class's row of speeds by GPU type, and what spreading over more nodes costs.
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds relative to the reference type, on which the trace's run times count.
+
+    Attributes:
+        by_class: job class -> GPU type -> speed, above 0. What has no row, or no entry in it, runs at speed 1.
+        spread_slowdown: so many times as long takes a job that lies on more nodes than it must; at least 1.
+
+    Raises:
+        InputError: for a speed that is not a finite number above 0, or a slowdown below 1.
+    """
+
+    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    spread_slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        for job_class, row in self.by_class.items():
+            for gpu_type, speed in row.items():
+                if not 0 < speed < inf:
+                    key = f"{job_class}.{gpu_type}"
+                    raise InputError("speeds", key, f"{speed} is no speed: give a finite number above 0")
+        if not 1 <= self.spread_slowdown < inf:
+            problem = f"{self.spread_slowdown} would not slow a job down: give a finite number of at least 1"
+            raise InputError("speeds", "spread_slowdown", problem)
+
+    def of(self, job_class: str, gpu_type: str, is_spread: bool = False) -> float:
+        """The speed of a job of this class on GPUs of this type."""
+        speed = self.by_class.get(job_class, {}).get(gpu_type, 1.0)
+        return speed / self.spread_slowdown if is_spread else speed
+
+
+def length_ns(work_ns: int, speed: float) -> int:
+    """How long work takes at a speed, rounded up to a whole nanosecond."""
+    return work_ns if speed == 1.0 else ceil(work_ns / speed)
+
+
+# ---------------------------------------------------------------------------------------------------------- variability
+# GPUs of one type that are not equally fast, as PAL has them (Jain et al., SC'24), and which GPUs of a node jobs hold.
+#
+# How much slower a GPU is depends on the job: what computes suffers most, what waits for memory hardly at all. So a GPU
+# has a factor for each class of jobs, at most 1, and a gang runs at that of its slowest GPU. Pools count GPUs by node;
+# which of them a job holds is kept here, and only where GPUs differ.
+
+
+SENSITIVE: Final = 0.05  # a class is, where its slowest GPU is so much slower than its fastest
+Factors = tuple[tuple[float, ...], ...]  # by node of the cluster, by GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Variability:
+    """Factors of speed.
+
+    Attributes:
+        by_class: job class -> a factor for each GPU of each node, above 0 and at most 1. Other classes run at 1.
+
+    Raises:
+        InputError: for a factor out of range.
+    """
+
+    by_class: Mapping[str, Factors]
+
+    def __post_init__(self) -> None:
+        for job_class, factors in self.by_class.items():
+            for node, row in enumerate(factors):
+                for factor in row:
+                    if not 0 < factor <= 1:
+                        problem = f"{factor} on node {node}: allowed is above 0, up to 1 for the fastest GPU"
+                        raise InputError("variability", job_class, problem)
+
+    def require_cluster(self, groups: Iterable[NodeGroup]) -> None:
+        """Check that there is a factor for each GPU.
+
+        Raises:
+            InputError: where there are more, or fewer.
+        """
+        sizes = [group.gpus for group in groups for _ in range(group.nodes)]
+        for job_class, factors in self.by_class.items():
+            if [len(row) for row in factors] != sizes:
+                problem = f"has factors for nodes of {[len(row) for row in factors]} GPUs; the cluster's have {sizes}"
+                raise InputError("variability", job_class, problem)
+
+    def is_sensitive(self, job_class: str) -> bool:
+        """Whether it matters to a class which GPU it gets."""
+        factors = [factor for row in self.by_class.get(job_class, ()) for factor in row]
+        return bool(factors) and min(factors) < (1 - SENSITIVE) * max(factors)
+
+    def of(self, job_class: str, allocation: Allocation, slots: Slots) -> float:
+        """The factor of a gang, by nodes of the cluster."""
+        factors = self.by_class.get(job_class)
+        if factors is None:
+            return 1.0
+        return min(factors[node][gpu] for (node, _), gpus in zip(allocation, slots, strict=True) for gpu in gpus)
+
+
+class GpuSlots:
+    """Which GPUs of each node are free.
+
+    Args:
+        is_aware: whether the classes' factors are known: a sensitive job takes the fastest GPUs, another the slowest,
+            by the mean of all classes. Else jobs take those with the lowest numbers.
+    """
+
+    def __init__(self, cluster: Cluster, variability: Variability, is_aware: bool) -> None:
+        self.is_aware, self._variability = is_aware, variability
+        self._free = {node: set(range(pool.size)) for pool in cluster.pools for node in pool.nodes}
+        self._class_of: dict[int, str] = {}
+        self._held: dict[int, tuple[Allocation, Slots]] = {}  # by nodes of the cluster
+        classes = variability.by_class.values()
+        self._mean = {
+            node: [sum(factors[node][gpu] for factors in classes) / max(len(classes), 1) for gpu in gpus]
+            for node, gpus in self._free.items()
+        }
+        self._is_sensitive = {job_class: variability.is_sensitive(job_class) for job_class in variability.by_class}
+
+    def arrive(self, job: int, job_class: str) -> None:
+        """A job will ask for GPUs."""
+        self._class_of[job] = job_class
+
+    def take(self, job: int, pool: Pool, allocation: Allocation) -> tuple[Slots, float]:
+        """The GPUs that a job gets on these nodes of a pool; and its factor, as far as it is known (else 1)."""
+        nodes = tuple([(pool.nodes[place], gpus) for place, gpus in allocation])
+        slots = tuple(tuple(sorted(self._ranked(job, node)[:gpus])) for node, gpus in nodes)
+        for (node, gpus), taken in zip(nodes, slots, strict=True):
+            assert len(taken) == gpus, "a GPU is used twice"
+            self._free[node].difference_update(taken)
+        self._held[job] = nodes, slots
+        return slots, self._variability.of(self._class_of[job], nodes, slots) if self.is_aware else 1.0
+
+    def give(self, job: int) -> None:
+        """They are free again."""
+        nodes, slots = self._held.pop(job)
+        for (node, _), taken in zip(nodes, slots, strict=True):
+            self._free[node].update(taken)
+
+    def search(self, job: int, pool: Pool, gpus: int) -> Allocation | None:
+        """The nodes whose GPUs a job that knows them would rather have: as few as can be."""
+        whole, rest = divmod(gpus, pool.size)
+        room = {place: free for place, free in enumerate(pool.free) if free and pool.is_up(place)}
+        chosen = self._best(job, pool, [place for place, free in room.items() if free == pool.size], pool.size)[:whole]
+        if len(chosen) < whole:
+            return None
+        allocation = [(place, pool.size) for place in chosen]
+        if rest:
+            last = [place for place, free in room.items() if free >= rest and place not in chosen]
+            if not last:
+                return None
+            allocation.append((self._best(job, pool, last, rest)[0], rest))
+        return tuple(sorted(allocation))
+
+    def _best(self, job: int, pool: Pool, places: list[int], gpus: int) -> list[int]:
+        """Nodes by the last GPU that the job would take there; of equal ones the fullest first, empty ones last of all.
+
+        PAL takes the fastest GPU wherever it is. Small jobs would then begin nodes for which gangs wait.
+        """
+
+        def merit(place: int) -> tuple[bool, float, int, int]:
+            node, free = pool.nodes[place], pool.free[place]
+            return free == pool.size, self._rank(job, node, self._ranked(job, node)[gpus - 1]), free, place
+
+        return sorted(places, key=merit)
+
+    def _ranked(self, job: int, node: int) -> list[int]:
+        """Free GPUs of a node, in the order in which the job would take them."""
+        return sorted(self._free[node], key=lambda gpu: (self._rank(job, node, gpu), gpu))
+
+    def _rank(self, job: int, node: int, gpu: int) -> float:
+        job_class = self._class_of[job]
+        if not self.is_aware:
+            return 0.0
+        if self._is_sensitive.get(job_class):
+            return -self._variability.by_class[job_class][node][gpu]
+        return self._mean[node][gpu]
+
+
+# --------------------------------------------------------------------------------------------------------------- shares
+# Shares of a GPU: several jobs on one, each with a fixed part of it (Alibaba's openb: Weng et al., USENIX ATC 2023).
+#
+# A share lies on one GPU. A pool counts whole GPUs; one that is shared is taken from it as by a job of one GPU, and
+# what is left of it is kept here, in thousandths. A share goes where least is left beside it (best fit), and a GPU that
+# nobody shares any more is whole again.
+#
+# Reservations, rounds and preemption know whole GPUs alone: under them a share holds one (`JobPolicy.packs_shares`). So
+# it does where GPUs of one type differ (`jobs.policies.cluster`).
+
+
+WHOLE_MILLI: Final = 1000
+
+
+def is_share(share: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[np.bool_]:
+    """(n,) Whether jobs ask for all of their GPUs (1), or for part of one: a thousandth at least."""
+    return np.asarray((share >= 1 / WHOLE_MILLI) & ((share == 1) | ((share < 1) & (gpus == 1))))
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A GPU that jobs share: its node's place in the pool, and what is left of it."""
+
+    place: int
+    left_milli: int = WHOLE_MILLI
+
+
+@dataclass(slots=True)
+class SharedGpus:
+    """The shared GPUs of all pools."""
+
+    _of_pool: dict[int, list[_Shared]] = field(default_factory=dict)
+    _of_job: dict[int, tuple[_Shared, int]] = field(default_factory=dict)
+
+    def find(self, pool: Pool, milli: int, search: Search) -> Allocation | None:
+        """Where a share can go: beside others, where least is left; else on a whole GPU."""
+        best = self._best([each for each in self._of_pool.get(pool.index, ()) if pool.is_up(each.place)], milli)
+        return search(pool, 1) if best is None else ((best.place, 1),)
+
+    def take(self, job: int, pool: Pool, allocation: Allocation, milli: int) -> None:
+        """A share is used from now on, on the node that was found."""
+        ((place, _),) = allocation
+        shared = self._of_pool.setdefault(pool.index, [])
+        gpu = self._best([each for each in shared if each.place == place], milli)
+        if gpu is None:
+            pool.move(place, -1)
+            gpu = _Shared(place)
+            shared.append(gpu)
+        gpu.left_milli -= milli
+        self._of_job[job] = gpu, milli
+
+    def give(self, job: int, pool: Pool) -> bool:
+        """A job's share is free again; whether it had one."""
+        if job not in self._of_job:
+            return False
+        gpu, milli = self._of_job.pop(job)
+        gpu.left_milli += milli
+        assert gpu.left_milli <= WHOLE_MILLI, "a share was freed twice"
+        if gpu.left_milli == WHOLE_MILLI:
+            self._of_pool[pool.index] = [each for each in self._of_pool[pool.index] if each is not gpu]
+            pool.move(gpu.place, 1)
+        return True
+
+    @staticmethod
+    def _best(shared: list[_Shared], milli: int) -> _Shared | None:
+        """Where least is left: of equal ones that on the first node, and there the one that has been shared longest."""
+        fitting = [each for each in shared if each.left_milli >= milli]
+        return min(fitting, key=lambda each: (each.left_milli, each.place), default=None)
+
+
+# ----------------------------------------------------------------------------------------------------------- placements
+# Which GPUs a job gets: a word in a policy file.
+#
+# A placement searches the job's pools one after another, by fewest nodes or by speed, and within a pool for nodes.
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How GPUs are searched.
+
+    Attributes:
+        search: of nodes within a pool.
+        may_spread: whether a job may lie on more nodes than it must.
+        is_speed_aware: whether the pool where a job runs fastest comes first; else that where it lies on the fewest
+            nodes does.
+        is_variability_aware: whether jobs get GPUs by how fast these are for their class, where GPUs of one type differ
+            (`jobs.policies.cluster`). Under reservations and rounds, and for those for whom others make room, it is
+            the GPUs of nodes that `search` has found.
+        is_by_number: pools come as the cluster's file names them.
+        programme: which of RLTune's programmes lays whoever is chosen and fits by `search` (`jobs.policies.mapping`):
+            `written`, `meant`, or none.
+    """
+
+    search: Search
+    may_spread: bool = False
+    is_speed_aware: bool = False
+    is_variability_aware: bool = False
+    is_by_number: bool = False
+    programme: Literal["", "written", "meant"] = ""
+
+    def largest(self, pool: Pool) -> int:
+        """The largest gang for which the search would find something; it does for all that are smaller."""
+        return pool.free_gpus if self.may_spread else pool.largest_gang
+
+    def sorted_pools(self, gpus: int, job_class: str, pools: Sequence[Pool], speeds: Speeds) -> tuple[Pool, ...]:
+        """In the order in which they are searched; equal ones as the cluster's file names them."""
+
+        def merit(pool: Pool) -> tuple[float, int, int]:
+            speed = speeds.of(job_class, pool.gpu_type) if self.is_speed_aware else 0.0
+            return -speed, 0 if self.is_by_number else pool.fewest_nodes(gpus), pool.index
+
+        return tuple(sorted(pools, key=merit))
+
+
+PLACEMENTS: Final[Mapping[str, Placement]] = {
+    "best-fit": Placement(Pool.best_fit),
+    "worst-fit": Placement(Pool.worst_fit),
+    "consolidate": Placement(Pool.consolidated, may_spread=True),
+    "speed-aware": Placement(Pool.best_fit, is_speed_aware=True),
+    "variability-aware": Placement(Pool.best_fit, is_variability_aware=True),
+    "lowest": Placement(Pool.lowest_fit, is_by_number=True),
+    "programme-as-written": Placement(Pool.lowest_fit, is_by_number=True, programme="written"),
+    "programme": Placement(Pool.lowest_fit, is_by_number=True, programme="meant"),
+}

@@ -6,10 +6,14 @@ narrowest that has seen enough.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Final
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, Protocol
 
-from jobs.policies.vocabulary import JobArrived
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.cluster import JobArrived
+from kit.errors import InputError
 from kit.units import NS_PER_S
 
 ENOUGH: Final = 30
@@ -88,3 +92,222 @@ class History:
         """The mean duration there; an hour before anything has ended."""
         group = self.narrowest(number)
         return group.total_ns // group.many if group.many else _UNKNOWN_NS
+
+
+# ------------------------------------------------------------------------------------------------------------ estimates
+# How long a job will run, as a policy may know it: a word in a policy file.
+#
+# `oracle` alone knows the truth, which no scheduler has: it is given apart (`oracle_work_ns`), and to nobody else.
+
+
+ORACLE: Final = "oracle"
+HISTORY: Final = "history"
+
+
+class Estimate(Protocol):
+    """How much work a job has, at the reference type."""
+
+    def work_ns(self, job: JobArrived, group: int) -> int:
+        """Asked once, when it arrives."""
+
+
+class NoEstimate:
+    """Nothing is known, and no part of the policy asks."""
+
+    def work_ns(self, job: JobArrived, group: int) -> int:
+        """None."""
+        return 0
+
+
+class Requested:
+    """The time that the user asked for."""
+
+    def work_ns(self, job: JobArrived, group: int) -> int:
+        """As requested.
+
+        Raises:
+            InputError: for a job without a request.
+        """
+        if job.requested_ns is None:
+            problem = f"job {job.job} has none: take the estimate `history`, or a trace with requested times"
+            raise InputError("trace", "requested_s", problem)
+        return job.requested_ns
+
+
+class MeanOfHistory:
+    """The mean of those of its group that have ended."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def work_ns(self, job: JobArrived, group: int) -> int:
+        """By what had ended when it arrived."""
+        return self._history.mean_ns(group)
+
+
+class Oracle:
+    """The truth, by job number."""
+
+    def __init__(self, oracle_work_ns: NDArray[np.int64]) -> None:
+        self._oracle_work_ns = oracle_work_ns
+
+    def work_ns(self, job: JobArrived, group: int) -> int:
+        """As it will turn out."""
+        return int(self._oracle_work_ns[job.job])
+
+
+def estimate_of(word: str, history: History, oracle_work_ns: NDArray[np.int64] | None) -> Estimate:
+    """The part that a word names.
+
+    Raises:
+        InputError: for an oracle that was not given the truth.
+    """
+    if word == ORACLE:
+        if oracle_work_ns is None:
+            raise InputError("policy", "estimate", "`oracle` needs the true durations, which only a simulation has")
+        return Oracle(oracle_work_ns)
+    return _BY_WORD[word](history)
+
+
+_BY_WORD: Final[Mapping[str, Callable[[History], Estimate]]] = {
+    "none": lambda _: NoEstimate(),
+    "requested": lambda _: Requested(),
+    HISTORY: MeanOfHistory,
+}
+ESTIMATES: Final = (ORACLE, *_BY_WORD)
+
+
+# -------------------------------------------------------------------------------------------------------------- gittins
+# The Gittins index from past durations (Gittins 1989; with setup times: Hong and Scully 2023, arXiv 2304.13231).
+#
+# With D the duration, a the attained service and c what it costs to go on,
+#
+#     G(a) = sup_{x > 0}  P(D - a <= x | D > a) / (c + E[min(D - a, x) | D > a]).
+#
+# Jobs are served by G / GPUs, largest first; so the index here is GPUs / G, in GPU seconds, smallest first.
+
+
+POINTS: Final = 60
+GROWTH: Final = 1.1  # a table is made anew when its group has grown so much
+FEW: Final = 10  # of past jobs: where fewer ran so long, a wider group is asked; fewer that end soon are chance
+_TAIL, _BODY = 100, 400  # of a group with more, the longest are kept each, and so many of the others stand for all
+_UNKNOWN: Final = 1e12  # of a group that has seen nothing
+Numbers = NDArray[np.float64]
+
+
+def inverse_gittins_s(
+    durations_s: Numbers, weights: Numbers, attained_s: Numbers, restart_s: float, least: int = 1
+) -> Numbers:
+    """1 / G(a) in seconds of service for each job that ends, at best.
+
+    From m sorted past durations above a, y_1..y_m: the least of ((m c + sum_{i<=k} (y_i - a) + (m - k)(y_k - a)) / k.
+    Where none is above a, as many heavy tails have it: what is left is as long as what is over.
+
+    Args:
+        durations_s: (samples,) of past jobs, ascending.
+        weights: (samples,) how many jobs each stands for.
+        attained_s: (points,) values of a.
+        restart_s: c.
+        least: so many samples end by x, or all: the shortest of many gaps is short by chance.
+    """
+    first = np.searchsorted(durations_s, attained_s, side="right")[:, None]
+    counts = np.concatenate([[0.0], np.cumsum(weights)])
+    sums = np.concatenate([[0.0], np.cumsum(weights * durations_s)])
+    many = counts[-1] - counts[first]
+    ended = counts[1:] - counts[first]
+    taken = np.arange(1, 1 + len(durations_s)) - first
+    above = durations_s - attained_s[:, None]
+    cost = many * restart_s + sums[1:] - sums[first] - ended * attained_s[:, None] + (many - ended) * above
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where((taken > 0) & (taken >= np.minimum(least, taken[:, -1:])), cost / ended, np.inf)
+    best = np.min(ratio, axis=1, initial=np.inf)
+    return np.where(np.isfinite(best), best, attained_s + restart_s)
+
+
+class GittinsTables:
+    """1 / G at some points for each group of a history, and between them by interpolation.
+
+    The points are a group's own, whether its jobs run for seconds or days: 0, and `POINTS` in one ratio, from what all
+    but a twentieth of its jobs ran for to beyond the longest.
+
+    Attributes:
+        version: changes whenever a table does.
+    """
+
+    def __init__(self, history: History, restart_s: float) -> None:
+        self.version = 0
+        self._history, self._restart_s = history, restart_s
+        self._made_of: list[int] = []  # by group: of how many durations
+        self._first_s = np.empty(0)  # (groups,) the first point above 0
+        self._step = np.empty(0)  # (groups,) the logarithm of the ratio
+        self._until_s = np.empty(0)  # (groups,) who has attained more asks a wider group
+        self._going_on = np.empty((0, 1 + POINTS))  # (groups, points), for those that run
+        self._restarted = self._going_on  # and for those that wait
+        self._groups_of = np.empty((0, LONGEST_CHAIN), np.int64)  # (chains, groups) narrowest first
+
+    def hear_of(self, chain: int) -> None:
+        """A job of this chain has arrived."""
+        for groups in self._history.chains[len(self._groups_of) : chain + 1]:
+            for group in groups:
+                self._make_room(group.number)
+                self._refresh(group)
+            numbers = [group.number for group in groups]
+            numbers += numbers[-1:] * (LONGEST_CHAIN - len(numbers))
+            self._groups_of = np.concatenate([self._groups_of, [numbers]])
+
+    def learn(self, chain: int) -> None:
+        """A job of this chain has ended: tables of groups that have grown by a tenth are made anew."""
+        for group in self._history.chains[chain]:
+            self.version += self._refresh(group)
+
+    def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
+        """1 / G of jobs, in seconds: by the narrowest group that has seen enough jobs, and a few of them run longer."""
+        attained_s, groups = np.asarray(attained_s), self._groups_of[chain]
+        may = attained_s[..., None] < self._until_s[groups]
+        may[..., -1] = True
+        group = np.take_along_axis(groups, may.argmax(-1)[..., None], -1)[..., 0]
+        first_s, step = self._first_s[group], self._step[group]
+        at = attained_s / first_s  # in points
+        at = np.where(at < 1, at, 1 + np.log(np.maximum(at, 1)) / step)
+        table, point = self._going_on if is_running else self._restarted, np.minimum(at.astype(np.int64), POINTS - 1)
+        here = table[group, point]
+        between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
+        return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # nobody ran so long
+
+    def _refresh(self, group: Group) -> bool:
+        """Make a group's table anew where it has grown: whether it was."""
+        number, many = group.number, group.many
+        was = self._made_of[number]
+        if many < max(was * GROWTH, was + 1) and not was < ENOUGH <= many:
+            return False
+        self._made_of[number] = many
+        sample, weights = _sample(group.durations_ns)
+        first_s = sample[len(sample) // 20]
+        step = np.log(sample[-1] / first_s) / (POINTS - 2) or 1.0
+        points_s = np.append(0.0, first_s * np.exp(step * np.arange(POINTS)))
+        before_s = points_s * (1 - 1e-9)  # who ends there is about to
+        self._first_s[number], self._step[number] = first_s, step
+        if many >= ENOUGH:
+            self._until_s[number] = group.durations_ns[-FEW] / NS_PER_S
+        self._going_on[number] = inverse_gittins_s(sample, weights, before_s, 0.0, FEW)
+        self._restarted[number] = inverse_gittins_s(sample, weights, before_s, self._restart_s, FEW)
+        return True
+
+    def _make_room(self, group: int) -> None:
+        for _ in range(len(self._made_of), group + 1):
+            self._made_of.append(0)
+            self._first_s, self._step = np.append(self._first_s, 1.0), np.append(self._step, 1.0)
+            self._until_s = np.append(self._until_s, 0.0)
+            unknown = np.full((1, 1 + POINTS), _UNKNOWN)
+            self._going_on = np.concatenate([self._going_on, unknown])
+            self._restarted = np.concatenate([self._restarted, unknown])
+
+
+def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:
+    """Durations in seconds, and how many each stands for; of very many, evenly spaced ones and all of the longest."""
+    rest = len(durations_ns) - _TAIL
+    if rest <= _BODY:
+        return np.array(durations_ns, np.float64) / NS_PER_S, np.ones(len(durations_ns))
+    body = [durations_ns[(2 * place + 1) * rest // (2 * _BODY)] for place in range(_BODY)]
+    weights = np.concatenate([np.full(_BODY, rest / _BODY), np.ones(_TAIL)])
+    return np.array(body + durations_ns[rest:], np.float64) / NS_PER_S, weights

@@ -1,7 +1,7 @@
 """Where a chosen job lies, by a mixed integer programme over a few candidates: RLTune's, as written and as meant.
 
 Candidates of a job are the way that fragments least and the way that balances best, on the fewest nodes and on one more
-(`jobs.policies.ways`): four at most. The programme takes one, and minimizes
+(`jobs.policies.choices`): four at most. The programme takes one, and minimizes
 
     a sum_n f_n + b (F_max - F_min) - g sum y,        (a, b, g) = (1, 0.3, 0.5)
 
@@ -25,10 +25,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Mapper, View
-from jobs.policies.cluster import Pool
-from jobs.policies.vocabulary import Allocation
-from jobs.policies.ways import uses
+from jobs.policies.choices import Mapper, View, uses
+from jobs.policies.cluster import Allocation, Pool
 from kit.errors import WorkError
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)

@@ -1,22 +1,460 @@
-"""Who comes first: an index of each job, smallest first; equal ones in the order of submission.
-
-Each is a word in a policy file. `n` is a job's GPUs, `r` its estimated run time, `s` its submission, `w` its wait.
-Formulas of wfp3, unicep and f1 as in Zhang et al., RLScheduler, SC'20 (from Tang et al. 2009; Carastan-Santos and
-de Camargo, SC'17).
-"""
+"""What a scheduler has written down of every job, as columns by job number; grown as jobs come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from jobs.policies.book import Features
-from jobs.policies.gavel import OBJECTIVES
-from jobs.policies.gittins import GittinsTables
-from jobs.policies.multifactor import MULTIFACTOR, Accounts
+from jobs.policies.cluster import JobArrived
+from jobs.policies.history import GittinsTables
+from kit.errors import InputError
+from kit.units import NS_PER_S
+
+Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
+NEVER_NS: Final = 1 << 62
+WAITING, RUNNING, STOPPING, GONE = range(4)
+_COLUMNS: Final = {
+    "gpus": 1,
+    "submit_ns": 0,
+    "estimate_ns": 0,  # of its whole work at the reference type
+    "done_ns": 0,  # work that is kept
+    "since_ns": 0,  # it waits, or runs
+    "from_ns": NEVER_NS,  # its work goes on (after a restart); never for one that waits
+    "begun": 0,  # how often it was started
+    "group": 0,  # of jobs with a history in common
+    "state": GONE,
+}
+
+
+class JobBook:
+    """The columns: whole numbers, but for `speed`, which it runs at. All times in nanoseconds."""
+
+    gpus: NDArray[np.int64]
+    submit_ns: NDArray[np.int64]
+    estimate_ns: NDArray[np.int64]
+    done_ns: NDArray[np.int64]
+    since_ns: NDArray[np.int64]
+    from_ns: NDArray[np.int64]
+    begun: NDArray[np.int64]
+    group: NDArray[np.int64]
+    state: NDArray[np.int64]
+    speed: NDArray[np.float64]
+
+    def __init__(self) -> None:
+        self._room = 0
+        for name in _COLUMNS:
+            setattr(self, name, np.empty(0, np.int64))
+        self.speed = np.empty(0, np.float64)
+        self.share: dict[int, float] = {}  # of its one GPU, of jobs that do not need all of it
+        self.make_room(1023)
+
+    def make_room(self, job: int) -> None:
+        """For a job of this number."""
+        if job < self._room:
+            return
+        more = max(job + 1, 2 * self._room) - self._room
+        for name, value in _COLUMNS.items():
+            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, value, np.int64)]))
+        self.speed = np.concatenate([self.speed, np.ones(more)])
+        self._room += more
+
+    def attained_ns(self, jobs: Jobs, now_ns: int) -> Any:
+        """Work done, at the reference type; of those that run with what they have done since they were started."""
+        if isinstance(jobs, int):  # the same to the last bit, in a tenth of the time
+            return self.done_ns.item(jobs) + max(now_ns - self.from_ns.item(jobs), 0) * self.speed.item(jobs)
+        return self.done_ns[jobs] + np.maximum(now_ns - self.from_ns[jobs], 0) * self.speed[jobs]
+
+
+class Features:
+    """What an order may look at, of one job or of many; worked out only where it looks.
+
+    Attributes:
+        jobs: the number of a job, or an array of them; every feature has this shape.
+        restart_s: what it costs to go on: 0 for those that run.
+    """
+
+    __slots__ = ("_book", "is_running", "jobs", "now_ns", "restart_s")
+
+    def __init__(self, book: JobBook, jobs: Jobs, now_ns: int, is_running: bool, restart_s: float = 0.0) -> None:
+        self._book, self.jobs, self.now_ns = book, jobs, now_ns
+        self.is_running, self.restart_s = is_running, 0.0 if is_running else restart_s
+
+    @property
+    def now_s(self) -> float:
+        """The present."""
+        return self.now_ns / NS_PER_S
+
+    @property
+    def gpus(self) -> Any:
+        """How many it needs; a part of one, of a job that needs no more."""
+        gpus, share = self._book.gpus[self.jobs], self._book.share
+        if not share:
+            return gpus
+        if np.ndim(gpus) == 0:
+            return gpus * share.get(int(self.jobs), 1.0)
+        return gpus * np.array([share.get(job, 1.0) for job in self.jobs.tolist()])
+
+    @property
+    def submit_s(self) -> Any:
+        """When it was submitted."""
+        return self._book.submit_ns[self.jobs] / NS_PER_S
+
+    @property
+    def waiting_since_s(self) -> Any:
+        """When it began to wait (last)."""
+        return self._book.since_ns[self.jobs] / NS_PER_S
+
+    @property
+    def estimate_s(self) -> Any:
+        """How long it runs, by the policy's estimate: a second at least."""
+        return np.maximum(self._book.estimate_ns[self.jobs] / NS_PER_S, 1.0)
+
+    @property
+    def attained_s(self) -> Any:
+        """How much of its work is done."""
+        return self._book.attained_ns(self.jobs, self.now_ns) / NS_PER_S
+
+    @property
+    def remaining_s(self) -> Any:
+        """What is left, by the estimate: not below 0."""
+        book = self._book
+        return np.maximum(book.estimate_ns[self.jobs] - book.attained_ns(self.jobs, self.now_ns), 0) / NS_PER_S
+
+    @property
+    def group(self) -> Any:
+        """The jobs with whose durations its own may be foretold (`jobs.policies.history`)."""
+        return self._book.group[self.jobs]
+
+
+# ---------------------------------------------------------------------------------------------------------- multifactor
+# Slurm's multifactor priority: age, size and fair share of a job, weighted; largest first.
+#
+# `priority/multifactor` of Slurm (slurm.schedmd.com/priority_multifactor.html; its classic fair share,
+# slurm.schedmd.com/classic_fair_share.html, which `PriorityFlags=NO_FAIR_TREE` chooses), for accounts that lie side by
+# side below the root:
+#
+#     priority   = weight_age x age + weight_size x size + weight_fairshare x F, cut to a whole number, at least 1
+#     age        = wait / max_age, at most 1
+#     size       = GPUs / GPUs of the cluster; 1 less that where small jobs are favoured
+#     F          = 2^(-(U / S) / damping), U the account's part of all usage, S its part of all shares
+#
+# Usage is GPU time held, restarts included; it halves every `half_life`. Priorities and usage are calculated every
+# `period` for all that wait, and for a job as it arrives with the usage of the last calculation. What is used within a
+# period decays with the whole of it, as in Slurm for a job that runs all the time. Slurm counts nodes and CPUs in a
+# job's size; here, as everywhere in these pages, it is GPUs.
+
+
+MULTIFACTOR: Final = "multifactor"
+USER, VC = "user", "vc"
+_DAY_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class MultifactorKnobs:
+    """What `slurm.conf` says of priorities; the values of the example in Slurm's page where nothing is said.
+
+    Attributes:
+        weight_age, weight_size, weight_fairshare: `PriorityWeightAge`, `-JobSize`, `-Fairshare`.
+        max_age_s: `PriorityMaxAge`: the age that counts as 1.
+        favors_small: `PriorityFavorSmall`.
+        half_life_s: `PriorityDecayHalfLife` of usage.
+        damping: `FairShareDampeningFactor`.
+        period_s: `PriorityCalcPeriod`.
+        account: whose usage counts: the `user`'s (of a job without one: its VC's), or the `vc`'s.
+        shares: by account; who is not named has one.
+
+    Raises:
+        InputError: for weights below 0, times or damping that are not above 0, shares that are not above 0, or another
+            account.
+    """
+
+    weight_age: float = 1000.0
+    weight_size: float = 1000.0
+    weight_fairshare: float = 10_000.0
+    max_age_s: float = 14 * _DAY_S
+    favors_small: bool = False
+    half_life_s: float = 14 * _DAY_S
+    damping: float = 1.0
+    period_s: float = 300.0
+    account: str = USER
+    shares: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in ("weight_age", "weight_size", "weight_fairshare"):
+            if not 0 <= getattr(self, key) <= 1e9:
+                raise InputError("policy", f"multifactor.{key}", f"{getattr(self, key)}: allowed are 0 to 1e9")
+        for key in ("max_age_s", "half_life_s", "damping"):
+            _require_above_0(key, getattr(self, key))
+        if not 1 <= self.period_s < 1e9:
+            raise InputError("policy", "multifactor.period_s", f"{self.period_s}: allowed are 1 to 1e9 seconds")
+        for name, share in self.shares.items():
+            _require_above_0(f"shares.{name}", share)
+        if self.account not in (USER, VC):
+            raise InputError("policy", "multifactor.account", f"{self.account!r}: allowed are {USER} and {VC}")
+
+    @property
+    def period_ns(self) -> int:
+        """`period_s` in whole nanoseconds."""
+        return round(self.period_s * NS_PER_S)
+
+
+def _require_above_0(key: str, value: float) -> None:
+    if not (value > 0 and isfinite(value)):
+        raise InputError("policy", f"multifactor.{key}", f"{value} is not above 0: give a finite number above 0")
+
+
+class Accounts:
+    """Who has used how many GPUs for how long: what was used until now, and nothing of what will be.
+
+    Args:
+        gpus: of the cluster.
+    """
+
+    def __init__(self, knobs: MultifactorKnobs, gpus: int) -> None:
+        self._knobs, self._gpus = knobs, gpus
+        self._numbers: dict[str, int] = {}
+        self._of_job = np.zeros(1024, np.int64)
+        self._shares, self._used = np.zeros(0), np.zeros(0)  # by account; GPU seconds at the last calculation
+        self._fresh, self._held = np.zeros(0), np.zeros(0)  # GPU seconds since then; GPUs that are held now
+        self._until_ns, self._calculated = 0, 0  # fresh usage is counted until; the number of the last calculation
+        self._decay = 2.0 ** (-knobs.period_ns / NS_PER_S / knobs.half_life_s)
+        self._fair = np.zeros(0)  # F at the last calculation
+
+    def arrive(self, event: JobArrived, now_ns: int) -> None:
+        """A job will count for its account."""
+        self.advance(now_ns)
+        name = event.vc if self._knobs.account == VC or not event.user else event.user
+        number = self._numbers.setdefault(name, len(self._numbers))
+        if number == len(self._shares):
+            self._shares = np.append(self._shares, self._knobs.shares.get(name, 1.0))
+            self._used, self._fresh, self._held = (np.append(each, 0) for each in (self._used, self._fresh, self._held))
+            self._fair = np.append(self._fair, 1.0)
+        if event.job >= len(self._of_job):
+            more = np.zeros(max(event.job + 1, 2 * len(self._of_job)) - len(self._of_job), np.int64)
+            self._of_job = np.concatenate([self._of_job, more])
+        self._of_job[event.job] = number
+
+    def hold(self, job: int, gpus: float, now_ns: int) -> None:
+        """A job holds so many GPUs more from now on (below 0: fewer)."""
+        self.advance(now_ns)
+        self._held[self._of_job[job]] += gpus
+
+    def advance(self, now_ns: int) -> int:
+        """Count until now; the number of the last calculation, which changes whenever priorities do."""
+        period_ns = self._knobs.period_ns
+        many = now_ns // period_ns - self._calculated
+        if many > 0:
+            self._calculated += many
+            at_ns = self._calculated * period_ns
+            first_s = (at_ns - (many - 1) * period_ns - self._until_ns) / NS_PER_S
+            used = (self._used + self._fresh + self._held * first_s) * self._decay
+            if many > 1:  # nothing changed since: each period adds as much
+                later = (self._decay ** np.arange(1.0, many)).sum() * period_ns / NS_PER_S
+                used = used * self._decay ** (many - 1) + self._held * later
+            self._used, self._fresh, self._until_ns = used, np.zeros_like(used), at_ns
+            self._fair = self._fair_shares()
+        self._fresh += self._held * ((now_ns - self._until_ns) / NS_PER_S)
+        self._until_ns = now_ns
+        return self._calculated
+
+    def _fair_shares(self) -> Any:
+        usage = self._used / max(float(self._used.sum()), 1e-300)
+        return 2.0 ** (-usage / (self._shares / self._shares.sum()) / self._knobs.damping)
+
+    def index(self, jobs: Features) -> Any:
+        """Of jobs: their priority at the last calculation, below 0, so that the largest comes first."""
+        knobs = self._knobs
+        calculated_s = self.advance(jobs.now_ns) * knobs.period_ns / NS_PER_S
+        age = np.clip((calculated_s - jobs.submit_s) / knobs.max_age_s, 0.0, 1.0)
+        size = jobs.gpus / self._gpus
+        if knobs.favors_small:
+            size = 1.0 - size
+        fair = self._fair[self._of_job[jobs.jobs]]
+        priority = knobs.weight_age * age + knobs.weight_size * size + knobs.weight_fairshare * fair
+        return -np.maximum(np.floor(priority), 1.0)
+
+
+# ---------------------------------------------------------------------------------------------------------------- gavel
+# Gavel's linear programmes: which share of the time each job gets on each type (Narayanan et al., OSDI'20, section 4).
+#
+# With X[m, k] the share of job m in pool k, s its speed there, z its GPUs, and throughput(m) = sum_k s[m, k] X[m, k]:
+#
+#     X >= 0;   sum_k X[m, k] <= 1;   sum_m z[m] X[m, k] <= GPUs of k
+#
+#     gavel-max-min      largest min_m  z throughput(m) / (speed of m on an equal share of all types)
+#     gavel-blind        the same with all speeds taken to be 1
+#     gavel-finish-time  least max_m  (age + left / throughput(m)) / (age + left / throughput of m on 1/M of all GPUs)
+#     gavel-fifo         largest sum_m (M - m)  z throughput(m) / speed on the fastest type, m in order of submission
+#     gavel-least-jct    largest sum_m throughput(m) / left: the sum of what is done of each job's rest a second
+#
+# The last is ours. In the others, z is where Gavel's code has it and its paper leaves it out. Where the least or the
+# largest of many is found, most shares are still open: of those that reach it, that with the largest sum of normalised
+# throughputs is taken. A pool is a type of GPU in one VC; a job that may not use a pool has no share there, and its
+# equal share is one of those that it may use.
+
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Demands:
+    """Jobs that compete for pools. Those that are alike in all that an objective asks may be one row.
+
+    Attributes:
+        gpus: (rows,) of each job.
+        speeds: (rows, pools) 0 where it may not run.
+        many: (rows,) how many jobs a row stands for.
+        capacity: (pools,) GPUs.
+        age_s, left_s: (rows,) since submission; work that is left, at the reference type. Used where it is asked.
+    """
+
+    gpus: Numbers
+    speeds: Numbers
+    many: Numbers
+    capacity: Numbers
+    age_s: Numbers
+    left_s: Numbers
+
+    def rows(self, which: NDArray[np.bool_]) -> Demands:
+        """Some of them."""
+        gpus, speeds, many = self.gpus[which], self.speeds[which], self.many[which]
+        return Demands(gpus, speeds, many, self.capacity, self.age_s[which], self.left_s[which])
+
+    @property
+    def equal_speed(self) -> Numbers:
+        """(rows,) Speed on an equal share of all the GPUs that it may use."""
+        may = self.speeds > 0
+        return np.asarray((self.speeds * self.capacity).sum(1) / np.maximum((may * self.capacity).sum(1), 1e-300))
+
+
+class _Programme:
+    """The constraints that all objectives share; the variables are X where a job may run, and one more (`level`)."""
+
+    def __init__(self, demands: Demands) -> None:
+        from scipy import sparse
+
+        self.demands = demands
+        self.rows, self.pools = (demands.speeds > 0).nonzero()
+        self.speeds = demands.speeds[self.rows, self.pools]
+        self.variables = len(self.rows)
+        many, numbers = len(demands.gpus), np.arange(self.variables)
+        shape = (many, self.variables + 1)
+        used = demands.many[self.rows] * demands.gpus[self.rows]
+        self.share = sparse.csr_array((np.ones(self.variables), (self.rows, numbers)), shape=shape)
+        pools = (len(demands.capacity), self.variables + 1)
+        self.capacity = sparse.csr_array((used, (self.pools, numbers)), shape=pools)
+        self.throughput = sparse.csr_array((self.speeds, (self.rows, numbers)), shape=shape)
+
+    def level(self, per_level: Numbers) -> tuple[float, Numbers]:
+        """The largest level with throughput(m) >= level x per_level(m) for all, and the throughputs there."""
+        objective = np.zeros(self.variables + 1)
+        objective[-1] = -1.0
+        values = self._solve(objective, per_level, None)
+        return float(values[-1]), np.asarray(self.throughput @ values)
+
+    def best(self, normal: Numbers, per_level: Numbers | None = None, level: float = 0.0) -> Numbers:
+        """(rows, pools) The shares with the largest sum of throughput(m) / normal(m) that keep a level."""
+        weights = (self.demands.many / normal)[self.rows] * self.speeds
+        objective = np.append(-weights / float(weights.max()), 0.0)
+        values = self._solve(objective, per_level, level * (1 - 1e-7))
+        shares = np.zeros(self.demands.speeds.shape)
+        shares[self.rows, self.pools] = np.clip(values[:-1], 0.0, 1.0)
+        return shares
+
+    def _solve(self, objective: Numbers, per_level: Numbers | None, level: float | None) -> Numbers:
+        from scipy import sparse
+        from scipy.optimize import linprog
+
+        demands = self.demands
+        blocks, limits = [self.share, self.capacity], [np.ones(len(demands.gpus)), demands.capacity]
+        if per_level is not None:
+            places = np.arange(len(per_level)), np.full(len(per_level), self.variables)
+            blocks.append(sparse.csr_array((per_level, places), shape=self.throughput.shape) - self.throughput)
+            limits.append(np.zeros(len(per_level)))
+        last = (0.0, None) if level is None else (level, level)
+        bounds = [(0.0, None)] * self.variables + [last]
+        found = linprog(objective, sparse.vstack(blocks), np.concatenate(limits), bounds=bounds, method="highs")
+        assert found.x is not None, f"a programme of shares has a solution: {found.message}"
+        return np.asarray(found.x)
+
+
+def max_min(demands: Demands) -> Numbers:
+    """(rows, pools) Shares by max-min fairness."""
+    programme, per_level = _Programme(demands), demands.equal_speed / demands.gpus
+    return programme.best(demands.equal_speed, per_level, programme.level(per_level)[0])
+
+
+def finish_time(demands: Demands, exactness: float = 1e-3) -> Numbers:
+    """(rows, pools) Shares by finish-time fairness: the least of the largest ratios, to so much of it.
+
+    A ratio asks a throughput of each job, so that it is found by bisection.
+    """
+    programme, share = _Programme(demands), np.minimum(demands.capacity.sum() / demands.many.sum() / demands.gpus, 1.0)
+    age_s, left_s = demands.age_s, np.maximum(demands.left_s, 1.0)
+    alone_s = age_s + left_s / (demands.equal_speed * share)
+
+    def reached(throughput: Numbers) -> float:
+        return float(((age_s + left_s / throughput) / alone_s).max())
+
+    low = float((age_s / alone_s).max())  # below it, a job would have ended before now
+    high = reached(programme.level(left_s / alone_s)[1])
+    while high - low > exactness * high:
+        middle = (low + high) / 2
+        level, throughput = programme.level(left_s / (middle * alone_s - age_s))
+        low, high = (middle, high) if level < 1 else (low, min(middle, reached(throughput)))
+    return programme.best(demands.equal_speed, left_s / (high * alone_s - age_s), 1.0)
+
+
+def fifo(demands: Demands) -> Numbers:
+    """(rows, pools) Shares in the order of submission: the oldest first, each where it runs fastest."""
+    place = np.argsort(np.argsort(-demands.age_s, kind="stable"))
+    weight = (len(place) - place) * demands.gpus / demands.speeds.max(1)
+    return _Programme(demands).best(1 / weight)
+
+
+def least_jct(demands: Demands) -> Numbers:
+    """(rows, pools) Shares by what is done of each job's rest a second."""
+    return _Programme(demands).best(np.maximum(demands.left_s, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """One way to share.
+
+    Attributes:
+        shares: of a table of demands.
+        is_by_job: whether it asks more of a job than its GPUs and speeds; else jobs that are alike are one row.
+        is_blind: whether all speeds are taken to be 1.
+        needs_estimate: whether it asks how long jobs run.
+    """
+
+    shares: Callable[[Demands], Numbers]
+    is_by_job: bool = False
+    is_blind: bool = False
+    needs_estimate: bool = False
+
+
+OBJECTIVES: Final[Mapping[str, Objective]] = {
+    "gavel-max-min": Objective(max_min),
+    "gavel-blind": Objective(max_min, is_blind=True),
+    "gavel-finish-time": Objective(finish_time, is_by_job=True, needs_estimate=True),
+    "gavel-fifo": Objective(fifo, is_by_job=True),
+    "gavel-least-jct": Objective(least_jct, is_by_job=True, needs_estimate=True),
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- orders
+# Who comes first: an index of each job, smallest first; equal ones in the order of submission.
+#
+# Each is a word in a policy file. `n` is a job's GPUs, `r` its estimated run time, `s` its submission, `w` its wait.
+# Formulas of wfp3, unicep and f1 as in Zhang et al., RLScheduler, SC'20 (from Tang et al. 2009; Carastan-Santos and
+# de Camargo, SC'17).
+
 
 Index = Callable[[Features], Any]
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.book import RUNNING, JobBook
-from jobs.policies.cluster import Pool
-from jobs.policies.placements import Placement
-from jobs.policies.vocabulary import Allocation
+from jobs.policies.cluster import Allocation, Placement, Pool
+from jobs.policies.orders import RUNNING, JobBook
 from kit.jit import entry, kernel
 
 _Ints = NDArray[np.int64]

@@ -14,40 +14,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.book import GONE, NEVER_NS, RUNNING, STOPPING, WAITING, Features, JobBook
-from jobs.policies.choices import Choices, Choosing
-from jobs.policies.cluster import Cluster, NodeGroup, Pool, Search
-from jobs.policies.estimates import HISTORY, estimate_of
-from jobs.policies.gavel import OBJECTIVES
-from jobs.policies.gittins import GittinsTables
-from jobs.policies.history import History
-from jobs.policies.mapping import mapper_of
-from jobs.policies.multifactor import Accounts
-from jobs.policies.orders import order_of
-from jobs.policies.placements import PLACEMENTS
-from jobs.policies.policy import JobPolicy
-from jobs.policies.queueing import CHOOSING, QUEUEINGS, RESERVING
-from jobs.policies.room import Holdings, Ranking
-from jobs.policies.rounds import ROUNDS, Rounds
-from jobs.policies.shares import WHOLE_MILLI, SharedGpus
-from jobs.policies.speeds import Speeds, length_ns
-from jobs.policies.variability import GpuSlots, Variability
-from jobs.policies.vocabulary import (
+from jobs.policies.choices import Choices, Choosing, Line, WaitingClass
+from jobs.policies.cluster import (
+    PLACEMENTS,
+    WHOLE_MILLI,
     Allocation,
+    Cluster,
+    GpuSlots,
     JobArrived,
     JobCommand,
     JobEnded,
     JobEvent,
     NodeDown,
+    NodeGroup,
     NodeUp,
+    Pool,
     Preempted,
     PreemptJob,
     RefuseJob,
+    Search,
+    SharedGpus,
     Slots,
+    Speeds,
     StartJob,
+    Variability,
     Wake,
+    length_ns,
 )
-from jobs.policies.waiting import Line, WaitingClass
+from jobs.policies.history import HISTORY, GittinsTables, History, estimate_of
+from jobs.policies.mapping import mapper_of
+from jobs.policies.orders import (
+    GONE,
+    NEVER_NS,
+    OBJECTIVES,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    Accounts,
+    Features,
+    JobBook,
+    order_of,
+)
+from jobs.policies.policy import ROUNDS, JobPolicy, Rounds
+from jobs.policies.queueing import CHOOSING, QUEUEINGS, RESERVING
+from jobs.policies.room import Holdings, Ranking
 from kit.units import NS_PER_S
 
 _Commands = list[JobCommand]

@@ -9,8 +9,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import VISIBLE, WAIT, Choosing, View
-from jobs.policies.sight import NAMES, padded, seen
+from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, View, padded, seen
 from jobs.sim.world import JobSimulation
 from kit.units import NS_PER_S
 
@@ -44,7 +43,7 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
     """One step is one choice.
 
     Observation: RLTune's seven numbers of each of the first 128 jobs that wait, in the policy's order; float32 of shape
-        (896,), as `jobs.policies.sight` says, with its padding.
+        (896,), as `jobs.policies.choices` says, with its padding.
     Action: Discrete(129), the slot of the job whose turn it is, or 128 to wait until something happens. One that is
         masked is replaced by the first that is not, and `info["replaced"]` says so.
     Reward: minus the job hours spent in the system since the last choice, over the number of jobs. Their sum is minus

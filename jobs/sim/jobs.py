@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from jobs.policies.shares import is_share
-from jobs.policies.vocabulary import JobArrived
+from jobs.policies.cluster import JobArrived, NodeGroup, Variability, is_share
+from kit.chance import stream
 from kit.errors import InputError
 from kit.units import NS_PER_S
 
@@ -198,3 +199,151 @@ def _require_range(name: str, values: Numbers, least: float) -> None:
         row = int(outside.argmax())
         problem = f"job {row} has {values[row]}: allowed are {least:g} to {_LONGEST_S:g} seconds"
         raise InputError("trace", name, problem)
+
+
+# ------------------------------------------------------------------------------------------------------------- failures
+# Nodes that fail and return: outages by the hour they happened, or drawn.
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Outage:
+    """A node is out of service from `from_ns` until `to_ns`."""
+
+    from_ns: int
+    to_ns: int
+    node: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_ns < self.to_ns:
+            raise InputError("failures", f"node {self.node}", f"is down from {self.from_ns} until {self.to_ns} ns")
+
+
+def drawn_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> tuple[Outage, ...]:
+    """Each node works for an exponential time of mean `up_s`, then is down for one of mean `down_s`, and so on.
+
+    Raises:
+        InputError: for means that are not above 0.
+    """
+    if not (up_s > 0 and down_s > 0):
+        raise InputError("failures", "", f"means of {up_s} s up and {down_s} s down: both must be above 0")
+    rng, outages = stream(seed, "job node failures"), []
+    for node in range(nodes):
+        at_s = rng.exponential(up_s)
+        while at_s < horizon_s:
+            until_s = at_s + rng.exponential(down_s)
+            from_ns = round(at_s * NS_PER_S)
+            outages.append(Outage(from_ns, max(round(until_s * NS_PER_S), from_ns + 1), node))
+            at_s = until_s + rng.exponential(up_s)
+    return tuple(sorted(outages))
+
+
+# ---------------------------------------------------------------------------------------------------------- variability
+# GPUs of one type that are not equally fast, drawn.
+
+
+def drawn_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float], seed: int) -> Variability:
+    """A GPU that is slow for one class is slow for all, by as much as each is sensitive.
+
+    Each GPU draws a normal number z. Its factor for a class of spread s is exp(-s z), over that of the fastest GPU.
+
+    Args:
+        spreads: by job class: how much the logarithm of the speed varies (standard deviation).
+
+    Raises:
+        InputError: for a spread below 0, or above 2.
+    """
+    for job_class, spread in spreads.items():
+        if not 0 <= spread <= 2:
+            raise InputError("variability", job_class, f"a spread of {spread}: allowed are 0 to 2")
+    rng = stream(seed, "GPU variability")
+    z = [rng.standard_normal(group.gpus) for group in groups for _ in range(group.nodes)]
+    fastest = min(float(row.min()) for row in z)
+    return Variability(
+        {
+            job_class: tuple(tuple(np.exp(-spread * (row - fastest)).tolist()) for row in z)
+            for job_class, spread in spreads.items()
+        }
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- record
+# What a run of training jobs leaves behind: columns by job, and the cluster's sums.
+
+
+NOT_YET: Final = -1
+Times = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobsRecord:
+    """A run. All columns have a row for each job of the trace; times are nanoseconds since the trace's start.
+
+    Attributes:
+        policy: as it is shown.
+        submit_ns, gpus, gpu_share, user, vc: as in the trace.
+        work_ns: run time at the reference type.
+        best_ns: run time at full speed on the fastest type that it may use.
+        start_ns: when it was first started; -1 for never.
+        end_ns: when its work was done; -1 for not within the run.
+        is_refused: it could never run here.
+        preemptions: how often it was stopped for another job.
+        kills: how often a node died under it.
+        lost_ns: work (at the reference type) that it did in vain.
+        restart_ns: time that it held GPUs for restarts.
+        held_ns: time that it held GPUs, all in all.
+        is_measured: whether it counts in figures: submitted after the warm-up.
+        begun_ns, ended_ns: when the run began and ended.
+        capacity_gpu_ns, down_gpu_ns: GPU time of all nodes from begin to end; of that, out of service.
+        in_system_ns: time integral of the number of jobs that had been submitted and not ended (Little's law).
+    """
+
+    policy: str
+    submit_ns: Times
+    gpus: NDArray[np.int64]
+    gpu_share: NDArray[np.float64]
+    user: NDArray[np.object_]
+    vc: NDArray[np.object_]
+    work_ns: Times
+    best_ns: Times
+    start_ns: Times
+    end_ns: Times
+    is_refused: NDArray[np.bool_]
+    preemptions: NDArray[np.int64]
+    kills: NDArray[np.int64]
+    lost_ns: Times
+    restart_ns: Times
+    held_ns: Times
+    is_measured: NDArray[np.bool_]
+    begun_ns: int
+    ended_ns: int
+    capacity_gpu_ns: int
+    down_gpu_ns: int
+    in_system_ns: int
+
+    @property
+    def gpus_used(self) -> NDArray[np.float64]:
+        """(n,) GPUs that a job uses: fewer than one, of a job with a share of one."""
+        return np.asarray(self.gpus * self.gpu_share)
+
+    @property
+    def is_done(self) -> NDArray[np.bool_]:
+        """(n,) Whether its work was done within the run."""
+        return np.asarray(self.end_ns != NOT_YET)
+
+    @property
+    def jct_s(self) -> NDArray[np.float64]:
+        """(n,) Job completion time, from submission to end; not-a-number where there is none."""
+        return np.where(self.is_done, self.end_ns - self.submit_ns, np.nan) / NS_PER_S
+
+    @property
+    def wait_s(self) -> NDArray[np.float64]:
+        """(n,) What of it is not run time at full speed on the fastest type; not-a-number where there is none."""
+        return np.asarray(self.jct_s - self.best_ns / NS_PER_S)
+
+    def require_little(self) -> None:
+        """Little's law: the sum over time of jobs in the system is the sum over jobs of their times in it."""
+        came_ns = np.maximum(self.submit_ns, self.begun_ns)
+        left_ns = np.where(self.is_done, self.end_ns, np.where(self.is_refused, came_ns, self.ended_ns))
+        came_by_end = came_ns <= self.ended_ns
+        in_system_ns = sum((left_ns - came_ns)[came_by_end].tolist())  # beyond 64 bits, perhaps
+        assert in_system_ns == self.in_system_ns, "Little's law does not hold"

@@ -1,15 +1,12 @@
-"""Training jobs on a simulated cluster: an agenda drives the scheduler's core.
-
-At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
-decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy and
-seed give the same bits.
-"""
+"""What happens when: a heap of appointments by time, by their order within the instant, by when they were made."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import count
 from typing import Any, Final
 
 import msgspec
@@ -17,32 +14,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.policies.choices import Choosing
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.estimates import ORACLE
-from jobs.policies.policy import JobPolicy
-from jobs.policies.rivals import shown_name
-from jobs.policies.scheduler import JobScheduler
-from jobs.policies.speeds import Speeds, length_ns
-from jobs.policies.variability import Variability
-from jobs.policies.vocabulary import (
+from jobs.policies.cluster import (
     Allocation,
     JobArrived,
     JobEnded,
     JobEvent,
     NodeDown,
+    NodeGroup,
     NodeUp,
     Preempted,
     PreemptJob,
     RefuseJob,
+    Speeds,
     StartJob,
+    Variability,
     Wake,
+    length_ns,
 )
-from jobs.sim.agenda import ARRIVAL, LAST, Agenda
-from jobs.sim.failures import Outage
-from jobs.sim.jobs import Found, JobList
-from jobs.sim.record import NOT_YET, JobsRecord
+from jobs.policies.history import ORACLE
+from jobs.policies.policy import JobPolicy, shown_name
+from jobs.policies.scheduler import JobScheduler
+from jobs.sim.jobs import NOT_YET, Found, JobList, JobsRecord, Outage
 from kit.errors import InputError
 from kit.units import NS_PER_S
+
+ARRIVAL: Final = 0
+LAST: Final = 1 << 62
+
+
+class Agenda:
+    """Time is `now_ns`, integer nanoseconds."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._made = count()
+
+    @property
+    def next_ns(self) -> float:
+        """The time of the next event; infinity when there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    @property
+    def is_instant_over(self) -> bool:
+        """Whether nothing more happens at the present time."""
+        return self.next_ns > self.now_ns
+
+    def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL`, a rank, or `LAST`."""
+        heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
+
+    def step(self) -> None:
+        """Go to the next event and let it happen."""
+        self.now_ns, _, _, act, arguments = heapq.heappop(self._heap)
+        act(*arguments)
+
+
+# ---------------------------------------------------------------------------------------------------------------- world
+# Training jobs on a simulated cluster: an agenda drives the scheduler's core.
+#
+# At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
+# decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy
+# and seed give the same bits.
+
 
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S

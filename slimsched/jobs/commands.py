@@ -14,8 +14,8 @@ from scenarios.terminal.places import writable_file, writable_folder
 from scenarios.terminal.progress import Progress
 
 if TYPE_CHECKING:
-    from jobs.bounding import CaseBound
     from jobs.case import JobsCase
+    from jobs.comparing import CaseBound
 
 ENDING = ".jobtrace.parquet"
 MOST_AT_ONCE = 200_000  # jobs that are looked at in a moment
@@ -26,7 +26,7 @@ def jobs_import(arguments: Namespace) -> int:
     from jobs.importing import import_log
     from jobs.rows import UNITS_S, Options
     from jobs.trace import is_imported
-    from slimsched.jobs.tables import imported_text
+    from slimsched.jobs.texts import imported_text
 
     output = Output(arguments)
     out = writable_file(arguments.out or Path(f"{arguments.log.name.partition('.')[0] or 'log'}{ENDING}"))
@@ -51,7 +51,7 @@ def jobs_inspect(arguments: Namespace) -> int:
     """What a trace holds."""
     from jobs.summary import summarize
     from jobs.trace import read_trace
-    from slimsched.jobs.tables import summary_text
+    from slimsched.jobs.texts import summary_text
 
     output = Output(arguments)
     trace = read_trace(arguments.trace)
@@ -66,7 +66,7 @@ def jobs_generate(arguments: Namespace) -> int:
     from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law, sizes
     from jobs.summary import summarize
     from jobs.trace import write_trace
-    from slimsched.jobs.tables import summary_text
+    from slimsched.jobs.texts import summary_text
 
     output = Output(arguments)
     out = writable_file(arguments.out)
@@ -108,9 +108,8 @@ def jobs_init(arguments: Namespace) -> int:
 
 def jobs_simulate(arguments: Namespace) -> int:
     """One policy on a scenario's jobs."""
-    from jobs.comparing import PolicyRun, result_document, run_policy
-    from jobs.records import fingerprint, write_run
-    from slimsched.jobs.comparison_tables import result_text
+    from jobs.comparing import PolicyRun, fingerprint, result_document, run_policy, write_run
+    from slimsched.jobs.texts import result_text
 
     output = Output(arguments)
     out = None if arguments.out is None else writable_file(arguments.out)
@@ -132,8 +131,8 @@ def jobs_compare(arguments: Namespace) -> int:
     from hw.host.limits import core_count
     from jobs.comparing import comparison_document, run_all
     from scenarios.show.charts import save
-    from slimsched.jobs.comparison_tables import comparison_text
     from slimsched.jobs.prices_chart import prices_chart
+    from slimsched.jobs.texts import comparison_text
 
     output = Output(arguments)
     folder = None if arguments.out is None else writable_folder(arguments.out)
@@ -158,8 +157,8 @@ def jobs_compare(arguments: Namespace) -> int:
 def jobs_bound(arguments: Namespace) -> int:
     """What no policy can beat, and when GPU time is dear."""
     from scenarios.show.charts import save
-    from slimsched.jobs.comparison_tables import bound_text
     from slimsched.jobs.prices_chart import prices_chart
+    from slimsched.jobs.texts import bound_text
 
     output = Output(arguments)
     case = _case(arguments, output, ())
@@ -179,8 +178,7 @@ def jobs_bound(arguments: Namespace) -> int:
 
 def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> JobsCase:
     """The scenario with what the flags say instead of its own; what is odd about it is told."""
-    from jobs.case import read_case, read_scenario, with_flags
-    from jobs.doubts import doubts, require_a_fit
+    from jobs.case import doubts, read_case, read_scenario, require_a_fit, with_flags
     from slimsched.jobs.profiles import profile_images_s
 
     scenario = with_flags(read_scenario(arguments.scenario), policies, arguments.load)
@@ -193,7 +191,7 @@ def _case(arguments: Namespace, output: Output, policies: tuple[str, ...]) -> Jo
 
 def _bounds(case: JobsCase, output: Output, kinds: tuple[bool, ...] = (False, True)) -> list[CaseBound]:
     """Without preemption (False) and with."""
-    from jobs.bounding import bounds_of
+    from jobs.comparing import bounds_of
     from scenarios.terminal.compiling import telling
 
     with telling(output.remark), Progress("bounds", len(kinds), unit="bound", quiet=output.quiet) as progress:

@@ -24,8 +24,8 @@ _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets 
 def jobs_whatif(arguments: Namespace) -> int:
     """The same jobs before and after a change."""
     from hw.host.limits import core_count
-    from jobs.whatif import WhatIf
-    from slimsched.jobs.operator_tables import whatif_text
+    from jobs.operating import WhatIf
+    from slimsched.jobs.texts import whatif_text
 
     output = Output(arguments)
     if not arguments.change:
@@ -42,8 +42,8 @@ def jobs_whatif(arguments: Namespace) -> int:
 
 def jobs_capacity(arguments: Namespace) -> int:
     """The largest load, or the fewest nodes, at which waits keep a limit."""
-    from jobs.room_for import Limit, Tried, capacity_document, fewest_nodes, largest_load
-    from slimsched.jobs.operator_tables import load_text, nodes_text, tried_text
+    from jobs.operating import Limit, Tried, capacity_document, fewest_nodes, largest_load
+    from slimsched.jobs.texts import load_text, nodes_text, tried_text
 
     output = Output(arguments)
     case = _case(arguments, output)
@@ -64,8 +64,8 @@ def jobs_capacity(arguments: Namespace) -> int:
 
 def jobs_validate_log(arguments: Namespace) -> int:
     """Simulated waits beside the recorded ones."""
-    from jobs.log_validation import validation_document
-    from slimsched.jobs.operator_tables import validation_text
+    from jobs.operating import validation_document
+    from slimsched.jobs.texts import validation_text
 
     output = Output(arguments)
     case = _case(arguments, output)
@@ -78,9 +78,9 @@ def jobs_validate_log(arguments: Namespace) -> int:
 def jobs_tune(arguments: Namespace) -> int:
     """Numbers of a policy, sought on earlier jobs and judged on later ones."""
     from hw.host.limits import core_count
+    from jobs.operating import TUNING_SCHEMA, policy_document, ranges_of, tune
     from jobs.spec import POLICY_SUFFIX
-    from jobs.tuning import SCHEMA, policy_document, ranges_of, tune
-    from slimsched.jobs.operator_tables import tuning_text
+    from slimsched.jobs.texts import tuning_text
 
     output = Output(arguments)
     if not arguments.out.name.endswith(POLICY_SUFFIX):
@@ -99,7 +99,7 @@ def jobs_tune(arguments: Namespace) -> int:
     best, figure = min(found.tried, key=lambda tried: tried[1])
     own, own_figure = found.tried[0]
     document = {
-        "schema": SCHEMA,
+        "schema": TUNING_SCHEMA,
         "policy": found.best.name,
         "key": arguments.objective,
         "tries": arguments.tries,
@@ -116,10 +116,9 @@ def jobs_tune(arguments: Namespace) -> int:
 def jobs_train(arguments: Namespace) -> int:
     """RLTune, as it was run or mended, on windows of a scenario's trace; judged on windows that it has not seen."""
     from hw.host.limits import core_count
-    from jobs.learning.course import Course, train
+    from jobs.learning.course import Course, Windows, train
     from jobs.learning.judging import BASELINES, judge, learned_choice, table_of
-    from jobs.learning.windows import Windows
-    from jobs.ppo.files import FAITHFUL, FIXED, LearnedSpec
+    from jobs.learning.learned import FAITHFUL, FIXED, LearnedSpec
     from jobs.spec import LEARNED_SUFFIX
 
     output = Output(arguments)
@@ -189,8 +188,7 @@ def _case(
     arguments: Namespace, output: Output, changes: Mapping[str, Any] | None = None, is_told: bool = True
 ) -> JobsCase:
     """The scenario, changed, with the policies and the load that flags give instead of its own."""
-    from jobs.case import read_case, read_scenario, with_flags
-    from jobs.doubts import doubts, require_a_fit
+    from jobs.case import doubts, read_case, read_scenario, require_a_fit, with_flags
     from slimsched.jobs.profiles import profile_images_s
 
     named = getattr(arguments, "policy", None) or ()

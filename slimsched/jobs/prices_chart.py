@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from jobs.bounding import CaseBound
+from jobs.comparing import CaseBound
 from scenarios.show.charts import COLORS, canvas, label_of
-from slimsched.jobs.tables import DAY_S
+from slimsched.jobs.texts import DAY_S
 
 
 def prices_chart(bounds: Sequence[CaseBound]) -> Figure:

@@ -12,12 +12,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jobs.case import read_scenario
-from jobs.comparing import run_policy
-from jobs.doubts import doubts
-from jobs.ppo.files import Learned, LearnedSpec, write_learned
-from jobs.ppo.net import SIZES, JobNet, fresh_weights
-from jobs.records import fingerprint
+from jobs.case import doubts, read_scenario
+from jobs.comparing import fingerprint, run_policy
+from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
 from kit.errors import InputError
 from slimsched.jobs.gym import JOBS_ID
 from slimsched.jobs.keys_page import jobs_keys_markdown

@@ -11,17 +11,13 @@ import numpy as np
 import pytest
 import yaml
 
-from jobs.bounding import bounds_of
 from jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
-from jobs.comparing import comparison_document, result_document, run_all
+from jobs.comparing import bounds_of, comparison_document, fingerprint, result_document, run_all
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.records import fingerprint
 from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
-from slimsched.jobs.answers import answers
-from slimsched.jobs.comparison_tables import comparison_text, result_text
-from slimsched.jobs.tables import share_text, time_text
+from slimsched.jobs.texts import answers, comparison_text, result_text, share_text, time_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 DRAWN = SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"

@@ -9,8 +9,7 @@ import pytest
 
 from jobs.figures import BY_JOB, figures, groups_of, job_columns
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import policy_of
+from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import S, jobs, run
 

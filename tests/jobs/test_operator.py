@@ -12,19 +12,14 @@ import pytest
 
 from jobs.case import JobsCase, read_case, read_scenario
 from jobs.comparing import run_policy
-from jobs.figures import figures
+from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.learning.course import Course
-from jobs.learning.windows import SCORES, Windows
-from jobs.log_validation import validation_document
-from jobs.resampling import Blocks, chance_explains
-from jobs.room_for import Limit, Tried, fewest_nodes, largest_load
+from jobs.learning.course import SCORES, Course, Windows
+from jobs.operating import Limit, Tried, WhatIf, fewest_nodes, largest_load, tune, validation_document
 from jobs.trace import JobTrace
-from jobs.tuning import tune
-from jobs.whatif import WhatIf
 from kit.errors import InputError, WorkError
 from scenarios.cli import JOB_REWARDS, main
-from slimsched.jobs.operator_tables import tuning_text, validation_text, whatif_text
+from slimsched.jobs.texts import tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 MEAN = Limit("mean", 300.0)
@@ -382,7 +377,7 @@ def test_the_faithful_kind_learns_as_its_authors_do(
         raise WorkError("enough")
 
     monkeypatch.setattr("jobs.learning.course.train", stop)
-    monkeypatch.setattr("jobs.learning.windows.TRAINING_JOBS", 50)
+    monkeypatch.setattr("jobs.learning.course.TRAINING_JOBS", 50)
     assert main(["jobs", "train", "s.yaml", "--kind", "rltune-faithful", "--window", "8", *flags]) == 1
     assert {word.replace("-", " ") for word in JOB_REWARDS} == set(SCORES)
     (course,) = courses

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import predictability
-from jobs.predictability import WINDOW, History, Known, accuracies, predictions
+from jobs import summary as predictability
+from jobs.summary import WINDOW, History, Known, accuracies, predictions
 from jobs.trace import JobTrace
 from tests.jobs.test_trace import small
 

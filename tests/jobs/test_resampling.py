@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.resampling import LEAST_BLOCKS, WEEK_S, Blocks, Interval, chance_explains
+from jobs.figures import LEAST_BLOCKS, WEEK_S, Blocks, Interval, chance_explains
 
 ALL = np.ones(2000, bool)
 

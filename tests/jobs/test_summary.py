@@ -9,7 +9,7 @@ from jobs.generate import ARRIVALS, DURATIONS, SIZES, Drawing, draw, law
 from jobs.summary import DAY_S, summarize
 from jobs.trace import JobTrace
 from kit.documents import json_text
-from slimsched.jobs.tables import summary_text
+from slimsched.jobs.texts import summary_text
 from tests.jobs.test_trace import small
 
 

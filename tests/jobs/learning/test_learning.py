@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.learning.course import Course, Task, history_in, play, train
-from jobs.learning.explaining import explain
+from jobs.learning.course import (
+    Course,
+    Task,
+    Windows,
+    gain,
+    history_in,
+    in_system_s,
+    philly_cluster,
+    play,
+    score_of,
+    train,
+)
 from jobs.learning.judging import (
     BASELINES,
     Contender,
+    explain,
     judge,
     learned_choice,
     mean_of,
@@ -22,12 +33,10 @@ from jobs.learning.judging import (
     stalled,
     table_of,
 )
-from jobs.learning.windows import Windows, gain, in_system_s, philly_cluster, score_of
+from jobs.learning.learned import FAITHFUL, FIXED, SIZES, JobNet, Learned, LearnedSpec, fresh_weights, read_learned
+from jobs.learning.learner import JobPPOKnobs
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy
-from jobs.ppo.files import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned
-from jobs.ppo.learner import JobPPOKnobs
-from jobs.ppo.net import SIZES, JobNet, fresh_weights
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
 from kit.chance import stream

@@ -10,12 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.policies.choices import WAIT, Choosing, View
+from jobs.policies.choices import NAMES, PADDING, WAIT, Choosing, View, padded, seen, uses, ways
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy
-from jobs.policies.rivals import policy_of, shown_name
-from jobs.policies.sight import NAMES, PADDING, padded, seen
-from jobs.policies.ways import uses, ways
+from jobs.policies.policy import JobPolicy, policy_of, shown_name
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from kit.errors import InputError
 from tests.jobs.sim.worlds import jobs, run, seconds

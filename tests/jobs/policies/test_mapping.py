@@ -13,8 +13,7 @@ from jobs.policies import mapping
 from jobs.policies.choices import Choosing, View
 from jobs.policies.cluster import Pool
 from jobs.policies.mapping import Candidate, Programme, candidates
-from jobs.policies.policy import JobPolicy
-from jobs.policies.rivals import policy_of, shown_name
+from jobs.policies.policy import JobPolicy, policy_of, shown_name
 from kit.errors import InputError, WorkError
 from tests.jobs.sim.worlds import jobs, run
 

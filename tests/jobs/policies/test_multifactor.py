@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.book import Features, JobBook
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.multifactor import Accounts, MultifactorKnobs
-from jobs.policies.policy import JobPolicy
-from jobs.policies.rivals import policy_of
-from jobs.policies.vocabulary import JobArrived
-from jobs.sim.failures import Outage
+from jobs.policies.cluster import JobArrived, NodeGroup
+from jobs.policies.orders import Accounts, Features, JobBook, MultifactorKnobs
+from jobs.policies.policy import JobPolicy, policy_of
+from jobs.sim.jobs import Outage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds

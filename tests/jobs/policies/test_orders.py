@@ -8,14 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.book import Features, JobBook
-from jobs.policies.gavel import OBJECTIVES
-from jobs.policies.gittins import GittinsTables, inverse_gittins_s
-from jobs.policies.history import History
-from jobs.policies.orders import ORDERS, order_of
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import KINDS, policy_of, shown_name
-from jobs.policies.vocabulary import JobArrived
+from jobs.policies.cluster import JobArrived
+from jobs.policies.history import GittinsTables, History, inverse_gittins_s
+from jobs.policies.orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
+from jobs.policies.policy import KINDS, JobPolicy, PreemptionKnobs, policy_of, shown_name
 from kit.errors import InputError
 
 S = 1_000_000_000

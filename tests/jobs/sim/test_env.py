@@ -8,8 +8,7 @@ from gymnasium.utils.env_checker import check_env
 
 from jobs.policies.choices import Choosing
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy
-from jobs.policies.rivals import policy_of
+from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.env import JobClusterEnv
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld

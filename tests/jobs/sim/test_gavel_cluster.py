@@ -16,10 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import policy_of
-from jobs.policies.speeds import Speeds
+from jobs.policies.cluster import NodeGroup, Speeds
+from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 

@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.placements import PLACEMENTS
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import KINDS, policy_of
-from jobs.policies.speeds import Speeds
-from jobs.policies.vocabulary import JobCommand, JobEvent, Preempted, PreemptJob, StartJob, Wake
-from jobs.sim.failures import Outage
-from jobs.sim.jobs import JobList
-from jobs.sim.record import JobsRecord
+from jobs.policies.cluster import (
+    PLACEMENTS,
+    JobCommand,
+    JobEvent,
+    NodeGroup,
+    Preempted,
+    PreemptJob,
+    Speeds,
+    StartJob,
+    Wake,
+)
+from jobs.policies.policy import KINDS, PreemptionKnobs, policy_of
+from jobs.sim.jobs import JobList, JobsRecord, Outage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import S, require_sane
 

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import policy_of
+from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import policy_of, shown_name
-from jobs.policies.speeds import Speeds
-from jobs.sim.failures import Outage
-from jobs.sim.jobs import JobList
+from jobs.policies.cluster import NodeGroup, Speeds
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
+from jobs.sim.jobs import JobList, Outage
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 

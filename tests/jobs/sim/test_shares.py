@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.book import Features, JobBook
-from jobs.policies.cluster import NodeGroup, Pool
-from jobs.policies.multifactor import MultifactorKnobs
-from jobs.policies.orders import order_of
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import policy_of
-from jobs.policies.shares import SharedGpus
-from jobs.policies.vocabulary import JobArrived, RefuseJob, Wake
+from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, SharedGpus, Wake
+from jobs.policies.orders import Features, JobBook, MultifactorKnobs, order_of
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
 from jobs.sim.bound import BoundProblem, lower_bound
-from jobs.sim.failures import Outage
-from jobs.sim.jobs import JobList
-from jobs.sim.variability import drawn_variability
+from jobs.sim.jobs import JobList, Outage, drawn_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds

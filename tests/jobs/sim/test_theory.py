@@ -10,8 +10,7 @@ import pytest
 from scipy import integrate, stats
 
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import policy_of
+from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 

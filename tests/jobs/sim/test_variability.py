@@ -7,15 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs
-from jobs.policies.rivals import policy_of
-from jobs.policies.variability import Variability
-from jobs.policies.vocabulary import JobArrived, JobEnded, StartJob, Wake
-from jobs.sim.failures import Outage
-from jobs.sim.jobs import JobList
-from jobs.sim.record import JobsRecord
-from jobs.sim.variability import drawn_variability
+from jobs.policies.cluster import JobArrived, JobEnded, NodeGroup, StartJob, Variability, Wake
+from jobs.policies.policy import PreemptionKnobs, policy_of
+from jobs.sim.jobs import JobList, JobsRecord, Outage, drawn_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import read_trace
 from kit.errors import InputError

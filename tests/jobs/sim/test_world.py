@@ -5,13 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import policy_of
-from jobs.policies.speeds import Speeds
-from jobs.policies.vocabulary import JobArrived
-from jobs.sim.failures import Outage, drawn_outages
-from jobs.sim.jobs import JobList, found_at
+from jobs.policies.cluster import JobArrived, NodeGroup, Speeds
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
+from jobs.sim.jobs import JobList, Outage, drawn_outages, found_at
 from jobs.sim.world import JobRun, JobWorld
 from kit.errors import InputError
 from tests.jobs.sim.worlds import FREE, S, jobs, run, seconds

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, PreemptionKnobs
-from jobs.policies.rivals import policy_of
-from jobs.sim.jobs import JobList
-from jobs.sim.record import NOT_YET, JobsRecord
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
+from jobs.sim.jobs import NOT_YET, JobList, JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 
 S = 1_000_000_000

@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.policies import sight
-from jobs.ppo.files import FAITHFUL, Learned, LearnedSpec, read_learned, write_learned
-from jobs.ppo.learner import (
+from jobs.learning.learned import (
+    FAITHFUL,
+    SIZES,
+    JobNet,
+    Learned,
+    LearnedSpec,
+    fresh_weights,
+    read_learned,
+    write_learned,
+)
+from jobs.learning.learner import (
     Episode,
     JobLearner,
     JobPPOKnobs,
@@ -20,7 +28,7 @@ from jobs.ppo.learner import (
     slots_of,
     taken,
 )
-from jobs.ppo.net import SIZES, JobNet, fresh_weights
+from jobs.policies import choices as sight
 from kit.errors import InputError
 
 

@@ -17,10 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from jobs.policies.choices import VISIBLE
-from jobs.policies.sight import NAMES, PADDING, Seen
-from jobs.ppo.choosers import POOLED
-from jobs.ppo.net import HIDDEN, SIZES, fresh_weights
+from jobs.learning.learned import HIDDEN, POOLED, SIZES, fresh_weights
+from jobs.policies.choices import NAMES, PADDING, VISIBLE, Seen
 from kit.errors import WorkError
 
 SLOTS: Final = VISIBLE * len(NAMES)

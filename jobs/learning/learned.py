@@ -1,0 +1,242 @@
+"""The network that scores each waiting job by itself, in numpy: seven numbers in, one out (7-32-16-8-1, ReLU)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies import choices as sight
+from jobs.policies.choices import NAMES, VISIBLE, WAIT, Choosing, Seen, View, seen
+from jobs.policies.policy import JobPolicy
+from kit import checkpoint
+from kit.chance import stream
+from kit.errors import InputError, nearest
+
+HIDDEN: Final = (32, 16, 8)
+SIZES: Final = (len(NAMES), *HIDDEN, 1)
+Weights = Mapping[str, NDArray[Any]]
+
+
+class JobNet:
+    """Scores of jobs; the larger, the likelier a job's turn.
+
+    Args:
+        weights: `I.weight` (outputs, inputs) and `I.bias` (outputs,) of the layers I = 0, 1, ..., float32.
+
+    Raises:
+        ValueError: they are of other shapes.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = dict(weights)
+        expected: dict[str, tuple[int, ...]] = {f"{i}.weight": (b, a) for i, (a, b) in enumerate(pairwise(SIZES))}
+        expected |= {f"{i}.bias": (b,) for i, b in enumerate(SIZES[1:])}
+        found = {name: value.shape for name, value in weights.items()}
+        if found != expected or any(value.dtype != np.float32 for value in weights.values()):
+            raise ValueError(f"weights of shapes {found} are no network of {SIZES} in float32")
+        self._layers = [
+            (np.ascontiguousarray(weights[f"{i}.weight"].T), weights[f"{i}.bias"]) for i in range(len(SIZES) - 1)
+        ]
+
+    def scores(self, rows: Seen) -> NDArray[np.float32]:
+        """(n, 7) -> (n,)."""
+        hidden: NDArray[np.float32] = rows
+        for weight, bias in self._layers[:-1]:
+            hidden = np.maximum(hidden @ weight + bias, 0)
+        weight, bias = self._layers[-1]
+        return np.asarray((hidden @ weight + bias)[:, 0])
+
+
+def fresh_weights(sizes: tuple[int, ...], seed: int, name: str) -> dict[str, NDArray[np.float32]]:
+    """Of an untrained network: uniform as Glorot and Bengio (2010) have it, which is TensorFlow's way; no bias."""
+    rng, weights = stream(seed, f"jobs:weights:{name}"), {}
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+        most = (6 / (inputs + outputs)) ** 0.5
+        weights[f"{i}.weight"] = rng.uniform(-most, most, (outputs, inputs)).astype(np.float32)
+        weights[f"{i}.bias"] = np.zeros(outputs, np.float32)
+    return weights
+
+
+# ------------------------------------------------------------------------------------------------------------- choosers
+# Choosers that draw by a network's scores, and what they remember of it while it learns.
+
+
+POOLED = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks like
+
+
+@dataclass(slots=True)
+class Memory:
+    """The decisions of one episode.
+
+    Attributes:
+        rows: of each decision, (choices, 7) float32: those that might be chosen; waiting comes last, where it might be.
+        chosen: the place among them.
+        log_prob: of that choice.
+        at_ns: when.
+        pooled: (15,) what the queue looked like, all jobs in it.
+    """
+
+    rows: list[Seen] = field(default_factory=list)
+    chosen: list[int] = field(default_factory=list)
+    log_prob: list[float] = field(default_factory=list)
+    at_ns: list[int] = field(default_factory=list)
+    pooled: list[Seen] = field(default_factory=list)
+
+
+class NetChooser:
+    """Draws by softmax over the scores of those who may be chosen; the likeliest, where there is no `rng`."""
+
+    def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: Memory | None = None) -> None:
+        self._net, self._rng, self._memory = net, rng, memory
+
+    def choose(self, view: View) -> int:
+        """A place in the view, or `WAIT`."""
+        rows = seen(view)
+        may = rows if view.may.all() else rows[view.may]
+        if view.can_wait:
+            may = np.concatenate([may, waiting_row(view, rows)])
+        place = 0 if len(may) == 1 and self._memory is None else self._draw(may, rows, view)
+        if view.can_wait and place == len(may) - 1:
+            return WAIT
+        return place if len(may) == len(rows) and not view.can_wait else int(view.may.nonzero()[0][place])
+
+    def _draw(self, may: Seen, rows: Seen, view: View) -> int:
+        scores = self._net.scores(may).astype(np.float64)
+        odds = np.exp(scores - scores.max())
+        if self._rng is None:
+            place = int(odds.argmax())
+        else:
+            summed = odds.cumsum()
+            place = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
+        if self._memory is not None:
+            memory = self._memory
+            memory.rows.append(may)
+            memory.chosen.append(place)
+            memory.log_prob.append(float(np.log(odds[place] / odds.sum())))
+            memory.at_ns.append(view.now_ns)
+            memory.pooled.append(pooled(rows))
+        return place
+
+
+def waiting_row(view: View, rows: Seen) -> Seen:
+    """(1, 7) Waiting, as if it were a job: of no GPUs, as old as the oldest, in the state of the first field."""
+    return np.array([[rows[:, 0].max(), 0.0, 0.0, rows[0, 3], rows[0, 4], 0.0, 0.0]], np.float32)
+
+
+def pooled(rows: Seen) -> Seen:
+    """(n, 7) -> (15,) Means, largest values, and how many."""
+    many = np.log1p(len(rows)) / np.log1p(VISIBLE)
+    return np.concatenate([rows.mean(axis=0), rows.max(axis=0), [many]]).astype(np.float32)
+
+
+def odds_of(net: JobNet, rows: Seen) -> NDArray[np.float64]:
+    """(n, 7) -> (n,) probabilities."""
+    scores = net.scores(rows).astype(np.float64)
+    odds = np.exp(scores - scores.max())
+    return np.asarray(odds / odds.sum())
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+# What was learned as a file: safetensors with what it is in the header, and a checksum over both.
+
+
+SCHEMA: Final = "slimsched.joblearned/1"
+FAITHFUL: Final = "rltune-faithful"
+FIXED: Final = "rltune-fixed"
+KINDS: Final[Mapping[str, str]] = {FAITHFUL: "stall", FIXED: "choice"}  # and how each one's choice is asked for
+ACTOR: Final = "actor."
+_MADE_BY: Final = "such a file is what training of a job policy wrote"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedSpec:
+    """What a file says of itself.
+
+    Attributes:
+        kind: one of `KINDS`.
+        base, estimate: the order of those that are seen, with what that order knows of run times.
+        trace: the name of the trace that it was trained on.
+        features: the version of what the network sees.
+        is_drawn: whether it draws its choices, as it was trained, or takes the likeliest.
+        queueing: how its choice is asked for; empty for its kind's way.
+
+    Raises:
+        InputError: for a kind that there is not, or features of another version.
+    """
+
+    kind: str
+    base: str = "fifo"
+    estimate: str = "none"
+    trace: str = ""
+    features: str = sight.VERSION
+    is_drawn: bool = True
+    queueing: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise InputError("policy", "kind", f"{self.kind!r:.60} is no learned policy: {nearest(self.kind, KINDS)}")
+        if self.features != sight.VERSION:
+            problem = f"the network sees {self.features!r:.60}, and this version shows {sight.VERSION}: train it again"
+            raise InputError("policy", "features", problem)
+
+    @property
+    def policy(self) -> JobPolicy:
+        """The words around the network."""
+        queueing = self.queueing or KINDS[self.kind]
+        return JobPolicy(self.base, queueing, placement="lowest", estimate=self.estimate, learned=self.kind)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learned:
+    """A learned policy."""
+
+    spec: LearnedSpec
+    net: JobNet
+
+    def content(self) -> dict[str, Any]:
+        """All that its choices rest on, as plain numbers and words."""
+        return {**asdict(self.spec), **{name: value.tolist() for name, value in self.net.weights.items()}}
+
+    def choosing(self, seed: int) -> Choosing:
+        """Who chooses in one run; draws come from a stream of this seed."""
+        rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_drawn else None
+        return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
+
+
+def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:
+    """Whole or not at all.
+
+    Args:
+        more: what training needs to go on, beside the network that decides.
+        header: more of what the file says of itself.
+    """
+    tensors = {ACTOR + name: value for name, value in learned.net.weights.items()}
+    checkpoint.write(path, {**tensors, **more}, {**header, "spec": json.dumps(asdict(learned.spec))}, SCHEMA)
+
+
+def read_learned(path: Path) -> tuple[Learned, checkpoint.Tensors, dict[str, str]]:
+    """The policy, all tensors of the file, and its header.
+
+    Raises:
+        InputError: it is missing, damaged, none, or of another version.
+    """
+    tensors, header = checkpoint.read(path, SCHEMA, _MADE_BY)
+    weights = {name.removeprefix(ACTOR): value for name, value in tensors.items() if name.startswith(ACTOR)}
+    try:
+        found: dict[str, Any] = json.loads(header["spec"])
+        spec = LearnedSpec(**found)
+        learned = Learned(spec, JobNet(weights))
+        assert spec.policy.learned == spec.kind
+    except InputError as error:
+        raise InputError(str(path), error.key, error.problem) from None
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"not a learned job policy of this version, or damaged ({error!r:.300}); train it again"
+        raise InputError(str(path), "", problem) from error
+    return learned, tensors, header

@@ -1,0 +1,427 @@
+"""What would another cluster do? One policy on the same jobs before and after a change, paired job by job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from jobs.case import JobsCase, NamedPolicy, read_case
+from jobs.comparing import against, run_policy
+from jobs.figures import Blocks, figures, groups_of, job_columns
+from jobs.policies.orders import MULTIFACTOR
+from jobs.policies.policy import JobPolicy
+from jobs.sim.jobs import JobsRecord
+from jobs.spec import POLICY_SCHEMA
+from kit.chance import stream
+from kit.errors import InputError
+from kit.parallel import Jobs, each
+from kit.units import NS_PER_S
+
+WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WhatIf:
+    """The scenario as it is, and as it would be; with the same policies, in the same order."""
+
+    now: JobsCase
+    then: JobsCase
+
+    def __post_init__(self) -> None:
+        if len(self.now.jobs) != len(self.then.jobs):
+            problem = f"the change makes {len(self.then.jobs):,} jobs of {len(self.now.jobs):,}"
+            raise InputError(self.now.source, "window", f"{problem}: no job could be set against itself")
+
+    def document(self, jobs: Jobs) -> dict[str, Any]:
+        """Both runs of each policy in numbers, and the change: as a share with its interval, and as a difference."""
+        tasks = [(is_then, place) for is_then in (False, True) for place in range(len(self.now.policies))]
+        made = dict(each(_run, self, tasks, jobs))
+        records = {task: made[place] for place, task in enumerate(tasks)}
+        rows = []
+        for place, named in enumerate(self.now.policies):
+            now, then = records[False, place], records[True, place]
+            rows.append({"policy": named.name, **self._change(now, then)})
+        return {
+            "schema": WHATIF_SCHEMA,
+            "scenario": self.now.scenario.name,
+            "jobs": len(self.now.jobs),
+            "days": self.now.jobs.days,
+            "run_cv2": self.now.jobs.run_cv2,
+            "gpus": [case.scenario.cluster.gpus for case in (self.now, self.then)],
+            "load": [case.load for case in (self.now, self.then)],
+            "policies": rows,
+        }
+
+    def _change(self, now: JobsRecord, then: JobsRecord) -> dict[str, Any]:
+        gpus = [case.scenario.cluster.gpus for case in (self.now, self.then)]
+        before, after = job_columns(now, gpus[0]), job_columns(then, gpus[1])
+        blocks = Blocks.of(now.submit_ns / NS_PER_S)
+        return {
+            "now": figures(now, gpus[0]),
+            "then": figures(then, gpus[1]),
+            "change": against(after, before, blocks),
+            "block_s": blocks.block_s,
+        }
+
+
+def _run(case: WhatIf, task: tuple[bool, int]) -> JobsRecord:
+    is_then, place = task
+    chosen = case.then if is_then else case.now
+    return run_policy(chosen, chosen.policies[place])
+
+
+# ------------------------------------------------------------------------------------------------------------- room for
+# How much a cluster carries: the largest load, or the fewest nodes, at which waits stay below a limit.
+
+
+CAPACITY_SCHEMA: Final = "slimsched.jobscapacity/1"
+LOADS: Final = (0.02, 3.0)
+MOST_NODES: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is asked of waits: `key` of all of them (`mean`, `p50`, `p90`, `p99`) is at most so long."""
+
+    key: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A load, or a number of nodes of the first group, and the wait there; infinite where jobs were not done."""
+
+    value: float
+    wait_s: float
+
+
+def largest_load(
+    case: JobsCase, limit: Limit, precision: float = 0.02, told: Callable[[Tried], None] = lambda tried: None
+) -> tuple[float | None, float | None]:
+    """The largest load that keeps the limit, and the least that does not, a share of `precision` apart.
+
+    Waits needn't grow with the load at every step; it is looked for between a load that keeps the limit and one that
+    does not, by halving. None for the first where even the smallest breaks it, for the second where none does.
+    """
+
+    def keeps(load: float) -> bool:
+        tried = Tried(load, _wait_s(_at_load(case, load), case.policies[0], limit.key))
+        told(tried)
+        return tried.wait_s <= limit.wait_s
+
+    low, high = LOADS
+    if not keeps(low):
+        return None, low
+    if keeps(high):
+        return high, None
+    while high / low > 1 + precision:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low, high
+
+
+def fewest_nodes(case: JobsCase, limit: Limit, told: Callable[[Tried], None] = lambda tried: None) -> int:
+    """Of the first group of nodes, the others as they are; no job may be refused that is not refused now.
+
+    Raises:
+        InputError: no number is enough.
+    """
+
+    refused = figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)["jobs"]["refused"]
+
+    def keeps(nodes: int) -> bool:
+        tried = Tried(nodes, _wait_s(_with_nodes(case, nodes), case.policies[0], limit.key, refused))
+        told(tried)
+        return tried.wait_s <= limit.wait_s
+
+    high = max(case.scenario.cluster.nodes[0].count, 1)
+    while not keeps(high):
+        if high >= MOST_NODES:
+            problem = f"even {high:,} nodes of {case.scenario.cluster.nodes[0].gpus} GPUs leave waits above it"
+            raise InputError("--wait", "", f"{problem}: jobs wait for other nodes, or for ones that are larger")
+        high = min(2 * high, MOST_NODES)
+    low = 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def _at_load(case: JobsCase, load: float) -> JobsCase:
+    return replace(case, jobs=case.jobs.at_load(load, case.scenario.cluster.gpus))
+
+
+def _with_nodes(case: JobsCase, nodes: int) -> JobsCase:
+    cluster = case.scenario.cluster
+    groups = (cluster.nodes[0].model_copy(update={"count": nodes}), *cluster.nodes[1:])
+    scenario = case.scenario.model_copy(update={"cluster": cluster.model_copy(update={"nodes": groups})})
+    changed = read_case(scenario, case.source, case.images_s)
+    return replace(changed, jobs=case.jobs)  # the same arrivals, whatever the load is of more nodes
+
+
+def _wait_s(case: JobsCase, named: NamedPolicy, key: str, most_refused: int | None = None) -> float:
+    """Infinite where jobs are not done, or more are refused than may be."""
+    found = figures(run_policy(case, named), case.scenario.cluster.gpus)
+    is_lost = found["jobs"]["unfinished"] > 0 or (most_refused is not None and found["jobs"]["refused"] > most_refused)
+    wait_s: float | None = found["wait_s"][key]
+    return float("inf") if is_lost or wait_s is None else wait_s
+
+
+def capacity_document(case: JobsCase, limit: Limit, **found: Any) -> dict[str, Any]:
+    """What was found."""
+    return {
+        "schema": CAPACITY_SCHEMA,
+        "scenario": case.scenario.name,
+        "policy": case.policies[0].name,
+        "load_now": case.load,
+        "nodes_now": case.scenario.cluster.nodes[0].count,
+        "limit": {"of": limit.key, "wait_s": limit.wait_s},
+        **found,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- log validation
+# How far simulated waits are from those that the log recorded: what to know before anything else is believed.
+
+
+VALIDATION_SCHEMA: Final = "slimsched.jobsvalidation/1"
+NEAR_S: Final = 60.0  # waits that differ by less are near each other, whatever their ratio
+FACTOR: Final = 2.0
+QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+Numbers = NDArray[np.float64]
+
+
+def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
+    """One policy's waits beside the recorded ones, of jobs that have both.
+
+    Raises:
+        InputError: the log recorded no waits, or too few.
+    """
+    recorded_s = case.jobs.recorded_wait_s
+    record = run_policy(case, named)
+    columns = job_columns(record, case.scenario.cluster.gpus)
+    both = columns.is_done & np.isfinite(recorded_s)
+    if both.sum() < 2:
+        problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
+        raise InputError(case.source, "trace", problem)
+    blocks = Blocks.of(columns.submit_s)
+    simulated, recorded = columns.wait_s, np.maximum(recorded_s, 0.0)
+    return {
+        "schema": VALIDATION_SCHEMA,
+        "scenario": case.scenario.name,
+        "policy": named.name,
+        "load": case.load,
+        "jobs": int(both.sum()),
+        "left_out": int(len(case.jobs) - both.sum()),
+        "simulated_s": _spread(simulated[both]),
+        "recorded_s": _spread(recorded[both]),
+        "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
+        "error_s": float((simulated - recorded)[both].mean()),
+        **_closeness(simulated[both], recorded[both]),
+        "groups": list(_groups(case, simulated, recorded, both, record)),
+    }
+
+
+def _spread(values: Numbers) -> dict[str, float]:
+    quantiles = np.quantile(values, list(QUANTILES.values())).tolist()
+    return {"mean": float(values.mean()), **dict(zip(QUANTILES, quantiles, strict=True))}
+
+
+def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:
+    """Job by job: near each other, waiting in one world alone, and whether the same jobs wait long (Spearman's rho)."""
+    low, high = np.minimum(simulated, recorded), np.maximum(simulated, recorded)
+    near = (high - low <= NEAR_S) | (high <= FACTOR * low)
+    constant = np.ptp(simulated) == 0 or np.ptp(recorded) == 0
+    return {
+        "near_share": float(near.mean()),
+        "only_simulated_share": float(((simulated > NEAR_S) & (recorded <= NEAR_S)).mean()),
+        "only_recorded_share": float(((recorded > NEAR_S) & (simulated <= NEAR_S)).mean()),
+        "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
+    }
+
+
+def _groups(
+    case: JobsCase, simulated: Numbers, recorded: Numbers, both: NDArray[np.bool_], record: Any
+) -> Iterator[dict[str, Any]]:
+    for group in groups_of(record):
+        members = both & group.members
+        if members.any():
+            yield {
+                "kind": group.kind,
+                "name": group.name,
+                "jobs": int(members.sum()),
+                "simulated_mean_s": float(simulated[members].mean()),
+                "recorded_mean_s": float(recorded[members].mean()),
+            }
+
+
+# --------------------------------------------------------------------------------------------------------------- tuning
+# Values of a policy by direct search on earlier weeks, judged on later ones that the search has not seen.
+
+
+TUNING_SCHEMA: Final = "slimsched.jobstuning/1"
+NARROWED: Final = 0.5  # the second half of the tries looks so near to the best so far, in logarithms of the ranges
+Values = Mapping[str, float]
+PREEMPTION: Final[Mapping[str, tuple[float, float]]] = {
+    "round_s": (30.0, 7200.0),
+    "hysteresis": (1.0, 8.0),
+    "least_run_s": (1.0, 14_400.0),
+}
+SLURM: Final[Mapping[str, tuple[float, float]]] = {
+    "weight_age": (1.0, 1e5),
+    "weight_size": (1.0, 1e5),
+    "weight_fairshare": (1.0, 1e5),
+    "max_age_s": (3600.0, 30 * 86400.0),
+    "half_life_s": (3600.0, 60 * 86400.0),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tuning:
+    """What the search found.
+
+    Attributes:
+        tried: numbers and the figure they came to on earlier weeks; the first are the policy's own.
+        best: the policy with the best numbers.
+        judged: its change against its own former self on later weeks (`comparing.against`).
+    """
+
+    tried: tuple[tuple[Values, float], ...]
+    best: NamedPolicy
+    judged: Mapping[str, Any]
+
+
+def ranges_of(policy: JobPolicy) -> Mapping[str, tuple[float, float]]:
+    """The numbers that a policy has, from where to where.
+
+    Raises:
+        InputError: it has none.
+    """
+    if policy.order == MULTIFACTOR:
+        return SLURM
+    if policy.is_preemptive:
+        return PREEMPTION
+    raise InputError("--policy", "", "has no numbers to tune: take one that preempts, or multifactor")
+
+
+def tune(
+    earlier: JobsCase,
+    later: JobsCase,
+    tries: int,
+    jobs: Jobs,
+    key: str = "wait_s",
+    told: Callable[[Values, float], None] = lambda numbers, figure: None,
+) -> Tuning:
+    """Half of the tries anywhere in the ranges, half near the best so far; all in logarithms.
+
+    Args:
+        key: whose mean is made small: `wait_s`, `jct_s` or `slowdown`.
+
+    Raises:
+        InputError: a policy without numbers.
+    """
+    own = earlier.policies[0]
+    ranges = ranges_of(own.policy)
+    rng = stream(earlier.scenario.seed, "job policy search")
+    tried: list[tuple[Values, float]] = []
+    first = tries // 2
+    for batch in ([_numbers_of(own.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
+        wanted = batch or [_drawn(ranges, rng, min(tried, key=_figure)[0]) for _ in range(tries - first)]
+        policies = [with_numbers(own.policy, numbers) for numbers in wanted]
+        made = dict(each(_score, (earlier, own, key), policies, jobs))
+        for place, numbers in enumerate(wanted):
+            tried.append((numbers, made[place]))
+            told(numbers, made[place])
+    best = replace(own, policy=with_numbers(own.policy, min(tried, key=_figure)[0]))
+    return Tuning(tuple(tried), best, _judged(later, own, best, jobs))
+
+
+def _figure(each_: tuple[Values, float]) -> float:
+    return each_[1]
+
+
+def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> float:
+    case, own, key = common
+    found = figures(run_policy(case, replace(own, policy=policy)), case.scenario.cluster.gpus)
+    value: float | None = found[key]["mean"]
+    return float("inf") if found["jobs"]["unfinished"] or value is None else value
+
+
+def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) -> Mapping[str, Any]:
+    made = dict(each(run_policy, later, [own, best], jobs))
+    gpus = later.scenario.cluster.gpus
+    before, after = (job_columns(made[place], gpus) for place in (0, 1))
+    blocks = Blocks.of(before.submit_s)
+    waits = {name: blocks.mean(each_.wait_s, each_.is_done) for name, each_ in (("own", before), ("tuned", after))}
+    return {"waits_s": waits, "change": against(after, before, blocks)}
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+
+
+def _numbers_of(policy: JobPolicy) -> Values:
+    """Those it has."""
+    if policy.order == MULTIFACTOR:
+        return {name: float(getattr(policy.multifactor, name)) for name in SLURM}
+    knobs = policy.knobs
+    return {
+        "round_s": knobs.round_ns / NS_PER_S,
+        "hysteresis": knobs.hysteresis,
+        "least_run_s": knobs.least_run_ns / NS_PER_S,
+    }
+
+
+def _drawn(
+    ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator, near: Values | None = None
+) -> dict[str, float]:
+    found = {}
+    for name, (low, high) in ranges.items():
+        width = float(np.log(high / low))
+        if near is None:
+            place = float(rng.uniform(0, width))
+        else:
+            here = float(np.log(max(near[name], low) / low))
+            place = float(np.clip(here + NARROWED * width * (rng.uniform() - 0.5), 0, width))
+        found[name] = float(f"{low * np.exp(place):.3g}")
+    return found
+
+
+def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
+    """The policy with these numbers instead of its own."""
+    if policy.order == MULTIFACTOR:
+        changed: dict[str, Any] = dict(numbers)
+        return replace(policy, multifactor=replace(policy.multifactor, **changed))
+    knobs = replace(
+        policy.knobs,
+        round_ns=max(round(numbers["round_s"] * NS_PER_S), 1),
+        hysteresis=max(numbers["hysteresis"], 1.0),
+        least_run_ns=round(numbers["least_run_s"] * NS_PER_S),
+    )
+    return replace(policy, knobs=knobs)
+
+
+def policy_document(policy: JobPolicy) -> dict[str, Any]:
+    """A policy as the file of its own (`slimsched.jobpolicy/1`)."""
+    knobs = policy.knobs
+    document: dict[str, Any] = {
+        "schema": POLICY_SCHEMA,
+        "order": policy.order,
+        "queueing": policy.queueing,
+        "placement": policy.placement,
+        "estimate": policy.estimate,
+    }
+    if policy.is_preemptive:
+        document["preemption"] = {
+            "kind": policy.preemption,
+            "round_s": knobs.round_ns / NS_PER_S,
+            "hysteresis": knobs.hysteresis,
+            "least_run_s": knobs.least_run_ns / NS_PER_S,
+        }
+    if policy.order == MULTIFACTOR:
+        document["multifactor"] = {**asdict(policy.multifactor), "shares": dict(policy.multifactor.shares)}
+    return document
