@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,13 +84,6 @@ def told_of(path: Path, remedy: str) -> Iterator[None]:
     except (LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ValueError) as error:
         problem = f"holds what no version of this project writes ({type(error).__name__}: {error})"
         raise InputError(str(path), "", f"{problem}; {remedy}") from error
-
-
-def with_keys(document: Any, former: Mapping[str, str]) -> Any:
-    """A document of a former version with today's keys, wherever in it they stand."""
-    if isinstance(document, dict):
-        return {former.get(key, key): with_keys(value, former) for key, value in document.items()}
-    return [with_keys(part, former) for part in document] if isinstance(document, list) else document
 
 
 def inputs_hash(*parts: Any) -> str:

@@ -8,17 +8,15 @@ from kit.documents import told_of
 from kit.errors import InputError, WorkError
 from scenarios.commands.shared import asked_of, read_scenario
 from scenarios.metrics.fidelity import results_in
-from scenarios.metrics.served import require_completed
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
 from scenarios.show.answers import format_answers
 from scenarios.show.comparison import format_comparison
-from scenarios.show.far_apart import require_hopeful
 from scenarios.show.replay import format_replay
 from scenarios.show.result import format_score
 from scenarios.show.table import to_text
-from scenarios.show.validation import format_validation
-from scenarios.show.verdict import verdict
+from scenarios.show.validation import format_validation, require_hopeful
+from scenarios.show.words import require_completed
 from scenarios.tasks import making
 from scenarios.tasks.asked import announcing_compilation, job_of, world_of
 from scenarios.terminal.output import Output
@@ -42,8 +40,7 @@ def run(arguments: Namespace) -> int:
     ):
         outcome = carry_out(job)
     documents = outcome.comparison, outcome.validation
-    box, paragraph = format_answers(*documents), to_text([verdict(*documents)], screen_width())
-    texts = [*filter(None, [box, paragraph]), format_comparison(outcome.comparison)]
+    texts = [*filter(None, [format_answers(*documents)]), format_comparison(outcome.comparison)]
     if outcome.validation is not None:
         texts.append(format_validation(outcome.validation))
     document = {"comparison": outcome.comparison, "validation": outcome.validation, "report": str(outcome.report)}

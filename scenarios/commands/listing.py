@@ -19,7 +19,7 @@ def list(arguments: Namespace) -> int:
     found, width, texts = asdict(what_is_here()), screen_width(), []
     chosen = {kind: entries for kind, entries in found.items() if arguments.kind in (None, kind)}
     for kind, entries in chosen.items():
-        room = None if width is None else width - len(GAP) - max((len(each["name"]) for each in entries), default=0)
+        room = None if width is None else width - GAP - max((len(each["name"]) for each in entries), default=0)
         rows = []
         for each in entries:
             about = each["about"] if each["ships"] else f"here: {each['about']}"

@@ -10,9 +10,9 @@ from scenarios.commands.shared import asked_of
 from scenarios.files.reading import require_router
 from scenarios.files.router_names import check_router
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.served import require_completed
 from scenarios.show.numbers import number
 from scenarios.show.result import format_result
+from scenarios.show.words import require_completed
 from scenarios.tasks import simulating
 from scenarios.tasks.asked import (
     announcing_compilation,

@@ -30,9 +30,6 @@ from scenarios.world.world import World
 OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
 _MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
 _ATTEMPTS = 6
-NEAR_SHARE = 0.95  # of the router's own saturated throughput
-_STEPS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)  # up or down from that rate, to one at which the simulation is as slow
-_PRECISION = 0.005  # of that search; a straight line within
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +125,11 @@ class Plan:
     def hardware_runs(self) -> int:
         """How many there will be."""
         saturated = 1 if self.saturate or self.loads else 0
-        pairs = len(self.seeds) * self.repeats * max(1, len(self.loads))
-        return len(self.routers) * (saturated + pairs + (self.repeats if self.saturate else 0))
+        return len(self.routers) * (saturated + len(self.seeds) * self.repeats * max(1, len(self.loads)))
 
     def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:
         """Runs as an undisturbed campaign makes them, so that what was made again stands in its place."""
-        kinds: tuple[Kind, ...] = ("saturated", "pair", "near")
+        kinds: tuple[Kind, ...] = ("saturated", "pair")
 
         def place(run: ValidationRun) -> tuple[int, ...]:
             load = 0 if run["load"] is None else self.loads.index(run["load"])
@@ -186,10 +182,9 @@ class Campaign:
         self._earlier = {_key(run): run for run in finished}
         self._twins: dict[tuple[object, ...], Result] = {}
         self._drawn: dict[tuple[object, ...], dict[str, float | None]] = {}
-        self._curves: dict[tuple[str, int], LoadCurve] = {}
 
     def carry_out(self) -> Iterator[Finished]:
-        """Saturated runs first, then repeats (outermost, so that routers alternate), then those near saturation."""
+        """Saturated runs first, then repeats (outermost, so that routers alternate)."""
         if self.plan.saturate or self.plan.loads:
             for router in self.plan.routers:
                 yield from self._saturated(router)
@@ -200,14 +195,6 @@ class Campaign:
                     for router in self.plan.routers:
                         scale = self._scale(rate_img_s)
                         yield from self._make(PlannedRun("pair", router, load, rate_img_s, scale, seed, repeat))
-        if self.plan.saturate:
-            for repeat in range(self.plan.repeats):
-                for router in self.plan.routers:
-                    rate_img_s = NEAR_SHARE * self._throughput_img_s(router)
-                    planned = PlannedRun(
-                        "near", router, None, rate_img_s, self._scale(rate_img_s), self.plan.seeds[0], repeat
-                    )
-                    yield from self._make(planned)
 
     # ----------------------------------------------------------------------------------------------------- the rates
 
@@ -224,10 +211,6 @@ class Campaign:
         if not reference:
             raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
         return [(load, load * reference) for load in self.plan.loads]
-
-    def _throughput_img_s(self, router: str) -> float:
-        (run,) = [run for run in self.runs if run["kind"] == "saturated" and run["router"] == router]
-        return run["hardware"]["throughput_img_s"]
 
     def _saturated(self, router: str) -> Iterator[Finished]:
         """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
@@ -293,7 +276,7 @@ class Campaign:
     def _keep(self, run: ValidationRun) -> None:
         place = run["kind"], run["router"], run["load"], run["seed"]
         self._twins[place] = run["simulated"]
-        if drawn_s := run.get("drawn_s"):
+        if drawn_s := run["drawn_s"]:
             self._drawn[place] = drawn_s
         self.runs.append(run)
 
@@ -317,7 +300,6 @@ class Campaign:
             simulated=twin,
             hardware=hardware,
             backlog_growth=growth,
-            scale=self._scale_of(hardware["latency_s"]["mean"], planned) if planned.kind == "near" else None,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
             foreign_load=_shares_of(record.foreign_load),
             drawn_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
@@ -334,18 +316,6 @@ class Campaign:
             self._drawn[place] = {measure.stem: measure.of(result) for measure in DRAWN}
         return self._drawn[place]
 
-    def _scale_of(self, latency_s: float | None, planned: PlannedRun) -> float | None:
-        """How many times the planned rate makes the simulation so slow."""
-
-        def simulated_s(scale: float) -> float | None:
-            result, _ = self._simulation(replace(planned, scale=scale * planned.scale, repeat=0, is_probe=True))
-            return result["latency_s"]["mean"]
-
-        curve = self._curves.setdefault(
-            (planned.router, planned.repeat if planned.slowdowns else 0), LoadCurve(simulated_s)
-        )
-        return None if latency_s is None else curve.scale_at(latency_s)
-
 
 def _told(record: RunRecord, clock: ServerClock) -> Clock:
     name = record.servers[clock.server].name
@@ -360,55 +330,6 @@ def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:
     return (
         sum(mean_slowdown(changes, until_ns) for changes in slowdowns.values()) / len(slowdowns) if slowdowns else None
     )
-
-
-class LoadCurve:
-    """Latency against load, looked at where it is asked for.
-
-    Args:
-        latency_s: the mean latency at so many times the rate; None where nothing was completed.
-    """
-
-    def __init__(self, latency_s: Callable[[float], float | None]) -> None:
-        self._latency_s = latency_s
-        self._known: dict[float, float] = {}
-
-    def _at(self, scale: float) -> float:
-        if scale not in self._known:
-            latency_s = self._latency_s(scale)
-            self._known[scale] = inf if latency_s is None else latency_s
-        return self._known[scale]
-
-    def scale_at(self, target_s: float) -> float | None:
-        """The scale nearest to 1 whose latency is `target_s`; None where there is none from 0.5 to 1.5.
-
-        From 1 outwards until the target is bracketed (one run's latency is no smooth function of its load: a search
-        from afar would find another crossing), then by bisection, and a straight line at last. Several targets share
-        the points that they have in common, so repeats cost little.
-        """
-        if self._at(1.0) == target_s:
-            return 1.0
-        bracket = self._bracket(target_s)
-        if bracket is None:
-            return None
-        low, high = bracket
-        while high - low > _PRECISION:
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._at(middle) < target_s else (low, middle)
-        rise_s = self._at(high) - self._at(low)
-        return low if rise_s in (0.0, inf) else low + (high - low) * (target_s - self._at(low)) / rise_s
-
-    def _bracket(self, target_s: float) -> tuple[float, float] | None:
-        """Two neighboring steps with the target between their latencies."""
-        upwards = self._at(1.0) < target_s
-        near = 1.0
-        for step in _STEPS:
-            far = 1.0 + step if upwards else 1.0 - step
-            low, high = sorted((near, far))
-            if self._at(low) <= target_s <= self._at(high):
-                return low, high
-            near = far
-        return None
 
 
 def _key(run: ValidationRun) -> tuple[object, ...]:

@@ -876,7 +876,7 @@ class ValidateSection(StrictModel):
     repeats: Count = Field(1, description="hardware runs of each router, load and seed, on the same arrivals")
     saturate: bool = Field(
         False,
-        description="also compare throughput in saturated runs, and near saturation the error along the load axis",
+        description="also compare throughput in saturated runs",
     )
     go_on: bool = Field(
         False,

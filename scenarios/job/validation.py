@@ -16,15 +16,22 @@ from scenarios.executors.run import Listener, validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
-from scenarios.metrics.far_apart import far_runs, is_hopeless
-from scenarios.metrics.fidelity import FarApart, Validation, ValidationRun, validate_results, was_stopped
+from scenarios.metrics.fidelity import (
+    FarApart,
+    Validation,
+    ValidationRun,
+    far_runs,
+    is_hopeless,
+    validate_results,
+    was_stopped,
+)
 from scenarios.metrics.served import is_barren
 from scenarios.runs.door import open_door
 from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
 from scenarios.runs.records import load_point, run_place, write_run
-from scenarios.show.far_apart import first_far_text
+from scenarios.show.validation import first_far_text
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import foreign_routers
 from scenarios.world.world import World
@@ -124,7 +131,7 @@ def validate_world(
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
     Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again. Where
-    they say that the rest is hopeless (`scenarios.metrics.far_apart`) it is not made, unless the plan goes on.
+    they say that the rest is hopeless it is not made, unless the plan goes on.
     """
     evaluation, data = world.accuracy.evaluation, None
     if model is not None:

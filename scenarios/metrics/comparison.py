@@ -17,7 +17,7 @@ from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
 from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result, charged_decisions
-from scenarios.metrics.served import leaves_many, served, shares_in
+from scenarios.metrics.served import leaves_many, served
 from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
@@ -74,8 +74,7 @@ class Comparison(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
     A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved;
-    `by_seed` has the values of `PAIRED`, one a seed. A stored comparison may be older than these, than `shares`, and
-    than the last seven keys.
+    `by_seed` has the values of `PAIRED`, one a seed.
     """
 
     schema: str
@@ -137,28 +136,28 @@ def compare_results(
         pareto=_pareto(rows, points, serving, bounds or {}),
         hypervolume={cost: _hypervolume(of, (references or {}).get(cost)) for cost, of in serving.items() if of},
         worst=[_worst(router, runs) for router, runs in by_router.items()],
-        emulated_slowdowns=sorted({k for result in results for k in result.get("emulated_slowdowns", [])}),
+        emulated_slowdowns=sorted({k for result in results for k in result["emulated_slowdowns"]}),
         own_decision_s=charged_decisions(results),
-        service=results[0].get("service"),
+        service=results[0]["service"],
     )
 
 
 def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
-    """`paper` if any is; a stored result without the key is older than tables of the paper."""
-    return PAPER if any(result.get("accuracy_provenance", MEASURED) == PAPER for result in results) else MEASURED
+    """`paper` if any is."""
+    return PAPER if any(result["accuracy_provenance"] == PAPER for result in results) else MEASURED
 
 
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for key in _AVERAGED:
-        row[key] = _fold([shares_in(run) if key == "shares" else run.get(key) for run in runs])
+        row[key] = _fold([run[key] for run in runs])
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     found = served(runs)
     row["failures"], row["is_marked"] = found["failures"], leaves_many(found)
     row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
-    row["signatures"] = tally(run.get("signatures") for run in runs)
+    row["signatures"] = tally(run["signatures"] for run in runs)
     return row
 
 

@@ -5,7 +5,7 @@ It computes from finished results alone; how they came about is `scenarios.execu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import combinations
 from math import sqrt
 from typing import Final, Literal, NotRequired, TypedDict
@@ -19,16 +19,17 @@ from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_
 from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
-Kind = Literal["pair", "saturated", "near"]
+Kind = Literal["pair", "saturated"]
 
 PROMISED_PCT = {"latency_mean": 5.0, "latency_p99": 10.0, "energy_per_image": 5.0}
 PROMISED_UP_TO_LOAD = 0.8
 PROMISED_THROUGHPUT_PCT = 2.0
-PROMISED_LOAD_AXIS_PCT = 3.0
 PROMISED_TAU = 0.9
 REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
-FORMER_KEYS: Final = {"pace": "slowdown"}  # in documents of former versions
+MOST_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
+FEWEST_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
+FEWEST_RUNS: Final = 2  # far from their twins, before anything is stopped: one alone may have met a stall
 
 _LATENCY = MEASURES["latency_mean_s"]
 DRAWN: Final = (_LATENCY, MEASURES["latency_p99_s"])  # told with slowdowns replayed, and with them drawn
@@ -61,13 +62,11 @@ class Clock(TypedDict):
 class ValidationRun(TypedDict):
     """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
 
-    `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `scale` is
-    told of runs near saturation: at how many times the rate the simulation is as slow; null where at none. `slowdown`
-    is how many times as long as at full speed the devices took during the hardware run (their twin replays it), the
-    mean over those that were read; null where none was, and missing in older ones. `foreign_load` is null where
-    nothing told it, and likewise missing in older ones.
-    `drawn_s` is of pairs whose twin replays slowdowns: latencies of a simulation that draws them, as the profile says;
-    null of others, and missing in older ones. `clocks` are those of servers on other hosts; missing in older ones.
+    `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is
+    how many times as long as at full speed the devices took during the hardware run (their twin replays it), the mean
+    over those that were read; null where none was. `foreign_load` is null where nothing told it. `drawn_s` is of pairs
+    whose twin replays slowdowns: latencies of a simulation that draws them, as the profile says; null of others.
+    `clocks` are those of servers on other hosts.
     """
 
     kind: Kind
@@ -79,11 +78,10 @@ class ValidationRun(TypedDict):
     simulated: Result
     hardware: Result
     backlog_growth: Worlds | None
-    scale: float | None
-    slowdown: NotRequired[float | None]
-    foreign_load: NotRequired[Foreign | None]
-    drawn_s: NotRequired[dict[str, float | None] | None]
-    clocks: NotRequired[list[Clock]]
+    slowdown: float | None
+    foreign_load: Foreign | None
+    drawn_s: dict[str, float | None] | None
+    clocks: list[Clock]
 
 
 class Pair(TypedDict):
@@ -98,7 +96,7 @@ class Pair(TypedDict):
     hardware: Result
     error_pct: dict[str, float | None]
     not_applicable: dict[str, str]
-    foreign_load: NotRequired[Foreign | None]
+    foreign_load: Foreign | None
 
 
 class ServedWorlds(TypedDict):
@@ -136,12 +134,12 @@ class Row(TypedDict):
     target_pct: dict[str, float | None]
     met: dict[str, bool | None]
     stages_s: Stages
-    slowdown: NotRequired[Estimate]
-    drawn_error_pct: NotRequired[dict[str, Estimate]]
-    foreign_load: NotRequired[Foreign | None]
-    lateness_s: NotRequired[Lateness | None]
-    cpu: NotRequired[Cpu | None]
-    served: NotRequired[ServedWorlds]
+    slowdown: Estimate
+    drawn_error_pct: dict[str, Estimate]
+    foreign_load: Foreign | None
+    lateness_s: Lateness | None
+    cpu: Cpu | None
+    served: ServedWorlds
 
 
 class SaturatedRow(TypedDict):
@@ -159,27 +157,10 @@ class SaturatedRow(TypedDict):
     target_pct: float
     met: bool | None
     saturated: dict[str, bool]
-    foreign_load: NotRequired[Foreign | None]
-    lateness_s: NotRequired[Lateness | None]
-    cpu: NotRequired[Cpu | None]
-    served: NotRequired[ServedWorlds]
-
-
-class LoadAxisRow(TypedDict):
-    """One router near its saturation: how much more (or less) load makes the simulation as slow as the hardware."""
-
-    router: str
-    rate_img_s: float | None
-    simulated_latency_s: float | None
-    hardware_latency_s: Estimate
-    error_pct: Estimate
-    repeatability_pct: float | None
-    target_pct: float
-    met: bool | None
-    foreign_load: NotRequired[Foreign | None]
-    lateness_s: NotRequired[Lateness | None]
-    cpu: NotRequired[Cpu | None]
-    served: NotRequired[ServedWorlds]
+    foreign_load: Foreign | None
+    lateness_s: Lateness | None
+    cpu: Cpu | None
+    served: ServedWorlds
 
 
 class Ranking(TypedDict):
@@ -194,33 +175,21 @@ class Ranking(TypedDict):
     separated_pairs: int
     target: float
     met: bool | None
-    left_out: NotRequired[list[str]]
+    left_out: list[str]
 
 
 class FarRun(TypedDict):
-    """A run that is more than 50 % from its twin.
-
-    Attributes:
-        error_pct: of mean latency and of throughput, as in tables.
-        latency_s, throughput_img_s: both worlds' mean; null where nothing was completed.
-        stage: of a request's life, the one that is most apart; null where no run kept stages. `stage_s`: its seconds.
-    """
+    """A run that is more than 50 % from its twin, with its errors of mean latency and throughput."""
 
     router: str
     load: float | None
     seed: int
     repeat: int
     error_pct: dict[str, float | None]
-    latency_s: Mapping[str, float | None]
-    throughput_img_s: Worlds
-    stage: str | None
-    stage_s: Worlds | None
-    foreign_load: Foreign | None
-    cpu: Cpu | None
 
 
 class FarApart(TypedDict):
-    """All runs that can be judged are more than 50 % from their twins (`scenarios.metrics.far_apart`).
+    """All runs that can be judged are more than 50 % from their twins.
 
     Attributes:
         made, planned: hardware runs; where fewer were made the validation was stopped.
@@ -234,7 +203,7 @@ class FarApart(TypedDict):
 
 
 class Validation(TypedDict):
-    """`slimsched.validation/1`; a stored one may be older than what comes after `ranking_tau`."""
+    """`slimsched.validation/1`; without `far_apart` where its runs are not."""
 
     schema: str
     scenario: str
@@ -243,11 +212,10 @@ class Validation(TypedDict):
     reference_img_s: float | None
     rows: list[Row]
     saturated: list[SaturatedRow]
-    load_axis: list[LoadAxisRow]
     ranking: list[Ranking]
-    far_apart: NotRequired[FarApart | None]
-    busy: NotRequired[bool]
-    clocks: NotRequired[list[Clock]]
+    far_apart: NotRequired[FarApart]
+    busy: bool
+    clocks: list[Clock]
 
 
 def foreign_share(load: Foreign) -> float:
@@ -290,12 +258,11 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
         reference_img_s=reference_img_s(saturated) if saturated else None,
         rows=rows,
         saturated=[_saturated_row(run) for run in saturated],
-        load_axis=[_load_axis_row(group) for group in _groups(run for run in runs if run["kind"] == "near")],
         ranking=[
             _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
-        busy=any(is_busy(run.get("foreign_load")) for run in runs),
+        busy=any(is_busy(run["foreign_load"]) for run in runs),
         clocks=_worst_clocks(runs),
     )
 
@@ -303,7 +270,7 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
 def _worst_clocks(runs: Iterable[ValidationRun]) -> list[Clock]:
     """Of each server on another host, from the run in which it was known worst; jumps of all."""
     found: dict[str, Clock] = {}
-    for clock in (clock for run in runs for clock in run.get("clocks", [])):
+    for clock in (clock for run in runs for clock in run["clocks"]):
         before = found.get(clock["server"])
         jumps = clock["jumps"] + (0 if before is None else before["jumps"])
         worse = clock if before is None or clock["error_s"] > before["error_s"] else before
@@ -352,7 +319,7 @@ def _pair(run: ValidationRun, power: Provenance) -> Pair:
         hardware=run["hardware"],
         error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
         not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
-        foreign_load=run.get("foreign_load"),
+        foreign_load=run["foreign_load"],
     )
 
 
@@ -363,7 +330,7 @@ def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float
 
 
 def _drawn_error_pct(run: ValidationRun, measure: Measure) -> float | None:
-    return change_pct((run.get("drawn_s") or {}).get(measure.stem), measure.of(run["hardware"]))
+    return change_pct((run["drawn_s"] or {}).get(measure.stem), measure.of(run["hardware"]))
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
@@ -385,7 +352,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         repeatability_pct=noise,
         target_pct=targets,
         met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
-        slowdown=estimate([run.get("slowdown") for run in runs]),
+        slowdown=estimate([run["slowdown"] for run in runs]),
         drawn_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
         foreign_load=_most_foreign(runs),
         lateness_s=_most_late(runs),
@@ -400,19 +367,19 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
 
 def _most_late(runs: Sequence[ValidationRun]) -> Lateness | None:
     """Of the hardware run on emulated devices that had most of it."""
-    known = [late for run in runs if (late := run["hardware"].get("lateness_s")) is not None]
+    known = [late for run in runs if (late := run["hardware"]["lateness_s"]) is not None]
     return max(known, key=lateness_share, default=None)
 
 
 def _fullest(runs: Sequence[ValidationRun]) -> Cpu | None:
     """Of the hardware run whose own processes came nearest to what the host has."""
-    known = [cpu for run in runs if (cpu := run["hardware"].get("cpu")) is not None]
+    known = [cpu for run in runs if (cpu := run["hardware"]["cpu"]) is not None]
     return max(known, key=cpu_share, default=None)
 
 
 def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
     """Of the run that had most of it: a mean would hide one that was spoilt."""
-    known = [load for run in runs if (load := run.get("foreign_load")) is not None]
+    known = [load for run in runs if (load := run["foreign_load"]) is not None]
     return max(known, key=foreign_share, default=None)
 
 
@@ -460,7 +427,7 @@ def _repeatability_pct(runs: Sequence[ValidationRun], measure: Measure) -> float
 
 
 def _mean_stages(results: Sequence[Result]) -> dict[str, float] | None:
-    known = [stages for result in results if (stages := result.get("stages_s"))]
+    known = [stages for result in results if (stages := result["stages_s"])]
     return {name: float(np.mean([stages[name] for stages in known])) for name in known[0]} if known else None
 
 
@@ -486,33 +453,45 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         target_pct=PROMISED_THROUGHPUT_PCT,
         met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
         saturated=saturated,
-        foreign_load=run.get("foreign_load"),
+        foreign_load=run["foreign_load"],
         lateness_s=_most_late([run]),
         cpu=_fullest([run]),
         served=found,
     )
 
 
-def _load_axis_row(runs: Sequence[ValidationRun]) -> LoadAxisRow:
-    errors = [None if run["scale"] is None else 100 * (run["scale"] - 1) for run in runs]
-    known = [error for error in errors if error is not None]
-    noise = float(np.std(known, ddof=1)) if len(known) > 1 and len(known) == len(errors) else None
-    target = _widened_pct(PROMISED_LOAD_AXIS_PCT, noise, len(known))
-    error, found = estimate(errors), _served(runs)
-    return LoadAxisRow(
-        router=runs[0]["router"],
-        rate_img_s=runs[0]["rate_img_s"],
-        simulated_latency_s=runs[0]["simulated"]["latency_s"]["mean"],
-        hardware_latency_s=estimate([run["hardware"]["latency_s"]["mean"] for run in runs]),
-        error_pct=error,
-        repeatability_pct=noise,
-        target_pct=target,
-        met=None if is_marked(found) else _is_met(error["mean"], target),
-        foreign_load=_most_foreign(runs),
-        lateness_s=_most_late(runs),
-        cpu=_fullest(runs),
-        served=found,
-    )
+# ----------------------------------------------------------------------------------------------------------- far apart
+
+_FAR: Final = (MEASURES["latency_mean_s"], MEASURES["throughput_img_s"])
+
+
+def far_runs(runs: Sequence[ValidationRun]) -> list[FarRun]:
+    """All that can be judged, where each of them is more than 50 % from its twin; else none.
+
+    Where a profile is of another machine, or this one is overloaded, every run says so. One that is nearer clears the
+    rest for good: a validation that has passed does not stop when it is resumed.
+    """
+    judged = [_far_run(run) for run in runs if _is_comparable(run)]
+    far = [run for run in judged if any(abs(error or 0.0) > MOST_APART_PCT for error in run["error_pct"].values())]
+    return far if len(far) == len(judged) else []
+
+
+def is_hopeless(runs: Sequence[ValidationRun]) -> bool:
+    """Whether enough of them say so: hours of more of them say no more."""
+    return len(far_runs(runs)) >= FEWEST_RUNS
+
+
+def _is_comparable(run: ValidationRun) -> bool:
+    """Whether a run can tell a wrong profile from something else: not a saturated one, whose latency is that of a
+    backlog, nor one of few images, nor one while a server is down."""
+    worlds = run["simulated"], run["hardware"]
+    is_enough = run["simulated"]["images"]["completed"] >= FEWEST_IMAGES and run["hardware"]["images"]["completed"] > 0
+    return run["kind"] == "pair" and is_enough and not any(result["restarts"] for result in worlds)
+
+
+def _far_run(run: ValidationRun) -> FarRun:
+    errors = {each.stem: change_pct(each.of(run["simulated"]), each.of(run["hardware"])) for each in _FAR}
+    return FarRun(router=run["router"], load=run["load"], seed=run["seed"], repeat=run["repeat"], error_pct=errors)
 
 
 # ------------------------------------------------------------------------------------------------------------- ranking

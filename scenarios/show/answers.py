@@ -1,7 +1,7 @@
 """What a reader asks first, and its answers: did a learned router win, can the simulation be trusted, what next.
 
-Pure functions of a run's comparison and validation. How far off simulation is, is told of the router and load where it
-is worst: a mean over routers would hide it. The whole story, sentence by sentence: `scenarios.show.verdict`.
+Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
+How far off simulation is, is told of the router and load where it is worst: a mean over routers would hide it.
 """
 
 from __future__ import annotations
@@ -9,32 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from textwrap import wrap
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from scenarios.files.made_routers import LEARNED
+from scenarios.files.made_routers import LEARNED, TUNED_HERE
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Row, Validation, is_marked
+from scenarios.metrics.fidelity import Ranking, Row, Validation, is_marked
 from scenarios.metrics.standing import Contender, Standing, compared, validated
-from scenarios.show.numbers import interval, number, plural
-from scenarios.show.validation import busy_warnings, emulated_devices
-from scenarios.show.verdict import (
-    alike_pairs,
-    at,
-    in_simulation,
-    lead_text,
-    learned_of,
-    ms,
-    on_executors,
-    points_text,
-)
-from scenarios.show.words import kept_measures, promise_text, provenance_text
+from scenarios.show.numbers import plural
+from scenarios.show.table import framed
+from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
+from scenarios.show.wording import say
+from scenarios.show.words import kept_measures, origin_text, provenance
 from scenarios.terminal.screen import screen_width
 
 Mood = Literal["yes", "no", "open"]
+TrustCase = Literal["not run", "unserved", "unpromised", "order alone", "yes", "latencies alone", "no"]
 WON, TRUSTED, NEXT = "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
-_WIDEST: Final = 100  # characters of a box: longer lines are hard to read
+LADDER: Final = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
 _MOST_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _P99, _KEPT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "kept_share"))
@@ -51,19 +43,24 @@ class Answer:
 
 def answers(comparison: Comparison | None, validation: Validation | None) -> list[Answer]:
     """The three of them; none where neither document has two routers side by side."""
-    validation = validation if validation is not None and validation.get("rows") else None
-    worlds: list[tuple[str, Standing]] = []
+    validation = validation if validation is not None and validation["rows"] else None
+    contests = []
     if validation is not None:
-        worlds.append((on_executors(validation), validated(validation, "hardware")))
+        contests.append(_contest(_on_executors(validation), validated(validation, "hardware")))
     if comparison is not None:
-        worlds.append((in_simulation(comparison), compared(comparison)))
-    if max((len(standing.contenders) + len(standing.left_out) for _, standing in worlds), default=0) < 2:
+        contests.append(_contest(_in_simulation(comparison), compared(comparison)))
+    if max((len(each.standing.contenders) + len(each.standing.left_out) for each in contests), default=0) < 2:
         return []
-    told = [_won(where, standing) for where, standing in worlds]
     most = _most_kept(comparison)
-    won = Answer(WON, " ".join([*(text for _, text in told), *([most.text] if most else [])]), told[0][0])
-    trusted = _trusted(comparison, validation)
-    return [won, trusted, Answer(NEXT, " ".join(_next(worlds, validation, trusted, most)))]
+    told = [say("answers", "won", each) for each in contests]
+    told += [say("answers", "kept", comparison["service"], most)] if comparison and most else []
+    mood, trusted = _trusted(comparison, validation)
+    advice = _next(contests, trusted, most)
+    return [
+        Answer(WON, " ".join(told), contests[0].mood),
+        Answer(TRUSTED, say("answers", "trusted", trusted), mood),
+        Answer(NEXT, say("answers", "next", advice)),
+    ]
 
 
 def format_answers(comparison: Comparison | None, validation: Validation | None) -> str:
@@ -73,195 +70,203 @@ def format_answers(comparison: Comparison | None, validation: Validation | None)
 
 
 def box_text(found: Sequence[Answer], width: int | None) -> str:
-    """The answers in a frame of plain characters, as wide as the terminal but no wider than is good to read."""
-    room = min(width or _WIDEST, _WIDEST) - 4
-    lines: list[str] = []
-    for answer in found:
-        lines += [
-            *([""] if lines else []),
-            answer.question,
-            *(f"  {line}" for line in wrap(answer.text, room - 2, break_on_hyphens=False)),
-        ]
-    rule = f"+{'-' * (room + 2)}+"
-    return "\n".join([rule, *(f"| {line.ljust(room)} |" for line in lines), rule])
+    """Answers in a frame, as wide as the terminal but no wider than is good to read."""
+    return framed(((each.question, each.text) for each in found), width)
+
+
+def _on_executors(validation: Validation) -> str:
+    """Where a validation's hardware runs were made, and how many."""
+    runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
+    devices = emulated_devices(validation)
+    what = f"executors whose devices are {devices}" if devices else "real executors"
+    return f"on {what} ({plural(runs, 'run')} a router)"
+
+
+def _in_simulation(comparison: Comparison) -> str:
+    """Likewise of a comparison's runs, with the weakest origin of what they rest on."""
+    seeds = max(len(row["seeds"]) for row in comparison["rows"])
+    return f"in simulation ({provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')})"
 
 
 # ------------------------------------------------------------------------------------------- did a learned router win?
 
 
-def _won(where: str, standing: Standing) -> tuple[Mood, str]:
-    """Of one world: the mood, and a sentence or two."""
-    learned, winner = learned_of(standing), standing.winner
-    there = f"{where[:1].lower()}{where[1:]}"
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What became of the learned routers in one world.
+
+    Attributes:
+        where: the world, and how much was run there.
+        case: which sentence of the template it is.
+        one, other: whom that sentence sets beside whom.
+    """
+
+    where: str
+    standing: Standing
+    mood: Mood
+    case: Literal["left out", "rules", "nobody", "lost", "not shown", "won"]
+    one: Contender | None = None
+    other: Contender | None = None
+
+    @property
+    def beside(self) -> Iterator[tuple[Contender, Contender]]:
+        """Each learned router, and the rules that no other sentence sets it beside: the quickest that is as accurate,
+        and the tuned ladder."""
+        rules = [each.router for each in self.standing.contenders if each.router not in LEARNED]
+        for one in _learned(self.standing):
+            ladder = self.standing.of(LADDER)
+            ladder = ladder if ladder is not None and ladder.is_match_for(one) and one.is_match_for(ladder) else None
+            beside = (self.standing.rival_of(one, rules), ladder)
+            for rule in {each.router: each for each in beside if each is not None}.values():
+                if (one, rule) != (self.one, self.other):
+                    yield one, rule
+
+
+def _learned(standing: Standing) -> list[Contender]:
+    return [each for each in standing.contenders if each.router in LEARNED]
+
+
+def _contest(where: str, standing: Standing) -> Contest:
+    learned, winner = _learned(standing), standing.winner
+    rival = None if winner is None else standing.next_of(winner)
+    if not learned and any(name in LEARNED for name in standing.left_out):
+        return Contest(where, standing, "no", "left out")
     if not learned:
-        absent = [name for name in standing.left_out if name in LEARNED]
-        if not absent:
-            return "open", f"No learned router took part. {_best_rule(there, standing)}"
-        return "no", f"No: {there} {', '.join(absent)} can't be judged, or left too much unserved."
-    if winner is None:
-        return "no", f"No: {there} nobody wins, whoever is quicker is less accurate."
-    if winner.router in LEARNED:
-        return _learned_wins(there, winner, standing.next_of(winner))
-    best = min(learned, key=lambda one: (not one.is_match_for(winner), one.mean_s))
-    figures = f"{best.router} has a mean latency of {ms(best.mean_s)} at {at(best)}"
-    if best.is_match_for(winner):
-        figures += f", {lead_text(best, winner)}"
-        if not best.lead(winner)["differs"]:
-            return "open", f"Not shown: {there} {figures}, {_why_open(best, winner)}."
-    else:
-        figures += f", {points_text(winner.accuracy - best.accuracy)} less accurate"
-    wins = f"{winner.router} (a rule) wins with {ms(winner.mean_s)} at {at(winner)}"
-    return "no", f"No: {there} {wins}; {figures}."
-
-
-def _best_rule(there: str, standing: Standing) -> str:
-    winner = standing.winner
-    if winner is None:
-        return f"{there[:1].upper()}{there[1:]} no rule wins: whoever is quicker is less accurate."
-    rival = standing.next_of(winner)
-    figures = f"{ms(winner.mean_s)} at {at(winner)}, {lead_text(winner, rival)} ({at(rival)})"
-    chance = "" if winner.lead(rival)["differs"] else f", {_why_open(winner, rival)}"
-    return f"Of the rules {winner.router} is the quickest {there}: a mean latency of {figures}{chance}."
-
-
-def _learned_wins(there: str, winner: Contender, rival: Contender) -> tuple[Mood, str]:
-    figures = f"{winner.router} has a mean latency of {ms(winner.mean_s)} at {at(winner)}"
-    figures += f", {lead_text(winner, rival)} ({at(rival)})"
-    if winner.lead(rival)["differs"]:
-        return "yes", f"Yes: {there} {figures}."
-    return "open", f"Not shown: {there} {figures}, {_why_open(winner, rival)}."
-
-
-def _why_open(one: Contender, other: Contender) -> str:
-    return "and one run says nothing of chance" if one.lead(other)["differs"] is None else "which chance explains"
+        return Contest(where, standing, "open", "rules", winner, rival)
+    if winner is None or rival is None:
+        return Contest(where, standing, "no", "nobody")
+    one, other = winner, rival
+    if winner.router not in LEARNED:
+        one, other = min(learned, key=lambda each: (not each.is_match_for(winner), each.mean_s)), winner
+    if one.is_match_for(other) and not one.lead(other)["differs"]:
+        return Contest(where, standing, "open", "not shown", one, other)
+    return Contest(where, standing, *(("yes", "won") if one is winner else ("no", "lost")), one, other)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Who keeps what the scenario promises in most of the time, in which share of it, and that in a sentence."""
+    """Who keeps what the scenario promises in most of the windows, and in which share of them."""
 
     router: str
-    share: float
-    text: str
+    kept: Any
 
 
 def _most_kept(comparison: Comparison | None) -> _Kept | None:
     """None where nothing is promised, or nobody can be judged."""
-    service = None if comparison is None else comparison.get("service")
-    if comparison is None or service is None or not kept_measures(service):
+    if comparison is None or not kept_measures(comparison["service"]):
         return None
-    found = {row["router"]: _KEPT.of(row) for row in comparison["rows"] if not row.get("is_marked")}
-    able = {router: kept for router, kept in found.items() if kept["mean"] is not None}
-    if not able:
-        return None
-    best = max(able, key=lambda router: able[router]["mean"])
-    share = f"{interval(able[best], 1, 100)} % of them"
-    return _Kept(best, able[best]["mean"], f"Promised is {promise_text(service)}: {best} keeps most, {share}.")
+    found = [_Kept(row["router"], _KEPT.of(row)) for row in comparison["rows"] if not row["is_marked"]]
+    return max((each for each in found if each.kept["mean"] is not None), key=lambda of: of.kept["mean"], default=None)
 
 
 # -------------------------------------------------------------------------------------- can the simulation be trusted?
 
 
-def _trusted(comparison: Comparison | None, validation: Validation | None) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What validation says of the simulation; without one only where its numbers come from is known.
+
+    Attributes:
+        apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
+        named: whom simulation of the same arrivals had named as winner, if that is another one.
+        farthest: the largest error of each latency.
+    """
+
+    case: TrustCase
+    origin: str = ""
+    apart: int = 0
+    alike: int = 0
+    named: Contender | None = None
+    farthest: Sequence[_Error] = ()
+    is_metered: bool = True
+    devices: str = ""
+    is_busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """An error in percent; `load` where there are several."""
+
+    title: str
+    error_pct: float
+    router: str
+    load: float | None
+    allowed_pct: float | None
+
+
+def _trusted(comparison: Comparison | None, validation: Validation | None) -> tuple[Mood, Trust]:
     if validation is None:
-        origin = f" {provenance_text(comparison)}" if comparison is not None else ""
-        return Answer(TRUSTED, f"Not known: nothing of this was run on executors.{origin}")
-    rows = [row for row in validation["rows"] if not _is_marked(row)]
+        return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison))
+    rows = [row for row in validation["rows"] if not is_marked(row["served"])]
     judged = [met for row in rows for measure in (_MEAN, _P99) if (met := row["met"][measure.stem]) is not None]
-    mood, order = _order(validation)
-    if not rows:
-        mood, text = "no", "No: nobody served enough on executors to be judged"
-    elif not judged:
-        mood, text = "open", f"Not known: nothing is promised here. {order}"
-    elif all(judged):
-        text = f"Yes, its latencies are within what is promised. {order}" if mood == "yes" else f"In part. {order}"
-    elif mood == "yes":
-        mood, text = "open", f"For the order of the routers, not for milliseconds. {order}"
-    else:
-        mood, text = "no", f"No. {order}"
-    parts = [f"{text.rstrip('.')}.", *_farthest(rows, validation), *_beware(validation)]
-    return Answer(TRUSTED, " ".join(parts), mood)
-
-
-def _is_marked(row: Row) -> bool:
-    return "served" in row and is_marked(row["served"])
-
-
-def _order(validation: Validation) -> tuple[Mood, str]:
-    """Of all loads together, and only of pairs that executors tell apart."""
-    known = validation.get("ranking", [])
-    apart, alike = sum(each["separated_pairs"] for each in known), sum(map(alike_pairs, known))
-    if not apart:
-        return "open", "Executors tell no two routers apart, so its order can't be judged."
-    pairs = f"{alike} of {plural(apart, 'pair')} of routers that executors tell apart"
-    return ("yes" if alike == apart else "no"), f"It orders {pairs} as they do."
-
-
-def _farthest(rows: Sequence[Row], validation: Validation) -> Iterator[str]:
-    """The largest errors of mean and p99, of which router, and at which load where there are several."""
+    apart = sum(each["separated_pairs"] for each in validation["ranking"])
+    alike = sum(map(_alike_pairs, validation["ranking"]))
+    order: Mood = "open" if not apart else "yes" if alike == apart else "no"
+    mood, case = ("no", "unserved") if not rows else _judged(judged, order)
+    real, simulated = validated(validation, "hardware").winner, validated(validation, "simulated").winner
     several = len({row["load"] for row in validation["rows"]}) > 1
-    told = [_worst(rows, measure, several) for measure in (_MEAN, _P99)]
-    if found := [text for text in told if text]:
-        yield f"Where it is farthest off: {'; '.join(found)}."
+    return mood, Trust(
+        case,
+        apart=apart,
+        alike=alike,
+        named=simulated if real and simulated and simulated.router != real.router else None,
+        farthest=[each for measure in (_MEAN, _P99) if (each := _worst(rows, measure, several))],
+        is_metered=not any("energy" in name for pair in validation["pairs"] for name in pair["not_applicable"]),
+        devices=emulated_devices(validation),
+        is_busy=is_host_busy(validation),
+    )
 
 
-def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> str:
+def _judged(judged: Sequence[bool], order: Mood) -> tuple[Mood, TrustCase]:
+    """By whether each latency is within what is promised, and what is known of the order of routers."""
+    if not judged:
+        return order, "unpromised"
+    if all(judged):
+        return order, "yes" if order == "yes" else "latencies alone"
+    return ("open", "order alone") if order == "yes" else ("no", "no")
+
+
+def _alike_pairs(found: Ranking) -> int:
+    """How many of the pairs that executors tell apart simulation orders alike."""
+    return round(((found["tau_separated"] or 0.0) + 1) / 2 * found["separated_pairs"])
+
+
+def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> _Error | None:
+    """Of all routers and loads."""
     known = [(error, row) for row in rows if (error := row["error_pct"][measure.stem]["mean"]) is not None]
     if not known:
-        return ""
+        return None
     error, row = max(known, key=lambda each: abs(each[0]))
-    allowed = row["target_pct"][measure.stem]
-    of = row["router"] + (f" at load {row['load']:g}" if several and row["load"] is not None else "")
-    promise = "" if allowed is None else f", {allowed:g} % allowed"
-    return f"{measure.title} {number(error, 1, signed=True)} % ({of}{promise})"
-
-
-def _beware(validation: Validation) -> Iterator[str]:
-    if any("energy" in name for pair in validation["pairs"] for name in pair["not_applicable"]):
-        yield "Energy was not metered on the hardware: nothing here checks it."
-    if devices := emulated_devices(validation):
-        yield f"The devices were {devices}: nothing is said of real ones."
-    if busy_warnings(validation):
-        yield "Other programs kept this host busy, so part of the error is theirs."
+    return _Error(
+        measure.title, error, row["router"], row["load"] if several else None, row["target_pct"][measure.stem]
+    )
 
 
 # -------------------------------------------------------------------------------------------------- what to do next?
 
 
-def _next(
-    worlds: Sequence[tuple[str, Standing]], validation: Validation | None, trusted: Answer, most: _Kept | None
-) -> Iterator[str]:
-    """At most a few sentences, the most useful one first."""
-    standing = worlds[0][1]
-    if any(each.left_out for _, each in worlds):
-        yield "Lower the rate, or add a server, until every router serves what arrives."
-    elif most is not None and most.share < _WELL_KEPT:
-        yield "Nobody keeps what is promised all the time: lower the rate, add a server, or promise less (`service`)."
-    if validation is None:
-        yield "Measure your own devices (`slimsched calibrate`), then set this beside real runs (`slimsched validate`)."
-    elif busy_warnings(validation):
-        yield "Stop what else runs on this host, and validate again into a folder of its own (--out)."
-    elif trusted.mood != "yes":
-        yield "Calibrate for longer (`calibration.budget`) on a quiet host, and repeat each run (`validate.repeats`)."
+def _next(contests: Sequence[Contest], trusted: Trust, most: _Kept | None) -> dict[str, Any]:
+    """Facts for at most a few sentences, the most useful one first."""
+    standing = contests[0].standing
     winner = standing.winner
-    if winner is None:
-        return
-    rival = standing.next_of(winner)
-    differs = winner.lead(rival)["differs"]
-    if not differs:
-        yield _more_runs(winner, rival, "seeds" if validation is None else "runs")
-    elif winner.router not in LEARNED and learned_of(standing):
-        yield f"Serve with {winner.router}, or train the learned routers for longer (`training`, `tuning`)."
-    else:
-        yield f"Serve with {winner.router}, and try it under another load."
+    rival = None if winner is None else standing.next_of(winner)
+    return {
+        "left_out": any(each.standing.left_out for each in contests),
+        "is_poorly_kept": most is not None and most.kept["mean"] < _WELL_KEPT,
+        "trusted": trusted,
+        "winner": winner,
+        "rival": rival,
+        "word": "seeds" if trusted.case == "not run" else "runs",
+        "needed": None if winner is None or rival is None else _runs_needed(winner, rival),
+        "is_rule": winner is not None and winner.router not in LEARNED and bool(_learned(standing)),
+    }
 
 
-def _more_runs(winner: Contender, rival: Contender, word: str) -> str:
-    """About how many would show such a difference: an interval narrows with the root of their number."""
-    lead, runs = winner.lead(rival)["difference"], len(winner.latency_s)
-    if lead["mean"] and lead["ci95"]:
-        needed = ceil(runs * (lead["ci95"] / lead["mean"]) ** 2)
-        if runs < needed <= _MOST_SEEDS:
-            return f"About {needed} {word} would tell {winner.router} from {rival.router} (there were {runs})."
-        return f"Take either: {winner.router} and {rival.router} are too alike to tell them apart with {runs} {word}."
-    return f"Make more {word}: with one nobody knows what is chance."
+def _runs_needed(one: Contender, other: Contender) -> int | None:
+    """About how many would show their difference (an interval narrows with the root of their number), where it is
+    more than there are, and somebody could make them."""
+    lead, runs = one.lead(other)["difference"], len(one.latency_s)
+    if not lead["mean"] or not lead["ci95"]:
+        return None
+    needed = ceil(runs * (lead["ci95"] / lead["mean"]) ** 2)
+    return needed if runs < needed <= _MOST_SEEDS else None

@@ -37,7 +37,7 @@ from scenarios.metrics.statistics import Estimate
 from scenarios.show.colors import themed
 from scenarios.show.standing_bars import StandingBar
 from scenarios.show.words import marked
-from scenarios.terminal.visible import visible
+from scenarios.terminal.screen import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A3D9A", "#7A4A1E", "#444444", "#B22222")
 MARKERS = "osD^vPX*<>"

@@ -9,15 +9,14 @@ from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison, accuracy_measure
 from scenarios.metrics.served import MARK
 from scenarios.metrics.statistics import PairedDifference
-from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, plural, shown
+from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, shown
 from scenarios.show.paper import PaperRow, is_replica, paper_row
 from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.show.wording import say
 from scenarios.show.words import (
     decisions_text,
-    extrapolated,
     kept_measures,
     marked,
-    promise_text,
     provenance,
     served_measures,
     served_of,
@@ -28,8 +27,6 @@ from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
 _CHANGES = {"energy_per_image_change_pct": "energy change", "latency_change_pct": "latency change"}  # a row's keys
-_DRAWN = "Accuracy here is of drawn labels; answers and trade-offs take the expected one."
-_HYPERVOLUME = "Hypervolume (the plane of accuracy and cost that some router covers; docs/metrics.md)"
 MOST_PLACES = 6  # of a difference, after the point
 
 
@@ -56,10 +53,9 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
 
 def comparison_table(comparison: Comparison) -> Table:
     """The paper's table: one row a router, mean +- 95 % half-width over seeds."""
-    baseline = comparison["baseline"]
-    found = {row["router"]: served_of(row) for row in comparison["rows"]}
-    service = comparison.get("service")
-    promised = kept_measures(service)
+    baseline, compared = comparison["baseline"], comparison["rows"]
+    found = {row["router"]: served_of(row) for row in compared}
+    promised = kept_measures(comparison["service"])
     measures = [*promised, *served_measures(found.values()), *COMPARED]
     changes = _CHANGES if baseline else {}
     head = [Column("router"), *(column(each, each.title, _origin(each, comparison)) for each in measures)]
@@ -69,35 +65,31 @@ def comparison_table(comparison: Comparison) -> Table:
             *(shown(measure, measure.of(row)) for measure in measures),
             *(change(row[key]) if key in row else NONE for key in changes),
         ]
-        for row in comparison["rows"]
+        for row in compared
     ]
-    seeds = plural(max(len(row["seeds"]) for row in comparison["rows"]), "seed")
-    note = f"Mean and 95 % interval over {seeds}. The paper's E is mean power x latency. Energy per image is of all "
-    note += "devices, shared among the completed images."
-    if service is not None and promised:
-        note += f" Kept: of what is promised, {promise_text(service)}."
-    note += (
-        f" Changes are against {baseline!r}: the mean of each seed's. Answers set mean against mean."
-        if baseline
-        else ""
+    seeds = max(len(row["seeds"]) for row in compared)
+    notes = [say("results", "compared", seeds, comparison["service"] if promised else None, baseline)]
+    if accuracy_measure(compared).name == "expected_accuracy":
+        notes.append("Accuracy here is of drawn labels; answers and trade-offs take the expected one.")
+    few, warnings = unserved_lines((router, "", of) for router, of in found.items())
+    if len(warnings) == len(rows) > 1:
+        warnings.append("Every router leaves more than 1 % unserved: nobody wins.")
+    if largest := max(row["extrapolated_share"]["mean"] or 0.0 for row in compared):
+        warnings.append(f"Beware: up to {say('results', 'extrapolated', largest)}")
+    warnings += [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
+    return Table(
+        [*head, *columns(*changes.values())],
+        rows,
+        f"{comparison['scenario']} ({provenance(comparison)})",
+        [*notes, *decisions_text(comparison["own_decision_s"]), *few],
+        warnings,
+        next((_name(row) for row in compared if row["router"] == baseline), None),
     )
-    largest = max((row.get("extrapolated_share") or {"mean": 0.0})["mean"] or 0.0 for row in comparison["rows"])
-    beware = [f"Beware: up to {extrapolated(largest)}"] if largest > 0 else []
-    signs = [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
-    title = f"{comparison['scenario']} ({provenance(comparison)})"
-    charged = decisions_text(comparison.get("own_decision_s", {}))
-    few, many = unserved_lines((router, "", of) for router, of in found.items())
-    if len(many) == len(rows) > 1:
-        many.append("Every router leaves more than 1 % unserved: nobody wins.")
-    warnings = [*many, *beware, *signs]
-    base = next((_name(row) for row in comparison["rows"] if row["router"] == baseline), None)
-    drawn = [_DRAWN] if accuracy_measure(comparison["rows"]).name == "expected_accuracy" else []
-    return Table([*head, *columns(*changes.values())], rows, title, [note, *drawn, *charged, *few], warnings, base)
 
 
 def _name(row: Mapping[str, Any]) -> str:
     """A router's name as tables have it."""
-    return marked(row["router"], row.get("is_marked", False))
+    return marked(row["router"], row["is_marked"])
 
 
 def _names(comparison: Comparison) -> dict[str, str]:
@@ -106,8 +98,8 @@ def _names(comparison: Comparison) -> dict[str, str]:
 
 def _origin(measure: Measure, comparison: Comparison) -> str:
     if measure.keys[0] == "accuracy":
-        return comparison.get("accuracy_provenance", "")
-    return origin_of(comparison.get("provenance", ""), comparison.get("emulated_slowdowns", []))
+        return comparison["accuracy_provenance"]
+    return origin_of(comparison["provenance"], comparison["emulated_slowdowns"])
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -184,24 +176,16 @@ def trade_off_table(comparison: Comparison) -> Table:
         )
     expected = "accuracy expected of the widths that ran" if axis.name == "expected_accuracy" else "accuracy"
     notes = [_covered(comparison)] if comparison["hypervolume"] else []
-    if any(row.get("is_marked") for row in comparison["rows"]):
+    if any(row["is_marked"] for row in comparison["rows"]):
         notes.append(f"Who leaves more than 1 % unserved ({MARK.strip()}) is unbeaten at nothing, and covers nothing.")
     return Table(head, rows, f"trade-offs: {expected} against costs", notes)
 
 
 def _covered(comparison: Comparison) -> str:
-    shares = [
-        f"{MEASURES[cost].title} {number(of['share'], 3)}"
-        for cost, of in comparison["hypervolume"].items()
-        if of["share"] is not None
-    ]
-    if not shares:
-        able = [row["router"] for row in comparison["rows"] if not row.get("is_marked")]
-        if len(able) == 1:
-            return f"Hypervolume: none, only {able[0]} serves enough to count."
-        who = "routers" if len(able) == len(comparison["rows"]) else "who serve enough"
-        return f"Hypervolume: none, all {who} are equally accurate or equally costly."
-    return f"{_HYPERVOLUME}, as a share of what one router with the best of both would cover: {', '.join(shares)}."
+    shares = [(MEASURES[cost].title, of["share"]) for cost, of in comparison["hypervolume"].items()]
+    able = [row["router"] for row in comparison["rows"] if not row["is_marked"]]
+    known = [each for each in shares if each[1] is not None]
+    return say("results", "covered", known, able, len(comparison["rows"]))
 
 
 def _gap(row: Mapping[str, Any] | None) -> str:

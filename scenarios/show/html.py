@@ -20,7 +20,7 @@ from scenarios.show.charts import to_svg
 from scenarios.show.colors import DARK, colors_of, on_dark, variable
 from scenarios.show.numbers import PLUS_MINUS
 from scenarios.show.table import Table
-from scenarios.terminal.visible import visible_text
+from scenarios.terminal.screen import visible_text
 
 ROOM_PX, MARGIN_PX = 1160, 36  # of the page (page.css: the body), and what is on both its sides
 LETTER_PX, PADDING_PX, SMALL = 7.6, 16, 0.85  # of a table's cell, in a wide font

@@ -8,23 +8,23 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from scenarios.metrics.catalogue import COSTS, MEASURES, OF_SERVERS, PAIRED, VALIDATED, Measure
 from scenarios.show.table import Table, columns, to_markdown
+from scenarios.show.wording import environment
 
 
 def metrics_page() -> str:
     """The whole page."""
-    environment = Environment(  # noqa: S701 - it writes Markdown
-        loader=PackageLoader("scenarios.show", "templates"), undefined=StrictUndefined, keep_trailing_newline=True
-    )
-    return environment.get_template("metrics.md.j2").render(
-        of_results=_table(MEASURES.values()),
-        of_servers=_table(OF_SERVERS, "servers[]."),
-        paired=_names(PAIRED),
-        costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
-        validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),
+    return (
+        environment()
+        .get_template("metrics.md.j2")
+        .render(
+            of_results=_table(MEASURES.values()),
+            of_servers=_table(OF_SERVERS, "servers[]."),
+            paired=_names(PAIRED),
+            costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
+            validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),
+        )
     )
 
 

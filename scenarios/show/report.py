@@ -15,36 +15,33 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
-
 from hw.networks.accuracy import MEASURED
 from kit import strict
-from kit.documents import read_text, with_keys
+from kit.documents import read_text
 from kit.errors import InputError
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import FORMER_KEYS, Validation, middle_load
+from scenarios.metrics.fidelity import Validation, middle_load
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts
 from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
-from scenarios.show.far_apart import far_apart_warnings
 from scenarios.show.html import Block, Chart, Grid, Note, Page, Trace, Traces, chart, render
-from scenarios.show.numbers import NONE, PLUS_MINUS
+from scenarios.show.numbers import NONE
 from scenarios.show.profile_page import origin_badge, profile_blocks
 from scenarios.show.standing_bars import standing_bars
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
     errors_tables,
+    far_apart_warnings,
     rows_at_middle,
     saturation_tables,
     validation_notes,
 )
-from scenarios.show.verdict import verdict
 from scenarios.show.words import downtime_table
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
@@ -108,7 +105,7 @@ def gather(folder: RunFolder) -> Material:
         scenario=_scenario(folder),
         environment=document("environment.json") or {},
         comparison=document("comparison.json"),
-        validation=with_keys(document("validation.json"), FORMER_KEYS),
+        validation=document("validation.json"),
         runs=tuple(read_runs(folder)),
         profiles=dict(_read_profiles(folder)),
         training={kind: steps for kind in MADE_KINDS if (steps := document(training_file(kind)))},
@@ -146,7 +143,6 @@ def report(material: Material) -> Page:
         },
         badges=list(_badges(material)),
         answers=answers(material.comparison, material.validation),
-        leads=list(_headlines(material)),
         environment=_environment(material.environment),
     )
 
@@ -157,21 +153,15 @@ def report(material: Material) -> Page:
 def _badges(material: Material) -> Iterator[tuple[str, str]]:
     for word, words in dict.fromkeys(map(origin_badge, material.profiles.values())):
         yield word, f"profiles: {words}"
-    accuracy = material.comparison.get("accuracy_provenance", MEASURED) if material.comparison else MEASURED
+    accuracy = material.comparison["accuracy_provenance"] if material.comparison else MEASURED
     if accuracy != MEASURED:
         yield "datasheet", f"accuracy: {accuracy}"
     yield from (("", world) for world in dict.fromkeys(run.result["mode"] for run in material.runs))
     yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
 
 
-def _headlines(material: Material) -> Iterator[Markup]:
-    """The paragraph that says who won, and what simulation was worth, in more words than the answers above it."""
-    if text := verdict(material.comparison, material.validation):
-        yield Markup("{}").format(text.replace(PLUS_MINUS, " \u00b1"))
-
-
 def _standing(material: Material) -> Iterator[Chart]:
-    """That paragraph as a picture."""
+    """The first answer as a picture."""
     bars = list(standing_bars(material.comparison, material.validation))
     if len(bars) > 1:
         colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
@@ -186,7 +176,7 @@ def _standing(material: Material) -> Iterator[Chart]:
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:
     """What the results were made with; where stages differ, of which ones it is."""
-    stages = found.get("stages", {"": found} if found else {})  # of a former version: one for all, as it began last
+    stages = found.get("stages", {})
     told = {stage: _environment_texts(its) for stage, its in stages.items()}
     lines = {}
     for name in dict.fromkeys(name for texts in told.values() for name in texts):
@@ -230,7 +220,7 @@ def _validation(material: Material) -> Iterator[Block]:
     yield from map(Note, validation_notes(found))
     yield from (Note(text, "warning") for text in (*far_apart_warnings(found), *disturbance_warnings(found)))
     yield from saturation_tables(found)
-    rows = rows_at_middle(found.get("rows", []))
+    rows = rows_at_middle(found["rows"])
     bars = [
         charts.StageBar(row["router"], simulated, hardware)
         for row in rows
@@ -247,7 +237,7 @@ def _validation(material: Material) -> Iterator[Block]:
 
 def _first_seeds(material: Material) -> list[StoredRun]:
     """One run a router and world: at the middle load where there are several, of its lowest seed."""
-    rows = material.validation.get("rows", []) if material.validation else []
+    rows = material.validation["rows"] if material.validation else []
     wanted = load_point(middle_load(row["load"] for row in rows))
     chosen: dict[tuple[str, str], StoredRun] = {}
     for run in sorted(material.runs, key=lambda run: (run.point != wanted, run.result["seed"], run.repeat)):

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from scenarios.metrics.catalogue import OF_SERVERS
 from scenarios.metrics.result import MOST_CPU, MOST_LATE, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import duration, number, share, shown
 from scenarios.show.table import Column, Table, column, to_text
-from scenarios.show.words import (
-    MOST_UNMETERED,
-    cpu_text,
-    downtime_table,
-    extrapolated,
-    kept_text,
-    late_text,
-    provenance,
-    signature_texts,
-    unmetered,
-    unserved_lines,
-)
+from scenarios.show.wording import say
+from scenarios.show.words import downtime_table, kept_text, provenance, signature_texts, unserved_lines
 from scenarios.terminal.screen import screen_width
+
+MOST_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sensor's second look
 
 
 def format_result(result: Result) -> str:
@@ -44,7 +37,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield from (("unserved", line) for lines in unserved_lines([(result["router"], "", found)]) for line in lines)
     shares = f"p95 {duration(latency['p95'])}, p50 {duration(latency['p50'])}"
     yield "latency", f"p99 {duration(latency['p99'])}, mean {duration(latency['mean'])}, {shares}"
-    expected = result.get("expected_accuracy")
+    expected = result["expected_accuracy"]
     of_table = "" if expected is None else f" ({share(expected)} by the table, of the tuples that ran)"
     yield "accuracy", f"{share(result['accuracy'])}{of_table}"
     parts = ", ".join(f"{key} {number(joules[key], 4)}" for key in ("dynamic", "base", "idle"))
@@ -54,15 +47,16 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         yield "goodput", f"{number(result['goodput_img_s'], 1)} images/s within the deadline"
     yield "paper's E", f"{number(result['energy_j']['mean'], 4)} J (mean power x latency)"
     yield "provenance", provenance(result)
-    if (late := result.get("lateness_s")) is not None:
-        yield ("beware" if lateness_share(late) > MOST_LATE else "lateness"), late_text(late)
-    if (cpu := result.get("cpu")) is not None:
-        yield ("beware" if cpu_share(cpu) > MOST_CPU else "CPU"), cpu_text(cpu)
-    if (of_time := result.get("extrapolated_share", 0.0)) > 0:
-        yield "beware", extrapolated(of_time)
-    if (of_time := result.get("unmetered_share", 0.0)) > MOST_UNMETERED:
-        yield "beware", unmetered(of_time)
-    yield from (("signature", text) for text in signature_texts(result.get("signatures")))
+    if (late := result["lateness_s"]) is not None:
+        share_late = lateness_share(late)
+        yield ("beware" if share_late > MOST_LATE else "lateness"), say("results", "late", late, share_late)
+    if (cpu := result["cpu"]) is not None:
+        yield ("beware" if cpu_share(cpu) > MOST_CPU else "CPU"), say("results", "cpu", cpu)
+    if (of_time := result["extrapolated_share"]) > 0:
+        yield "beware", say("results", "extrapolated", of_time)
+    if (of_time := result["unmetered_share"]) > MOST_UNMETERED:
+        yield "beware", say("results", "unmetered", of_time)
+    yield from (("signature", text) for text in signature_texts(result["signatures"]))
 
 
 def servers_table(result: Result) -> Table:
@@ -73,14 +67,7 @@ def servers_table(result: Result) -> Table:
 
 def format_score(score: Score) -> str:
     """What a trained router was scored."""
-    found = f"reward {number(score['reward'], 4)}, latency {duration(score['latency_s'])}"
-    if "shares" in score:
-        found += f", completed {share(score['shares']['completed'])}"
-    where = "both engines, bit for bit the same" if len(score["engines"]) > 1 else "the reference"
-    text = f"{found}, accuracy {share(score['accuracy'])} on a run not trained on; scored on {where}"
-    beware = [f"beware: it leaves {share(score['shares']['unserved'])} unserved"] if _is_marked(score) else []
-    return "\n".join([text, *beware, *(f"signature: {sign}" for sign in signature_texts(score.get("signatures")))])
-
-
-def _is_marked(score: Score) -> bool:
-    return "shares" in score and leaves_many(score["shares"])
+    lines = [say("results", "score", score)]
+    if leaves_many(score["shares"]):
+        lines.append(f"beware: it leaves {share(score['shares']['unserved'])} unserved")
+    return "\n".join([*lines, *(f"signature: {sign}" for sign in signature_texts(score["signatures"]))])

@@ -1,22 +1,33 @@
-"""A table, and three ways to write it: for a terminal (as wide as that is), as Markdown, and for a page of HTML.
+"""A table, and two ways to write it in plain characters: for a terminal, as wide as that is, and as Markdown.
 
-A row is a sequence of cells, which are text already. The first column says what a row is about. HTML is written by
-`scenarios.show.html`.
+A row is a sequence of cells, which are text already. The first column says what a row is about. In HTML it is written
+by the page's template.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
-from textwrap import fill, wrap
+from dataclasses import dataclass
+from io import StringIO
+from typing import Final
+
+from rich.box import ASCII, Box
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table as Grid
+from rich.text import Text
 
 from scenarios.metrics.catalogue import Measure
 from scenarios.show.numbers import PLUS_MINUS
-from scenarios.terminal.visible import visible
+from scenarios.terminal.screen import visible
 
-GAP = "  "
-NAME_SHARE = 0.375  # of a line, for what a row is about
+ENDLESS: Final = 10_000  # characters of a line, where there is no terminal
+WIDEST_BOX: Final = 100  # characters: longer lines are hard to read
+NAME_SHARE: Final = 0.375  # of a line, for the words of one column
+GAP: Final = 2  # between columns
+_RULED: Final = Box("\n".join(["    ", "    ", " -  ", *["    "] * 5]), ascii=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,86 +89,78 @@ def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
         width: characters of a line. Lines are broken there, and a table that is wider is shown in several blocks, each
             with the first column. Without it nothing is broken.
     """
-    written = (_table_text(part, width) if isinstance(part, Table) else _broken(part, width) for part in parts)
-    return "\n\n".join(text for text in written if text)
+    return "\n\n".join(
+        _written(_drawn(part, width or ENDLESS) if isinstance(part, Table) else [part], width or ENDLESS)
+        for part in parts
+        if part
+    )
 
 
-def _table_text(table: Table, width: int | None) -> str:
-    table = replace(table, rows=[[visible(cell) for cell in row] for row in table.rows])  # one line each
-    if len(_blocks(table, width)) > 1:
-        table = replace(table, rows=[line for row in table.rows for line in _lines(row, width)])
-    blocks = [_block(table, chosen, width) for chosen in _blocks(table, width)]
-    title = [_broken(table.title, width)] if table.title else []
-    return "\n".join([*title, "\n\n".join(blocks), *(_broken(note, width) for note in (*table.notes, *table.warnings))])
+def framed(parts: Iterable[tuple[str, str]], width: int | None) -> str:
+    """Questions with their answers in a frame, as wide as the terminal but no wider than is good to read."""
+    lines: list[RenderableType] = []
+    for question, answer in parts:
+        lines += [*([""] if lines else []), Text(visible(question)), Padding(Text(visible(answer)), (0, 0, 0, 2))]
+    wide = min(width or WIDEST_BOX, WIDEST_BOX)
+    return _written([Panel(Group(*lines), box=ASCII, width=wide)], wide)
 
 
-def _lines(row: Sequence[str], width: int | None) -> list[list[str]]:
-    """A row whose name and cells leave room for each other: a long one goes on in the lines below it."""
-    if width is None:
-        return [list(row)]
-    of_name = int(NAME_SHARE * width)
-    rooms = [of_name, *[width - of_name - len(GAP)] * (len(row) - 1)]
-    parts = (wrap(cell, room, break_long_words=False) or [""] for cell, room in zip(row, rooms, strict=True))
-    return [list(line) for line in zip_longest(*parts, fillvalue="")]
+def _written(parts: Iterable[RenderableType], width: int) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None, markup=False, highlight=False, emoji=False)
+    with console.capture() as written:
+        for part in parts:
+            console.print(part)
+    return "\n".join(line.rstrip() for line in written.get().splitlines())
 
 
-def _broken(text: str, width: int | None) -> str:
-    return text if width is None else "\n".join(fill(line, width) for line in text.split("\n"))
+def _drawn(table: Table, width: int) -> list[RenderableType]:
+    """Its title, as few blocks of columns as there is room for, and the sentences below."""
+    heads = [column.title for column in table.columns]
+    cells = [max([1, *(cell_len(visible(row[place])) for row in table.rows)]) for place in range(len(heads))]
+    widths = [max(cell_len(head), cell) for head, cell in zip(heads, cells, strict=True)]
+    every = list(range(len(heads)))
+    blocks = [every]
+    if sum(widths) + GAP * len(every[1:]) > width:
+        widths = [max([cell, *map(cell_len, head.split())]) for head, cell in zip(heads, cells, strict=True)]
+        blocks = _blocks([_least(widths[place], table, place, width) for place in every], width)
+    drawn: list[RenderableType] = [_block(table, chosen, widths) for chosen in blocks]
+    spaced = [part for block in drawn for part in ("", block)][1:]
+    return [*filter(None, [table.title]), *spaced, *table.notes, *table.warnings]
 
 
-def _blocks(table: Table, width: int | None) -> list[list[int]]:
-    """Which columns stand beside each other: all, or in blocks, as few as there is room for and about as wide."""
-    rest = list(range(1, len(table.columns)))
-    if width is None or not rest:
-        return [[0, *rest]]
-    widths = [_width(table, index, width) for index in range(len(table.columns))]
-    fewest = len(_filled(widths, width))
-    even = next((room for room in range(width) if len(_filled(widths, room)) == fewest), width)
-    return _filled(widths, even)
+def _least(wanted: int, table: Table, place: int, width: int) -> int:
+    """Words may be broken, numbers may not."""
+    return min(wanted, int(NAME_SHARE * width)) if _is_text(table, place) else wanted
 
 
-def _filled(widths: Sequence[int], width: int) -> list[list[int]]:
-    """One block after the other, each with the first column and at least one more."""
-    blocks: list[list[int]] = [[0]]
-    left = width - widths[0]
-    for index in range(1, len(widths)):
-        needed = len(GAP) + widths[index]
+def _is_text(table: Table, place: int) -> bool:
+    return place == 0 or table.columns[place].is_text
+
+
+def _blocks(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Which columns stand beside each other, each block with the first one and at least one more."""
+    blocks, left = [[0]], width - widths[0]
+    for place in range(1, len(widths)):
+        needed = GAP + widths[place]
         if needed > left and len(blocks[-1]) > 1:
             blocks.append([0])
             left = width - widths[0]
-        blocks[-1].append(index)
+        blocks[-1].append(place)
         left -= needed
     return blocks
 
 
-def _head(table: Table, index: int, width: int | None) -> list[str]:
-    """The head in one line, or in lines no wider than cells and words are where room is short."""
-    title = table.columns[index].title
-    if width is None:
-        return [title]
-    return wrap(title, max([1, *map(len, title.split()), *(len(row[index]) for row in table.rows)])) or [""]
-
-
-def _width(table: Table, index: int, width: int | None) -> int:
-    return max(map(len, (*_head(table, index, width), *(row[index] for row in table.rows))))
-
-
-def _block(table: Table, chosen: Sequence[int], width: int | None) -> str:
-    widths = [_width(table, index, width) for index in chosen]
-    is_left = [index == 0 or table.columns[index].is_text for index in chosen]
-
-    def aligned(cells: Iterable[str]) -> str:
-        placed = (
-            cell.ljust(wide) if left else cell.rjust(wide)
-            for cell, wide, left in zip(cells, widths, is_left, strict=True)
-        )
-        return GAP.join(placed).rstrip()
-
-    heads = [_head(table, index, width) for index in chosen]
-    upright = [lines[::-1] for lines in heads]  # the last line of each head is the lowest one
-    head_lines = [aligned(line) for line in zip_longest(*upright, fillvalue="")][::-1]
-    rows = (aligned(row[index] for index in chosen) for row in table.rows)
-    return "\n".join([*head_lines, GAP.join("-" * wide for wide in widths), *rows])
+def _block(table: Table, chosen: Sequence[int], widths: Sequence[int]) -> Grid:
+    """Columns of words are narrower where there is no room for the widest."""
+    grid = Grid(box=_RULED, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for place in chosen:
+        if _is_text(table, place):
+            grid.add_column(table.columns[place].title, overflow="fold")
+        else:
+            grid.add_column(table.columns[place].title, justify="right", width=widths[place])
+    for row in table.rows:
+        grid.add_row(*(Text(visible(row[place])) for place in chosen))
+    return grid
 
 
 # -------------------------------------------------------------------------------------------------------- for Markdown

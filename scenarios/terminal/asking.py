@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kit.errors import InputError
-from scenarios.terminal.visible import visible_text
+from scenarios.terminal.screen import visible_text
 
 Answer = TypeVar("Answer")
 

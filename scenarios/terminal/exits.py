@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from kit.errors import InputError, WorkError
-from scenarios.terminal.visible import one_line
+from scenarios.terminal.screen import one_line
 
 RESUMES: Final = "interrupted; the same command goes on from what is finished"
 BEGINS_ANEW: Final = "interrupted; nothing of it is kept, the same command begins anew"

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from kit.documents import json_text, write_json
 from scenarios.terminal.progress import say
-from scenarios.terminal.visible import visible_text
+from scenarios.terminal.screen import visible_text
 
 Say = Callable[[str], None]
 STANDARD_OUTPUT: Final = Path("-")

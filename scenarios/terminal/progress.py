@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scenarios.terminal.visible import visible_text
+from scenarios.terminal.screen import visible_text
 
-if TYPE_CHECKING:
-    from tqdm import tqdm
+if TYPE_CHECKING:  # slow to open, and needed on a terminal alone
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
-LINE_EVERY_S = 5.0
+LINE_EVERY_S, DRAWN_EVERY_S = 5.0, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Progress:
         self._quiet = quiet or self._hear is not None
         self._stream: TextIO = stream or sys.stderr
         self.note = ""
-        self._bar: tqdm[Any] | None = None
+        self._bar: Bar | None = None
         self._done = 0
         self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
         self._left_s: float | None = None  # what the work itself says; None: from the pace so far
@@ -88,28 +90,32 @@ class Progress:
         self._started_s = self._told_s = _now_s()
         self._is_heard()
         if not self._quiet and self._stream.isatty():
-            from tqdm import tqdm
-
-            self._bar = tqdm(desc=self._title, total=self._total, unit=f" {self._unit}", file=self._stream, leave=False)
+            self._bar = _bar(self._stream)
+            self._bar.add_task(self._amount(), total=self._total)
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
-            self._bar.close()
-        if kind is None:
-            self._say(f"{self._amount()} in {_now_s() - self._started_s:.1f} s")
+            self._bar.stop()
+        if kind is None and not self._quiet:
+            write_line(f"{self._amount()} in {_now_s() - self._started_s:.1f} s", self._stream)
 
     def update(self, steps: int = 1) -> None:
         """So many more steps are done."""
         self._done += steps
         self._is_heard()
+        if self._quiet or _now_s() - self._told_s < (DRAWN_EVERY_S if self._bar else LINE_EVERY_S):
+            return
+        self._told_s = _now_s()
+        text = f"{self._amount()}{self._left()}"
         if self._bar is not None:
-            self._bar.update(steps)
-        elif _now_s() - self._told_s >= LINE_EVERY_S:
-            self._told_s = _now_s()
-            self._say(f"{self._amount()}{self._left()}")
+            self._bar.update(self._bar.task_ids[0], description=text, total=self._total, completed=self._done)
+            self._bar.refresh()
+        else:
+            write_line(text, self._stream)
 
     def set(self, done: int, total: int | None = None, left_s: float | None = None) -> None:
         """This many steps are done (of so many, where that is known only now); the first call says where work began.
@@ -117,48 +123,31 @@ class Progress:
         Steps that take unequal times say better themselves how much time is left (`left_s`) than their pace does.
         """
         self._left_s = left_s
-        if self._bar is not None and left_s is not None:
-            self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}, {left_s:.0f} s left]"
-        if total is not None and total != self._total:
-            self._total = total
-            if self._bar is not None:
-                self._bar.total = total
-                self._bar.refresh()
-        if self._pace_from is None:
-            self._pace_from = (done, _now_s())
-            if self._bar is not None:
-                self._bar.initial = done
+        self._total = self._total if total is None else total
+        self._pace_from = self._pace_from or (done, _now_s())
         self.update(done - self._done)
 
     def tell(self, text: str) -> None:
         """A line of its own, above the bar where there is one."""
         self._is_heard(text)
-        if self._bar is not None:
-            self._bar.write(visible_text(text), file=self._stream)
-        elif not self._quiet:
-            self._stream.write(f"{visible_text(text)}\n")
-            self._stream.flush()
+        if not self._quiet:
+            write_line(text, self._stream)
 
     def _is_heard(self, text: str = "") -> None:
         if self._hear is not None:
             self._hear(Step(self._title, self._done, self._total, self._unit, text))
 
-    def _say(self, text: str) -> None:
-        if not self._quiet:
-            self._stream.write(f"{self._title}: {text}\n")
-            self._stream.flush()
-
     def _amount(self) -> str:
         of = f" of {self._total}" if self._total is not None else ""
-        return f"{self._done}{of} {_many(self._unit, self._total or self._done)}{self.note}"
+        return f"{self._title}: {self._done}{of} {_many(self._unit, self._total or self._done)}{self.note}"
 
     def _left(self) -> str:
-        if self._left_s is not None:
-            return f", {self._left_s:.0f} s left"
-        begun, since_s = self._pace_from or (0, self._started_s)
-        if not self._total or self._done <= begun:
-            return ""
-        left_s = (_now_s() - since_s) * (self._total - self._done) / (self._done - begun)
+        left_s = self._left_s
+        if left_s is None:
+            begun, since_s = self._pace_from or (0, self._started_s)
+            if not self._total or self._done <= begun:
+                return ""
+            left_s = (_now_s() - since_s) * (self._total - self._done) / (self._done - begun)
         return f", {max(0.0, left_s):.0f} s left"
 
 
@@ -167,13 +156,38 @@ def _many(unit: str, count: int) -> str:
     return unit if count == 1 else f"{unit[:-1]}ies" if unit.endswith("ry") else f"{unit}s"
 
 
-def say(text: str) -> None:
-    """A line on standard error; above the bars that are there, which would else go on in it."""
-    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    if tqdm is None or not sys.stderr.isatty():
-        sys.stderr.write(f"{visible_text(text)}\n")
+def write_line(text: str, stream: TextIO) -> None:
+    """Above the bars that are there, which would else go on in it."""
+    if stream.isatty():
+        _console(stream).print(visible_text(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
     else:
-        tqdm.write(visible_text(text), file=sys.stderr)
+        stream.write(f"{visible_text(text)}\n")
+        stream.flush()
+
+
+def say(text: str) -> None:
+    """A line on standard error."""
+    write_line(text, sys.stderr)
+
+
+@lru_cache(maxsize=1)
+def _console(stream: TextIO) -> Console:
+    """All bars of a stream are drawn by one, which knows where they are."""
+    from rich.console import Console
+
+    return Console(file=stream)
+
+
+def _bar(stream: TextIO) -> Bar:
+    """It is gone when the work is done; standard output is not its own."""
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn()
+    return Bar(
+        *columns, console=_console(stream), transient=True, auto_refresh=False,
+        redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
 
 
 def _now_s() -> float:

@@ -1,13 +1,47 @@
-"""How wide the screen is that results are written to."""
+"""What a screen shows: how wide it is, and names and messages as they are seen.
+
+What a screen would obey, and no page may hold, is written out (`\\x1b`).
+"""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+from typing import Final
 
-LEAST = 40  # characters: no table can be read in less
+LEAST: Final = 40  # characters: no table can be read in less
+LONGEST: Final = 2000  # characters of a message
+_UNSEEN: Final = (
+    r"\x00-\x1f\x7f-\x9f"  # control characters: a terminal's escape sequences begin with one
+    r"\u2028\u2029"  # line breaks by other names
+    r"\u202a-\u202e\u2066-\u2069"  # they turn the order of what stands beside them
+    r"\ud800-\udfff\ufffe\uffff"  # no characters: of bytes that are no text; neither UTF-8 nor XML has them
+)
+_IN_NAMES: Final = re.compile(f"[{_UNSEEN}]")
+_IN_TEXT: Final = re.compile(f"(?![\n\t])[{_UNSEEN}]")
 
 
 def screen_width() -> int | None:
     """Characters of a line; None where standard output is no terminal, so that nothing there needs to be broken."""
     return max(LEAST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+
+
+def visible(name: str) -> str:
+    """A name in one line."""
+    return _IN_NAMES.sub(lambda found: _escaped(found[0]), name)
+
+
+def visible_text(text: str) -> str:
+    """Lines of text, which stay lines."""
+    return _IN_TEXT.sub(lambda found: _escaped(found[0]), text)
+
+
+def one_line(text: str) -> str:
+    """A message of any bytes in one line: whatever does not print is written out, and a long one loses its middle."""
+    shown = text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    return "".join(each if each.isprintable() else _escaped(each) for each in shown)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

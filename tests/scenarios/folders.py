@@ -62,8 +62,8 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
     """A pair that is its only repeat, but for the changes."""
     told: ValidationRun = {
         "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
-        "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None, "scale": None,
-        "slowdown": None,
+        "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None,
+        "slowdown": None, "foreign_load": None, "drawn_s": None, "clocks": [],
     }  # fmt: skip
     return {**told, **changes}  # type: ignore[typeddict-item]
 

@@ -14,7 +14,7 @@ from hw.networks.registry import ModelFile
 from kit.documents import read_checked
 from kit.errors import InputError, WorkError
 from policies.records import ForeignLoad
-from scenarios.executors.campaign import NEAR_SHARE, Campaign, Finished, LoadCurve, Plan, PlannedRun, Ran
+from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
 from scenarios.executors.slowdown import Changes
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
@@ -196,23 +196,6 @@ def test_hardware_far_from_its_profile_is_saturated_all_the_same(world: World, t
         assert len([planned for planned in theirs if planned.kind == "saturated"]) > 1
 
 
-def test_the_error_along_the_load_axis_is_the_load_that_is_hidden(world: World) -> None:
-    """Hardware on which 5 % more arrives than is said is a simulation at 5 % more load."""
-    for hidden in (1.05, 1.0, 0.93):
-
-        def hardware(planned: PlannedRun, hidden: float = hidden) -> Ran:
-            scale = planned.scale * hidden if planned.kind == "near" else planned.scale
-            return side(world, [])(replace(planned, scale=scale))
-
-        campaign = Campaign(plan(world, ("jsq",), saturate=True), side(world, []), hardware)
-        found = list(campaign.carry_out())
-        (near,) = [each for each in found if each.planned.kind == "near"]
-        throughput = found[0].run["hardware"]["throughput_img_s"]
-        assert near.planned.rate_img_s == pytest.approx(NEAR_SHARE * throughput)
-        (row,) = validate_results(campaign.runs, world.power_provenance)["load_axis"]
-        assert row["error_pct"]["mean"] == pytest.approx(100 * (hidden - 1), abs=1.0)
-
-
 def test_what_is_made_again_stands_in_its_place(world: World) -> None:
     """Else a table's rows would tell which runs were once damaged."""
     wanted = plan(world, loads=(0.6, 0.3), repeats=2, saturate=True, seeds=(4, 3))
@@ -224,7 +207,7 @@ def test_an_interrupted_campaign_goes_on(world: World, slower: World) -> None:
     """Stopped after any run, the rest are made once, at the same rates, and the whole is the same."""
     wanted = plan(world, ("jsq",), loads=(0.5,), repeats=2, saturate=True)
     whole, _, _, all_jobs = made(world, slower, wanted)
-    for stop in (1, 2, 4):
+    for stop in (1, 2):
         asked: list[PlannedRun] = []
         second = Campaign(wanted, side(world, []), side(slower, asked, "hardware"), whole.runs[:stop])
         list(second.carry_out())
@@ -263,9 +246,6 @@ def test_runs_lie_where_their_load_and_repeat_say(world: World, tmp_path: Path) 
         ("simulation", "jsq-load0.25-seed0"): ("load0.25", 0),
         ("hardware", "jsq-load0.25-seed0-rep0"): ("load0.25", 0),
         ("hardware", "jsq-load0.25-seed0-rep1"): ("load0.25", 1),
-        ("simulation", "jsq-near-seed0"): ("near", 0),
-        ("hardware", "jsq-near-seed0-rep0"): ("near", 0),
-        ("hardware", "jsq-near-seed0-rep1"): ("near", 1),
     }
     later = tmp_path / "hardware" / "jsq-load0.25-seed0-rep1"
     assert sorted(path.name for path in later.iterdir()) == ["requests.parquet", "result.json"]
@@ -291,36 +271,14 @@ def test_a_trace_has_no_rate_to_set(tmp_path: Path) -> None:
     assert [each.run["rate_img_s"] for each in found] == [None, None]
 
 
-def test_the_scale_is_found_by_bisection() -> None:
-    """The inverse of a queue's latency within 0.2 %; targets share points; what is out of reach is none."""
-    asked: list[float] = []
-
-    def latency_s(scale: float) -> float | None:
-        asked.append(scale)
-        return 1 / (1.6 - scale) if scale < 1.45 else None
-
-    curve = LoadCurve(latency_s)
-    for scale in (0.52, 0.95, 1.05, 1.3):
-        assert curve.scale_at(1 / (1.6 - scale)) == pytest.approx(scale, rel=2e-3)
-    assert curve.scale_at(0.1) is None
-    assert len(asked) == len(set(asked)) < 4 * 10
-    assert LoadCurve(lambda scale: scale).scale_at(1.6) is None
-
-
-def test_of_several_crossings_the_nearest_counts() -> None:
-    """A single run's latency rises in jerks: a dip far away is no answer."""
-    assert LoadCurve(lambda scale: 0.0 if 1.3 < scale < 1.4 else scale).scale_at(1.07) == pytest.approx(1.07)
-    assert LoadCurve(lambda scale: 2.0 if 0.6 < scale < 0.7 else scale).scale_at(0.97) == pytest.approx(0.97)
-
-
 def test_probes_are_asked_for_as_probes(world: World) -> None:
     """What only finds a rate is marked, so that nobody keeps its detail."""
     ours: list[PlannedRun] = []
     list(Campaign(plan(world, ("jsq",), saturate=True), side(world, ours), side(world, [])).carry_out())
     kept = [planned for planned in ours if not planned.is_probe]
-    assert [planned.kind for planned in kept] == ["saturated", "pair", "near"]
+    assert [planned.kind for planned in kept] == ["saturated", "pair"]
     assert len(ours) > len(kept)
-    assert all(replace(planned, is_probe=False).kind in ("saturated", "near") for planned in ours if planned.is_probe)
+    assert all(replace(planned, is_probe=False).kind == "saturated" for planned in ours if planned.is_probe)
 
 
 def test_an_interrupted_validation_keeps_each_run(

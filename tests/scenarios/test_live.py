@@ -26,7 +26,7 @@ from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
 from scenarios.world.materials import make_world
-from tests.scenarios.test_verdict import FIXED, LADDER, validation
+from tests.scenarios.test_answers import FIXED, LADDER, validation
 
 FILE = "scenarios/live/bursts.yaml"
 LIVE = Path(FILE).parent

@@ -104,9 +104,8 @@ def shown_tables(result: Result) -> list[Table]:
     costs = ("latency_mean_s", "latency_p99_s", "energy_dynamic_j")
     runs = [{**run(name, seed, 0.7, 1.0 + seed), "scenario": "paper"} for name in ("random", "jsq") for seed in (0, 1)]
     comparison = compare_results(runs, bounds={cost: [(0.7, 0.1)] for cost in costs})  # type: ignore[arg-type]
-    near = pair("a", 1, 1, kind="near", scale=1.0)
     slowed = [pair("a", 1, 1, load=0.5, rate_img_s=9.0, slowdown=1.1)]
-    validation = validate_results([*slowed, *repeats("a", 1.0, [1.0]), near, saturated("a", 2, 1)], "measured")  # type: ignore[arg-type]
+    validation = validate_results([*slowed, *repeats("a", 1.0, [1.0]), saturated("a", 2, 1)], "measured")  # type: ignore[arg-type]
     tables = [servers_table(result), *comparison_tables(comparison), *errors_tables(validation)]
     down: Restart = {"server": "s", "cause": "worker_died", "planned": True, "down_s": 1.0, "up_s": None}
     downtimes = downtime_table([("simulation, seed 0", {**result, "restarts": [down]})])

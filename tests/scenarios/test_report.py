@@ -217,7 +217,7 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     other = RunFolder(tmp_path)
     other.write_json(other / "validation.json", validation)
     page = build_report(other).read_text(encoding="utf-8")
-    assert "Other programs kept this host busy: what differs is not the simulator&#39;s alone." in page
+    assert "Other programs kept this host busy, so part of the error is theirs." in page
     assert "90 busy</span></td>" in page
     assert '<p class="warning">Busy host: ' in page
 

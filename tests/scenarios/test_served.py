@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,14 +24,13 @@ from scenarios.job.job import Job
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
-from scenarios.metrics.served import require_completed
 from scenarios.show.charts import trade_off_chart
 from scenarios.show.comparison import comparison_table, comparison_tables
-from scenarios.show.report import gather, report
 from scenarios.show.result import format_result, format_score
 from scenarios.show.validation import errors_tables, format_validation, saturation_tables
+from scenarios.show.words import require_completed
 from tests.scenarios.files import write_scenario
-from tests.scenarios.folders import run_folder, summary, validation_run
+from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request
 
 IMAGES = 1000
@@ -93,7 +90,7 @@ def test_a_result_says_who_was_not_served_and_why() -> None:
 
 
 def score(**more: Any) -> Any:
-    """A trained router's, as a former version stored it, and more."""
+    """A trained router's."""
     return {
         "schema": "slimsched.score/1", "router": "ppo", "trained_on": "simpy", "engines": ["simpy"], "seed": 0,
         "decisions": 1, "reward": 0.5, "latency_s": 0.1, "accuracy": 0.7, "signatures": [], **more,
@@ -101,8 +98,6 @@ def score(**more: Any) -> Any:
 
 
 def test_a_score_says_it_too() -> None:
-    """A stored one may know nothing of it."""
-    assert "completed" not in format_score(score())
     text = format_score(score(shares=result("ppo", failed=50)["shares"]))
     assert "completed 95.00 %" in text
     assert "it leaves 5.00 % unserved" in text
@@ -187,28 +182,6 @@ def test_a_picture_shows_the_mark_and_leaves_it_out_of_the_front() -> None:
     assert list(figure.axes[0].lines[0].get_xdata()) == [2000.0]  # type: ignore[arg-type]
 
 
-def test_a_comparison_of_a_former_version_is_shown_as_it_was() -> None:
-    """Without shares there is no column and no mark."""
-    found: Any = json.loads(json.dumps(compare_results([result("random"), result("jsq", failed=50)])))
-    for row in found["rows"]:
-        for key in ("shares", "failures", "is_marked"):
-            del row[key]
-    first, trade_offs = comparison_tables(found)
-    assert [column.head for column in first.columns][:2] == ["router", "p99 latency"]
-    assert [row[0] for row in trade_offs.rows] == ["random", "jsq"]
-
-
-def test_results_of_a_former_version_are_marked_by_what_is_known_of_them() -> None:
-    """What failed counts; whether the unfinished was left or cut off nobody knows."""
-    old: list[Any] = [copy.deepcopy(result("a", left=500)), copy.deepcopy(result("b", failed=20, left=500))]
-    for run in old:
-        del run["shares"], run["end"]
-    rows = rows_of(compare_results(old))
-    assert rows["a"]["shares"]["unfinished"]["mean"] == 0.5
-    assert rows["a"]["shares"]["unserved"]["mean"] is None
-    assert (rows["a"]["is_marked"], rows["b"]["is_marked"]) == (False, True)
-
-
 # ---------------------------------------------------------------------------------------------------------- validations
 
 
@@ -275,28 +248,6 @@ def test_servers_that_were_down_are_rows_of_a_validation() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- report
-
-
-def test_the_headline_names_no_marked_router(tmp_path: Path) -> None:
-    """The next best is named; where there is none, it says that nobody wins."""
-    folder = run_folder(tmp_path / "run")
-    (folder / "validation.json").unlink()
-    found = compare_results([result("random", latency_s=2.0), result("shedder", failed=50, latency_s=0.1),
-                             result("jsq", latency_s=1.5)])  # fmt: skip
-    folder.write_json(folder / "comparison.json", found)
-    (lead,) = map(str, report(gather(folder)).leads)
-    assert "shedder left more than 1 % of the images unserved" in lead
-    assert "jsq is the quickest" in lead
-    folder.write_json(folder / "comparison.json", compare_results([result("random"), result("shedder", failed=50)]))
-    assert "nobody wins: random alone can be judged." in str(report(gather(folder)).leads[0])
-
-
-def test_a_marked_world_is_not_in_the_errors(tmp_path: Path) -> None:
-    """How far the simulation is off is told of runs that were served."""
-    folder = run_folder(tmp_path / "run")
-    runs = [pair("a", {"latency_s": 1.1}, {}), pair("b", {"latency_s": 9.0}, {"failed": 50})]
-    folder.write_json(folder / "validation.json", validate_results(runs, Provenance.MEASURED))
-    assert "Its mean latencies are off by +10.0 %, its p99 by +10.0 %." in report(gather(folder)).leads[0]
 
 
 # ------------------------------------------------------------------------------------------------ nothing was completed

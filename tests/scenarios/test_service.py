@@ -18,7 +18,7 @@ from policies.vocabulary import NS_PER_S, GoalSet
 from scenarios.files.spec import Scenario
 from scenarios.metrics.service import Kept, Promise, service_of, window_edges_ns
 from scenarios.runs.simulate import simulate_metrics
-from scenarios.show.words import promise_text
+from scenarios.show.wording import say
 from scenarios.world.materials import load_world
 from scenarios.world.workloads import Excerpt
 from tests.scenarios.files import write_scenario
@@ -80,7 +80,7 @@ def test_a_change_is_what_changes_something_while_windows_last(
     assert json.loads(json.dumps(told)) == told
     assert (told["floor"], told.get("changes")) == (first, changes)
     words = {None: "50.00 ms in each", 1: "(at first; changed 1 time) in", 2: "(at first; changed 2 times) in"}
-    assert words[changes] in promise_text(told)
+    assert words[changes] in say("results", "promise", told)
 
 
 def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:

@@ -1,0 +1,45 @@
+"""Templates of sentences and pages, and how they write what they are given.
+
+A template of sentences (`NAME.j2`) is macros: each is called with facts, and gives them in one line, for a terminal and
+for the report alike. Templates of pages (`NAME.html.j2`) escape every name.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from scenarios.show import numbers
+
+
+@cache
+def environment() -> Environment:
+    """A name that a template has no value for is an error."""
+    found = Environment(
+        loader=PackageLoader("scenarios.show", "templates"),
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # noqa: S701 - sentences are none
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    found.filters |= {
+        "number": numbers.number,
+        "interval": numbers.interval,
+        "share": numbers.share,
+        "duration": numbers.duration,
+        "milliseconds": lambda value_s: f"{value_s * 1000:.2f} ms",
+        "plural": numbers.plural,
+        "promise": lambda service: say("results", "promise", service),
+        "quoted": repr,
+        "sentence": lambda text: f"{text[:1].upper()}{text[1:]}",
+    }
+    return found
+
+
+def say(template: str, macro: str, *facts: Any, **more: Any) -> str:
+    """What a macro of a template of sentences makes of some facts, in one line."""
+    words: Any = getattr(environment().get_template(f"{template}.j2").module, macro)
+    text = " ".join(str(words(*facts, **more)).split())
+    return re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", text)
