@@ -150,7 +150,7 @@ def _weakest_accuracy(results: Sequence[Result]) -> AccuracyProvenance:
 def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dict[str, Any]:
     row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in runs]}
     for key in _AVERAGED:
-        row[key] = _fold([run[key] for run in runs])
+        row[key] = _fold([run[key] for run in runs])  # type: ignore[literal-required]
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])

@@ -27,6 +27,7 @@ Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpromised", "order alone", "yes", "latencies alone", "no"]
 WON, TRUSTED, NEXT = "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
 LADDER: Final = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
+_UNSERVED: Final[tuple[Mood, TrustCase]] = "no", "unserved"
 _MOST_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _P99, _KEPT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "kept_share"))
@@ -202,7 +203,7 @@ def _trusted(comparison: Comparison | None, validation: Validation | None) -> tu
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     alike = sum(map(_alike_pairs, validation["ranking"]))
     order: Mood = "open" if not apart else "yes" if alike == apart else "no"
-    mood, case = ("no", "unserved") if not rows else _judged(judged, order)
+    mood, case = _judged(judged, order) if rows else _UNSERVED
     real, simulated = validated(validation, "hardware").winner, validated(validation, "simulated").winner
     several = len({row["load"] for row in validation["rows"]}) > 1
     return mood, Trust(

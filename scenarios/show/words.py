@@ -114,7 +114,8 @@ def _fates(runs: Sequence[Result]) -> dict[str, Any]:
 
 def served_of(row: Mapping[str, Any]) -> Served:
     """Of a comparison's row."""
-    return Served(**{key: each["mean"] for key, each in row["shares"].items()}, failures=row["failures"])
+    shares: Any = {key: each["mean"] for key, each in row["shares"].items()}
+    return Served(**shares, failures=row["failures"])
 
 
 def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) -> Table | None:
