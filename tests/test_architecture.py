@@ -2,15 +2,22 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
-SOURCES = {
-    str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
-    for package in PACKAGES
-    for path in sorted((ROOT / package).rglob("*.py"))
-}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Each module of the packages, parsed; not yet while tests are collected."""
+    return {
+        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+
 
 TOUCH_FILES = {
     "kit/files.py",  # whole or not at all
@@ -43,7 +50,7 @@ def _called(tree: ast.Module) -> Iterator[str]:
 def test_which_modules_of_policies_and_sim_touch_files() -> None:
     found = {
         name
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name.startswith(("kit/", "policies/", "sim/"))
         and (FILE_MODULES.intersection(_imports(tree)) or FILE_CALLS.intersection(_called(tree)))
     }
@@ -54,7 +61,7 @@ def test_every_file_is_put_in_its_place_by_one_function() -> None:
     """A file that takes another's place, or leaves its own: `kit.files` alone knows how."""
     found = [
         name
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -82,7 +89,7 @@ def _of_others(tree: ast.Module) -> Iterator[ast.Attribute]:
 
 def test_no_module_looks_into_anothers_private_parts() -> None:
     found = [
-        f"{name}:{node.lineno}: {ast.unparse(node)}" for name, tree in SOURCES.items() for node in _of_others(tree)
+        f"{name}:{node.lineno}: {ast.unparse(node)}" for name, tree in sources().items() for node in _of_others(tree)
     ]
     assert found == []
 
@@ -90,7 +97,7 @@ def test_no_module_looks_into_anothers_private_parts() -> None:
 def test_nothing_private_is_imported() -> None:
     found = [
         f"{name}: {node.module}.{alias.name}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -118,7 +125,7 @@ def test_long_parameter_lists_are_nouns() -> None:
     """Nine and more are a dataclass; but for compiled kernels, which take arrays."""
     found = [
         f"{name}:{node.lineno}: {node.name} takes {_parameters(node)}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if not name.startswith(KERNELS)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _parameters(node) > MOST_PARAMETERS

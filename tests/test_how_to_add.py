@@ -16,7 +16,7 @@ import pytest
 from policies.names import make_router
 from scenarios.cli import COMMANDS
 from tests.policies.cluster_views import choice_of, context, server, view
-from tests.test_architecture import ROOT, SOURCES
+from tests.test_architecture import ROOT, sources
 
 PAGE = ROOT / "docs" / "how-to-add.md"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -63,7 +63,7 @@ KINDS = [section for section in sections() if section.title != "Of your own"]
 @cache
 def words() -> dict[str, frozenset[str]]:
     """Of each source file its identifiers and texts, without comments and docstrings."""
-    return {name: frozenset(_words(tree)) for name, tree in SOURCES.items()}
+    return {name: frozenset(_words(tree)) for name, tree in sources().items()}
 
 
 def _words(tree: ast.Module) -> Iterator[str]:

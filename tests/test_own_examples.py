@@ -85,6 +85,7 @@ def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
     """By the profile that the command makes of its sheet; and so does narrowing."""
     folder = copy_of("five-gpus", tmp_path)
@@ -97,6 +98,7 @@ def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_sizes_of_a_cluster_beside_the_bound(tmp_path: Path) -> None:
     """Nobody beats it; what is said to be overloaded is."""
     folder = copy_of("cluster-sizes", tmp_path)
@@ -114,6 +116,7 @@ def test_sizes_of_a_cluster_beside_the_bound(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_table_and_a_plot_are_made(tmp_path: Path) -> None:
     folder = copy_of("pandas-and-plots", tmp_path)
     lines = said_by(folder, "loads.py").splitlines()

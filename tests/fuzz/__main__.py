@@ -62,8 +62,8 @@ def work(task: tuple[str, int, int, int]) -> list[Result]:
     return results
 
 
-def warm_up() -> None:
-    """Import and compile all that calls need, once: forked processes have it."""
+def warm_up(*, compiled: bool = True) -> None:
+    """Import all that calls need, once, and (where not told otherwise) open the compiled engine: forks have it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         from scenarios.cli import handler_of, main
         from tests.fuzz.base import base
@@ -75,8 +75,9 @@ def warm_up() -> None:
         there, here = Path.cwd(), Path(folder)
         os.chdir(here)
         for router in ("random", "tide.rule.yaml", "ppo.safetensors"):
-            main(["simulate", "tiny.yaml", "--router", router, "--engine", "compiled", "--quiet", "--json", "a.json"])
-            main(["simulate", "tiny.yaml", "--router", router, "--quiet", "--json", "a.json"])
+            for engine in ("compiled", "simpy") if compiled else ("simpy",):
+                words = ("tiny.yaml", "--router", router, "--engine", engine, "--quiet", "--json", "a.json")
+                assert main(["simulate", *words]) == 0, "what every call finds is valid"
         os.chdir(there)
     gc.collect()
     gc.freeze()

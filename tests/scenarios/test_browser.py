@@ -13,7 +13,7 @@ from scenarios.show.report import build_report
 from tests.browser import WHY_NOT, Browser, browser
 from tests.scenarios.folders import run_folder
 
-pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.release]
 
 PICTURES = os.environ.get("SLIMSCHED_PICTURES")
 LETTERS_PX = 8.0  # high, at least, with what is above and below
