@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from kit.errors import InputError
-from scenarios.runs.layout import OWN, fits
-from scenarios.runs.manifest import read_manifest
+from scenarios.runs.folder import FILES, FOLDERS, RunFolder
 
 _READ: Final = ("scenario", "router", "model", "profile", "log", "trace", "tasks")
 _WRITTEN: Final = ("json", "plot", "file")
@@ -62,7 +61,7 @@ def require_beside(arguments: Namespace, folder: Path) -> None:
         wanted = place.parent.resolve() / place.name
         if wanted == real or wanted in real.parents:
             raise InputError(str(place), "", f"the run folder {folder} is to be made there; name another")
-        if wanted.is_relative_to(real) and fits(wanted.relative_to(real).as_posix()):
+        if wanted.is_relative_to(real) and _is_of_a_run(wanted.relative_to(real)):
             raise InputError(str(place), "", f"is a name of the run folder {folder}'s own files; name another")
 
 
@@ -88,7 +87,11 @@ def _run_folder_of(place: Path) -> Path | None:
         return None
     real = place.resolve()
     for folder in real.parents:
-        known = read_manifest(folder / OWN / "manifest.jsonl")
-        if known is not None and real.relative_to(folder).as_posix() in known.entries:
+        if RunFolder(folder).is_marked and _is_of_a_run(real.relative_to(folder)):
             return folder
     return None
+
+
+def _is_of_a_run(name: Path) -> bool:
+    """By a file's path in a run folder."""
+    return str(name) in FILES or name.parts[0] in FOLDERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kit.documents import inputs_hash
+from kit.documents import inputs_hash, write_json
 from kit.errors import InputError, nearest
 from kit.parallel import Jobs
 from scenarios.files.router_names import display_name
@@ -52,7 +52,7 @@ def compare(
     document = compare_results(results, baseline)
     if bounds is not None:
         document = compare_results(results, baseline, bounds=bounds(document))
-    job.folder.write_json(job.folder / "comparison.json", document)
+    write_json(job.folder / "comparison.json", document)
     return document
 
 
@@ -99,18 +99,18 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Res
             def keep(result: Result) -> None:
                 if result not in finished:
                     finished.append(result)
-                    job.folder.write_partial(partial, finished)
+                    write_json(partial, {"content": finished})
                 progress.update(1)
 
             results = simulate_all(
                 world, given.routers, given.seeds, made_in=job.folder.path, finished=known, on_result=keep,
                 engine=engine, jobs=jobs,
             )  # fmt: skip
-        job.folder.write_json(target, results)
+        write_json(target, results)
         return [target]
 
     job.stage(STAGE, fingerprint, work)
-    job.folder.remove(partial)
+    partial.unlink(missing_ok=True)
     _keep_records(job, world, engine, fingerprint)
     return results_of(job)
 
@@ -128,7 +128,7 @@ def _keep_records(job: Job, world: World, engine: Simulator, fingerprint: str) -
     seed = job.scenario.compare.seeds[0]
 
     def work() -> Sequence[Path]:
-        job.folder.remove_made_by(RECORDS)
+        job.folder.remove_outputs(RECORDS)
         images = len(world.arrivals_ns(seed, job.scenario.duration_s))
         if images > KEPT_IMAGES:
             remedy = "`slimsched simulate --out` keeps one run's"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scenarios.files.decision_times import read_decision_time
+from scenarios.files.documents import write_json
 from scenarios.files.router_names import display_name
 from scenarios.job.job import Job
 from scenarios.runs.provenance import environments
@@ -47,7 +48,7 @@ def _make(job: Job, world: World, router: str, path: Path, is_here: bool) -> boo
         from scenarios.executors.deciding import measure_decisions  # opens torch, which a comparison does not need
 
         found = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
-        job.folder.write_json(path, found.model_dump(mode="json", by_alias=True))
+        write_json(path, found.model_dump(mode="json", by_alias=True))
         job.say(f"{stage}: {1e6 * found.beyond_s:.0f} us a decision beyond {REFERENCE}'s")
         return [path]
 

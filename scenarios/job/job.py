@@ -14,25 +14,23 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hw.networks.datasets import dataset_label
-from hw.networks.registry import ModelFile, Network
 from hw.telemetry import available_devices, unusable_devices
 from hw.version import code_here
-from kit.documents import inputs_hash
+from kit.documents import inputs_hash, write_text
 from kit.errors import InputError
 from kit.named_files import named_files, with_paths
 from scenarios.files.made_routers import made_file, made_kind, made_kinds
-from scenarios.files.reading import check_faults
+from scenarios.files.reading import check_faults, relative_paths
 from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.spec import Scenario
-from scenarios.runs import layout
-from scenarios.runs.folder import RunFolder
+from scenarios.runs.folder import STAGES, RunFolder
 from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
 from scenarios.terminal.output import Say
 from scenarios.world.materials import (
     ACCURACY_FILE,
+    SCENARIO_FILE,
     make_world,
     model_file,
     network_of,
@@ -40,6 +38,9 @@ from scenarios.world.materials import (
     with_named_servers,
 )
 from scenarios.world.world import World
+
+if TYPE_CHECKING:
+    from hw.networks.registry import ModelFile, Network
 
 OF_SERVING = ("cluster", "router")
 OF_A_WORLD = (*OF_SERVING, "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
@@ -87,7 +88,7 @@ class Job:
         code = environments(self.folder).get(name, {}).get("code", code_here())
         if code != code_here():
             problem = f"the code of {PRODUCT} has changed since, and its version has not"
-            self.say(f"{name}: {problem}; remove {self.folder / layout.STAGES / name}.json to make it anew")
+            self.say(f"{name}: {problem}; remove {self.folder / STAGES / name}.json to make it anew")
 
     @property
     def wall_text(self) -> str:
@@ -104,6 +105,10 @@ class Job:
             self.warn(warning)
         devices = json.loads(json.dumps([asdict(device) for device in found], default=str))
         return environment(devices, {"scenario": self.scenario.seed})
+
+    def describe(self) -> None:
+        """Write the scenario as it is run (its files named from the run folder)."""
+        write_text(self.folder / SCENARIO_FILE, relative_paths(self.scenario, self.folder.path).to_yaml())
 
     def world(self) -> World:
         """What a simulation needs, from the scenario and from what is in the folder by now."""
@@ -159,6 +164,8 @@ class Job:
     @cached_property
     def images(self) -> str:
         """What changes when the images of the scenario's data set do."""
+        from hw.networks.datasets import dataset_label  # opens torch, which a simulation does not need
+
         with blamed_on(self.scenario):
             return dataset_label(self.scenario.model.dataset)
 

@@ -156,22 +156,20 @@ def train_model(job: Job, fingerprint: str) -> list[Path]:
     assert network is not None, "asked for by the caller"
     knobs = training_knobs(job.scenario)
     work = folder / "training" / f"model-{fingerprint[:12]}"
-    checkpoint = folder.working(work.with_suffix(".safetensors"))
+    checkpoint = work.with_suffix(".safetensors")
     folder.drop_damaged(checkpoint, require_checkpoint)
     data = load_dataset(job.scenario.model.dataset)
     with own_code(network), Progress("train the network", None, unit="step", quiet=job.quiet) as progress:
 
         def on_step(done: int, steps: int) -> None:
-            folder.require_there()  # or a checkpoint would make it again
             progress.set(done, steps)
 
-        wanted = partial(trained, network, data, knobs, checkpoint, folder.working(work))
+        wanted = partial(trained, network, data, knobs, checkpoint, work)
         model = network.build()
         model.load_state_dict(load(runner_for(knobs.device)(wanted, on_step)))
     metadata = {"dataset": data.name, "training": training_text(knobs)}
-    with folder.making(folder / MODEL_FILE) as made:
-        save_model(made.path, model, network.label, metadata)
-    return [made.path]
+    save_model(folder / MODEL_FILE, model, network.label, metadata)
+    return [folder / MODEL_FILE]
 
 
 def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
@@ -186,6 +184,5 @@ def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
     ):
         wanted = partial(evaluated, file, data, device)
         evaluation = runner_for(device)(wanted, lambda done, _: progress.set(done))
-    with job.folder.making(job.folder / ACCURACY_FILE) as made:
-        save_accuracy(made.path, evaluation)
-    return made.path
+    save_accuracy(job.folder / ACCURACY_FILE, evaluation)
+    return job.folder / ACCURACY_FILE

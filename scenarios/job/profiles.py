@@ -10,7 +10,8 @@ from calibrate.calibration import Calibration
 from calibrate.log import require_log
 from hw.device import DeviceSpec
 from hw.networks.datasets import load_dataset
-from kit.documents import read_text
+from kit.documents import read_text, with_remedy, write_json, write_text
+from kit.files import set_aside
 from scenarios.executors.calibrate import calibrate_device, calibrate_on_host
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import joined_hosts
@@ -36,7 +37,6 @@ def make_profiles(job: Job) -> None:
     if _spans_hosts(job):
         _measure_links(job)
     for server in owners:
-        job.folder.require_free(profile_path(job.folder.path, server.name))
         if server.device is not None and server.emulated is not None:
             _emulate(job, server.name, server.device)
         elif server.profile is None:
@@ -44,26 +44,33 @@ def make_profiles(job: Job) -> None:
     is_served = _can_be_served(job) and job.folder.stage("serving", _serving_hash(job)).is_done
     for server in owners:
         made = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
-        target = profile_path(job.folder.path, server.name)
         if server.profile is not None:
-            _copy(job, profile_file(server.profile), target)  # the folder tells the whole run
-        elif not _is_edited(job, target):
-            _copy(job, made, target)
+            _put(job, server, read_text(profile_file(server.profile)))  # the folder tells the whole run
+        elif not _is_edited(job, server):
+            _put(job, server, read_text(made))
+        else:
+            target = profile_path(job.folder.path, server.name)
+            with with_remedy("mend it, or remove it: then it is made again"):
+                read_profile(target)
+            job.say(f"profiles/{target.name} was edited since, and is taken so")
 
 
-def _copy(job: Job, given: Path, target: Path) -> None:
-    text = read_text(given)
-    if not (target.is_file() and target.read_bytes() == text.encode()):
-        job.folder.write_text(target, text)
+def _put(job: Job, server: ServerSection, text: str) -> None:
+    """A server's profile in its place; what a user has edited there is kept beside."""
+    target = profile_path(job.folder.path, server.name)
+    if target.is_file() and target.read_bytes() == text.encode():
+        return
+    if _is_edited(job, server):
+        job.say(f"{target} was edited since: it is kept as {set_aside(target, '.edited').name}")
+    write_text(target, text)
+    job.folder.finish(f"profile-{server.name}", "", [target])
 
 
-def _is_edited(job: Job, target: Path) -> bool:
-    """Whether a user has edited a profile since it was put in its place; what can't be read is set aside."""
-    name = target.relative_to(job.folder.path).as_posix()
-    if job.folder.is_as_made(name) or job.folder.drop_damaged(target, read_profile) or not target.exists():
-        return False
-    job.say(f"{name} was edited since, and is taken so")
-    return True
+def _is_edited(job: Job, server: ServerSection) -> bool:
+    """Whether a profile is another one than was put in its place."""
+    made = job.folder.outputs(f"profile-{server.name}")
+    target = profile_path(job.folder.path, server.name)
+    return target.exists() and not (made and job.folder.is_whole(made))
 
 
 def _emulate(job: Job, name: str, device: DeviceSection) -> None:
@@ -73,9 +80,7 @@ def _emulate(job: Job, name: str, device: DeviceSection) -> None:
     made = calibrated_path(job.folder.path, name)
 
     def work() -> Sequence[Path]:
-        text = _with_link(job, name, emulated_profile(device)).to_yaml()
-        for place in (made, profile_path(job.folder.path, name)):
-            job.folder.write_text(place, text)
+        write_text(made, _with_link(job, name, emulated_profile(device)).to_yaml())
         return [made]
 
     job.stage(f"emulate-{name}", fingerprint, work)
@@ -101,7 +106,7 @@ def _measure_links(job: Job) -> None:
     def work() -> Sequence[Path]:
         with joined_hosts(section, job.scenario.name) as hosts:
             found = measure_links(hosts, [host or hosts.here for host in named], job.say)
-        job.folder.write_json(target, found.document())
+        write_json(target, found.document())
         return [target]
 
     job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
@@ -130,7 +135,7 @@ def _calibrate(job: Job, server: ServerSection) -> None:
     fingerprint = job.fingerprint(repr(device), repr(peer), limit, budget_s, job.model.path, *parts)
 
     def work() -> Sequence[Path]:
-        log_path = job.folder.working(job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl")
+        log_path = job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
         job.folder.drop_damaged(log_path, require_log)
         wanted = Calibration(
             job.model,
@@ -150,8 +155,7 @@ def _calibrate(job: Job, server: ServerSection) -> None:
         else:
             profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
         made = calibrated_path(job.folder.path, server.name)
-        for place in (made, profile_path(job.folder.path, server.name)):
-            job.folder.write_text(place, profile.to_yaml())
+        write_text(made, profile.to_yaml())
         return [made]
 
     job.stage(f"calibrate-{server.name}", fingerprint, work)
@@ -169,13 +173,12 @@ def make_serving(job: Job) -> None:
     if not _can_be_served(job):
         return
     servers = job.scenario.cluster.owners
-    paths = [profile_path(job.folder.path, server.name) for server in servers]
     sources = [calibrated_path(job.folder.path, server.name) for server in servers]
     served = [served_path(job.folder.path, server.name) for server in servers]
 
     def work() -> Sequence[Path]:
-        for source, path in zip(sources, paths, strict=True):
-            job.folder.write_text(path, read_text(source))
+        for server, source in zip(servers, sources, strict=True):
+            _put(job, server, read_text(source))
         world = job.world()
         images, model = None, job.model_to_serve
         if model is not None:
@@ -184,10 +187,10 @@ def make_serving(job: Job) -> None:
         overheads = measure_serving(
             world, model, images, job.scenario.seed, allow_busy=job.scenario.calibration.allow_busy, say=job.say
         )
-        for device, (path, kept) in enumerate(zip(paths, served, strict=True)):
-            profile = with_overheads(read_profile(path), overheads, device)
-            for place in (kept, path):
-                job.folder.write_text(place, profile.to_yaml())
+        for device, (server, source, kept) in enumerate(zip(servers, sources, served, strict=True)):
+            text = with_overheads(read_profile(source), overheads, device).to_yaml()
+            write_text(kept, text)
+            _put(job, server, text)
         return served
 
     job.stage("serving", _serving_hash(job), work)

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from kit.checkpoint import read
-from kit.documents import read_checked
+from kit.documents import read_json, write_json
 from policies.ppo.router import PPORouter
 from policies.ppo.training import CHECKPOINT
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
@@ -23,7 +23,6 @@ from scenarios.learn.tune import tune_world
 from scenarios.learn.tuned_files import save_tuned
 from scenarios.learn.tuning import knobs_of, tuned_text
 from scenarios.metrics.result import Score, Simulator
-from scenarios.runs.effort import learning_warning
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -59,17 +58,16 @@ def make_tuned(job: Job, world: World, kind: str) -> Score:
     def work() -> Sequence[Path]:
         require_compiled(world)
         knobs = knobs_of(world, seed=given.seed)
-        kept = job.folder.working(job.folder / "training" / fingerprint[:12]) / SCORES
+        kept = job.folder / "training" / fingerprint[:12] / SCORES
         with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
-            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(job.folder.working(kept)))
+            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(kept))
         job.say(f"train: {tuned_text(found)}")
-        with job.folder.making(path):
-            save_tuned(found, world, knobs, path, f"slimsched train {given.name}")
+        save_tuned(found, world, knobs, path, f"slimsched train {given.name}")
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed, "compiled")
         history = [{"decisions": float(done), "objective": cost} for done, cost in found.history if isfinite(cost)]
-        job.folder.write_json(job.folder / training_file(kind), history)
-        job.folder.write_json(target, score)
+        write_json(job.folder / training_file(kind), history)
+        write_json(target, score)
         return [path, job.folder / training_file(kind), target]
 
     job.stage(f"train-{kind}", fingerprint, work)
@@ -102,10 +100,9 @@ def make_ppo(job: Job, world: World, engine: Simulator | None) -> Score:
             job.say(warning)
         router, scalars = train_router(job, world, fingerprint, engine=chosen)
         score = score_router(world, lambda: router, PPO, seed, chosen)
-        with job.folder.making(path):
-            router.save(path)
-        job.folder.write_json(job.folder / training_file(PPO), scalars)
-        job.folder.write_json(target, score)
+        router.save(path)
+        write_json(job.folder / training_file(PPO), scalars)
+        write_json(target, score)
         if engine is None:  # who asked for one tells the score as the result
             job.say(f"train: {format_score(score)}")
         return [path, job.folder / training_file(PPO), target]
@@ -136,12 +133,12 @@ def train_router(
     job: Job, world: World, fingerprint: str, *, engine: Simulator
 ) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train PPO for a world; returns the router and the scalars of every update."""
-    folder = job.folder.working(job.folder / "training" / fingerprint[:12])
+    folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
-    if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_checked):
+    if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_json):
         checkpoint.unlink(missing_ok=True)  # the one goes on from where the other is
         history.unlink(missing_ok=True)
-    scalars: list[dict[str, float]] = read_checked(history) if history.exists() else []
+    scalars: list[dict[str, float]] = read_json(history) if history.exists() else []
     decisions = world.scenario.training.decisions
     with Progress("train the router", decisions, unit="decision", quiet=job.quiet) as progress:
 
@@ -149,7 +146,7 @@ def train_router(
             while scalars and scalars[-1]["decisions"] >= done:
                 scalars.pop()  # what was logged after the checkpoint that an interrupted training goes on from
             scalars.append({"decisions": float(done), **found})
-            job.folder.write_partial(history, scalars)
+            write_json(history, scalars)
             progress.set(done)
 
         router = train_world(world, folder, seed=job.scenario.seed, engine=engine, on_progress=tell)

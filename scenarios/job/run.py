@@ -23,7 +23,6 @@ from pathlib import Path
 
 from scenarios.executors.hosts import joined_hosts
 from scenarios.executors.preflight import require_caps, require_devices, require_possible, require_ready
-from scenarios.files.reading import relative_paths
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
@@ -38,7 +37,6 @@ from scenarios.metrics.fidelity import Validation
 from scenarios.runs.effort import effort_of, require_effort
 from scenarios.runs.engines import engine_of
 from scenarios.show.report import build_report
-from scenarios.world.materials import SCENARIO_FILE
 from scenarios.world.routers import foreign_routers, require_routers
 
 
@@ -61,7 +59,7 @@ def carry_out(job: Job) -> Outcome:
 
 def _carry_out(job: Job) -> Outcome:
     require_what_is_known(job)
-    describe(job)
+    job.describe()
     for line in (devices_text(job.scenario.cluster.owners), cuts_text(job.scenario)):
         if line:
             job.say(line)
@@ -125,9 +123,3 @@ def _has_caps(job: Job) -> bool:
     devices = [server.device for server in cluster.named_servers if server.device is not None]
     said = any(each.vram_cap_gb is not None or not isinstance(each.preload, str) for each in knobs)
     return said or any(device.vram_gb is not None for device in devices)
-
-
-def describe(job: Job) -> None:
-    """The scenario as run (its files named from the run folder)."""
-    folder = job.folder
-    folder.write_text(folder / SCENARIO_FILE, relative_paths(job.scenario, job.folder.path).to_yaml())

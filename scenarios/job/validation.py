@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import Listener, validate_runs
+from scenarios.files.documents import write_json
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
@@ -28,7 +29,7 @@ from scenarios.metrics.fidelity import (
 from scenarios.metrics.served import is_barren
 from scenarios.runs.door import open_door
 from scenarios.runs.effort import real_time_warning
-from scenarios.runs.folder import RunFolder
+from scenarios.runs.folder import RunFolder, Stamp
 from scenarios.runs.logs import CORES_FILE, write_cores
 from scenarios.runs.records import load_point, run_place, write_run
 from scenarios.show.validation import first_far_text
@@ -81,11 +82,10 @@ def validate(job: Job, world: World) -> Validation:
             world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, partial=partial,
             quiet=job.quiet,
         )  # fmt: skip
-        folder.write_json(target, validation)
+        write_json(target, validation)
         if any(is_barren(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
-        runs = [name for name in folder.made_by(STAGE) if name.startswith(("simulation/", "hardware/"))]
-        return [target, folder / CORES_FILE, *(folder / name for name in runs)]
+        return [target, folder / CORES_FILE, *(folder / name for name in folder.outputs(partial.stem))]
 
     with suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
         job.stage(STAGE, fingerprint, work)
@@ -138,10 +138,12 @@ def validate_world(
         if evaluation is None:
             raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
         data = load_measured(world.scenario, evaluation)
-    runs = whole_runs(folder, folder.read_partial(partial) or [], plan.repeats)
+    kept = folder.read_partial(partial) or []
+    made_before = folder.outputs(partial.stem)
+    runs = whole_runs(folder, kept, made_before, plan.repeats)
     finished = tuple(runs)
     if not runs:
-        folder.remove_made_by(STAGE)  # nothing of another plan stays
+        folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
     total = round(plan.duration_s * plan.hardware_runs)
     with Progress("real executors", total, unit="second", quiet=quiet) as progress:
@@ -156,9 +158,10 @@ def validate_world(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
         ) as campaign:
             while (plan.goes_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
-                keep_runs(folder, made, plan.repeats)
+                made_before |= folder.stamps(keep_runs(folder, made, plan.repeats))
                 runs.append(made.run)
-                folder.write_partial(partial, [run for run in runs if not is_barren(run["hardware"])])
+                unbarren = [run for run in runs if not is_barren(run["hardware"])]
+                write_json(partial, {"content": unbarren, "outputs": made_before})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.goes_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     validation = validate_results(plan.in_order(runs), world.power_provenance)
@@ -168,12 +171,13 @@ def validate_world(
     return validation
 
 
-def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> None:
-    """The records of a hardware run and, where it is new, of its simulated twin."""
+def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> list[Path]:
+    """The records of a hardware run and, where it is new, of its simulated twin; returns the files."""
     point, repeat = _point_and_repeat(made.run, repeats)
+    files = write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
     if made.simulated is not None:
-        write_run(folder, made.run["simulated"], made.simulated, point=point)
-    write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
+        files += write_run(folder, made.run["simulated"], made.simulated, point=point)
+    return files
 
 
 def _point_and_repeat(run: ValidationRun, repeats: int) -> tuple[str, int | None]:
@@ -182,12 +186,15 @@ def _point_and_repeat(run: ValidationRun, repeats: int) -> tuple[str, int | None
     return point, run["repeat"] if repeats > 1 and run["kind"] != "saturated" else None
 
 
-def whole_runs(folder: RunFolder, runs: Sequence[ValidationRun], repeats: int) -> list[ValidationRun]:
+def whole_runs(
+    folder: RunFolder, runs: Sequence[ValidationRun], outputs: Mapping[str, Stamp], repeats: int
+) -> list[ValidationRun]:
     """Of the runs that an earlier try has made, those whose files are as they were written; the rest are made again.
 
     A saturated run sets the rates of others, so that without it all are made again.
     """
-    broken = [run for run in runs if not _is_whole(folder, run, repeats)]
+    gone_places = {name.rpartition("/")[0] for name, stamp in outputs.items() if not folder.is_whole({name: stamp})}
+    broken = [run for run in runs if gone_places & set(_places(run, repeats))]
     if not broken:
         return list(runs)
     gone = runs if any(run["kind"] == "saturated" for run in broken) else broken
@@ -196,9 +203,9 @@ def whole_runs(folder: RunFolder, runs: Sequence[ValidationRun], repeats: int) -
     return [run for run in runs if run not in gone]
 
 
-def _is_whole(folder: RunFolder, run: ValidationRun, repeats: int) -> bool:
+def _places(run: ValidationRun, repeats: int) -> Iterator[str]:
+    """Where a run's records lie; of a later repeat, its simulated twin's are those of the first."""
     point, repeat = _point_and_repeat(run, repeats)
-    router, seed = run["router"], run["seed"]
-    real = run_place("hardware", router, seed, point, repeat)
-    twin = run_place("simulation", router, seed, point)
-    return folder.has_whole(real) and (bool(run["repeat"]) or folder.has_whole(twin))
+    yield run_place("hardware", run["router"], run["seed"], point, repeat)
+    if not run["repeat"]:
+        yield run_place("simulation", run["router"], run["seed"], point)

@@ -16,9 +16,7 @@ from typing import Final
 
 from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
-from scenarios.runs import layout
-from scenarios.runs.folder import RunFolder
-from scenarios.runs.lock import is_held
+from scenarios.runs.folder import DOOR, RunFolder
 
 Server = tuple[str, str]
 """A server's name, and its host's; empty where all are on one."""
@@ -30,7 +28,7 @@ _DRAIN = re.compile(r"drain-(\d+)")
 @contextmanager
 def open_door(folder: RunFolder, servers: Sequence[Server]) -> Iterator[Callable[[], frozenset[int]]]:
     """Within it the operator may drain these servers; yields what says which he wants drained now, by index."""
-    door = folder / layout.DOOR
+    door = folder / DOOR
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
         door.mkdir()
@@ -68,7 +66,7 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
-    servers, door = _serving(folder), folder / layout.DOOR
+    servers, door = _serving(folder), folder / DOOR
     chosen = [index for index, (server, _) in enumerate(servers) if server == name]
     chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
     if not chosen:
@@ -87,11 +85,11 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
 
 
 def _serving(folder: Path) -> list[Server]:
-    if not is_held(folder / layout.OWN / "lock"):
+    if not RunFolder(folder).is_in_use:
         raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or returned")
-    if not (folder / layout.DOOR / _SERVERS).is_file():
+    if not (folder / DOOR / _SERVERS).is_file():
         raise _nothing_serves(folder)
-    return [(server, host) for server, host in read_json(folder / layout.DOOR / _SERVERS)]
+    return [(server, host) for server, host in read_json(folder / DOOR / _SERVERS)]
 
 
 def _nothing_serves(folder: Path) -> InputError:

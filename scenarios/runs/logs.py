@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from kit.documents import write_json
 from kit.errors import InputError
 from kit.files import atomic_path
 from kit.named_files import NAME
@@ -64,33 +65,25 @@ class _Lives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ------------------------------------------------------------------------------------------------------------ a run's
 
 
-def write_logs(folder: RunFolder, path: Path, record: RunRecord) -> list[Path]:
+def write_logs(path: Path, record: RunRecord) -> list[Path]:
     """The logs that a run has kept, in its place; those that lie there of an earlier one go. Returns the files."""
+    for former in (*path.glob("events*.jsonl.gz"), path / LIVES_FILE):
+        former.unlink(missing_ok=True)
     logs = {LOG_FILE: record.log} if record.log else {}
     lives = [StoredLife.of(log, record) for log in record.agent_logs]
     logs |= {life.file: log.steps for life, log in zip(lives, record.agent_logs, strict=True)}
-    _remove_others(folder, path, {*logs, *([LIVES_FILE] if lives else [])})
     for name, steps in logs.items():
-        with folder.making(path / name) as made:
-            made.steps = write_log(made.path, steps)
+        write_log(path / name, steps)
     written = [path / name for name in logs]
     if lives:
-        folder.write_json(path / LIVES_FILE, msgspec.to_builtins(_Lives(_SCHEMA, tuple(lives))))
+        write_json(path / LIVES_FILE, msgspec.to_builtins(_Lives(_SCHEMA, tuple(lives))))
         written.append(path / LIVES_FILE)
     return written
 
 
-def _remove_others(folder: RunFolder, path: Path, kept: set[str]) -> None:
-    for name in list(folder.entries):
-        place = folder / name
-        is_ours = place.name == LIVES_FILE or (place.name.startswith("events") and place.name.endswith(".jsonl.gz"))
-        if place.parent == path and is_ours and place.name not in kept:
-            folder.remove(place)
-
-
 def logged_places(folder: RunFolder) -> list[str]:
     """Where runs lie that have kept logs, by the folder's files and by what is known to have been made there."""
-    known = {name for name, entry in folder.entries.items() if entry.steps is not None}
+    known = {name for name in folder.recorded() if name.endswith(f"/{LOG_FILE}")}
     there = {path.relative_to(folder).as_posix() for path in folder.path.glob(f"*/*/{LOG_FILE}")}
     return sorted({name.rpartition("/")[0] for name in known | there})
 
@@ -99,10 +92,10 @@ def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
     """The lives of a run; None where one log holds the steps of all cores.
 
     Raises:
-        InputError: the list is missing, changed or damaged.
+        InputError: the list is missing or damaged.
     """
     name = f"{place}/{LIVES_FILE}"
-    if name not in folder.entries and not any((folder / place).glob("events-*-life*.jsonl.gz")):
+    if not (folder / name).exists() and not any((folder / place).glob("events-*-life*.jsonl.gz")):
         return None
     document = folder.read_json(name)
     with folder.mending(name):
@@ -118,16 +111,13 @@ def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
 # ------------------------------------------------------------------------------------------------------------ one log
 
 
-def write_log(path: Path, log: Iterable[LoggedStep]) -> int:
-    """The event log, one step a line; returns the number of its steps."""
-    count = 0
+def write_log(path: Path, log: Iterable[LoggedStep]) -> None:
+    """The event log, one step a line."""
     with atomic_path(path) as temporary, gzip.open(temporary, "wt", encoding="utf-8", compresslevel=5) as file:
         for step in log:
             commands = [to_jsonable(command) for command in step.commands]
             line = {"now_ns": step.now_ns, "core": step.core, "event": to_jsonable(step.event), "commands": commands}
             file.write(json.dumps(line, separators=(",", ":")) + "\n")
-            count += 1
-    return count
 
 
 def read_log(path: Path) -> Iterator[LoggedStep]:
@@ -154,9 +144,7 @@ def _step(data: Mapping[str, Any]) -> LoggedStep:
 
 def write_cores(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> None:
     """The settings that the real runs' cores have, for their replay: the scenario may be another one by then."""
-    folder.write_json(
-        folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]}
-    )
+    write_json(folder / CORES_FILE, {"router": to_jsonable(router), "servers": [to_jsonable(k) for k in servers]})
 
 
 def read_cores(folder: RunFolder) -> tuple[RouterConfig, list[GreedyKnobs]]:

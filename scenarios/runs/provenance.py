@@ -9,12 +9,11 @@ from typing import Any, Final
 
 from hw.host.limits import core_count
 from hw.version import code_here
-from kit.documents import read_json
+from kit.documents import read_json, write_json
 from kit.errors import InputError
-from scenarios.runs.adoption import ENVIRONMENT_SCHEMAS
 from scenarios.runs.folder import RunFolder
 
-SCHEMA: Final = ENVIRONMENT_SCHEMAS[-1]
+SCHEMA: Final = "slimsched.environment/2"
 ENVIRONMENT_FILE: Final = "environment.json"
 PRODUCT: Final = "slim-scheduler"
 PACKAGES: Final = (
@@ -44,9 +43,7 @@ def version_of(package: str) -> str | None:
 
 
 def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
-    """By stage what it was made with; nothing of a file that is missing, changed since, or of a former version."""
-    if not folder.is_as_made(ENVIRONMENT_FILE):
-        return {}
+    """By stage what it was made with; nothing of a file that is missing or damaged."""
     try:
         found = read_json(folder / ENVIRONMENT_FILE)
     except InputError:
@@ -59,4 +56,4 @@ def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
 def note_environment(folder: RunFolder, stage: str, found: Mapping[str, Any]) -> None:
     """Say what a stage was made with, in the place of what it was made with before."""
     stages = {**environments(folder), stage: dict(found)}
-    folder.write_json(folder / ENVIRONMENT_FILE, {"schema": SCHEMA, "stages": stages})
+    write_json(folder / ENVIRONMENT_FILE, {"schema": SCHEMA, "stages": stages})

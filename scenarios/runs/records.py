@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
 from policies.records import RunRecord
+from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import write_logs
@@ -24,7 +25,7 @@ MOST_VALUES: Final = 500_000_000  # of a table
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
-def _write_record(folder: RunFolder, path: Path, record: RunRecord) -> list[Path]:
+def _write_record(path: Path, record: RunRecord) -> list[Path]:
     """Everything of a run: Parquet tables, a timeline, and the event logs where the run kept them."""
     tables: dict[str, Iterable[Any]] = {
         "requests": record.requests,
@@ -33,10 +34,9 @@ def _write_record(folder: RunFolder, path: Path, record: RunRecord) -> list[Path
         "telemetry": record.telemetry,
     }
     for name, rows in tables.items():
-        with folder.making(path / f"{name}.parquet") as made:
-            write_table(made.path, rows)
-    folder.write_text(path / "timeline.json", json.dumps(timeline(record)))
-    return [*(path / name for name in RECORD_FILES), *write_logs(folder, path, record)]
+        write_table(path / f"{name}.parquet", rows)
+    write_text(path / "timeline.json", json.dumps(timeline(record)))
+    return [*(path / name for name in RECORD_FILES), *write_logs(path, record)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,12 @@ class StoredRun:
         It is empty where it was not kept.
 
         Raises:
-            InputError: it was changed or damaged since.
+            InputError: it is damaged.
         """
         path = self.path / f"{name}.parquet"
         if not path.exists():
             return {}
-        place = str(path.relative_to(self.folder.path))
-        self.folder.require_as_made(place)
-        with self.folder.mending(place):
+        with self.folder.mending(str(path.relative_to(self.folder.path))):
             return read_table(path, *wanted)
 
 
@@ -100,13 +98,8 @@ def write_run(
     Of later repeats only the requests are kept: their events differ in nothing but noise.
     """
     path = folder / run_place(result["mode"], result["router"], result["seed"], point, repeat)
-    with folder.opened():
-        if repeat:
-            with folder.making(path / "requests.parquet") as made:
-                written = [write_table(made.path, record.requests)]
-        else:
-            written = _write_record(folder, path, record)
-        folder.write_json(path / "result.json", result)
+    written = [write_table(path / "requests.parquet", record.requests)] if repeat else _write_record(path, record)
+    write_json(path / "result.json", result)
     return [*written, path / "result.json"]
 
 
@@ -114,7 +107,7 @@ def read_runs(folder: RunFolder) -> list[StoredRun]:
     """All runs of a folder, simulated ones first, by name.
 
     Raises:
-        InputError: a result was changed or damaged since it was written.
+        InputError: a result is damaged.
     """
     paths = sorted((folder / "simulation").glob("*/result.json")) + sorted((folder / "hardware").glob("*/result.json"))
     return [StoredRun(folder.read_json(str(path.relative_to(folder))), path.parent, folder) for path in paths]

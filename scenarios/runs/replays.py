@@ -128,9 +128,8 @@ class _Replay:
     def _count_text(self, log: _Log, read: int, problem: str) -> str:
         """What is wrong with the number of steps; nothing where all are there."""
         name = f"{self._place}/{log.file}"
-        entry = self._folder.entries.get(name)
-        length = log.life.steps if log.life is not None else None if entry is None else entry.steps
-        if not problem and length in (None, read):
+        length = None if log.life is None else log.life.steps
+        if read and not problem and length in (None, read):
             return ""
         of = "" if length is None else f" of {length}"
         word = "incomplete" if length is None or read < length else "too long"

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from hw.networks.accuracy import MEASURED
 from kit import strict
-from kit.documents import read_text
+from kit.documents import read_text, write_text
 from kit.errors import InputError
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
@@ -75,10 +75,15 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     path = folder.path
     if not path.is_dir():
         raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
-    material = gather(folder)
+    with folder.opened():
+        return _write_report(folder)
+
+
+def _write_report(folder: RunFolder) -> Path:
+    material, path = gather(folder), folder.path
     if not (material.comparison or material.validation or material.runs or material.profiles):
         raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
-    folder.write_text(path / "report.html", render(report(material)))
+    write_text(path / "report.html", render(report(material)))
     return path / "report.html"
 
 
@@ -116,7 +121,6 @@ def _scenario(folder: RunFolder) -> Mapping[str, Any]:
     path = folder / SCENARIO_FILE
     if not path.exists():
         return {}
-    folder.require_as_made(path.name)
     with folder.mending(path.name):
         return strict.mapping(read_text(path), str(path))
 

@@ -113,10 +113,8 @@ def job_of(asked: Asked) -> Job:
 
 def begin_job(job: Job) -> World:
     """The world of a job whose stages are done singly; the job is written into its folder, which is open."""
-    from scenarios.job.run import describe
-
     world = job.world()
-    describe(job)
+    job.describe()
     return world
 
 

@@ -16,8 +16,7 @@ from policies.names import ROUTER_NAMES
 from policies.registry import KINDS, TUNED
 from scenarios.files.made_routers import MADE_KINDS, RULE_SUFFIX, TUNED_HERE, made_file, made_name
 from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
-from scenarios.runs import layout
-from scenarios.runs.manifest import read_manifest
+from scenarios.runs.folder import RunFolder
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
 _RUNS: Final = Path("runs")
@@ -94,13 +93,11 @@ def _profiles() -> Iterator[Named]:
 
 def _runs() -> Iterator[Named]:
     for folder in (Path(), *_folders(Path()), *_folders(_RUNS)):
-        known = read_manifest(layout.manifest_of(folder))
-        if known is not None:
-            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or Path(known.scenario or "").stem
-            made = [name for name in _MADE if name in known.entries]
-            runs = {
-                place.rsplit("/", 1)[0] for place in known.entries if place.startswith(("simulation/", "hardware/"))
-            }
+        known = RunFolder(folder)
+        if known.is_marked:
+            scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
+            made = [name for name in _MADE if (folder / name).exists()]
+            runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
             told = [*([f"{len(runs)} runs kept"] if runs else []), *made]
             yield Named(
                 str(folder), f"{scenario or 'no scenario'}: {', '.join(told) or 'nothing finished'}", ships=False

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scenarios.files.documents import write_json, write_text
 
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
@@ -17,7 +18,7 @@ from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
-from scenarios.runs.folder import RunFolder
+from scenarios.runs.folder import OWN, RunFolder
 from scenarios.runs.provenance import environment, note_environment
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
@@ -77,6 +78,7 @@ def run_folder(
     """A complete folder: every part of the report has its files. `slower`: times the simulated mean latency, what
     executors have of the router with this index and this seed."""
     folder = RunFolder(path)
+    (folder / OWN).mkdir(parents=True, exist_ok=True)
     results, pairs = [], []
     for index, router in enumerate(routers):
         for seed in seeds:
@@ -87,13 +89,13 @@ def run_folder(
             real["latency_s"]["mean"] = (real["latency_s"]["mean"] or 0.0) * slower(index, seed)
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
-    folder.write_json(folder / "comparison.json", compare_results(results))
-    folder.write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
-    folder.write_text(folder / "scenario.yaml", "name: toy\n")
+    write_json(folder / "comparison.json", compare_results(results))
+    write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
+    write_text(folder / "scenario.yaml", "name: toy\n")
     device = {"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}
     for stage in ("compare", "validate"):
         note_environment(folder, stage, environment([device], {"seed": 0}))
-    folder.write_json(
+    write_json(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
@@ -109,5 +111,5 @@ def run_folder(
     ]
     for name, speed in (("a", 1.0), ("b", 0.6)):
         profile = worlds.profile(name, segments=2, speed=speed, provenance="measured", errors=errors)
-        folder.write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
+        write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
     return folder

@@ -180,7 +180,7 @@ def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     world = make_world(scenario, tmp_path)
     result, record = run_simulation(world, world.router("random"), "random", 0, keep_log=True)
     folder, knobs = RunFolder(tmp_path / "run"), [server.knobs for server in world.cluster.servers]
-    folder.write_text(folder / "scenario.yaml", "name: another\n")
+    write_text(folder / "scenario.yaml", "name: another\n")
     write_run(folder, result, record)
     assert main(["replay", str(folder.path)]) == 2
     assert "slimsched validate" in capsys.readouterr().err

@@ -15,7 +15,6 @@ from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.runs.door import drain, open_door
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.layout import DOOR, fits
 from tests.scenarios.test_emulated import scenario
 
 pytestmark = pytest.mark.workers
@@ -69,7 +68,7 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
 def test_what_a_killed_command_has_left_drains_nothing(tmp_path: Path) -> None:
     """Its door stands open, but nobody holds the folder; the next command shuts it before it does anything."""
     folder = RunFolder(tmp_path)
-    folder.write_json(tmp_path / "results.json", [])
+    write_json(tmp_path / "results.json", [])
     (tmp_path / DOOR).mkdir()
     (tmp_path / DOOR / "servers.json").write_text('[["gpu0", ""]]')
     (tmp_path / DOOR / "drain-0").touch()

@@ -65,7 +65,7 @@ WRONG = ({"schema": SCHEMA}, {"schema": SCHEMA, "stages": 7}, {"schema": SCHEMA,
 def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path) -> None:
     """Broken, foreign, or of a former version, when nobody knew which results it was of: it is written anew."""
     folder = RunFolder(tmp_path)
-    folder.write_text(folder / "environment.json", text)
+    write_text(folder / "environment.json", text)
     assert environments(folder) == {}
     note_environment(folder, "compare", {"python": "3"})
     assert environments(folder) == {"compare": {"python": "3"}}
@@ -102,7 +102,7 @@ def test_a_former_environment_is_still_shown(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     former = {**environment([{"name": "old"}], {"scenario": 5}), "schema": "slimsched.environment/1"}
     del former["code"]
-    folder.write_json(folder / "environment.json", former)
+    write_json(folder / "environment.json", former)
     page = build_report(folder).read_text()
     assert "name old" in page
     assert "scenario 5" in page

@@ -37,8 +37,8 @@ def folder_of(path: Path, found: Validation) -> RunFolder:
     """A finished run's, with its two tables alone."""
     folder = RunFolder(path)
     with folder.opened(maker="validate"):
-        folder.write_json(folder / "comparison.json", compare_results([pair["simulated"] for pair in found["pairs"]]))
-        folder.write_json(folder / "validation.json", found)
+        write_json(folder / "comparison.json", compare_results([pair["simulated"] for pair in found["pairs"]]))
+        write_json(folder / "validation.json", found)
     return folder
 
 

@@ -19,7 +19,6 @@ from policies.vocabulary import RequestsReturned
 from scenarios.cli import main
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.layout import OWN
 from scenarios.runs.logs import LIVES_FILE, LOG_FILE, read_lives, read_log, write_cores
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
@@ -283,7 +282,7 @@ def test_a_folder_that_has_lost_its_mark_is_taken_over(folder: RunFolder, capsys
     """The new files are known by their names as ours."""
     shutil.rmtree(folder / OWN)
     (folder / "environment.json").write_text(json.dumps({"schema": "slimsched.environment/2"}))
-    folder.write_text(folder / "report.html", "")
+    write_text(folder / "report.html", "")
     assert {f"{PLACE}/{name}" for name in (LIVES_FILE, LOG_FILE, _life_file(1))} <= folder.entries.keys()
     code, said = _replay(folder, capsys)
     assert code == 0

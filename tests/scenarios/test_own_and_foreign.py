@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scenarios.runs.layout import OWN, fits
+from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
 
 from kit.errors import InputError, WorkError
 from kit.files import file_hash
 from scenarios.cli import main
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.layout import OWN, fits
 from scenarios.runs.logs import LOG_FILE
-from scenarios.runs.manifest import Contents, Entry, Journal, read_manifest
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
 

@@ -221,5 +221,5 @@ def test_what_no_stage_made_is_made_again_by_its_own_command(tmp_path: Path) -> 
     """Not by `run`, which may train a network for that."""
     folder = RunFolder(tmp_path / "run")
     with folder.opened(tmp_path / "my.yaml"):
-        folder.write_json(folder / "comparison.json", {})
+        write_json(folder / "comparison.json", {})
     assert folder.command("comparison.json").startswith("slimsched compare ")
