@@ -1,21 +1,18 @@
 """The same work on many things, in processes beside each other. It knows nothing of what the work is.
 
-Processes are spawned: each begins afresh, has one thread for arithmetic, and ends with this one, however that ends.
+Processes begin afresh, have one thread for arithmetic, and end with this one, however that ends.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+import time  # noqa: TID251 - between looks at whether the parent is still there
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.context import SpawnContext
-from multiprocessing.queues import Queue
-from multiprocessing.reduction import ForkingPickler
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from kit.errors import WorkError
@@ -53,7 +50,7 @@ def each(
     """(place of the task, what the work made of it), as they end; with one process here, in order.
 
     Args:
-        work: a module's function, for a process finds it by its name; it is given what all tasks have in common.
+        work: is given what all tasks have in common, which is sent to each process once.
         prepare: what is to be done once on a machine before processes do it beside each other: compiling, say.
 
     Raises:
@@ -69,72 +66,28 @@ def each(
         return
     if prepare is not None:
         prepare(common)
-    before = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    given = _given(context, (work, common), processes)
-    with _one_thread_each():
-        pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(given,))
-        try:
-            with _deaf_to_interrupts():  # so are the processes, from their start on: this one ends them
-                places = {pool.submit(_do, task): place for place, task in enumerate(tasks)}
-                # Python's pool looks at which processes to watch before it starts the newest: this makes it look again.
-                pool.submit(_nothing)
-            for future in as_completed(places):
-                yield places[future], _made(future, processes)
-        except BaseException:  # an interruption, too, ends them now and not when they are done
-            for process in set(multiprocessing.active_children()) - before:
-                process.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
-            given.close()
+    from joblib.externals.loky.process_executor import ProcessPoolExecutor  # it is slow to open, and seldom needed
 
-
-def _given(context: SpawnContext, content: Any, processes: int) -> Queue[bytes]:
-    """A queue that holds the content once for each process.
-
-    Its own thread writes it. What a new process begins with Python writes before it looks whether that one lives: where
-    it dies at once, and this is more than a pipe holds, Python would wait for ever.
-    """
-    given: Queue[bytes] = context.Queue()
-    given.cancel_join_thread()
-    packed = bytes(ForkingPickler.dumps(content))  # what can't be sent shows here
-    for _ in range(processes):
-        given.put(packed)
-    return given
-
-
-def _made(future: Future[Any], processes: int) -> Any:
+    given = os.getpid(), work, common
+    pool = ProcessPoolExecutor(processes, initializer=_begin, initargs=given, env=ONE_THREAD)
+    left, running = iter(enumerate(tasks)), dict[Any, int]()
     try:
-        return future.result()
+        while True:
+            heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # who is started now never hears it
+            try:
+                for place, task in islice(left, 2 * processes - len(running)):
+                    running[pool.submit(_do, task)] = place
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
     except BrokenProcessPool:
         problem = f"one of {processes} processes was killed, most often because memory ran out"
         raise WorkError(f"{problem}; fewer --jobs need less of it") from None
-
-
-@contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """What interrupts meanwhile comes afterwards; who is started within it never hears it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """What is started within it has these variables from its first import on."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(ONE_THREAD)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        pool.shutdown(kill_workers=True)  # an interruption ends them now, and not when they are done
 
 
 # ------------------------------------------------------------------------------------------------------ in the process
@@ -142,21 +95,17 @@ def _one_thread_each() -> Iterator[None]:
 _GIVEN: list[Any] = []
 
 
-def _begin(given: Queue[bytes]) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "a process of its own"
+def _begin(parent: int, work: Any, common: Any) -> None:
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    _GIVEN[:] = ForkingPickler.loads(given.get())
+    _GIVEN[:] = work, common
 
 
-def _end_with(parent: Any) -> None:
-    parent.join()
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
     os._exit(1)
 
 
 def _do(task: Any) -> Any:
     work, common = _GIVEN
     return work(common, task)
-
-
-def _nothing() -> None: ...

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from scenarios.cli import main
-from scenarios.runs import layout
+from scenarios.runs.folder import FILES, FOLDERS
 from scenarios.runs.records import RECORD_FILES
 from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario
@@ -26,11 +26,11 @@ def first_cells(title: str) -> list[str]:
 
 
 def test_every_file_and_folder_is_on_it() -> None:
-    known = {*layout.FILES, *(f"{name}/" for name in layout.FOLDERS)}
+    known = {*FILES, *(f"{name}/" for name in FOLDERS)}
     named = set(first_cells("# Files of a run folder"))
     patterns = {"KIND.rule.yaml", "score-KIND.json", "training-KIND.json"}
     written_out = {name for name in known for pattern in patterns if _is_of(name, pattern)}
-    assert named == (known - written_out) | patterns | {"NAME.damaged"}
+    assert named == (known - written_out) | patterns
 
 
 def _is_of(name: str, pattern: str) -> bool:

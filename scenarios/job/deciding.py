@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.documents import write_json
 from scenarios.files.decision_times import read_decision_time
-from scenarios.files.documents import write_json
 from scenarios.files.router_names import display_name
 from scenarios.job.job import Job
 from scenarios.runs.provenance import environments

@@ -96,8 +96,6 @@ def make_ppo(job: Job, world: World, engine: Simulator | None) -> Score:
 
     def work() -> Sequence[Path]:
         job.say(f"train: on {ENGINE_WORDS[chosen]}")
-        if warning := learning_warning(job.scenario.training.decisions, job.scenario.name, chosen):
-            job.say(warning)
         router, scalars = train_router(job, world, fingerprint, engine=chosen)
         score = score_router(world, lambda: router, PPO, seed, chosen)
         router.save(path)

@@ -34,8 +34,7 @@ from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
-from scenarios.runs.effort import effort_of, require_effort
-from scenarios.runs.engines import engine_of
+from scenarios.runs.engines import engine_of, require_memory
 from scenarios.show.report import build_report
 from scenarios.world.routers import foreign_routers, require_routers
 
@@ -72,8 +71,7 @@ def _carry_out(job: Job) -> Outcome:
     require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
     given = job.scenario.compare
     engine = "compiled" if job.kinds_to_make else engine_of(world, "auto", len(given.routers) * len(given.seeds))
-    if warning := require_effort(effort_of(world, len(given.routers) * len(given.seeds), engine), job.scenario.name):
-        job.say(warning)
+    require_memory(world, engine)
     for warning in foreign_routers(job.routers, world.device_names, world.cluster):
         job.warn(warning)
     if job.can_validate:

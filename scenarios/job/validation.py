@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from hw.networks.registry import ModelFile
+from kit.documents import write_json
 from kit.errors import InputError
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
 from scenarios.executors.run import Listener, validate_runs
-from scenarios.files.documents import write_json
 from scenarios.files.router_names import display_name, require_distinct_names
 from scenarios.job.job import Job
 from scenarios.job.network import load_measured
@@ -28,7 +28,6 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.served import is_barren
 from scenarios.runs.door import open_door
-from scenarios.runs.effort import real_time_warning
 from scenarios.runs.folder import RunFolder, Stamp
 from scenarios.runs.logs import CORES_FILE, write_cores
 from scenarios.runs.records import load_point, run_place, write_run
@@ -71,8 +70,6 @@ def validate(job: Job, world: World) -> Validation:
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(job)
-        if warning := real_time_warning(plan.hardware_runs, plan.duration_s, job.scenario.name):
-            job.say(warning)
         for warning in foreign_routers(given.routers, world.device_names, world.cluster):
             job.warn(warning)
         for doubt in world.trace_doubts(plan.duration_s):

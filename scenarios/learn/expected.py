@@ -11,7 +11,6 @@ from scenarios.learn.course import Course, Decisions, OnMeasured, workers_of
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import able_tuples, require_possible, space_of
-from scenarios.runs.effort import learning_warning
 from scenarios.terminal.output import Say
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
@@ -53,8 +52,6 @@ def announced(world: World, kind: str, knobs: TuningKnobs, *, say: Say, quiet: b
     """Says what is expected; within it, a bar over all of it, which is to be told what was simulated so far."""
     expected = expected_decisions(world, kind, knobs)
     say(f"tune {kind}: about {expected.text}")
-    if warning := learning_warning(expected.in_all, world.scenario.name):
-        say(warning)
     spent = Decisions()
     with Progress(f"tune {kind}", expected.in_all, unit="decision", quiet=quiet) as bar:
 

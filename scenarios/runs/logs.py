@@ -30,6 +30,7 @@ LIVES_FILE: Final = "lives.json"
 CORES_FILE: Final = "cores.json"
 LONGEST_LINE: Final = 50_000_000  # characters of a log's step
 _SCHEMA: Final = "slimsched.lives/1"
+_LIFE_FILES: Final = "events-*-life*.jsonl.gz"
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,7 +68,7 @@ class _Lives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_logs(path: Path, record: RunRecord) -> list[Path]:
     """The logs that a run has kept, in its place; those that lie there of an earlier one go. Returns the files."""
-    for former in (*path.glob("events*.jsonl.gz"), path / LIVES_FILE):
+    for former in (path / LOG_FILE, *path.glob(_LIFE_FILES), path / LIVES_FILE):
         former.unlink(missing_ok=True)
     logs = {LOG_FILE: record.log} if record.log else {}
     lives = [StoredLife.of(log, record) for log in record.agent_logs]
@@ -95,7 +96,8 @@ def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
         InputError: the list is missing or damaged.
     """
     name = f"{place}/{LIVES_FILE}"
-    if not (folder / name).exists() and not any((folder / place).glob("events-*-life*.jsonl.gz")):
+    is_there = (folder / name).exists() or any((folder / place).glob(_LIFE_FILES))
+    if not is_there and name not in folder.recorded():
         return None
     document = folder.read_json(name)
     with folder.mending(name):

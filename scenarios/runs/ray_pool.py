@@ -1,50 +1,45 @@
 """The same work on many things, over the hosts of a Ray cluster: what `parallel.each` does with processes here.
 
 What travels are values (Ray pickles them): no path of this machine means anything on another. Work is pure, so what a
-dead host had begun is done again elsewhere, with the same outcome.
+dead host had begun Ray does again elsewhere, with the same outcome: hosts that would compute otherwise are refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 import os
+import platform
 import secrets
 import signal
-import socket
-import time  # noqa: TID251 - how long a cluster has not answered
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from hw.ray.cluster import Node, RayCluster, joined, ray_here
+import numpy as np
+
+from hw.ray.cluster import HOST_LABEL, Node, RayCluster, joined
+from hw.version import code_here
+from kit.chance import stream
 from kit.errors import InputError, WorkError, in_a_line
 from kit.parallel import ONE_THREAD
 from kit.plugins import REFUSING
-from scenarios.runs import ray_task
-from scenarios.runs.ray_task import Given, Refused, difference, facts_here
+from scenarios.runs.provenance import PRODUCT, version_of
 
 FLAG: Final = "--ray"
-AUTO: Final = "auto"
-ANSWER_S: Final = 3.0
 PROBE_S: Final = 60.0  # a host under load starts a process, and imports for some seconds
 COMPILE_S: Final = 600.0
-PATIENCE_S: Final = 2.0  # without the end of anything, until the cluster is asked whether it is still there
 IN_FLIGHT: Final = 1000  # tasks: enough for any cluster, and quick to look through
 RETRIES: Final = 3  # of a task whose process or host died: beyond, it is the task that kills them
-SETTINGS: Final = {
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-    "RAY_NUM_REDIS_GET_RETRIES": "5",  # seconds in which whoever has no token, or another one, is refused
-    "RAY_task_oom_retries": str(RETRIES),
-}
+ALIKE: Final = (PRODUCT, "ray", "numpy", "numba", "scipy", "simpy", "pydantic")  # what computes, and what travels
 
 Common = TypeVar("Common")
 Task = TypeVar("Task")
 Made = TypeVar("Made")
-
-
-# ------------------------------------------------------------------------------------------------------------ the door
+Facts = Mapping[str, str]
 
 
 @contextlib.contextmanager
@@ -56,93 +51,40 @@ def ray_pool(address: str) -> Iterator[RayPool]:
 
     Raises:
         InputError: Ray is not installed, nobody answers there, or a host has other versions.
-        WorkError: a host does not answer.
+        WorkError: a host does not answer, or the cluster is gone.
     """
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    ray_here(FLAG, "")
-    address = _found(address)
-    if (problem := silence(address)) is not None:
-        raise InputError(FLAG, "", f"no Ray cluster answers at {address} ({problem}); `ray start` starts one")
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))
     ended = signal.getsignal(signal.SIGTERM)
     with (
         Path(os.devnull).open("w", encoding="utf-8") as nowhere,
         contextlib.redirect_stdout(nowhere),  # Ray writes there of hosts that die: that would stand amid a result
-        joined(address, FLAG, "", beyond_loopback=True) as cluster,
+        joined(address or "auto", FLAG, "", beyond_loopback=True) as cluster,
     ):
         signal.signal(signal.SIGTERM, ended)  # Ray has set its own
-        pool = RayPool(cluster, address)
+        pool = RayPool(cluster)
         pool.require_alike()
         yield pool
 
 
-def _found(address: str) -> str:
-    """`HOST:PORT`, where Ray itself would look for it."""
-    from ray._private.services import canonicalize_bootstrap_address_or_die
-
-    if address not in (AUTO, ""):
-        return address
-    try:
-        return str(canonicalize_bootstrap_address_or_die(AUTO))
-    except (ConnectionError, ValueError) as error:
-        problem = f"no Ray cluster runs here ({in_a_line(str(error))}); `ray start` starts one"
-        raise InputError(FLAG, "", problem) from None
-
-
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # with empty settings
-_SETTINGS_FRAME: Final = 4
-
-
-def silence(address: str) -> str | None:
-    """Why nobody speaks Ray's protocol at an address, as far as its first words tell; None where somebody does.
-
-    Ray itself tries for a minute and more, and then ends the process. (RFC 9113, 3.4: a server begins with its
-    settings. With TLS it would not begin so.)
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return f"an address is HOST:PORT of the cluster's head, or `{AUTO}`"
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-                return None
-            connection.sendall(_PREFACE)
-            answer = connection.recv(9)
-    except (OSError, OverflowError) as error:
-        return str(getattr(error, "strerror", None) or error)
-    return None if len(answer) > 3 and answer[3] == _SETTINGS_FRAME else "who answers there is no Ray"
-
-
-# ------------------------------------------------------------------------------------------------------------ the pool
-
-
-class _DeadError(Exception):
-    """A host, or a process on it, died: told by Ray."""
-
-
 class RayPool:
-    """Does tasks on the cores of a cluster, for one who asks at a time. `ray_pool` makes one.
+    """Does tasks on the cores of a cluster, for one who asks at a time. `ray_pool` makes one."""
 
-    Args:
-        address: of the head.
-    """
-
-    def __init__(self, cluster: RayCluster, address: str) -> None:
-        self._cluster, self._ray, self._address = cluster, cluster.ray, address
-        self._facts = facts_here()
+    def __init__(self, cluster: RayCluster) -> None:
+        self._cluster, self._ray = cluster, cluster.ray
         environment = {**ONE_THREAD, REFUSING: os.environ.get(REFUSING, "0")}
         self._options = {"runtime_env": {"env_vars": environment}}
         spread = {"num_cpus": 1, "max_retries": RETRIES, "scheduling_strategy": "SPREAD"}
-        self._do = self._ray.remote(**spread, **self._options)(ray_task.do)
-        self._last: tuple[object, object, Given] | None = None
+        self._do = self._ray.remote(**spread, **self._options)(_do)
+        self._last: tuple[object, object, str, list[Any]] | None = None
 
     def require_alike(self) -> None:
         """Raises `InputError` where a host has other versions, or where no host lends a core."""
-        for node, facts in self._everywhere(ray_task.facts, PROBE_S):
-            if (problem := difference(facts, self._facts)) is not None:
+        for node, facts in self._everywhere(facts_here, PROBE_S):
+            if (problem := difference(facts)) is not None:
                 raise InputError(FLAG, "", f"host {node.host} ({node.address}) {problem}; install the same on both")
         if self._ray.cluster_resources().get("CPU", 0) < 1:
-            raise InputError(FLAG, "", f"no host of the cluster at {self._address} lends a core (ray start --num-cpus)")
+            address = self._cluster.address
+            raise InputError(FLAG, "", f"no host of the cluster at {address} lends a core (ray start --num-cpus)")
 
     def each(
         self,
@@ -155,7 +97,7 @@ class RayPool:
 
         Raises:
             InputError: a host lacks something that is here; it is named.
-            WorkError: the cluster is gone, or a task's process was killed time and again; what the work raises.
+            WorkError: a task's process was killed time and again; what the work raises.
         """
         given = self._given(work, common, prepare)
         left = iter(enumerate(tasks))
@@ -163,76 +105,125 @@ class RayPool:
         try:
             while True:
                 for place, task in islice(left, IN_FLIGHT - len(running)):
-                    running[self._do.remote(given, self._facts, task)] = place
+                    running[self._do.remote(*given, task)] = place
                 if not running:
                     return
-                for end in self._ended(list(running)):
-                    yield running.pop(end), self._made(end)
+                for end in self._ray.wait(list(running))[0]:
+                    yield running.pop(end), self._result(end)
         finally:
-            if running and silence(self._address) is None:
+            if not self._cluster.gone.is_set():
                 for end in running:
                     self._ray.cancel(end, force=True)
 
-    def _given(self, work: Any, common: Any, prepare: Callable[[Any], object] | None) -> Given:
+    def _given(self, work: Any, common: Any, prepare: Callable[[Any], object] | None) -> tuple[str, list[Any], Facts]:
         """What all tasks have in common: sent once, and hosts prepared, for as long as it is the same."""
         if self._last is None or self._last[0] is not work or self._last[1] is not common:
-            packed = bytes(ForkingPickler.dumps((work, common)))  # what can't be sent shows here
-            given = Given(secrets.token_hex(8), [self._ray.put(packed)])
+            key, at = secrets.token_hex(8), [self._ray.put((work, common))]  # in a list: it is not fetched every time
             if prepare is not None:
-                list(self._everywhere(ray_task.prepare, COMPILE_S, given, self._facts, prepare))
-            self._last = work, common, given
-        return self._last[2]
+                list(self._everywhere(_prepare, COMPILE_S, key, at, facts_here(), prepare))
+            self._last = work, common, key, at
+        return *self._last[2:], facts_here()
 
     def _everywhere(self, work: Callable[..., Any], within_s: float, *arguments: Any) -> Iterator[tuple[Node, Any]]:
         """What some work makes on each host; it waits for no core there. A host that dies has none."""
         remote = self._ray.remote(num_cpus=0, max_retries=0, **self._options)(work)
-        asked = {
-            remote.options(scheduling_strategy=self._cluster.on(node)).remote(*arguments): node
+        ends = [
+            (node, remote.options(scheduling_strategy=self._cluster.on(node)).remote(*arguments))
             for node in self._cluster.nodes()
-        }
-        for end, node in asked.items():
-            with contextlib.suppress(_DeadError):
-                if not self._ended([end], within_s):
-                    raise WorkError(f"host {node.host} ({node.address}) has not answered for {within_s:g} s")
-                yield node, self._result(end, f"host {node.host} ({node.address})")
+        ]
+        for node, end in ends:
+            try:
+                yield node, self._result(end, within_s)
+            except self._ray.exceptions.GetTimeoutError:
+                raise WorkError(f"host {node.host} ({node.address}) has not answered for {within_s:g} s") from None
+            except _DeadError:
+                continue
 
-    def _ended(self, running: Sequence[Any], within_s: float = float("inf")) -> list[Any]:
-        """Those that have ended, once one has; none where none has in that time.
-
-        Raises:
-            WorkError: the cluster is gone; Ray would tell after a minute, and end this process.
-        """
-        until_s, silent = time.monotonic() + within_s, 0
-        while time.monotonic() < until_s:
-            ended, _ = self._ray.wait(running, num_returns=1, timeout=PATIENCE_S)
-            if ended:
-                return list(self._ray.wait(running, num_returns=len(running), timeout=0)[0])
-            silent = silent + 1 if silence(self._address) is not None else 0
-            if silent > 1:
-                raise WorkError(f"the Ray cluster at {self._address} is gone; what is finished is kept")
-        return []
-
-    def _made(self, end: Any) -> Any:
-        try:
-            return self._result(end, "a host")
-        except _DeadError as error:
-            problem = f"a task's process was killed {RETRIES + 1} times, most often because memory ran out"
-            remedy = "lend fewer cores of a host (ray start --num-cpus)"
-            raise WorkError(f"{problem}; {remedy} ({error})") from None
-
-    def _result(self, end: Any, where: str) -> Any:
-        """What a task made; what it raised."""
+    def _result(self, end: Any, within_s: float | None = None) -> Any:
+        """What a task made; raises what it raised."""
         errors = self._ray.exceptions
         try:
-            made = self._ray.get(end)
+            return self._ray.get(end, timeout=within_s)
         except errors.RayTaskError as error:
             if isinstance(error.cause, ImportError):
-                problem = f"{where} can't run this project ({in_a_line(str(error.cause))})"
+                problem = f"a host can't run this project ({in_a_line(str(error.cause))})"
                 raise InputError(FLAG, "", f"{problem}; install the same as here") from None
             raise error.cause from None
+        except errors.GetTimeoutError:
+            raise
         except errors.RayError as error:
-            raise _DeadError(in_a_line(str(error))) from None
-        if isinstance(made, Refused):
-            host = next((node.host for node in self._cluster.nodes() if node.number == made.node), made.node)
-            raise InputError(made.error.source, made.error.key, f"{made.error.problem} (on host {host})")
-        return made
+            problem = f"a task's process was killed {RETRIES + 1} times, most often because memory ran out"
+            remedy = "lend fewer cores of a host (ray start --num-cpus)"
+            raise _DeadError(f"{problem}; {remedy} ({in_a_line(str(error))})") from None
+
+
+class _DeadError(WorkError):
+    """A host, or a process on it, died: told by Ray."""
+
+
+# ---------------------------------------------------------------------------------------------------------- on a host
+
+
+@cache
+def facts_here() -> Facts:
+    """What must be the same on all hosts, so that they compute the same to the last bit.
+
+    How elementary functions round is up to the processor and the C library.
+    """
+    numbers = stream(0, "arithmetic").uniform(0.01, 20.0, 2000)
+    made = [function(numbers) for function in (np.sin, np.exp, np.log, np.log10, np.tanh, np.sqrt)]
+    functions: tuple[Callable[[float], float], ...] = (math.sin, math.exp, math.log, math.lgamma, math.expm1)
+    made += [np.array([function(number) for number in numbers.tolist()]) for function in functions]
+    digits = hashlib.sha256(b"".join(each.tobytes() for each in made)).hexdigest()[:16]
+    versions = {name: str(version_of(name)) for name in ALIKE}
+    facts = {"Python": platform.python_version(), **versions, "code": code_here()}
+    return {**facts, "the last digits of sin, exp and so on": digits}
+
+
+def difference(theirs: Facts, ours: Facts | None = None) -> str | None:
+    """What a host has otherwise than this one, in words; None where it is as this one."""
+    ours = ours or facts_here()
+    names = [name for name in ours if theirs.get(name) != ours[name]]
+    if len(names) > 1 and PRODUCT in names:  # then of course
+        names = [name for name in names if name != "code"]
+    there, here = (", ".join(f"{name} {facts.get(name, 'none')}" for name in names) for facts in (theirs, ours))
+    return f"has {there}; here: {here}" if names else None
+
+
+_KEPT: dict[str, tuple[Any, Any]] = {}
+
+
+def _do(key: str, at: list[Any], wanted: Facts, task: Any) -> Any:
+    """One task; what is wrong with its input here is told with where that is."""
+    with _on_this_host():
+        work, common = _kept(key, at, wanted)
+        return work(common, task)
+
+
+def _prepare(key: str, at: list[Any], wanted: Facts, preparing: Callable[[Any], object]) -> None:
+    """What has to be done once on a host."""
+    with _on_this_host():
+        preparing(_kept(key, at, wanted)[1])
+
+
+def _kept(key: str, at: list[Any], wanted: Facts) -> tuple[Any, Any]:
+    """Work and content; raises `WorkError` on a host that has come later, and has other versions."""
+    if key not in _KEPT:
+        if (problem := difference(facts_here(), wanted)) is not None:
+            raise WorkError(f"host {platform.node()}, which joined meanwhile, {problem}; install the same on both")
+        import ray  # it is running
+
+        _KEPT.clear()
+        _KEPT[key] = ray.get(at[0])
+    return _KEPT[key]
+
+
+@contextlib.contextmanager
+def _on_this_host() -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        import ray
+
+        host = ray.get_runtime_context().get_node_labels().get(HOST_LABEL) or platform.node()
+        raise InputError(error.source, error.key, f"{error.problem} (on host {host})") from None

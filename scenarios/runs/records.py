@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from msgspec import to_builtins
 
+from kit.documents import write_json, write_text
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
 from policies.records import RunRecord
-from scenarios.files.documents import write_json, write_text
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import write_logs

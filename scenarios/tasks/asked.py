@@ -118,27 +118,6 @@ def begin_job(job: Job) -> World:
     return world
 
 
-def tell_effort(
-    output: Listener,
-    world: World,
-    runs: int,
-    engine: Simulator,
-    *,
-    duration_s: float | None = None,
-    jobs: int = 1,
-) -> None:
-    """Tell of hours and gigabytes before they are spent.
-
-    Raises:
-        InputError: the runs take more memory than this machine has.
-    """
-    from scenarios.runs.effort import effort_of, require_effort
-
-    effort = effort_of(world, runs, engine, duration_s=duration_s, processes=jobs)
-    if (warning := require_effort(effort, world.scenario.name)) is not None:
-        output.remark(warning)
-
-
 def ready_engine(
     output: Listener,
     world: World,
@@ -148,15 +127,15 @@ def ready_engine(
     *,
     duration_s: float | None = None,
 ) -> Simulator:
-    """The engine of runs that nobody has begun yet, of which this is one's seed; what they take is told beforehand.
+    """The engine of runs that nobody has begun yet, of which this is one's seed.
 
     Raises:
         InputError: the runs take more memory than this machine has.
     """
-    from scenarios.runs.engines import able_to_run, engine_of
+    from scenarios.runs.engines import able_to_run, engine_of, require_memory
 
     engine = engine_of(world, choice, runs, duration_s=duration_s)
-    tell_effort(output, world, runs, engine, duration_s=duration_s)
+    require_memory(world, engine, duration_s=duration_s)
     if choice != "auto":
         return engine
     return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), output.remark)

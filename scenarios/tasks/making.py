@@ -16,7 +16,6 @@ from scenarios.tasks.asked import (
     begin_job,
     job_of,
     spread,
-    tell_effort,
     tell_overload,
 )
 
@@ -47,6 +46,7 @@ def train(asked: Asked, decisions: int | None, seed: int | None, engine: Simulat
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
     from scenarios.job.router import make_routers
+    from scenarios.runs.engines import require_memory
 
     scenario = asked.scenario
     kinds = made_kinds((*scenario.compare.routers, *scenario.validate_.routers)) or (PPO,)
@@ -57,7 +57,7 @@ def train(asked: Asked, decisions: int | None, seed: int | None, engine: Simulat
     job = job_of(asked)
     with job.folder.opened(asked.path), announcing_compilation(asked.output, (PPO,), engine):
         world = begin_job(job)
-        tell_effort(asked.output, world, len(kinds), engine)  # of the runs that score them
+        require_memory(world, engine)  # of the runs that score them
         tell_overload(asked.output, world)
         scores = make_routers(job, world, engine, kinds)
     return [Made(kind, job.made(kind), score) for kind, score in scores.items()]

@@ -14,12 +14,10 @@ from scenarios.tasks.asked import (
     Asked,
     Listener,
     announcing_compilation,
-    begin_job,
     job_of,
     ready_engine,
     require_made,
     spread,
-    tell_effort,
     tell_foreign,
     tell_overload,
     world_of,
@@ -55,7 +53,7 @@ def simulate(asked: Asked, router: str, seed: int | None, choice: EngineChoice, 
         if not keeps:
             return simulate_metrics(world, policy, name, seed, engine=engine)
         folder = RunFolder(asked.folder, output.remark)
-        with folder.opened(asked.path, maker="simulate"):
+        with folder.opened(asked.path):
             result, record = run_simulation(world, policy, name, seed, engine=engine)
             write_run(folder, result, record)
     return result
@@ -86,21 +84,22 @@ def compare(
     from scenarios.job import comparison as stage  # opens torch, which takes long: after what is checked at once
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
-    from scenarios.runs.engines import engine_of
+    from scenarios.runs.engines import engine_of, require_memory
     from scenarios.runs.simulate import default_jobs
 
     given, output = asked.scenario.compare, asked.output
     runs = len(given.routers) * len(given.seeds)
-    world = world_of(asked.scenario, asked.folder)
-    engine = engine_of(world, choice, runs, jobs=jobs or 1, is_here=ray is None)
-    tell_effort(output, world, runs, engine, jobs=jobs or 1)
+    job = job_of(asked)
+    world = job.world()
+    engine = engine_of(world, choice, runs)
+    require_memory(world, engine, processes=jobs or 1)
     if with_bound:
         require_solvable(world)
     tell_foreign(output, world, given.routers)
-    job = job_of(asked)
     with job.folder.opened(asked.path):
+        job.describe()
         with announcing_compilation(output, given.routers):
-            world = with_decision_times(job, begin_job(job), given.routers)
+            world = with_decision_times(job, world, given.routers)
         tell_overload(output, world)
         if choice == "auto":
             engine = stage.engine_to_go_on(job, world, engine)
@@ -130,13 +129,14 @@ def bound(asked: Asked, accuracy: float | None, window_s: float) -> dict[str, An
         InputError: no width tuple is so accurate, or the windows don't fit the scenario.
     """
     from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
+    from scenarios.runs.engines import require_memory
 
     if accuracy is not None and not 0 <= accuracy <= 1:
         raise InputError("--accuracy", "", f"{accuracy:g} is no share; allowed is 0 to 1")
     if not window_s > 0:
         raise InputError("--window", "", f"{window_s:g} s are no length; allowed is more than 0")
     output, world = asked.output, world_of(asked.scenario, asked.folder)
-    tell_effort(output, world, 1, "compiled")
+    require_memory(world, "compiled")
     least = min(world.accuracy.prior.top1.values()) if accuracy is None else accuracy
     with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario), output) as progress:
         model = FluidModel(world, on_solved=progress.update)

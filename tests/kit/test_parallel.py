@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from kit.errors import InputError, WorkError
@@ -50,9 +50,10 @@ def test_tasks_have_what_is_common_and_one_thread() -> None:
     assert {name: os.environ.get(name) for name in ONE_THREAD} == before
 
 
-def ours() -> list[str]:
-    """Processes of comparisons that are left; another test's may still be here, such as the executors' own helper."""
-    return [child.name for child in multiprocessing.active_children() if not child.name.startswith("slimsched-")]
+def left_behind() -> list[int]:
+    """Processes that do tasks of this one."""
+    found = psutil.Process().children(recursive=True)
+    return [process.pid for process in found if any("LokyProcess" in word for word in process.cmdline())]
 
 
 def test_errors_come_through() -> None:
@@ -66,52 +67,42 @@ def test_errors_come_through() -> None:
     assert (again.feature, str(again)) == ("a log of every step", str(UnsupportedScenario("a log of every step")))
     with pytest.raises(WorkError, match="fewer --jobs"):
         list(each(answer, 0, ["killed", "endless"], 2))
-    assert ours() == []
+    assert left_behind() == []
 
 
-def test_the_death_of_the_last_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's pool may begin to wait before its newest process is there to be watched."""
-    start = ProcessPoolExecutor._adjust_process_count
-
-    def late(pool: ProcessPoolExecutor) -> None:
-        threading.Event().wait(0.3)
-        start(pool)
-
-    monkeypatch.setattr(ProcessPoolExecutor, "_adjust_process_count", late)
-    with pytest.raises(WorkError, match="fewer --jobs"):
-        list(each(answer, 0, ["endless", "killed"], 2))
-    assert ours() == []
-
-
-DEAD_AT_ONCE = """\
-import os, sys
-if "--multiprocessing-fork" in sys.orig_argv:
-    os._exit(9)
-"""
-MUCH_IN_COMMON = """\
-import operator
+SCRIPT = """\
+import sys
 from kit.parallel import each
+from tests.scenarios.tasks import wait_marked
 if __name__ == "__main__":
-    list(each(operator.add, bytes(1 << 20), [b"1", b"2"], 2))
+    list(each(wait_marked, sys.argv[1], range(1000), 2))
 """
 
 
-def test_processes_that_die_as_they_start_leave_nobody_waiting(tmp_path: Path) -> None:
-    """However much they were to be given: more than a pipe holds."""
-    (tmp_path / "sitecustomize.py").write_text(DEAD_AT_ONCE)
-    (tmp_path / "script.py").write_text(MUCH_IN_COMMON)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])}
-    command = [sys.executable, str(tmp_path / "script.py")]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert "WorkError" in ended.stderr
-    assert "fewer --jobs" in ended.stderr
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.usefixtures("usual_interrupts")
+def test_processes_end_with_this_one(end: signal.Signals, tmp_path: Path) -> None:
+    """However that ends, and without a word of their own where a user interrupts all of them from his terminal."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while len({path.name.partition("-")[2] for path in tmp_path.glob("*-*")}) < 2:
+        assert process.poll() is None
+        threading.Event().wait(0.1)
+    workers = {int(path.name.partition("-")[2]) for path in tmp_path.glob("*-*")}
+    os.killpg(process.pid, end) if end == signal.SIGINT else process.send_signal(end)
+    _, told = process.communicate(timeout=60)
+    assert told.count("Traceback") == (end == signal.SIGINT)
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in workers if psutil.pid_exists(pid)], timeout=10)
+    assert alive == []
 
 
 def test_an_interruption_ends_what_runs() -> None:
     """Whoever stops listening does not wait for the rest."""
     with closing(each(answer, 0, ["a", "endless", "endless"], 2)) as made:
         assert next(made)[0] == 0
-    assert ours() == []
+    assert left_behind() == []
 
 
 def test_little_work_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scenarios.files.documents import write_json, write_text
 
+from kit.documents import write_json, write_text
 from policies.records import RunRecord
 from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import compare_results
@@ -69,6 +70,12 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
     return {**told, **changes}  # type: ignore[typeddict-item]
 
 
+def marked(path: Path) -> RunFolder:
+    """A run folder with nothing in it but its mark."""
+    (path / OWN).mkdir(parents=True, exist_ok=True)
+    return RunFolder(path)
+
+
 def run_folder(
     path: Path,
     routers: tuple[str, ...] = ("random", "jsq", "ppo"),
@@ -77,8 +84,7 @@ def run_folder(
 ) -> RunFolder:
     """A complete folder: every part of the report has its files. `slower`: times the simulated mean latency, what
     executors have of the router with this index and this seed."""
-    folder = RunFolder(path)
-    (folder / OWN).mkdir(parents=True, exist_ok=True)
+    folder = marked(path)
     results, pairs = [], []
     for index, router in enumerate(routers):
         for seed in seeds:

@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 
 from hw.networks.registry import ModelFile
-from kit.documents import read_checked
 from kit.errors import InputError, WorkError
 from policies.records import ForeignLoad
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
@@ -285,7 +284,7 @@ def test_an_interrupted_validation_keeps_each_run(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was finished lies in the folder and in the partial document; the second try makes the rest alone."""
-    wanted, folder, partial = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.json"
+    wanted, folder, partial = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / ".stages" / "partial.json"
     asked: list[PlannedRun] = []
 
     def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[Finished]:
@@ -306,7 +305,7 @@ def test_an_interrupted_validation_keeps_each_run(
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
-    assert [run["router"] for run in read_checked(partial)] == ["random", "jsq", "random"]
+    assert [run["router"] for run in folder.read_partial(partial)] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
     monkeypatch.setattr(validation, "validate_runs", runs)

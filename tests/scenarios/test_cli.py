@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from calibrate import slimming
+from kit.documents import write_text
 from kit.errors import WorkError
 from scenarios.cli import COMMANDS, handler_of, main
 from scenarios.commands import profile as profile_commands

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from kit.documents import write_json
 from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.runs.door import drain, open_door
-from scenarios.runs.folder import RunFolder
+from scenarios.runs.folder import DOOR, RunFolder
 from tests.scenarios.test_emulated import scenario
 
 pytestmark = pytest.mark.workers
@@ -68,11 +69,11 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
 def test_what_a_killed_command_has_left_drains_nothing(tmp_path: Path) -> None:
     """Its door stands open, but nobody holds the folder; the next command shuts it before it does anything."""
     folder = RunFolder(tmp_path)
-    write_json(tmp_path / "results.json", [])
+    with folder.opened():
+        write_json(tmp_path / "results.json", [])
     (tmp_path / DOOR).mkdir()
     (tmp_path / DOOR / "servers.json").write_text('[["gpu0", ""]]')
     (tmp_path / DOOR / "drain-0").touch()
-    assert all(fits(f"{DOOR}/{name}") for name in ("servers.json", "drain-0"))
     with pytest.raises(InputError, match="no command runs in this folder"):
         drain(tmp_path, "gpu0", is_wanted=True)
     with folder.opened(), pytest.raises(InputError, match="has no servers up now"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
@@ -62,17 +63,37 @@ def test_a_profile_that_was_edited_counts(made: Callable[[], list[str]], tmp_pat
     assert path.read_text() == edited
 
 
-@pytest.mark.parametrize("content", ["", "junk: [", None])
-def test_a_profile_that_is_damaged_is_made_again(
-    content: str | None, made: Callable[[], list[str]], tmp_path: Path
-) -> None:
+def test_a_profile_that_is_gone_is_made_again(made: Callable[[], list[str]], tmp_path: Path) -> None:
     """From what was kept in `calibration/`, with what serving costs; nothing is measured again."""
     path = tmp_path / "run" / "profiles" / "a.yaml"
     made()
-    path.unlink() if content is None else path.write_text(content)
+    path.unlink()
     assert made()[-1] == "serving: skipped, done before"
     assert path.read_text() == SERVED.to_yaml()
-    assert content is None or path.with_name("a.yaml.damaged").read_text() == content
+
+
+def test_a_profile_with_a_slip_in_it_is_the_users_to_mend(made: Callable[[], list[str]], tmp_path: Path) -> None:
+    """It is not replaced: it is his work."""
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    made()
+    path.write_text("junk: [")
+    with pytest.raises(InputError, match="mend it, or remove it"):
+        made()
+    assert path.read_text() == "junk: ["
+
+
+def test_an_edited_profile_stays_beside_a_new_measurement(
+    made: Callable[[], list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serving costs is measured anew, of the calibrated profile."""
+    path = tmp_path / "run" / "profiles" / "a.yaml"
+    made()
+    edited = worlds.profile("a", dispatch_s=0.003).to_yaml()
+    path.write_text(edited)
+    (tmp_path / "run" / ".stages" / "serving.json").unlink()
+    assert any("was edited since: it is kept as a.yaml.edited" in line for line in made())
+    assert path.read_text() == SERVED.to_yaml()
+    assert path.with_name("a.yaml.edited").read_text() == edited
 
 
 def test_calibrate_replaces_only_what_it_made(

@@ -1,28 +1,29 @@
-"""`--engine auto`: the quicker engine for the work, the one that began it, and simpy where the compiled one can't."""
+"""`--engine auto`: the quicker engine for the work, the one that began it, and simpy where the compiled one can't.
+
+And what needs more memory than the machine has is refused before anything is drawn.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import slimsched
+from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import comparison
 from scenarios.metrics.result import Result, Simulator
-from scenarios.runs import engines
-from scenarios.runs.engines import COMPILING_S, OPENING_S, engine_of, quicker_engine
+from scenarios.runs import bound, engines
+from scenarios.runs.bound import oracle_of, require_solvable
+from scenarios.runs.engines import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of
 from scenarios.runs.simulate import simulate_all
-from scenarios.world.materials import make_world
+from scenarios.world.materials import load_world, make_world
 from scenarios.world.world import World
 from tests.scenarios.files import write_scenario
-
-KEEPING = ("scenarios.runs.engines.is_kept", lambda *_: True)
 
 
 def world_of(folder: Path) -> World:
@@ -31,48 +32,26 @@ def world_of(folder: Path) -> World:
 
 def make_compiled_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first image on; whether it is so here must not matter."""
-    monkeypatch.setattr(*KEEPING)
-    monkeypatch.setattr(engines, "OPENING_S", 0.0)
+    monkeypatch.setattr(engines, "is_kept", lambda *_: True)
+    monkeypatch.setattr(engines, "SHORT_IMAGES", 0)
 
 
-# ----------------------------------------------------------------------------------------------------- which is quicker
-
-
-@pytest.mark.parametrize(
-    "simpy_s, can_compile, is_kept, engine",
-    [
-        (0.9 * OPENING_S, True, True, "simpy"),
-        (1.1 * OPENING_S, True, True, "compiled"),
-        (0.9 * COMPILING_S, True, False, "simpy"),
-        (1.1 * COMPILING_S, True, False, "compiled"),
-        (100 * COMPILING_S, False, True, "simpy"),
-    ],
-)
+@pytest.mark.parametrize("is_kept, short", [(True, SHORT_IMAGES), (False, SHORT_IMAGES_UNKEPT)])
 def test_the_compiled_engine_must_repay_its_beginning(
-    simpy_s: float, can_compile: bool, is_kept: bool, engine: Simulator
+    is_kept: bool, short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert quicker_engine(simpy_s, can_compile=can_compile, is_kept=is_kept) == engine
-
-
-def test_work_is_what_all_runs_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their number, their length, and how many are beside each other; an engine by name is taken at its word."""
+    """By the images of all runs; an engine by name is taken at its word."""
     world = world_of(tmp_path)
-    monkeypatch.setattr(*KEEPING)
-    assert engine_of(world, "auto", 1) == engine_of(world, "auto", 100, jobs=100) == "simpy"
-    assert engine_of(world, "auto", 100) == engine_of(world, "auto", 1, duration_s=100.0) == "compiled"
-    assert (engine_of(world, "simpy", 100), engine_of(world, "compiled", 1)) == ("simpy", "compiled")
-    assert engine_of(world, "auto", 100, is_here=False) == "simpy"  # nobody knows what other machines keep
-    monkeypatch.setattr("scenarios.runs.engines.is_kept", lambda *_: False)
-    assert (engine_of(world, "auto", 100), engine_of(world, "auto", 10_000)) == ("simpy", "compiled")
+    monkeypatch.setattr(engines, "is_kept", lambda *_: is_kept)
+    assert [engine_of(world, "auto", short // 200 + more) for more in (0, 1)] == ["simpy", "compiled"]
+    assert engine_of(world, "auto", 1, duration_s=short / 200 + 1) == "compiled"
+    assert (engine_of(world, "simpy", 10**6), engine_of(world, "compiled", 1)) == ("simpy", "compiled")
     monkeypatch.setattr(engines, "IS_ON", False)
-    assert engine_of(world, "auto", 10_000) == "simpy"
-
-
-# ----------------------------------------------------------------------------------------------------- what commands do
+    assert engine_of(world, "auto", 10**6) == "simpy"
 
 
 def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, Any]]:
-    """What a command on the default engine says, and its result."""
+    """The engine that a command has taken by default, and its result."""
     out = path.parent / "result.json"
     assert main([command, str(path), "--router", "jsq", "--json", str(out), *flags]) == 0
     found: dict[str, Any] = json.loads(out.read_text())
@@ -80,26 +59,14 @@ def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, An
 
 
 @pytest.mark.parametrize("command", ["simulate", "compare", "capacity"])
-def test_a_long_run_is_compiled_and_says_so_and_a_short_one_is_not(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the same figures; what must be compiled is told where the engine may have to be."""
-    told = []
-
-    @contextlib.contextmanager
-    def telling(say: object) -> Iterator[None]:
-        told.append(say)
-        yield
-
-    monkeypatch.setattr("scenarios.terminal.compiling.telling", telling)
-    monkeypatch.setattr("scenarios.runs.engines.is_kept", lambda *_: False)
+def test_both_engines_give_the_same_figures(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_scenario(tmp_path)
+    monkeypatch.setattr(engines, "SHORT_IMAGES", 100_000)
     flags = {"simulate": [], "compare": ["--seed", "0"], "capacity": ["--duration", "500ms", "--precision", "0.3"]}
     short, theirs = of_command(path, command, *flags[command], "--out", str(tmp_path / "short"))
-    assert (short, told) == ("simpy", [])
-    monkeypatch.setattr(engines, "COMPILING_S", 0.0)
+    make_compiled_quicker(monkeypatch)
     long, ours = of_command(path, command, *flags[command], "--out", str(tmp_path / "long"))
-    assert (long, len(told)) == ("compiled", 1)
+    assert (short, long) == ("simpy", "compiled")
     assert ours == theirs
 
 
@@ -116,15 +83,10 @@ def test_what_the_compiled_engine_cannot_do_simpy_does(
 
 
 def test_python_takes_the_quicker_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the commands do."""
     path = write_scenario(tmp_path)
-    assert slimsched.simulate(path, "jsq").engine == "simpy"
     make_compiled_quicker(monkeypatch)
     assert slimsched.simulate(path, "jsq").engine == "compiled"
     assert slimsched.simulate(path, "jsq", engine="simpy").engine == "simpy"
-
-
-# ------------------------------------------------------------------------------------------------------------- going on
 
 
 @pytest.mark.parametrize("began, quicker", [("simpy", "compiled"), ("compiled", "simpy")])
@@ -160,3 +122,60 @@ def test_a_comparison_goes_on_with_the_engine_that_began_it(
     assert json.loads(streams.out)["engine"] == began
     assert ("compare: skipped" in streams.err) is not is_interrupted
     assert made == ([("jsq", began), ("random", began)] if is_interrupted else [])  # the first is told, not made
+
+
+# -------------------------------------------------------------------------------------------------------- too much
+
+RATE, LENGTH = "{kind: poisson, rate_img_s: 200}", "duration_s: 1\n"
+
+
+@pytest.mark.parametrize(
+    "old, new, most",
+    [
+        (LENGTH, "duration_s: 1e7\n", "images"),
+        (RATE, "{kind: mmpp, rate_img_s: 200, dwell_s: 1e-9}", "changes of the load"),
+        (RATE, "{kind: flash, rate_img_s: 200, factor: 1e9, at_s: 0}", "images"),
+        (LENGTH, "duration_s: 1e6\nfaults: [{kind: chaos, mean_gap_s: 10ms}]\n", "images"),
+    ],
+)
+@pytest.mark.parametrize("command", ["simulate", "compare", "bound"])
+def test_too_much_for_the_machine_is_refused_before_it_is_drawn(
+    command: str, old: str, new: str, most: str,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One line, exit code 2; the arrivals alone would fill the memory."""
+
+    def draw(*_: object, **__: object) -> None:
+        raise AssertionError("it draws")
+
+    monkeypatch.setattr(World, "arrivals_ns", draw)
+    monkeypatch.setattr(engines, "machine_bytes", lambda: 8_000_000_000)
+    monkeypatch.chdir(tmp_path)
+    assert main([command, str(write_scenario(tmp_path, old, new))]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert f"most of it for {most}; this machine has 8 GB" in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programme grows with the square of the servers."""
+    path = write_scenario(tmp_path)
+    require_solvable(load_world(path))
+    monkeypatch.setattr(bound, "MOST_UNKNOWNS", 10.0)
+    for command in (["bound", str(path)], ["compare", str(path), "--bound", "--out", str(tmp_path / "out")]):
+        assert main(command) == 2
+        assert "the bound on 2 servers is a programme of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["simulate", str(path)]) == 0  # whether it is overloaded is not asked then
+
+
+def test_windows_without_number_are_refused(tmp_path: Path) -> None:
+    """They would fill the memory."""
+    world = load_world(write_scenario(tmp_path, RATE, "{kind: mmpp, rate_img_s: 200}"))
+    model = bound.FluidModel(world)
+    assert oracle_of(model, 0.1) is not None
+    with pytest.raises(InputError, match=r"--window: 1e-08 s are 1.0e\+08 windows; at least 1e-06 s are needed"):
+        oracle_of(model, 1e-8)

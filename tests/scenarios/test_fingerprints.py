@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hw.networks.registry import ModelFile
+from kit.documents import write_text
 from policies.rules.specs import LadderRule
 from scenarios.executors.campaign import Plan
 from scenarios.files.reading import load_scenario
@@ -19,7 +20,6 @@ from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.job import comparison, job, network, profiles, router, validation
 from scenarios.job.job import Job
-from scenarios.runs.folder import RunFolder
 from tests import worlds
 from tests.scenarios.files import profile_text
 
@@ -92,14 +92,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All that the scenarios name, and a run folder; stages end as they ask whether they are done."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    run = RunFolder(tmp_path / "run")
-    with run.opened():
-        for name, text in TEXTS.items():
-            if name.startswith("run/"):
-                run.write_text(tmp_path / name, text)
-            else:
-                (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / name).write_text(text)
+    for name, text in TEXTS.items():
+        write_text(tmp_path / name, text)
     (tmp_path / "given.yaml").write_text(profile_text("given", 1.0))
     for name in ("compared", "validated"):
         write_rule(tmp_path / f"{name}.rule.yaml", LadderRule(thresholds=(7,), rungs=((1.0, 1.0), (0.5, 0.5))))
@@ -286,6 +280,7 @@ def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: py
     monkeypatch.setattr(profiles, "with_overheads", lambda profile, *_: profile.model_copy(update={"dispatch_s": 0.5}))
     monkeypatch.setattr(Job, "world", lambda _: None)
     said: list[str] = []
+    (folder / "run/profiles/cpu.yaml").unlink()
 
     def made(scenario: str) -> str:
         (folder / "own.yaml").write_text(scenario)

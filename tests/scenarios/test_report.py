@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kit.documents import read_json, write_text
+from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.runs.folder import RunFolder
@@ -23,7 +23,7 @@ from scenarios.show.profile_page import origin_badge, profile_page
 from scenarios.show.report import build_report, gather, report
 from sim.profile import Profile
 from tests import worlds
-from tests.scenarios.folders import run_folder
+from tests.scenarios.folders import marked, run_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
@@ -110,8 +110,8 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
 
 def test_what_never_ran_on_executors_is_not_in_a_legend(folder: RunFolder, page: str, tmp_path: Path) -> None:
     assert ">on executors</text>" in page
-    other = RunFolder(tmp_path)
-    other.write_json(other / "comparison.json", read_json(folder / "comparison.json"))
+    other = marked(tmp_path)
+    write_json(other / "comparison.json", read_json(folder / "comparison.json"))
     text = build_report(other).read_text(encoding="utf-8")
     assert ">simulated</text>" in text
     assert ">on executors</text>" not in text
@@ -124,8 +124,8 @@ def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> N
     assert origin_badge(profile) == ("datasheet", "latency measured, power datasheet")
     power = profile.power.model_copy(update={"provenance": Provenance.MEASURED})
     assert origin_badge(profile.model_copy(update={"power": power})) == ("measured", "measured")
-    other = RunFolder(tmp_path)
-    other.write_text(other / "profiles" / "a.yaml", measured)
+    other = marked(tmp_path)
+    write_text(other / "profiles" / "a.yaml", measured)
     page = build_report(other).read_text(encoding="utf-8")
     assert '<span class="badge datasheet">profiles: latency measured, power datasheet</span>' in page
     assert 'class="badge measured"' not in page
@@ -193,8 +193,8 @@ def test_every_axis_names_its_unit(folder: RunFolder) -> None:
 
 def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     """A folder with profiles alone is reported, and the page says what is not there."""
-    other = RunFolder(tmp_path)
-    other.write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
+    other = marked(tmp_path)
+    write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
     page = build_report(other).read_text(encoding="utf-8")
     assert "Not in this run folder: routers compared in simulation; simulation against hardware" in page
     assert "Figure 3" in page
@@ -204,8 +204,8 @@ def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str,
     """A page whose labels were drawn from the paper's table says so at its head."""
     assert "accuracy: paper" not in page
     comparison = read_json(folder / "comparison.json")
-    other = RunFolder(tmp_path)
-    other.write_json(other / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
+    other = marked(tmp_path)
+    write_json(other / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
     assert "accuracy: paper" in build_report(other).read_text(encoding="utf-8")
 
 
@@ -214,8 +214,8 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     assert "busy" not in page
     validation = read_json(folder / "validation.json")
     validation["rows"][0]["foreign_load"] = {"programs": 0.9, "stolen": 0.0}
-    other = RunFolder(tmp_path)
-    other.write_json(other / "validation.json", validation)
+    other = marked(tmp_path)
+    write_json(other / "validation.json", validation)
     page = build_report(other).read_text(encoding="utf-8")
     assert "Other programs kept this host busy, so part of the error is theirs." in page
     assert "90 busy</span></td>" in page
@@ -241,6 +241,6 @@ def test_no_run_folder_is_the_users_mistake(tmp_path: Path) -> None:
 
 def test_a_broken_document_is_named(tmp_path: Path) -> None:
     """A file that is no JSON is named."""
-    write_text(tmp_path / "comparison.json", "{")
+    write_text(marked(tmp_path) / "comparison.json", "{")
     with pytest.raises(InputError, match=r"comparison\.json"):
         build_report(tmp_path)
