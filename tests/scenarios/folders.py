@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scenarios.files.documents import write_json, write_text
 
 from kit.documents import write_json, write_text
 from policies.records import RunRecord

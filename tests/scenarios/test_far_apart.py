@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hw.networks.registry import ModelFile
-from kit.documents import write_json
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
 from scenarios.cli import main
