@@ -10,9 +10,9 @@ import pyarrow
 import pytest
 
 from benchmarks.speed.conftest import Figures
-from jobs.formats.known import FORMATS
-from jobs.importing import import_log
-from jobs.rows import Options
+from jobs.logs.formats import FORMATS
+from jobs.logs.importing import import_log
+from jobs.logs.rows import Options
 from jobs.summary import predictions
 from jobs.trace import read_trace
 from tests.jobs.logs import drawn, write_log

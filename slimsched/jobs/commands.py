@@ -23,8 +23,8 @@ MOST_AT_ONCE = 200_000  # jobs that are looked at in a moment
 
 def jobs_import(arguments: Namespace) -> int:
     """A cluster's log as a trace; what was left out and why."""
-    from jobs.importing import import_log
-    from jobs.rows import UNITS_S, Options
+    from jobs.logs.importing import import_log
+    from jobs.logs.rows import UNITS_S, Options
     from jobs.trace import is_imported
     from slimsched.jobs.texts import imported_text
 

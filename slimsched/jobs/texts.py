@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from jobs.figures import Interval, chance_explains, chance_text
-from jobs.importing import Imported
+from jobs.logs.importing import Imported
+from jobs.logs.rows import Count
 from jobs.operating import Limit, Tried
-from jobs.tally import Count
 from scenarios.show.answers import Answer, box_text
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table, columns, to_text

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import lines
-from jobs.formats.known import FORMATS
-from jobs.formats.sacct import CLOCK_CHANGED
-from jobs.importing import Imported, import_log
-from jobs.rows import Options
+from jobs.logs import text as lines
+from jobs.logs.formats import FORMATS
+from jobs.logs.importing import Imported, import_log
+from jobs.logs.rows import Options
+from jobs.logs.slurm import CLOCK_CHANGED
 from jobs.trace import JobTrace, read_trace
 from kit.errors import InputError
 from tests.jobs.logs import SACCT, WRITERS, drawn, write_log
@@ -263,7 +263,7 @@ REFUSED: dict[str, tuple[bytes, str, str]] = {
     "tasks of another table": (b"a,b,c\n", "alibaba-pai", "3 fields; allowed are the 10"),
     "RLTune of another width": (b"1,2,3\n", "rltune", "3 fields; allowed are 19"),
     "no list": (b'{"jobid": "x"}\n', "philly", "begins with \\["),
-    "half a list": (b'[{"jobid": "x"},\n{"jobid": "y"', "philly", "line 1: the list does not end"),
+    "half a list": (b'[{"jobid": "x"},\n{"jobid": "y"', "philly", "the list does not end"),
     "a list of other things": (b'[\n{"jobid": "x"},\n{"jobid": 3}\n]', "philly", "line 3: this job can't be read"),
     "no job in it": (b'[\n{"jobid": "x", "attempts": []}\n]', "philly", "1 rows makes a job: 1 no submit time|never"),
 }  # fmt: skip

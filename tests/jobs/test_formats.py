@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs import lines
-from jobs.formats.known import FORMATS, format_of
-from jobs.importing import import_log
-from jobs.rows import UNITS_S, Options
+from jobs.logs import text as lines
+from jobs.logs.formats import FORMATS, format_of
+from jobs.logs.importing import import_log
+from jobs.logs.rows import UNITS_S, Options
 from jobs.trace import JobTrace, read_trace
 from kit.errors import InputError
 from scenarios.cli import LOG_FORMATS, TIME_UNITS

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.formats.sacct import FILLED, HELD
-from jobs.importing import Imported, import_log
-from jobs.joining import LIVES, OTHERS, PARTS
-from jobs.rows import Options
+from jobs.logs.importing import Imported, import_log
+from jobs.logs.joining import LIVES, OTHERS, PARTS
+from jobs.logs.rows import Options
+from jobs.logs.slurm import FILLED, HELD
 from jobs.trace import JobTrace, read_trace
 
 HEAD = (

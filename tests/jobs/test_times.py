@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import lines
-from jobs.importing import import_log
-from jobs.rows import Options
+from jobs.logs import text as lines
+from jobs.logs.importing import import_log
+from jobs.logs.rows import Options
 from jobs.trace import JobTrace, read_trace
 
 ZONE = "Asia/Tokyo"

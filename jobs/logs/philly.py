@@ -15,14 +15,12 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from jobs.fields import Cells, Numbers, dates, named, status_of
-from jobs.lines import blocks
-from jobs.rows import Options, Rows
-from jobs.tally import Tally
+from jobs.logs.fields import Cells, Numbers, dates, named, status_of
+from jobs.logs.rows import Options, Rows, Tally
+from jobs.logs.text import blocks
 from kit.errors import InputError
 
-LONGEST_JOB_BYTES: Final = 16 << 20
-_QUOTE, _BACKSLASH, _OPEN, _CLOSE, _FEED = (ord(each) for each in '"\\{}\n')
+_AT_ONCE: Final = 5_000  # jobs
 
 
 class _Detail(msgspec.Struct, gc=False):
@@ -44,8 +42,9 @@ class _Job(msgspec.Struct, gc=False):
     attempts: list[_Attempt] = []
 
 
-_DECODER: Final = msgspec.json.Decoder(list[_Job])
-_ONE: Final = msgspec.json.Decoder(_Job)
+_TEXTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_JOBS: Final = msgspec.json.Decoder(list[_Job])
+_JOB: Final = msgspec.json.Decoder(_Job)
 
 
 def looks_like(lines: Sequence[str]) -> bool:
@@ -55,77 +54,44 @@ def looks_like(lines: Sequence[str]) -> bool:
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows."""
-    for text, begins, lines in _objects(path):
-        jobs = _decoded(text, begins, lines, str(path))
+    """Its rows. The file is held as a whole: a list has no lines to cut it at."""
+    data = b"".join(block.data for block in blocks(path))
+    objects, at, line = _objects(data, str(path)), 0, 1
+    for begin in range(0, len(objects), _AT_ONCE):
+        chunk, lines = objects[begin : begin + _AT_ONCE], list[int]()
+        for each in chunk:
+            text = memoryview(each)
+            begins = data.index(text[0], at)  # nothing but blanks and a comma stands before it
+            ends = begins + len(text)
+            lines.append(line + data.count(b"\n", at, begins))
+            line, at = lines[-1] + data.count(b"\n", begins, ends), ends
+        jobs = _decoded(chunk, lines, str(path))
         tally.rows += len(jobs)
-        if jobs:
-            yield _rows(jobs, lines, options)
+        yield _rows(jobs, np.array(lines), options)
 
 
-def _objects(path: Path) -> Iterator[tuple[bytes, NDArray[np.int64], NDArray[np.int64]]]:
-    """Whole objects of the list, many at a time; where each begins, and on which line."""
-    rest, line = b"", 0
-    for block in blocks(path):
-        data = rest + block.data if line else _opened(block.data, str(path))
-        line = line or 1
-        begins, ends = _spans(data)
-        cut = int(ends[-1]) + 1 if len(ends) else 0
-        if cut:
-            feeds = np.flatnonzero(np.frombuffer(data[:cut], np.uint8) == _FEED)
-            yield data[:cut], begins[: len(ends)], line + np.searchsorted(feeds, begins[: len(ends)])
-            line += len(feeds)
-        rest = data[cut:]
-        if len(rest) > LONGEST_JOB_BYTES:
-            raise InputError(str(path), f"line {line}", "a job of more than 16 MiB; is a bracket or a quote missing?")
-    if rest.strip(b" \t\n,") != b"]":
-        problem = f"the list does not end ({rest.strip()[-40:]!r}); the file is cut off, or no Philly log"
-        raise InputError(str(path), f"line {line}", problem)
-
-
-def _opened(data: bytes, source: str) -> bytes:
-    """Without the bracket that opens the list."""
-    begin = data.find(b"[")
-    if begin < 0 or data[:begin].strip():
+def _objects(data: bytes, source: str) -> list[msgspec.Raw]:
+    """The texts of the list's jobs."""
+    if not data.lstrip().startswith(b"["):
         raise InputError(source, "line 1", f"{data[:40]!r}; a Philly log is a JSON list of jobs and begins with [")
-    return data[:begin] + b" " + data[begin + 1 :]
-
-
-def _spans(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the list's objects begin and end in a text; brackets within strings do not count."""
-    text = np.frombuffer(data, np.uint8)
-    quotes = np.flatnonzero(text == _QUOTE)
-    if b"\\" in data:
-        quotes = quotes[~_escaped(text, quotes)]
-    braces = np.flatnonzero((text == _OPEN) | (text == _CLOSE))
-    braces = braces[np.searchsorted(quotes, braces) % 2 == 0]
-    opens = text[braces] == _OPEN
-    depth = np.cumsum(np.where(opens, 1, -1))
-    return braces[opens & (depth == 1)], braces[~opens & (depth == 0)]
-
-
-def _escaped(text: NDArray[np.uint8], quotes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether an odd number of backslashes stands before each quote."""
-    found = np.zeros(len(quotes), bool)
-    which, before = np.arange(len(quotes)), quotes - 1
-    while len(which := which[(before >= 0) & (text[before] == _BACKSLASH)]):
-        found[which] ^= True
-        before = before[(before >= 0) & (text[before] == _BACKSLASH)] - 1
-    return found
-
-
-def _decoded(text: bytes, begins: NDArray[np.int64], lines: NDArray[np.int64], source: str) -> list[_Job]:
-    """The jobs of some objects; raises `InputError` with the line of the first one that can't be read."""
     try:
-        return _DECODER.decode(b"[" + text.strip(b" \t\n,") + b"]")
+        return _TEXTS.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        bounds = [*begins.tolist(), len(text)]
-        for begin, end, line in zip(bounds, bounds[1:], lines.tolist(), strict=False):
+        problem = f"the list does not end, or is no JSON ({error}); the file is cut off, or no Philly log"
+        raise InputError(source, "", problem) from None
+
+
+def _decoded(texts: list[msgspec.Raw], lines: list[int], source: str) -> list[_Job]:
+    """Their jobs; raises `InputError` with the line of the first one that can't be read."""
+    try:
+        return _JOBS.decode(b"[" + b",".join(texts) + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        for text, line in zip(texts, lines, strict=True):
             try:
-                _ONE.decode(text[begin:end].strip(b" \t\n,"))
-            except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
-                raise InputError(source, f"line {line}", f"this job can't be read: {wrong}") from None
-        raise InputError(source, f"line {int(lines[0])}", f"jobs that can't be read: {error}") from None
+                _JOB.decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise InputError(source, f"line {line}", f"this job can't be read: {error}") from None
+        raise
 
 
 def _rows(jobs: list[_Job], lines: NDArray[np.int64], options: Options) -> Rows:

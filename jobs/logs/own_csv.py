@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow
 from pyarrow import compute
 
-from jobs.delimited import Columns, columns, first_line, split_header
-from jobs.fields import (
+from jobs.logs.fields import (
     SECONDS,
     UNREAD,
     Cells,
@@ -27,9 +26,8 @@ from jobs.fields import (
     times,
     truths,
 )
-from jobs.lines import blocks
-from jobs.rows import Options, Rows
-from jobs.tally import Tally
+from jobs.logs.rows import Options, Rows, Tally
+from jobs.logs.text import Columns, blocks, columns, first_line, split_header
 from jobs.trace import COLUMNS
 from kit.errors import InputError, nearest
 

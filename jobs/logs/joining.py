@@ -9,8 +9,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from jobs.rows import LIFE, OPEN, REQUEUED, UNSTARTED
-from jobs.tally import Tally
+from jobs.logs.rows import LIFE, OPEN, REQUEUED, UNSTARTED, Tally
 
 LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
 LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
