@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from kit.plugins import OURS, Source, read_source, with_imports
+from kit.imports import OURS, with_imports
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -42,15 +42,17 @@ def imported(entries: Sequence[str], root: Path = ROOT) -> dict[str, ast.Module]
         if _source(name, root) is None:
             raise ModuleNotFoundError(f"no module {name!r} below {root}")
     found = with_imports(entries, partial(_source, root=root))
-    return {name: source.tree for name, source in found.items() if source.tree is not None}
+    return {name: ast.parse(source) for name, source in found.items()}
 
 
-def _source(name: str, root: Path) -> Source | None:
+def _source(name: str, root: Path) -> tuple[str, str] | None:
     if name.partition(".")[0] not in OURS:
         return None
     place = root.joinpath(*name.split("."))
     file = next((file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()), None)
-    return None if file is None else read_source(file, name)
+    if file is None:
+        return None
+    return file.read_text(encoding="utf-8"), name if file.stem == "__init__" else name.rpartition(".")[0]
 
 
 def file_digest(path: Path) -> str:
