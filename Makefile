@@ -54,11 +54,11 @@ docs: install  ## the documentation site, in site/: open site/index.html; `mkdoc
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
 	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
 
-results: install  ## docs/results.md: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted; RAY=auto (or HOST:PORT) over a Ray cluster (docs/cluster.md)
-	$(BIN)/python -m benchmarks.study results $(if $(RAY),--ray=$(RAY))
+results: install  ## docs/results.md and docs/data: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted; RAY=auto (or HOST:PORT) over a Ray cluster (docs/cluster.md)
+	$(BIN)/python -m benchmarks results $(if $(RAY),--ray=$(RAY))
 
 routers: install  ## tunes the routers that results need and that have no file, or one of other settings; goes on if interrupted; FORCE=1 all of them again (hours)
-	$(BIN)/python -m benchmarks.study tune --jobs $(JOBS) $(if $(FORCE),--force)
+	$(BIN)/python -m benchmarks tune --jobs $(JOBS) $(if $(FORCE),--force)
 
 GPU_PYTHON ?= python3
 

@@ -1,6 +1,6 @@
 """RLTune's page: it is trained, mended and taken apart on a trace, and set beside rivals that learn nothing.
 
-    python -m benchmarks.study jobs --trace philly.parquet
+    python -m benchmarks jobs --trace philly.parquet
 
 Trained and judged is what the folder lacks; the page is written last. The trace is put on RLTune's Philly cluster. Its
 clusters of Helios and Alibaba have drawn jobs: their GPUs and run times are of the trace's shape.

@@ -1,7 +1,7 @@
 """The live scenarios on executors: who wins there, whether simulation had said so, and by how much.
 
     slimsched run scenarios/live/bursts.yaml        # one after the other, in any order, in as many sittings as it takes
-    python -m benchmarks.study live                  # after each: docs/live.json, and docs/live.md made of it
+    python -m benchmarks live                       # after each: docs/data/live.json, its CSV files, and docs/live.md
 
 The runs' figures are kept in the JSON file, so that the page can be made again without them. What has no finished run
 here stays as it was measured before; what was never measured is said to be missing.
@@ -10,30 +10,103 @@ here stays as it was measured before; what was never measured is said to be miss
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
-from benchmarks.study.live_findings import FELT, Measured
-from benchmarks.study.live_page import live_page, summary_text
-from benchmarks.study.results import ROOT
+import pandas as pd
+
+from benchmarks.grid import ROOT, Row
+from benchmarks.study.judge import columns
+from benchmarks.study.pages import render, rows_of, write_frames
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
+from policies.registry import TIDE
+from policies.rules.specs import POINT
 from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
-from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Pair, Validation, was_stopped
+from scenarios.metrics.result import cpu_share
+from scenarios.metrics.served import leaves_many
+from scenarios.metrics.standing import COMPARABLE, ROUNDING, Contender, InWorld, by_run, validated
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environments
 from scenarios.show.validation import disturbance_warnings, emulated_devices
 from scenarios.world.materials import default_folder
 
-_ACCURACY: Final = MEASURES["expected_accuracy"]
 SCHEMA: Final = "slimsched.live/1"
-_OF_ROWS: Final = ("router", "load", "served", "cpu")
-_OF_PAIRS: Final = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
-_OF_ENVIRONMENTS: Final = ("python", "system", "cores", "code")
+FELT: Final = measures("kept_share", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
+"""What a user feels first; then the mean."""
+P99: Final = MEASURES["latency_p99_s"]
+_ACCURACY: Final = MEASURES["expected_accuracy"]
+WORLDS: Final[tuple[InWorld, InWorld]] = ("simulated", "hardware")
+SaidSo = Literal["yes", "no", "open"]
+Measured = dict[str, Any]
+"""One scenario's figures: as much of its validation as the page needs, in the validation's form (`rows`, `pairs`).
+
+`accuracy` is, by router, the expected one in the simulated comparison, over `seeds` seeds. `floor` and `p99_limit_s`
+are what it promises; `devices` what was emulated, empty for real ones; `searches` the fewest by which a router was
+tuned; `warnings` what is in the hardware's figures and in no simulation; `made_with` the validation's environment."""
+
+
+# --------------------------------------------------------------------------------------------------------- what is kept
+
+
+def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
+    """Collect, keep and write; returns who wins, and what is missing.
+
+    Raises:
+        InputError: there is no scenario, or one, its validation or what was kept can't be read.
+    """
+    if not files:
+        raise InputError("--scenarios", "", "no *.yaml there; name the folder of the live scenarios, scenarios/live")
+    kept = docs / "data" / "live.json"
+    found, missing = collect(files, runs, known_in(kept))
+    write_json(kept, {"schema": SCHEMA, "scenarios": found})
+    summary = pd.DataFrame([summary_row(name, each) for name, each in found.items()])
+    routers = pd.DataFrame([row for name, each in found.items() for row in router_rows(name, each)])
+    worse = pd.DataFrame([row for name, each in found.items() for row in worse_rows(name, each)])
+    write_frames(docs / "data", {"live-summary": summary, "live-routers": routers, "live-worse": worse})
+    given = {"summary": summary, "worse": worse, "missing": missing, "found": found}
+    text = render("live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in found.items()}, tide=TIDE)
+    write_text(docs / "live.md", text)
+    lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
+    return "\n".join([*lines, *missing])
+
+
+def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) -> tuple[dict[str, Measured], list[str]]:
+    """By name what was measured of these scenarios, now or before; and a sentence of each that never was.
+
+    Raises:
+        InputError: a scenario or a validation can't be read.
+    """
+    found: dict[str, Measured] = {}
+    missing = []
+    for file in files:
+        scenario, named = load_scenario(file), file.resolve()
+        shown = (named.relative_to(ROOT) if named.is_relative_to(ROOT) else file).as_posix()
+        folder = RunFolder(runs / default_folder(scenario).name)
+        now = measured_in(folder, shown) or known.get(scenario.name)
+        if now is not None:
+            found[scenario.name] = now
+        else:
+            state = "begun and not finished" if folder.path.exists() else "not measured yet"
+            missing.append(f"`{scenario.name}` is {state}: `slimsched run {shown}`")
+    return found, missing
+
+
+def known_in(path: Path) -> dict[str, Measured]:
+    """What a former call has kept; raises `InputError` where it is no such file."""
+    if not path.exists():
+        return {}
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise InputError(str(path), "schema", f"must be {SCHEMA!r}; delete the file, or name other docs")
+    return cast(dict[str, Measured], document["scenarios"])
 
 
 def measured_in(folder: RunFolder, file: str) -> Measured | None:
@@ -51,98 +124,220 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
     if len({row["load"] for row in validation["rows"]}) > 1:
         problem = "was run at several loads, of which this page shows none; leave validate.loads out"
         raise InputError(str(folder / "validation.json"), "", problem)
+    searches = [made_by(path).get("searches") for path in folder.path.glob(f"*{RULE_SUFFIX}")]
     service = validation["pairs"][0]["hardware"]["service"]
-    return Measured(
-        file=file,
-        devices=emulated_devices(validation),
-        floor=service["floor"],
-        p99_limit_s=service["p99_limit_s"],
-        accuracy={row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
-        seeds=max(len(row["seeds"]) for row in comparison["rows"]),
-        searches=_searches(folder),
-        made_with=_made_with(environments(folder).get("validate", {})),
-        warnings=disturbance_warnings(validation),
-        rows=[{key: row[key] for key in _OF_ROWS if key in row} for row in cast(list[Any], validation["rows"])],
-        pairs=[_less_of(pair) for pair in validation["pairs"]],
-    )
-
-
-def _searches(folder: RunFolder) -> int:
-    """The fewest by which one of its routers was tuned; 0 where nothing tells."""
-    told = [made_by(file).get("searches") for file in folder.path.glob(f"*{RULE_SUFFIX}")]
-    return min((count for count in told if count), default=0)
+    kept = ("router", "load", "served", "cpu")
+    return {
+        "file": file,
+        "devices": emulated_devices(validation),
+        "floor": service["floor"],
+        "p99_limit_s": service["p99_limit_s"],
+        "accuracy": {row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
+        "seeds": max(len(row["seeds"]) for row in comparison["rows"]),
+        "searches": min((count for count in searches if count), default=0),
+        "made_with": _made_with(environments(folder).get("validate", {})),
+        "warnings": disturbance_warnings(validation),
+        "rows": [{key: row[key] for key in kept if key in row} for row in cast(list[Any], validation["rows"])],
+        "pairs": [_less_of(pair) for pair in validation["pairs"]],
+    }
 
 
 def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:
     """The machine and the code, without versions of packages."""
     devices = [device["name"] for device in environment.get("devices", [])]
     host = {"host": ", ".join(devices)} if devices else {}
-    return {**host, **{key: environment[key] for key in _OF_ENVIRONMENTS if key in environment}}
+    return {**host, **{key: environment[key] for key in ("python", "system", "cores", "code") if key in environment}}
 
 
-def _less_of(pair: Pair) -> Pair:
+def _less_of(pair: Pair) -> dict[str, Any]:
     """With what the page shows alone."""
-    kept: dict[str, Any] = {key: value for key, value in pair.items() if key in _OF_PAIRS}
-    for world in ("simulated", "hardware"):
+    names = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
+    kept: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
+    for world in WORLDS:
         kept[world] = {}
         for measure in FELT:
             place = kept[world]
             for key in measure.keys[:-1]:
                 place = place.setdefault(key, {})
             place[measure.keys[-1]] = measure.of(pair[world])
-    return cast(Pair, kept)
+    return kept
 
 
-def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) -> tuple[dict[str, Measured], list[str]]:
-    """By name what was measured of these scenarios, now or before; and a sentence of each that never was.
+# ------------------------------------------------------------------------------------------------------------ who wins
 
-    Raises:
-        InputError: a scenario or a validation can't be read.
+
+@dataclass(frozen=True)
+class Outcome:
+    """Who wins in one world: of the routers that keep the floor, the one with the lowest p99.
+
+    Attributes:
+        able: those routers, the quickest first.
+        tied: of the others those that the paired 95 % interval cannot tell from the quickest.
+        below: routers that miss the floor; `left_out`: that serve too little, or can't be judged.
     """
-    found: dict[str, Measured] = {}
-    missing = []
-    for file in files:
-        scenario = load_scenario(file)
-        folder = RunFolder(runs / default_folder(scenario).name)
-        now = measured_in(folder, _named(file)) or known.get(scenario.name)
-        if now is not None:
-            found[scenario.name] = now
-        else:
-            state = "begun and not finished" if folder.path.exists() else "not measured yet"
-            missing.append(f"`{scenario.name}` is {state}: `slimsched run {_named(file)}`")
-    return found, missing
+
+    able: tuple[Contender, ...]
+    tied: tuple[str, ...]
+    below: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def winner(self) -> str | None:
+        """None for a tie, and where fewer than two can be judged."""
+        return self.able[0].router if len(self.able) > 1 and not self.tied else None
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """The quickest, and who can't be told from it."""
+        return (self.able[0].router, *self.tied) if self.able else ()
+
+    @property
+    def shown(self) -> str | None:
+        """`tide`, `tie: tide, ppo`; None where fewer than two can be judged."""
+        return self.winner or (f"tie: {', '.join(self.first)}" if self.tied else None)
+
+    def of(self, router: str | None) -> Contender | None:
+        """That router, where it can win."""
+        return next((each for each in self.able if each.router == router), None)
 
 
-def _named(file: Path) -> str:
-    """From the project's folder on, where it lies there: pages name no place of one machine."""
-    path = file.resolve()
-    return (path.relative_to(ROOT) if path.is_relative_to(ROOT) else file).as_posix()
+def outcome(measured: Measured, world: InWorld) -> Outcome:
+    """By p99, of the routers that keep the floor in this world.
 
-
-def known_in(path: Path) -> dict[str, Measured]:
-    """What a former call has kept.
-
-    Raises:
-        InputError: it is no such file.
+    That is, to a tenth of a point, as comparable accuracies are: the mean over seeds decides, so that a router whose
+    accuracy varies more keeps no floor more easily.
     """
-    if not path.exists():
-        return {}
-    document = read_json(path)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise InputError(str(path), "schema", f"must be {SCHEMA!r}; name another file with --json, or delete it")
-    known: dict[str, Measured] = document["scenarios"]
-    return known
+    found = validated(cast(Validation, measured), world, P99)
+    reached = {one.router: long_run_accuracy(measured, one.router, world) for one in found.contenders}
+    least = (measured["floor"] or 0.0) - COMPARABLE - ROUNDING
+    known = [one for one in found.contenders if reached[one.router] is not None]
+    able = sorted((one for one in known if (reached[one.router] or 0.0) >= least), key=lambda one: one.mean_s)
+    return Outcome(
+        able=tuple(able),
+        tied=tuple(one.router for one in able[1:] if not one.lead(able[0])["differs"]),
+        below=tuple(one.router for one in known if one not in able),
+        left_out=(*found.left_out, *(one.router for one in found.contenders if one not in known)),
+    )
 
 
-def make_page(files: Sequence[Path], runs: Path, json: Path, page: Path) -> str:
-    """Collects, keeps and writes; returns the table for the terminal, and what is missing.
+def _outcomes(measured: Measured) -> tuple[Outcome, Outcome]:
+    return outcome(measured, "simulated"), outcome(measured, "hardware")
 
-    Raises:
-        InputError: there is no scenario, or one, its validation or what was kept can't be read.
+
+def long_run_accuracy(measured: Measured, router: str, world: InWorld) -> float | None:
+    """What a router reaches over many runs as long as the measured ones, which a floor is of; None if unknown.
+
+    The few measured ones can't tell: of twenty seconds of bursts the accuracies of two seeds differ by a point. So it
+    is that of the simulated comparison; on executors, plus what they differ from their twins on the same arrivals.
     """
-    if not files:
-        raise InputError("--scenarios", "", "no *.yaml there; name the folder of the live scenarios, scenarios/live")
-    found, missing = collect(files, runs, known_in(json))
-    write_json(json, {"schema": SCHEMA, "scenarios": found})
-    write_text(page, live_page(found, missing))
-    return summary_text(found, missing)
+    base = measured["accuracy"].get(router, estimate([]))["mean"]
+    if base is None or world == "simulated":
+        return cast(float | None, base)
+    real, twin = (_estimate(measured, router, each, "expected_accuracy")["mean"] for each in ("hardware", "simulated"))
+    return None if real is None or twin is None else base + real - twin
+
+
+def said_so(simulated: Outcome, real: Outcome) -> SaidSo:
+    """Whether simulation named who wins on executors.
+
+    `open` where either world can't tell whom it named from the quickest of the other, or simulation could judge fewer
+    than two; `no` is left for those of whom simulation was certain, and wrong.
+    """
+    if simulated.winner is not None and simulated.winner == real.winner:
+        return "yes"
+    is_certain = len(simulated.able) > 1 and set(simulated.first).isdisjoint(real.first)
+    return "no" if is_certain else "open"
+
+
+def change_over(found: Outcome, rival: str | None, router: str = TIDE) -> Estimate:
+    """Its p99 less the rival's, in percent of the rival's mean; unknown where either can't be judged in that world."""
+    one, other = found.of(router), found.of(rival)
+    if one is None or other is None:
+        return Estimate(mean=None, ci95=None)
+    lead = one.lead(other)["difference"]
+    mean, half = (None if value is None else 100 * value / other.mean_s for value in (lead["mean"], lead["ci95"]))
+    return Estimate(mean=mean, ci95=half)
+
+
+def _estimate(measured: Measured, router: str, world: InWorld, name: str) -> Estimate:
+    values = by_run(_pairs_of(measured, router), world, MEASURES[name])
+    return estimate([None] if values is None else list(values.values()))
+
+
+def _pairs_of(measured: Measured, router: str) -> list[Pair]:
+    return [pair for pair in measured["pairs"] if pair["router"] == router]
+
+
+# -------------------------------------------------------------------------------------------------------------- frames
+
+
+def summary_row(name: str, measured: Measured) -> Row:
+    """Who wins in both worlds, and Tide's p99 against the quickest other that keeps the floor on executors."""
+    simulated, real = _outcomes(measured)
+    rival = next((one.router for one in real.able if one.router != TIDE), None)
+    cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
+    return {
+        "scenario": name,
+        "devices": measured["devices"] or "real",
+        "wins_in_simulation": simulated.shown,
+        "wins_on_executors": real.shown,
+        "said_so": said_so(simulated, real),
+        "tides_best_rival": rival,
+        **columns("p99_predicted_pct", change_over(simulated, rival)),
+        **columns("p99_measured_pct", change_over(real, rival)),
+        "cpu_pct": 100 * max(cpu) if cpu else None,
+        "winner_less_accurate_points": _points_less(real),
+    }
+
+
+def _points_less(real: Outcome) -> float | None:
+    """By how many points the quickest is behind the next (or, where it beats Tide, behind Tide); None if comparable."""
+    if len(real.able) < 2:
+        return None
+    best, tide = real.able[0], real.of(TIDE)
+    other = real.able[1] if best.router == TIDE or tide is None else tide
+    return None if best.is_match_for(other) else (other.accuracy - best.accuracy) / POINT
+
+
+def router_rows(name: str, measured: Measured) -> list[Row]:
+    """A row a router, in the order of executors' p99; each measure in both worlds, as the catalogue shows it."""
+    found = []
+    for row in measured["rows"]:
+        router = row["router"]
+        made: Row = {"scenario": name, "router": router}
+        made |= _scaled("accuracy_over_seeds", _ACCURACY, measured["accuracy"].get(router, estimate([])))
+        for measure in FELT:
+            for world, word in zip(WORLDS, ("predicted", "measured"), strict=True):
+                made |= _scaled(f"{measure.name}_{word}", measure, _estimate(measured, router, world, measure.name))
+        made["is_marked"] = any(leaves_many(served) for served in row["served"].values())
+        found.append((_estimate(measured, router, "hardware", P99.name)["mean"], made))
+    return [row for _, row in sorted(found, key=lambda each: (each[0] is None, each[0]))]
+
+
+def _scaled(name: str, measure: Any, found: Estimate) -> Row:
+    """In percent where the measure is shown so; seconds stay seconds."""
+    scale = measure.scale if measure.unit == "%" else 1.0
+    scaled = (None if found[key] is None else scale * found[key] for key in ("mean", "ci95"))  # type: ignore[literal-required]
+    mean, half = scaled
+    title = f"{name}_pct" if measure.unit == "%" else name
+    return columns(title, Estimate(mean=mean, ci95=half))
+
+
+def worse_rows(name: str, measured: Measured, router: str = TIDE) -> list[Row]:
+    """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
+    found = []
+    for rival in (one.router for one in outcome(measured, "hardware").able if one.router != router):
+        for measure in FELT:
+            own, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, rival))
+            if own is None or other is None:
+                continue
+            common = sorted(own.keys() & other.keys())
+            difference = paired_difference([own[run] for run in common], [other[run] for run in common])
+            mean = difference["difference"]["mean"]
+            if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
+                means = (estimate(list(each.values()))["mean"] or 0.0 for each in (own, other))
+                shown = dict(zip(("tide", "rivals"), (measure.scale * each for each in means), strict=True))
+                found.append(
+                    {"scenario": name, "rival": rival, "measure": measure.title, **shown, "unit": measure.unit}
+                )
+    return found

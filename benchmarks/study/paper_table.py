@@ -15,7 +15,7 @@ Why nothing simpler:
 - No additive model (a base, and a gain for every segment and width) can be exact. Each table has every segment at every
   width once, so the two would have the same mean; they have 73.66 % and 73.39 %.
 
-`python -m benchmarks.study paper-table` prints the file that stands in `scenarios/data/models/`.
+`python -m benchmarks paper-table` prints the file that stands in `scenarios/data/models/`.
 """
 
 from __future__ import annotations

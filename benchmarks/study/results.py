@@ -1,176 +1,293 @@
-"""The results: runs what is missing, then writes the page."""
+"""The project's results: every main scenario and the paper's, all routers, at least ten seeds, and the page about them.
+
+    python -m benchmarks results               # what is not kept yet, docs/data/*.csv, docs/results.md and its pictures
+
+Runs are kept in `runs/results`; a page is made of the CSV files alone. A part (`--only`, `--seeds`) has both there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.study import pictures
-from benchmarks.study.cases import WINDOWED, Case, Contender, experiments, read_case, scenario_files
-from benchmarks.study.findings import Found, Made, Notes, Row, judge, searches_in
-from benchmarks.study.page import results_page
-from benchmarks.study.runs import Fluid, collect, fluid_of, point_of, run_missing, versions
-from benchmarks.study.sources import file_digest
-from benchmarks.study.tuned_rows import outdated
+import pandas as pd
+
+from benchmarks.grid import ROOT, Row, read_rows
+from benchmarks.study import judge, pages, tables
+from benchmarks.study.contenders import (
+    GROUPS,
+    SCENARIOS,
+    TOLD,
+    Case,
+    experiments,
+    read_case,
+    scenario_files,
+)
+from benchmarks.study.judge import Found, columns, known
+from benchmarks.study.runs import bounds_of, corner_of, results_of, run_missing, versions
 from hw.host.limits import core_count
-from kit.documents import read_json, write_text
 from kit.parallel import Jobs
 from policies.vocabulary import Provenance
 from scenarios.files.router_names import made_by
-from scenarios.show import charts
+from scenarios.metrics.catalogue import MEASURES
+from scenarios.metrics.result import Result
+from scenarios.metrics.served import LIMIT
+from scenarios.metrics.signatures import tally, tally_text
+from scenarios.metrics.statistics import change_pct, estimate, widened
+from scenarios.show.paper import paper_row
 
-ROOT: Final = Path(__file__).parents[2]
-SCENARIOS: Final = ROOT / "scenarios"
-TABLES: Final = ("ablation", "carried", "faster", "fronts", "margins")  # `ablation.json` and so on, beside the page
-REMARKS: Final = "results-remarks.md"  # there, too
+SHOWN: Final = (
+    *("expected_accuracy", "accuracy", "latency_mean_s", "latency_p99_s", "latency_std_s", "kept_share"),
+    *("energy_per_image_j", "energy_dynamic_j", "moves_per_image"),
+    *("energy_j", "energy_std_j", "gpu_var", "gpu_var_std"),  # of the paper's tables
+)
 
 
 def make_results(
     *,
-    folder: Path = SCENARIOS,
+    scenarios: Path = SCENARIOS,
     out: Path = Path("runs/results"),
-    page: Path | None = None,
+    docs: Path = ROOT / "docs",
     only: Sequence[str] = (),
     seeds: int | None = None,
-    jobs: Jobs | None = None,
+    jobs: Jobs = 1,
     quiet: bool = False,
-) -> tuple[Path, int]:
-    """Everything; returns the page and how many runs had to be made.
+) -> str:
+    """Run what is missing, then write the data and the page of them.
 
     Args:
-        folder: of the scenario files, with `data/routers/` in it.
-        page: by default `docs/results.md` for all of it, and a page in `out` for a part.
+        scenarios: the folder of the scenario files, with `data/routers/` in it.
+        out: where runs are kept; a part (`only`, `seeds`) has its page there, too.
+        docs: where the page of all goes, and whose `data/` has what other studies made.
+        only: names of scenarios.
+        seeds: the first so many of each.
 
     Raises:
         InputError: a scenario or a router's file is wrong, or `only` names none.
         WorkError: a run can't go on.
     """
-    is_part = bool(only) or seeds is not None
-    target = page or (out / "results.md" if is_part else ROOT / "docs" / "results.md")
-    tables, _ = _tables(target.parent, folder)
-    margins = tables.get("margins", {"rows": ()})["rows"]
-    cases = experiments([read_case(path, seeds, margins) for path in scenario_files(folder, tuple(only))])
-    number = jobs or core_count()
-    made = run_missing(cases, out, number, quiet=quiet)
-    fluid = fluid_of(cases, out, number, quiet=quiet)
-    found = [found_in(case, out, fluid[case.name], tables.get("carried", {"rows": ()})["rows"]) for case in cases]
-    write_text(target, results_page(found, notes_of(cases, found, target)))
-    return target, made
+    target = out if only or seeds is not None else docs
+    cases = experiments([read_case(path, seeds) for path in scenario_files(scenarios, only)])
+    made = run_missing(cases, out, jobs, quiet=quiet)
+    bounds = {row["scenario"]: row for row in bounds_of(cases, out, jobs, quiet=quiet)}
+    carried = read_rows(docs / "data" / tables.CARRIED)
+    parts = [found_in(case, results_of(case, out), bounds[case.name], carried) for case in cases]
+    pages.write_frames(target / "data", {**frames_of(cases, parts, bounds), **tables.frames(docs / "data", cases)})
+    pages.results_page(target)
+    return f"{made} runs made; {target / 'results.md'}"
 
 
-def found_in(case: Case, out: Path, fluid: Fluid, carried: Sequence[Mapping[str, Any]] = ()) -> Found:
-    """One scenario's stored runs, with the bound beside each router, and its rows of what is carried."""
-    stored, rows = collect(case, out), []
-    files = {each.label: file_digest(each.file) for each in case.contenders if each.file is not None}
-    for contender in case.contenders:
-        results = stored.get(contender.label)
-        if not results:
-            continue
-        point = point_of(results)
-        rows.append(
-            Row(
-                label=contender.label,
-                group=contender.group,
-                results=tuple(results),
-                bound_energy_j=None if point is None else fluid.energy_j.get(point),
-                bound_latency_s=None if point is None else fluid.latency_s.get(point),
-                searches=_searches(contender),
-            )
-        )
-    prior = case.world.accuracy.prior
+def found_in(case: Case, results: Mapping[str, list[Result]], bounds: Row, carried: Sequence[Row]) -> Found:
+    """One scenario's kept runs as frames, with the bound beside each router, and what of it is carried."""
+    fitting = tables.carried_of(case, carried)
+    groups = {each.label: each.group for each in case.contenders}
+    files = {each.label: each.file for each in case.contenders if each.file is not None and each.group != TOLD}
+    spreads = {label: judge.spreads_in(made_by(file)) for label, file in files.items()}
+    labels = [each.label for each in case.contenders if each.label in results]
+    runs = pd.DataFrame([_run_row(label, result) for label in labels for result in results[label]])
+    limits = {tuple(least[:2]): least[2:] for least in bounds["bounds"]}
+    rows = []
+    for label in labels:
+        least = limits.get(corner_of(results[label]) or (), (None, None))
+        row = _router_row(label, results[label], runs[runs["router"] == label], spreads.get(label, {}), least)
+        rows.append({"scenario": case.name, "router": label, "group": groups[label], **row, **_carried(fitting, label)})
+    top1 = [100 * value for value in case.world.accuracy.prior.top1.values()]
     return Found(
         name=case.name,
-        file=case.path.name,
-        remark=case.remark,
         load=case.load,
-        is_paper=case.is_paper,
-        seeds=case.seeds,
-        duration_s=case.scenario.duration_s,
-        warmup_s=case.scenario.warmup_s,
         floor=case.scenario.tuning.floor,
-        accuracies=(min(prior.top1.values()), max(prior.top1.values())),
-        rows=tuple(rows),
-        missing=case.missing,
-        oracle=fluid.oracle,
-        carried=tuple(
-            row for row in carried if row["scenario"] == case.name and row.get("file", "") == files.get(row["router"])
-        ),
+        runs=runs,
+        routers=pd.DataFrame(rows, index=pd.Index(labels)),
+        spreads=spreads,
+        carried={row["router"]: row["images_s"] for row in fitting if "images_s" in row},
+        extremes_pct=(min(top1), max(top1)),
     )
 
 
-def _searches(contender: Contender) -> tuple[Mapping[str, Any], ...]:
-    """Of its tuning; who is told goals while it serves, or has a margin, was tuned without."""
-    return () if contender.file is None or contender.group in WINDOWED else searches_in(made_by(contender.file))
+def _run_row(label: str, result: Result) -> Row:
+    images, shares = result["images"], result["shares"]
+    figures = {name: MEASURES[name].of(result) for name in SHOWN}
+    lost = images["failed"] + images["in_flight"]  # or never finished
+    row = {"router": label, "seed": result["seed"], **figures, "arrived": images["arrived"], "lost": lost}
+    return {
+        **row,
+        "completed": images["completed"],
+        "wall_s": result["wall_s"],
+        "unserved": shares["unserved"],
+        "failed": shares["failed"],
+    }
 
 
-def _tables(folder: Path, scenarios: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """What studies have left beside the page, by name; and of what scenarios of another state those are left out."""
-    made = {name: found for name in TABLES if (found := _read(folder / f"{name}.json"))}
-    changed = {name: others for name, table in made.items() if (others := outdated(table, scenarios))}
-    return {name: table for name, table in made.items() if name not in changed}, changed
+def _router_row(
+    label: str,
+    results: Sequence[Result],
+    runs: pd.DataFrame,
+    spreads: Mapping[str, float],
+    least: Sequence[float | None],
+) -> Row:
+    """Means over seeds; intervals of latency hold how far the router's searches lie apart."""
+    mean = {name: estimate(known(runs[name]))["mean"] for name in SHOWN}
+    row: Row = {"seeds": len(results), "kept_pct": _times(mean["kept_share"], 100)}
+    for name, measure in (("p99_ms", "latency_p99_s"), ("mean_ms", "latency_mean_s")):
+        found = widened(estimate(known(1000 * runs[measure])), spreads.get(measure, 0.0))
+        row |= columns(name, found)
+    worst_s = runs["latency_mean_s"]
+    unserved = [estimate(known(runs[name]))["mean"] or 0.0 for name in ("unserved", "failed")]
+    return row | {
+        "accuracy_pct": _times(mean["expected_accuracy"], 100),
+        "label_accuracy_pct": _times(mean["accuracy"], 100),
+        "energy_j": mean["energy_per_image_j"],
+        "std_ms": _times(mean["latency_std_s"], 1000),
+        "worst_ms": None if worst_s.isna().any() else 1000 * worst_s.max(),
+        "dynamic_j": mean["energy_dynamic_j"],
+        "energy_over_bound_pct": change_pct(mean["energy_dynamic_j"], least[0]),
+        "latency_over_bound_pct": change_pct(mean["latency_mean_s"], least[1]),
+        "lost_images": int(runs["lost"].sum()),
+        "moves": mean["moves_per_image"],
+        "signs": tally_text(tally(result.get("signatures") for result in results), len(results)),
+        "is_marked": max(unserved) > LIMIT,
+        "lost_share": runs["lost"].sum() / runs["arrived"].sum(),
+    }
 
 
-def notes_of(
-    cases: Sequence[Case],
-    found: Sequence[Found],
-    target: Path,
-) -> Notes:
-    """What stands beside the tables; the pictures are drawn here."""
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else factor * value
+
+
+def _carried(rows: Sequence[Row], label: str) -> Row:
+    row = next((row for row in rows if row["router"] == label and "images_s" in row), None)
+    if row is None:
+        return {}
+    means = {name: estimate(row[key])["mean"] for name, key in (("accuracy", "accuracies"), ("j", "images_j"))}
+    return {
+        "carried_img_s": estimate(row["images_s"])["mean"],
+        "carried_accuracy_pct": _times(means["accuracy"], 100),
+        "carried_j": means["j"],
+        "carried_told": bool(row["controls"]),
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- frames
+
+
+def frames_of(cases: Sequence[Case], parts: Sequence[Found], bounds: Mapping[str, Row]) -> dict[str, pd.DataFrame]:
+    """By name, what goes into `results-NAME.csv`."""
+    main = [each for each in parts if not each.name.startswith("paper")]
+    replicas = [each for each in parts if each.name.startswith("paper")]
+    judged = {each.name: judge.judge(each) for each in main}
+    versus = [row for row, _ in judged.values()]
+    for each in main:
+        row = judge.compare_told(each)
+        versus += [] if row is None else [{"scenario": each.name, "load": each.load, "group": TOLD, **row}]
+    losses = [{"scenario": name, **goal} for name, (_, goals) in judged.items() for goal in goals]
+    return {
+        "results-scenarios": pd.DataFrame([_scenario_row(case, bounds[case.name]) for case in cases]),
+        "results-missing": pd.DataFrame(
+            [row for case in cases for row in _missing_rows(case)], columns=["scenario", "kind", "why"]
+        ),
+        "results-routers": pd.concat([_ordered(each.routers) for each in parts]),
+        "results-versus": pd.DataFrame(versus, columns=list(judge.VERSUS)),
+        "results-losses": pd.DataFrame(losses, columns=["scenario", *judge.LOSSES]),
+        "results-paper": pd.DataFrame([row for each in replicas for row in _paper_rows(each)]),
+        "results-checks": pd.DataFrame([row for each in replicas for row in judge.replica_checks(each)]),
+        "results-tuning": pd.DataFrame([row for case in cases for row in _tuning_rows(case)]).drop_duplicates("file"),
+        "results-machine": pd.DataFrame([_machine(cases, parts)]),
+    }
+
+
+def _missing_rows(case: Case) -> list[Row]:
+    split = ((text.partition(": ")[0], text) for text in case.missing)
+    return [{"scenario": case.name, "kind": kind, "why": text} for kind, text in split]
+
+
+def _ordered(routers: pd.DataFrame) -> pd.DataFrame:
+    """By group, then the quickest first."""
+    places = routers["group"].map(GROUPS.index)
+    return routers.assign(place=places).sort_values(["place", "mean_ms"], kind="stable").drop(columns="place")
+
+
+def _scenario_row(case: Case, bounds: Row) -> Row:
+    return {
+        "scenario": case.name,
+        "load": case.load,
+        "seeds": len(case.seeds),
+        "first_seed": case.seeds[0],
+        "duration_s": case.scenario.duration_s,
+        "warmup_s": case.scenario.warmup_s,
+        "floor_pct": _times(case.scenario.tuning.floor, 100),
+        "foresight_accuracy_pct": _times(bounds["oracle"], 100),
+    }
+
+
+def _paper_rows(found: Found) -> list[Row]:
+    """The layout of Tables III to V; under each router that the paper has, what the paper reports."""
+    rows = []
+    for label in found.runs["router"].unique():
+        runs = found.runs[found.runs["router"] == label]
+        mean = {name: estimate(known(runs[name]))["mean"] for name in (*SHOWN, "completed")}
+        row = {"scenario": found.name, "router": label, "source": "here"}
+        row |= {"accuracy_pct": _times(mean["accuracy"], 100), "latency_s": mean["latency_mean_s"]}
+        row |= {"latency_std_s": mean["latency_std_s"], "energy_j": mean["energy_j"]}
+        row |= {name: mean[name] for name in ("energy_std_j", "gpu_var", "gpu_var_std")}
+        row["images"] = mean["completed"]
+        for name, measure in (("latency_pct", "latency_mean_s"), ("energy_pct", "energy_j")):
+            row[name] = judge.change_mean(found, label, "random", measure)
+        rows.append(row)
+        if (reported := paper_row(label)) is not None:
+            rows.append(
+                {
+                    "scenario": found.name,
+                    "router": label,
+                    "source": f"the paper, Table {reported.table}",
+                    **{key: getattr(reported, key) for key in _REPORTED},
+                    "latency_pct": reported.latency_change_pct,
+                    "energy_pct": reported.energy_change_pct,
+                }
+            )
+    return rows
+
+
+_REPORTED: Final = (
+    *("accuracy_pct", "latency_s", "latency_std_s", "energy_j", "energy_std_j", "gpu_var", "gpu_var_std", "images"),
+)
+
+
+def _tuning_rows(case: Case) -> list[Row]:
+    """What each router's file says of how it was made."""
+    rows = []
+    for contender in case.contenders:
+        if contender.file is not None and contender.group != TOLD:
+            made = made_by(contender.file)
+            searches = judge.searches_in(made)
+            rows.append(
+                {
+                    "scenario": case.name,
+                    "router": contender.label,
+                    "searches": len(searches),
+                    "decisions": made.get("decisions"),
+                    "level_decisions": made.get("level_decisions"),
+                    "decisions_in_all": made.get("decisions_in_all"),
+                    "wall_s": made.get("wall_s"),
+                    "accuracy_pct": _times(made.get("accuracy"), 100),
+                    "mean_ms": _times(made.get("latency_mean_s"), 1000),
+                    "p99_ms": _times(made.get("latency_p99_s"), 1000),
+                    "searches_mean_ms": " ".join(f"{1000 * each['mean_s']:.4g}" for each in searches),
+                    "file": contender.file.relative_to(case.path.parent).as_posix(),
+                    "command": made.get("command"),
+                }
+            )
+    return rows
+
+
+def _machine(cases: Sequence[Case], parts: Sequence[Found]) -> Row:
     from hw.telemetry import cpu_name
 
-    remarks = target.parent / REMARKS
-    tables, changed = _tables(target.parent, cases[0].path.parent)
-    fronts = tables.get("fronts")
-    return Notes(
-        machine={"processor": cpu_name(), "cores": str(core_count())},
-        versions=versions(),
-        wall_s=sum(result["wall_s"] for each in found for row in each.rows for result in row.results),
-        provenance=str(Provenance.weakest(*(case.world.provenance for case in cases))),
-        ablation=tables.get("ablation"),
-        faster=tables.get("faster"),
-        fronts=fronts,
-        outdated=changed,
-        made=tuple(_made(cases)),
-        remarks=remarks.read_text(encoding="utf-8") if remarks.is_file() else "",
-        pictures=_pictures(found, target.parent),
-        front_picture=None if fronts is None else _front_picture(fronts, target.parent),
-    )
-
-
-def _made(cases: Sequence[Case]) -> list[Made]:
-    """Each router's file once."""
-    found: dict[Path, Made] = {}
-    for case in cases:
-        for contender in case.contenders:
-            if contender.file is not None and contender.file not in found:
-                named = contender.file.relative_to(case.path.parent).as_posix()
-                found[contender.file] = Made(case.name, contender.label, named, made_by(contender.file))
-    return list(found.values())
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """What a study has left; None where it was not made."""
-    if not path.is_file():
-        return None
-    found: dict[str, Any] = read_json(path)
-    return found
-
-
-def _front_picture(fronts: Mapping[str, Any], folder: Path) -> str:
-    name = "images/results-energy.svg"
-    charts.save(pictures.energy_chart(fronts["rows"]), folder / name)
-    return name
-
-
-def _pictures(found: Sequence[Found], folder: Path) -> dict[str, str]:
-    main = [each for each in found if not each.is_paper and each.rows]
-    verdicts = [judge(each) for each in main]
-    drawn: dict[str, str] = {}
-    if any(verdict.versus is not None for verdict in verdicts):
-        charts.save(pictures.gains_chart(verdicts), folder / "images" / "results-gains.svg")
-        drawn[pictures.GAINS] = "images/results-gains.svg"
-    if main:
-        charts.save(pictures.fronts_chart(main), folder / "images" / "results-fronts.svg")
-        drawn[pictures.FRONTS] = "images/results-fronts.svg"
-    return drawn
+    return {
+        "processor": cpu_name(),
+        "cores": core_count(),
+        **versions(),
+        "runs": sum(len(each.runs) for each in parts),
+        "runs_min": sum(each.runs["wall_s"].sum() for each in parts) / 60,
+        "provenance": str(Provenance.weakest(*(case.world.provenance for case in cases))),
+    }

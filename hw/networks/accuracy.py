@@ -157,7 +157,7 @@ class _Document:
         """The error to raise, with the remedy."""
         remedy = "delete the file and write it anew with `slimsched model evaluate`"
         if self.fields.get("provenance") == PAPER:
-            remedy = "correct the file, or write the paper's with `python -m benchmarks.study paper-table`"
+            remedy = "correct the file, or write the paper's with `python -m benchmarks paper-table`"
         return InputError(self.source, key, f"{problem}; {remedy}")
 
     def table(self) -> AccuracyTable:

@@ -11,7 +11,7 @@ TAIL: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class TuningKnobs:
-    """How a router is tuned; the switches are those of `benchmarks.study.ablation`.
+    """How a router is tuned; the switches are those of `benchmarks.study.tables`.
 
     Attributes:
         floor: mean accuracy, a share, that must be kept.

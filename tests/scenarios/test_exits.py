@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from benchmarks.study.__main__ import main as study
 from kit.errors import InputError, WorkError
 from scenarios import cli
 from scenarios.terminal.exits import exit_code
@@ -60,17 +58,6 @@ def test_only_who_resumes_says_so(
     monkeypatch.setattr(cli, "handler_of", lambda _: interrupted)
     assert cli.main(command) == 130
     assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("flag", "said"), [("--out", "this is a file"), ("--page", "this is a folder")])
-def test_results_refuse_what_they_cant_write(
-    flag: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything runs."""
-    path = tmp_path / "there"
-    path.write_text("a file") if flag == "--out" else path.mkdir()
-    assert study(["results", flag, str(path)]) == 2
-    assert f"{flag}: {path}: {said}" in capsys.readouterr().err
 
 
 def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

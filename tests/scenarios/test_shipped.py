@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.study.cases import ROUTERS, read_case, tuned_file
+from benchmarks.study.contenders import ROUTERS, read_case, tuned_file
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate

@@ -1,0 +1,251 @@
+"""`python -m benchmarks NAME ...`: the one door to the studies. Each says what it makes with `--help`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+from cyclopts import App, CycloptsError, Parameter
+
+from benchmarks.study import jobs_results, live, paper_table, results, tables, tune
+from benchmarks.study.contenders import SCENARIOS
+from benchmarks.study.tables import DATA, Budget
+from hw.host.limits import core_count
+from kit.errors import InputError
+from policies.registry import TUNED
+from scenarios.files.spec import parse_duration
+from scenarios.tasks.asked import spread
+from scenarios.terminal.exits import exit_code, terminated_as_interrupted
+
+PROG: Final = "python -m benchmarks"
+Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]
+app = App(name=PROG, help=__doc__, version_flags=(), result_action="return_value")
+
+
+@app.command(name="results")
+def _results(
+    *,
+    only: Names = (),
+    seeds: int | None = None,
+    scenarios: Path = SCENARIOS,
+    out: Path = Path("runs/results"),
+    jobs: int | None = None,
+    ray: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Run what is missing of every main scenario and the paper's; write docs/results.md and docs/data (`make results`).
+
+    Args:
+        only: these scenarios; page and data go to --out.
+        seeds: the first so many of each; page and data go to --out.
+        scenarios: the folder of the scenario files, with data/routers/ in it.
+        out: where runs are kept.
+        jobs: processes beside each other; one a core by default.
+        ray: spread over the Ray cluster at this address; `auto` for the one that runs here.
+        quiet: no progress.
+    """
+    with spread(ray, jobs, core_count) as where:
+        said = results.make_results(scenarios=scenarios, out=out, only=only, seeds=seeds, jobs=where, quiet=quiet)
+    print(said)
+
+
+@app.command(name="tune")
+def _tune(
+    *,
+    only: Names = (),
+    router: Names = tune.KINDS,
+    scenarios: Path = SCENARIOS,
+    force: bool = False,
+    jobs: int | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Tune the routers that the results need and that have no file, or a stale one (`make routers`).
+
+    Args:
+        only: these scenarios.
+        router: these kinds.
+        scenarios: the folder of the scenario files, with data/routers/ in it.
+        force: also what is up to date.
+        jobs: routers beside each other; one a core by default.
+        dry_run: only tell the commands.
+    """
+    wanted = tune.tunings(scenarios, only, router, force=force)
+    if not wanted:
+        print("nothing to tune: each has a file of now, or is not of a main scenario (--force tunes anew)")
+    elif dry_run:
+        print("\n".join(f"{one.command} ({one.why})" for one in wanted))
+    else:
+        with terminated_as_interrupted():
+            tune.tune_all(wanted, jobs or core_count())
+
+
+@app.command(name="ablation")
+def _ablation(
+    *scenario: Path,
+    decisions: int = 5_000_000,
+    searches: int = 3,
+    duration: str = "",
+    json: Path = DATA / tables.ABLATION,
+    jobs: int = 1,
+) -> None:
+    """What each ingredient of Tide is worth: tuned without it, with the same budget, on seeds that no tuning saw.
+
+    Args:
+        scenario: files with a floor to keep.
+        decisions: of a search.
+        searches: of each row.
+        duration: of the full-length runs, such as 60s; the scenario's by default.
+        json: where rows are kept; an interrupted command goes on there.
+        jobs: rows beside each other.
+    """
+    budget = _budget(decisions, searches, duration)
+    rows = tables.make_table(tables.ablation_points(scenario, budget), tables.ablate, budget, json, jobs)
+    print(tables.ablation_frame(rows).to_string(index=False))
+
+
+@app.command(name="faster")
+def _faster(
+    *scenario: Path,
+    router: str = "ladder",
+    decisions: int = 2_000_000,
+    searches: int = 2,
+    duration: str = "",
+    json: Path = DATA / tables.FASTER,
+    jobs: int = 1,
+) -> None:
+    """Is a faster router ever worse? One kind tuned at several decision times and blocks a server, waiting or not.
+
+    Args:
+        scenario: files with a floor to keep, in which requests may wait.
+        router: the kind.
+        decisions: of a search.
+        searches: of each row.
+        duration: of the full-length runs, such as 60s; the scenario's by default.
+        json: where rows are kept; an interrupted command goes on there.
+        jobs: rows beside each other.
+    """
+    budget = _budget(decisions, searches, duration)
+    points = tables.faster_points(scenario, budget, _kind(router))
+    rows = tables.make_table(points, tables.try_speed, budget, json, jobs)
+    print(tables.faster_frame(rows).to_string(index=False))
+
+
+@app.command(name="fronts")
+def _fronts(
+    *scenario: Path,
+    router: Names = tables.FRONT_KINDS,
+    decisions: int = 5_000_000,
+    searches: int = 1,
+    duration: str = "",
+    json: Path = DATA / tables.FRONTS,
+    jobs: int = 1,
+) -> None:
+    """The least energy an image that each kind takes at limits of its p99 latency which all kinds have in common.
+
+    Args:
+        scenario: files with a floor to keep.
+        router: the kinds.
+        decisions: of a search.
+        searches: of each row.
+        duration: of the full-length runs, such as 60s; the scenario's by default.
+        json: where rows are kept; an interrupted command goes on there.
+        jobs: rows beside each other.
+    """
+    budget = _budget(decisions, searches, duration)
+    kinds = [_kind(name) for name in router]
+    points = tables.front_points(scenario, budget, kinds)
+    quickest = tables.make_table(points, tables.try_limit, budget, json, jobs, is_whole=False)
+    points += tables.limited_points(scenario, budget, kinds, quickest)
+    rows = tables.make_table(points, tables.try_limit, budget, json, jobs)
+    print(tables.front_frame(rows).to_string(index=False))
+
+
+@app.command(name="carried")
+def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CARRIED, jobs: int | None = None) -> None:
+    """How many images a second each tuned router carries at a p99 within the promised limit, at the promised floor.
+
+    Args:
+        scenario: files that promise a floor and a limit of the p99.
+        seeds: the first so many of each scenario's comparison.
+        json: where rows are kept; an interrupted command goes on there.
+        jobs: routers beside each other; one a core by default.
+    """
+    points = tables.carried_points(scenario, seeds)
+    rows = tables.make_table(points, tables.carry, None, json, jobs or core_count())
+    for row in rows:
+        print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
+
+
+@app.command(name="live")
+def _live(*, scenarios: Path = SCENARIOS / "live", runs: Path = Path("runs"), docs: Path = DATA.parent) -> None:
+    """Who wins on executors: collect what `slimsched run scenarios/live/NAME.yaml` left in run folders, and say it.
+
+    Args:
+        scenarios: the live scenarios' files.
+        runs: where run folders are.
+        docs: where live.md goes, and into data/ what is kept of the runs.
+    """
+    print(live.make_page(sorted(scenarios.glob("*.yaml")), runs, docs))
+
+
+@app.command(name="jobs")
+def _jobs(
+    *,
+    trace: Path,
+    epochs: int = 25,
+    episodes: int = 100,
+    windows: int = 200,
+    out: Path = Path("runs/jobs-results"),
+    docs: Path = DATA.parent,
+    jobs: int | None = None,
+) -> None:
+    """Train RLTune, take it apart and judge it; write docs/jobs-results.md.
+
+    Args:
+        trace: of training jobs, as `slimsched jobs import` makes it.
+        epochs: of each training.
+        episodes: windows before each update.
+        windows: of each judgement.
+        out: for what is trained and judged; an interrupted command goes on there.
+        docs: where the page goes.
+        jobs: windows beside each other; one a core by default.
+    """
+    effort = jobs_results.Effort(epochs, episodes, windows, jobs or core_count())
+    with terminated_as_interrupted():
+        jobs_results.make_page(trace, out, docs / "jobs-results.md", effort)
+    print(docs / "jobs-results.md")
+
+
+@app.command(name="paper-table")
+def _paper_table() -> None:
+    """Print the paper's Tables I and II, completed to all 256 width tuples."""
+    sys.stdout.write(paper_table.text())
+
+
+def _budget(decisions: int, searches: int, duration: str) -> Budget:
+    return Budget(decisions, searches, parse_duration(duration) if duration else None)
+
+
+def _kind(name: str) -> str:
+    if name not in TUNED:
+        raise InputError("--router", "", f"{name!r} is not tuned; allowed are {', '.join(TUNED)}")
+    return name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of them; returns the exit code."""
+
+    def work() -> int:
+        try:
+            app(argv, exit_on_error=False, print_error=False)
+        except CycloptsError as error:
+            raise InputError(PROG, "", str(error)) from None
+        return 0
+
+    return exit_code(PROG, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,417 @@
+"""Does the learned router beat the best of its rivals at equal accuracy? What counts as a win stands here, once.
+
+It works on one scenario's frames: `routers`, a row a router (columns as in `docs/data/results-routers.csv`, by label),
+and `runs`, a row a router and seed (columns: `scenarios.metrics.catalogue.MEASURES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any, Final
+
+import pandas as pd
+
+from benchmarks.study.contenders import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
+from policies.registry import TIDE
+from scenarios.learn.knobs import TAIL
+from scenarios.metrics.pareto import Point, hypervolume
+from scenarios.metrics.statistics import Estimate, estimate, paired_difference, widened
+from scenarios.show import paper
+
+EQUAL_POINTS: Final = 0.05  # of accuracy: a rival that is less accurate by more is no rival
+CARRIED_PCT: Final = 5.0  # more images a second at floor and limit: asked for where the rate moves ...
+POINTS: Final = 0.3  # ... or so many points more accuracy
+FAULTS_P99_PCT: Final = -25.0  # asked of the p99 where servers fail or slow down
+WORST_PCT: Final = 1.0  # that any figure may be worse, anywhere
+WORST_KEPT: Final = 1.0  # points of the windows that keep what is promised
+ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate load
+LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
+REFERENCE_MS: Final = 50.0  # mean latency from which hypervolume counts
+ROUNDING: Final = 1e-7  # of means, in points
+
+CHANGES: Final = {
+    "p99": "latency_p99_s",
+    "energy": "energy_per_image_j",
+    "mean": "latency_mean_s",
+    "std": "latency_std_s",
+}
+"""What is compared in percent, by the stem of its columns."""
+WORDS: Final = {"p99": "p99", "energy": "energy", "mean": "mean latency", "std": "standard deviation"}
+VERSUS: Final = (
+    *("scenario", "load", "group", "router", "rival", "holds", "points"),
+    *(name for stem in CHANGES for name in (f"{stem}_pct", f"{stem}_pct_ci95")),
+    *("kept_points", "kept_points_ci95", "kept_pct", "most_kept_pct"),
+    *("most_kept_points", "most_kept_points_ci95", "most_kept_rival"),
+    *("carried_pct", "carried_pct_ci95", "carried_rival", "worst_ms", "rival_worst_ms"),
+    *("hypervolume", "hypervolume_without_tide"),
+)
+"""Columns of `results-versus.csv`."""
+LOSSES: Final = ("what", "change", "ci95", "unit", "against", "asked", "holds")
+Goal = dict[str, Any]
+"""Something asked for, with what was found: `LOSSES`, of which `holds` is None where the interval leaves it open."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """One scenario.
+
+    Attributes:
+        floor: mean accuracy that its routers were tuned to keep.
+        load: one of `contenders.LOADS`.
+        spreads: by router and measure, how far its searches lie apart (`spreads_in`).
+        carried: by router, images a second, one a seed.
+        extremes_pct: accuracies of the narrowest width tuple, and of the best.
+    """
+
+    name: str
+    load: str
+    floor: float | None
+    runs: pd.DataFrame
+    routers: pd.DataFrame
+    spreads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    carried: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    extremes_pct: tuple[float, float] = (0.0, 100.0)
+
+    def able(self) -> pd.DataFrame:
+        """Who completed something."""
+        return self.routers.dropna(subset=["accuracy_pct", "mean_ms"])
+
+    def of(self, router: str, measure: str) -> dict[int, float | None]:
+        """One measure of a router, by seed."""
+        own = self.runs[self.runs["router"] == router]
+        return dict(zip(own["seed"], known(own[measure]), strict=True))
+
+
+def known(values: pd.Series[Any]) -> list[float | None]:
+    """None for what is missing, as statistics take it."""
+    return [None if pd.isna(value) else float(value) for value in values]
+
+
+def searches_in(made_by: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each search had in the final race that a tuned router's file tells of; none where all was looked at."""
+    return [each for each in made_by.get("race", ()) if each["of"].startswith("search")]
+
+
+def spreads_in(made_by: Mapping[str, Any]) -> dict[str, float]:
+    """By measure, the share by which the search that came second in the final race differs from the one that won.
+
+    Another tuning would have found another router; runs of other seeds say nothing of that. Empty for one search.
+    """
+    ran = [each for each in searches_in(made_by) if each.get("mean_s") and each.get("p99_s")]
+    ran.sort(key=lambda each: log(each["mean_s"]) + TAIL * log(each["p99_s"]))
+    if len(ran) < 2:
+        return {}
+    keys = {"latency_mean_s": "mean_s", "latency_p99_s": "p99_s"}
+    return {measure: abs(ran[1][key] / ran[0][key] - 1) for measure, key in keys.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- comparisons
+
+
+def compare(found: Found, router: str, rival: str, *, with_searches: bool = True) -> dict[str, Any]:
+    """One router less another, seed by seed: accuracy and windows kept in points, the rest in percent of the rival's.
+
+    Intervals also hold the spread of both routers' searches, if asked.
+    """
+    one, other = found.routers.loc[router], found.routers.loc[rival]
+    row = {"router": router, "rival": rival, "points": one["accuracy_pct"] - other["accuracy_pct"]}
+    kept = _difference(found, router, rival, "kept_share", "difference")
+    row |= columns("kept_points", _times(kept, 100))
+    for stem, measure in CHANGES.items():
+        change = _difference(found, router, rival, measure, "percent")
+        if with_searches and change["mean"] is not None:
+            shares = [found.spreads.get(name, {}).get(measure, 0.0) for name in (router, rival)]
+            wider = widened(Estimate(mean=100 + change["mean"], ci95=change["ci95"]), *shares)
+            change = Estimate(mean=change["mean"], ci95=wider["ci95"])
+        row |= columns(f"{stem}_pct", change)
+    return row
+
+
+def _difference(found: Found, router: str, rival: str, measure: str, kind: str) -> Estimate:
+    own, others = found.of(router, measure), found.of(rival, measure)
+    seeds = [seed for seed in own if seed in others]
+    difference = paired_difference([own[seed] for seed in seeds], [others[seed] for seed in seeds])
+    return difference["percent"] if kind == "percent" else difference["difference"]
+
+
+def change_mean(found: Found, router: str, rival: str, measure: str) -> float | None:
+    """Mean change of one measure in percent of the rival's, seed by seed."""
+    return _difference(found, router, rival, measure, "percent")["mean"]
+
+
+def columns(name: str, found: Estimate) -> dict[str, float | None]:
+    """A mean and its half-width as two columns."""
+    return {name: found["mean"], f"{name}_ci95": found["ci95"]}
+
+
+def _times(found: Estimate, factor: float) -> Estimate:
+    mean, half = found["mean"], found["ci95"]
+    return Estimate(mean=None if mean is None else factor * mean, ci95=None if half is None else abs(factor) * half)
+
+
+def is_of(labels: Any, router: str) -> Any:
+    """Of each label whether it is this router, tuned or not: `tide`, or `tide, not tuned`."""
+    return (labels == router) | labels.str.startswith(f"{router}, ")
+
+
+def rivals_of(found: Found, router: str) -> pd.DataFrame:
+    """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
+
+    Itself with other numbers is no rival, nor who leaves too many images unserved; and who is told its goals is
+    compared with those who are, too (`compare_told`).
+    """
+    able = found.able()
+    own = able.loc[router]
+    is_as_accurate = able["accuracy_pct"] >= own["accuracy_pct"] - EQUAL_POINTS - ROUNDING
+    is_rival = (
+        ~is_of(able.index, router)
+        & (able["group"] != TOLD)
+        & ~able["is_marked"]
+        & (is_as_accurate | (able["mean_ms"] >= own["mean_ms"]))
+        & (able["lost_share"] <= own["lost_share"] + LOST)
+    )
+    return able[is_rival].sort_values("mean_ms", kind="stable")
+
+
+def compare_carried(found: Found) -> dict[str, Any]:
+    """Images a second that Tide carries less the most that another tuned router does; empty where none was measured."""
+    rivals = {router: values for router, values in found.carried.items() if router != TIDE}
+    if TIDE not in found.carried or not rivals:
+        return {}
+    rival = max(rivals, key=lambda router: sum(rivals[router]))
+    change = paired_difference(found.carried[TIDE], rivals[rival])["percent"]
+    return {**columns("carried_pct", change), "carried_rival": rival}
+
+
+def compare_told(found: Found) -> dict[str, Any] | None:
+    """Tide told its goals against the other one told that keeps most windows; None without both.
+
+    Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
+    """
+    able = found.able()
+    able, own = able[(able["group"] == TOLD) & ~able["is_marked"]], told(TIDE)
+    rival = _most_windows(able[able.index != own])
+    if own not in able.index or rival is None:
+        return None
+    return {**compare(found, own, rival), **compare_kept(found, own)}
+
+
+def compare_kept(found: Found, router: str) -> dict[str, Any]:
+    """Windows that a router keeps less those of the other one, tuned and told nothing, that keeps most; in points."""
+    able = found.able().dropna(subset=["kept_pct"])
+    others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_marked"] & (able.index != router)]
+    rival = _most_windows(others)
+    if router not in able.index or rival is None:
+        return {}
+    change = _times(_difference(found, router, rival, "kept_share", "difference"), 100)
+    shares = {"kept_pct": able.loc[router, "kept_pct"], "most_kept_pct": others.loc[rival, "kept_pct"]}
+    return {**shares, **columns("most_kept_points", change), "most_kept_rival": rival}
+
+
+def _most_windows(rows: pd.DataFrame) -> str | None:
+    if rows.empty:
+        return None
+    return str(rows.sort_values(["kept_pct", "accuracy_pct"], ascending=False, kind="stable").index[0])
+
+
+# ------------------------------------------------------------------------------------------------------- the judgement
+
+
+def judge(found: Found) -> tuple[dict[str, Any], list[Goal]]:
+    """Tide against the quickest of its rivals: a row of `results-versus.csv`, and of `results-losses.csv`.
+
+    `holds` is "yes" where all goals hold by whole intervals against somebody who was tuned: to be better than those who
+    were not is no win. The losses are what was asked and is missed or open, then whoever is better for certain.
+    """
+    row: dict[str, Any] = {"scenario": found.name, "load": found.load, "group": "as tuned", "router": TIDE}
+    row |= {"hypervolume": covered(found), "hypervolume_without_tide": covered(found, without=TIDE)}
+    row |= compare_carried(found)
+    if TIDE not in found.able().index:
+        return {**row, "holds": "?"}, [note("no Tide was run, or it completed nothing")]
+    rivals = rivals_of(found, TIDE)
+    if rivals.empty:
+        return {**row, "holds": "?"}, [nearest(found, "no rival is as accurate")]
+    rival = str(rivals.index[0])
+    row |= {**compare(found, TIDE, rival), **compare_kept(found, TIDE)}
+    row |= {"worst_ms": found.routers.loc[TIDE, "worst_ms"], "rival_worst_ms": rivals["worst_ms"].iloc[0]}
+    goals = [goal for goal in asked(found, row, found.routers.loc[TIDE], rivals.iloc[0]) if not goal["holds"]]
+    goals.sort(key=lambda goal: goal["holds"] is None)
+    missed = any(goal["holds"] is False for goal in goals)
+    if not goals:
+        goals = _doubts(found, rivals)
+    row["holds"] = "no" if missed else "open" if goals else "yes"
+    return row, [*goals, *_worse(found, rivals), *_spoiled(found)]
+
+
+def asked(found: Found, row: Mapping[str, Any], tide: pd.Series[Any], rival: pd.Series[Any]) -> list[Goal]:
+    """All that is asked of Tide in a scenario, the hardest first.
+
+    Where servers fail or slow down, a p99 a quarter lower; where the rate moves, more images a second at floor and
+    limit, or more accuracy. Everywhere no figure that is worse by more than `WORST_PCT`.
+    """
+    goals = []
+    if found.load == FAULTS:
+        goals.append(_at_most("p99", row, "p99_pct", FAULTS_P99_PCT))
+    elif found.load == MOVING and row["points"] < POINTS:
+        more = _at_least(row, CARRIED_PCT)
+        goals.append({**more, "asked": f"{more['asked']}, or {POINTS:+.1f} points of accuracy"})
+    goals += [_at_most(WORDS[stem], row, f"{stem}_pct", WORST_PCT) for stem in ("p99", "energy", "mean")]
+    if found.load != MOVING and "carried_pct" in row:
+        goals.append(_at_least(row, -WORST_PCT))
+    if "most_kept_points" in row:
+        lost = {**row, "not_kept": -row["most_kept_points"], "not_kept_ci95": row["most_kept_points_ci95"]}
+        goal = _at_most("windows not kept", lost, "not_kept", WORST_KEPT, "points")
+        goals.append({**goal, "against": row["most_kept_rival"]})
+    if row["points"] < -EQUAL_POINTS - ROUNDING:
+        goals.append(_short("accuracy", row["points"], "points", f"at least {-EQUAL_POINTS:+.2f} points"))
+    if found.floor is not None and tide["accuracy_pct"] < 100 * found.floor - EQUAL_POINTS:
+        what = f"accuracy {tide['accuracy_pct']:.2f} %"
+        goals.append(_short(what, None, "", f"at least the floor, {100 * found.floor:.2f} %"))
+    if tide["lost_share"] > rival["lost_share"] + LOST:
+        more = 100 * (tide["lost_share"] - rival["lost_share"])
+        goals.append(_short("images that stay unfinished", more, "points", "no more"))
+    if tide["is_marked"]:
+        goals.append(_short("images left unserved", None, "%", "at most 1 %"))
+    return goals
+
+
+def note(what: str) -> Goal:
+    """Why nobody can say."""
+    return {"what": what, "holds": None}
+
+
+def _short(what: str, change: float | None, unit: str, wish: str) -> Goal:
+    return {"what": what, "change": change, "unit": unit, "asked": wish, "holds": False}
+
+
+def _at_most(what: str, row: Mapping[str, Any], name: str, most: float, unit: str = "%") -> Goal:
+    mean, half = row[name], row[f"{name}_ci95"] or 0.0
+    goal = {"what": what, "change": mean, "ci95": half, "unit": unit, "asked": f"at most {most:+.0f} {unit}"}
+    if mean is None:
+        return {**goal, "holds": None}
+    return {**goal, "holds": True if mean + half <= most else False if mean - half > most else None}
+
+
+def _at_least(row: Mapping[str, Any], least: float) -> Goal:
+    mean, half = row.get("carried_pct"), row.get("carried_pct_ci95") or 0.0
+    goal = {"what": "images/s carried", "change": mean, "ci95": half, "unit": "%", "asked": f"at least {least:+.0f} %"}
+    goal["against"] = row.get("carried_rival")
+    if mean is None:
+        return {**goal, "holds": None}
+    return {**goal, "holds": True if mean - half >= least else False if mean + half < least else None}
+
+
+def _doubts(found: Found, rivals: pd.DataFrame) -> list[Goal]:
+    """Why all goals that hold are no win: nobody who counts is as accurate, or one of those is quicker."""
+    if not rivals["group"].isin([TUNED, PLACED]).any():
+        return [nearest(found, "no tuned rival is as accurate")]
+    able, tide = found.able(), found.routers.loc[TIDE]
+    quicker = able[
+        able["group"].isin([TUNED, PLACED])
+        & ~able["is_marked"]
+        & ~able.index.isin(rivals.index)
+        & (able["mean_ms"] < tide["mean_ms"])
+        & (able["lost_share"] <= tide["lost_share"] + LOST)
+    ]
+    if quicker.empty:
+        return []
+    points = quicker["accuracy_pct"].iloc[0] - tide["accuracy_pct"]
+    what = "a tuned one is quicker and less accurate: neither is better"
+    return [{**note(what), "change": points, "unit": "points", "against": quicker.index[0]}]
+
+
+def nearest(found: Found, what: str) -> Goal:
+    """With the most accurate one that was tuned, and its accuracy less Tide's."""
+    able = found.able()
+    others = able[able["group"].isin([TUNED, PLACED]) & ~able["is_marked"]]
+    if others.empty:
+        return note(f"{what}: none has run")
+    best = others["accuracy_pct"].idxmax()
+    points = others.loc[best, "accuracy_pct"] - found.routers.loc[TIDE, "accuracy_pct"]
+    return {**note(f"{what}; the most accurate"), "change": points, "unit": "points", "against": best}
+
+
+def _worse(found: Found, rivals: pd.DataFrame) -> list[Goal]:
+    """What Tide is worse at for certain: by the seeds' whole interval, by more than `WORST_PCT`.
+
+    A rival whose searches lie far apart is no less a rival for that.
+    """
+    pairs = [compare(found, TIDE, str(rival), with_searches=False) for rival in rivals.index]
+    losses = []
+    for stem, what in WORDS.items():
+        worse = [(pair[f"{stem}_pct"], pair["rival"]) for pair in pairs if _is_above(pair, f"{stem}_pct", WORST_PCT)]
+        if worse:
+            change, rival = max(worse)
+            losses.append({"what": what, "change": change, "unit": "%", "against": rival, "holds": False})
+    return losses
+
+
+def _spoiled(found: Found) -> list[Goal]:
+    """Tide tuned is worse than what its tuning began with."""
+    start = f"{TIDE}, {PLAIN}"
+    if start not in found.able().index:
+        return []
+    change = compare(found, TIDE, start)
+    if change["points"] > EQUAL_POINTS or not _is_above(change, "mean_pct"):
+        return []
+    what = "mean latency, so tuning has not helped,"
+    return [{"what": what, "change": change["mean_pct"], "unit": "%", "against": start, "holds": False}]
+
+
+def _is_above(row: Mapping[str, Any], name: str, limit: float = 0.0) -> bool:
+    """Whether the whole interval lies above it."""
+    return row[name] is not None and row[name] - (row[f"{name}_ci95"] or 0.0) > limit
+
+
+def covered(found: Found, *, without: str | None = None) -> float | None:
+    """Hypervolume of accuracy against mean latency, as a share of what no latency at the best accuracy would cover.
+
+    It counts from the narrowest tuple's accuracy and `REFERENCE_MS`; `without` a router, however it was tuned.
+    """
+    narrowest, best = found.extremes_pct
+    able = found.able()
+    able = able[~able["is_marked"].astype(bool)]
+    if without is not None:
+        able = able[~is_of(able.index, without)]
+    points = [Point(str(label), row["accuracy_pct"], row["mean_ms"]) for label, row in able.iterrows()]
+    if not points or best <= narrowest:
+        return None
+    return hypervolume(points, Point("reference", narrowest, REFERENCE_MS)) / ((best - narrowest) * REFERENCE_MS)
+
+
+# ------------------------------------------------------------------------------------------------- the paper's replica
+
+HEAVY, RELAXED, NARROWEST = "ppo-heavy", "ppo-relaxed", "sticky at 0.25"
+CLOSE_PCT: Final = 5.0
+RELAXED_CUT_PCT: Final = -80.0
+
+
+def replica_checks(found: Found) -> list[dict[str, Any]]:
+    """What the paper's PPO should reach against random routing, and against what stays put at the narrowest width."""
+    wanted: list[tuple[str, str, str, float | None]] = [
+        (HEAVY, "latency_mean_s", "random", paper.HEAVY.latency_change_pct),
+        (HEAVY, "energy_j", "random", paper.HEAVY.energy_change_pct),
+        (HEAVY, "latency_mean_s", NARROWEST, CLOSE_PCT),
+        (RELAXED, "latency_mean_s", "random", RELAXED_CUT_PCT),
+        (RELAXED, "latency_std_s", "random", 0.0),
+        (RELAXED, "energy_j", "random", RELAXED_CUT_PCT),
+        (RELAXED, "energy_std_j", "random", 0.0),
+    ]
+    rows = []
+    for router, measure, other, most in wanted:
+        if {router, other} <= set(found.routers.index):
+            change = change_mean(found, router, other, measure)
+            rows.append(_check(f"{router}: {measure} against {other}, %", "at most", most, change))
+    if RELAXED in found.routers.index:
+        reached = estimate(list(found.of(RELAXED, "accuracy").values()))["mean"]
+        reached = None if reached is None else 100 * reached
+        rows.append(_check(f"{RELAXED}: accuracy, %", "at least", paper.RELAXED.accuracy_pct, reached))
+    return [{"scenario": found.name, **row} for row in rows]
+
+
+def _check(what: str, sense: str, asked_for: float | None, reached: float | None) -> dict[str, Any]:
+    assert asked_for is not None, "the paper tells it"
+    holds = None if reached is None else reached <= asked_for if sense == "at most" else reached >= asked_for
+    return {"what": what, "asked": f"{sense} {asked_for:+.2f}", "found": reached, "holds": holds}

@@ -1,0 +1,167 @@
+"""Pages and pictures of data frames: what is said stands in `templates/`, and figures come from frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import floor, log10
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from benchmarks.study import contenders, judge, pictures, tables
+from kit.documents import write_text
+from scenarios.show import charts
+
+NONE: Final = "-"
+PARTS: Final = ("scenarios", "missing", "routers", "versus", "losses", "paper", "checks", "tuning", "machine")
+"""Of the results: `results-NAME.csv`."""
+
+
+def write_frames(folder: Path, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Each as `NAME.csv`, figures to six digits, counts whole; what is empty has no file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, frame in frames.items():
+        if frame.columns.empty:
+            (folder / f"{name}.csv").unlink(missing_ok=True)
+            continue
+        frame.convert_dtypes().to_csv(folder / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+
+
+def read_frames(folder: Path, prefix: str = "") -> dict[str, pd.DataFrame]:
+    """The CSV files of a folder by their names, without the prefix that they all have."""
+    files = sorted(folder.glob(f"{prefix}*.csv"))
+    return {path.stem.removeprefix(prefix): pd.read_csv(path, keep_default_na=False, na_values=[""]) for path in files}
+
+
+def render(template: str, **given: Any) -> str:
+    """A page; frames are given to it as lists of rows, in which None is what is missing."""
+    environment = Environment(
+        loader=PackageLoader("benchmarks.study", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"number": number, "change": change, "yes": yes, "row": table_row, "head": table_head}
+    rows = {name: rows_of(each) if isinstance(each, pd.DataFrame) else each for name, each in given.items()}
+    return environment.get_template(template).render(**rows)
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """A frame's rows, with None for what is missing."""
+    plain = frame.astype(object).where(frame.notna(), None)
+    return [{str(key): value for key, value in row.items()} for row in plain.to_dict("records")]
+
+
+def number(value: float | None, digits: int | None = None, *, signed: bool = False) -> str:
+    """With so many digits after the point, or three that count; `-` for none."""
+    if value is None or pd.isna(value):
+        return NONE
+    after = digits if digits is not None else max(0, 2 - floor(log10(abs(value)))) if value else 0
+    return f"{value:{'+' if signed else ''},.{after}f}"
+
+
+def change(row: Mapping[str, Any], name: str, unit: str = " %", digits: int = 1) -> str:
+    """`-10.3 ± 4.0 %` of the two columns that a mean and its interval have; `-` for none."""
+    mean, half = row.get(name), row.get(f"{name}_ci95")
+    if mean is None:
+        return NONE
+    return number(mean, digits, signed=True) + ("" if half is None else f" ± {number(half, digits)}") + unit
+
+
+def yes(holds: Any) -> str:
+    """In a table."""
+    return (
+        "?"
+        if holds is None
+        else "**yes**"
+        if holds in (True, "yes")
+        else "no"
+        if holds in (False, "no")
+        else str(holds)
+    )
+
+
+def table_row(cells: Iterable[Any]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(str(NONE if cell is None else cell) for cell in cells)} |"
+
+
+def table_head(heads: Sequence[str]) -> str:
+    """The first two lines of a Markdown table."""
+    return f"{table_row(heads)}\n{table_row(['---'] * len(heads))}"
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+
+def results_page(folder: Path) -> None:
+    """`results.md` in a folder and its pictures, of the CSV files in its `data/`."""
+    found = dict.fromkeys(PARTS, pd.DataFrame()) | read_frames(folder / "data", "results-")
+    more = {name: frame for name, frame in read_frames(folder / "data").items() if not name.startswith("results-")}
+    versus, routers = found["versus"], found["routers"]
+    images = folder / "images"
+    drawn = []
+    main = routers[~routers["scenario"].str.startswith("paper")]
+    for name, title, frame, draw in (
+        ("results-gains", "Tide against its best rival", _as_tuned(versus), pictures.gains_chart),
+        (
+            "results-fronts",
+            "Accuracy against mean latency, up to four times the quickest router's",
+            main,
+            pictures.fronts_chart,
+        ),
+        (
+            "results-energy",
+            "Energy an image against p99 latency",
+            more.get("fronts", pd.DataFrame()),
+            pictures.energy_chart,
+        ),
+    ):
+        if not frame.empty:
+            charts.save(draw(frame), images / f"{name}.svg")
+            drawn.append((title, f"images/{name}.svg"))
+    text = render(
+        "results.md.j2",
+        **found,
+        counts=load_counts(versus),
+        near_bound=near_bound(routers, found["scenarios"]),
+        pictures=drawn,
+        tails=more.get("ablation-tail", pd.DataFrame()),
+        tables=sorted(more),
+        contenders=contenders,
+        judge=judge,
+        limits=tables,
+    )
+    write_text(folder / "results.md", text)
+
+
+def _as_tuned(versus: pd.DataFrame) -> pd.DataFrame:
+    if "rival" not in versus:
+        return versus.iloc[:0]
+    return versus[(versus["group"] == "as tuned") & versus["rival"].notna()]
+
+
+def load_counts(versus: pd.DataFrame) -> list[dict[str, Any]]:
+    """By load: of how many scenarios Tide has what is asked for, and in how many that is open."""
+    own = versus[versus["group"] == "as tuned"] if len(versus) else versus
+    return [
+        {
+            "load": load,
+            "all": len(of),
+            "won": (of["holds"] == "yes").sum(),
+            "open": of["holds"].isin(["open", "?"]).sum(),
+        }
+        for load in contenders.LOADS
+        if len(versus) and len(of := own[own["load"] == load])
+    ]
+
+
+def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:
+    """How far Tide's energy lies above the fluid bound under stationary load; no part of a verdict."""
+    stationary = scenarios[scenarios["load"] == contenders.STATIONARY]["scenario"]
+    tide = routers[(routers["router"] == "tide") & routers["scenario"].isin(stationary)]
+    over = tide["energy_over_bound_pct"].dropna()
+    return {"all": len(over), "near": (over <= judge.ENERGY_OVER_PCT).sum(), "least": over.min() if len(over) else None}

@@ -1,0 +1,106 @@
+"""Tide and its rivals tuned on every main scenario, into `data/routers/` (`make routers`).
+
+Tuned is what has no file yet, or whose file (or note that there can be none) was made by another command than would be
+used now, for other devices or another way of deciding; it is said why. An interrupted remake goes on with what is left.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.study.contenders import ROUTERS, SCENARIOS, scenario_files, tuned_file
+from kit.errors import InputError, nearest
+from kit.parallel import each
+from policies.registry import RIVALS, TIDE
+from scenarios.learn.course import MOST_THREADS
+from scenarios.learn.stale import why_tune
+from scenarios.learn.tune import FloorError
+from scenarios.learn.tuned_files import failure_path
+from scenarios.learn.tuning import Tuning, tune_router, tuned_text
+from scenarios.terminal.compiling import telling
+from scenarios.world.materials import load_world
+
+KINDS = (*RIVALS, TIDE)
+Tune = Callable[[Tuning, bool], str]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be tuned, and why."""
+
+    tuning: Tuning
+    why: str
+
+    @property
+    def command(self) -> str:
+        """That does it."""
+        return f"slimsched tune {self.tuning.scenario} --router {self.tuning.router} --out {self.tuning.out}"
+
+
+def tunings(
+    scenarios: Path = SCENARIOS, only: Sequence[str] = (), router: Sequence[str] = KINDS, *, force: bool = False
+) -> list[Wanted]:
+    """What is to be tuned: each router that has no file yet or a stale one, or with `force` each.
+
+    Raises:
+        InputError: there is no such scenario or kind.
+    """
+    for kind in router:
+        if kind not in KINDS:
+            raise InputError("--router", "", f"{kind!r} is not tuned; {nearest(kind, KINDS)}")
+    found = []
+    for path in scenario_files(scenarios, only):
+        if not path.name.startswith("main-"):
+            continue
+        world = load_world(path)
+        for kind in router:
+            file = tuned_file(scenarios / ROUTERS / path.stem, kind)
+            tuning = Tuning(_near(path), kind, _near(file))
+            why = "forced" if force else why_tune(file, tuning.command(tuning.knobs(world)), world)
+            if why:
+                found.append(Wanted(tuning, why))
+    return found
+
+
+def _near(path: Path) -> Path:
+    """From where the user is, if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def tune(wanted: Tuning, is_alone: bool) -> str:
+    """Tune one, alone with threads and a bar, or beside others with neither; returns what was found, in words."""
+
+    def say(text: str) -> None:
+        print(f"{wanted.scenario.stem}: {text}", file=sys.stderr)
+
+    with telling(say):
+        threads = MOST_THREADS if is_alone else 1
+        return tuned_text(tune_router(wanted, say=say, quiet=not is_alone, jobs=threads)[0])
+
+
+def tune_all(wanted: Sequence[Wanted], jobs: int, tune: Tune = tune) -> None:
+    """Tune them, so many beside each other, each then in a process of one thread, and with the same outcome.
+
+    The first error ends it, but for a floor that can't be kept: that is a result.
+    """
+    for number, one in enumerate(wanted, start=1):
+        print(f"[{number}/{len(wanted)}] {one.command} ({one.why})", flush=True)
+    with closing(each(_tune, (tune, min(jobs, len(wanted)) <= 1), wanted, jobs)) as made:
+        for place, text in made:
+            print(f"[{place + 1}/{len(wanted)}] {wanted[place].tuning.scenario.stem}: {text}", flush=True)
+
+
+def _tune(common: tuple[Tune, bool], wanted: Wanted) -> str:
+    """One, in whatever process."""
+    tune, is_alone = common
+    assert wanted.tuning.out is not None, "it was named"
+    failure_path(wanted.tuning.out).unlink(missing_ok=True)
+    try:
+        return tune(wanted.tuning, is_alone)
+    except FloorError as error:
+        wanted.tuning.out.unlink(missing_ok=True)  # an older router would hide it
+        return str(error)

@@ -1,0 +1,50 @@
+"""A tiny main scenario with tuned routers beside it, as tuning would leave them now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from policies.rules.specs import LadderRule
+from policies.rules.tide import TideRule
+from scenarios.files.router_names import write_rule
+from scenarios.learn.tuned_files import load_of, note_failure
+from scenarios.world.materials import load_world
+from scenarios.world.routers import deciding_in
+from tests.scenarios.files import write_scenario
+
+RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 1.0)), thresholds=(8.0,))
+WORLD = ("devices", "deciding", "load")  # what a router's file says of the world that it was tuned in
+
+
+def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
+    """A scenario with a tuned ladder and a Tide beside it."""
+    document = yaml.safe_load(write_scenario(folder).read_text())
+    (folder / "tiny.yaml").unlink()
+    workload = {"kind": "mmpp", "rate_img_s": 200, "burst_factor": 2, "burst_share": 0.3, "dwell_s": 0.2}
+    document |= {"name": name, "workload": workload, "tuning": {"floor": 0.8}, "warmup_s": 0, **changes}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    write_tuned(path, "ladder")
+    write_tuned(path, "tide")
+    return path
+
+
+def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
+    """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
+    world = load_world(path)
+    flags = {"floor": "0.8", "decisions": "40000000", "searches": "1", "seed": "0"} | changes
+    words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in WORLD)
+    command = f"slimsched tune {path.name} --router {kind} {words}"
+    place = path.parent / "data/routers" / path.stem
+    if kind == "milp":
+        note_failure(place / "milp.rule.yaml", f"no setting keeps the floor ({command})")
+        return
+    making = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
+    making["load"] = load_of(world.scenario)
+    making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
+    rule = TideRule() if kind == "tide" else RULE
+    write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))

@@ -1,0 +1,232 @@
+"""The live scenarios' page: who wins in either world, whether simulation had said so, and what is missing."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.study.live import (
+    SCHEMA,
+    Measured,
+    Outcome,
+    known_in,
+    make_page,
+    measured_in,
+    outcome,
+    said_so,
+    summary_row,
+    worse_rows,
+)
+from kit.documents import read_json, write_json
+from kit.errors import InputError
+from policies.registry import TIDE
+from policies.rules.specs import LadderRule
+from scenarios.files.reading import load_scenario
+from scenarios.files.router_names import write_rule
+from scenarios.files.spec import ServerDownFault, StragglerFault
+from scenarios.learn.settings import FEWEST
+from scenarios.metrics.comparison import compare_results
+from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.statistics import estimate
+from scenarios.runs.bound import router_load_of, window_rates_img_s
+from scenarios.runs.folder import RunFolder
+from scenarios.world.materials import make_world
+from tests.scenarios.test_answers import FIXED, LADDER, validation
+
+FILE = "scenarios/live/bursts.yaml"
+LIVE = Path(FILE).parent
+ROOM = 0.6  # of what the router carries, at most
+
+
+def folder_of(path: Path, found: Validation) -> RunFolder:
+    """A finished run's, with its two tables alone."""
+    folder = RunFolder(path)
+    with folder.opened():
+        write_json(folder / "comparison.json", compare_results([pair["simulated"] for pair in found["pairs"]]))
+        write_json(folder / "validation.json", found)
+    return folder
+
+
+def measured(path: Path, *routers: Any, floor: float | None = None, odd: float = 0.0) -> Measured:
+    """What the page keeps of a validation, with a floor."""
+    drawn = validation(*routers, odd=odd) if odd else validation(*routers)
+    kept = measured_in(folder_of(path, drawn), FILE)
+    assert kept is not None
+    return {**kept, "floor": floor}
+
+
+def both(found: Measured) -> tuple[Outcome, Outcome]:
+    return outcome(found, "simulated"), outcome(found, "hardware")
+
+
+T, L, F = "tide", LADDER, FIXED
+
+
+@pytest.mark.parametrize(
+    ("routers", "simulated", "real", "said"),
+    [
+        ([(T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95)], T, T, "yes"),
+        ([(T, 0.9, 1.3, 0.95), (L, 1.2, 1.0, 0.95)], T, L, "no"),
+        ([(T, 1.0, 1.0, 0.95), (L, 1.0, 1.25, 0.95)], f"tie: {T}, {L}", T, "open"),
+        ([(T, 2.0, 1.0, 0.95), (L, 1.0, 1.25, 0.95), (F, 1.0, 1.25, 0.95)], f"tie: {L}, {F}", T, "no"),
+    ],
+)
+def test_who_wins_and_whether_simulation_had_said_so(
+    tmp_path: Path, routers: list[Any], simulated: str, real: str, said: str
+) -> None:
+    row = summary_row("drawn", measured(tmp_path / "run", *routers))
+    assert (row["wins_in_simulation"], row["wins_on_executors"], row["said_so"]) == (simulated, real, said)
+    if said == "yes":
+        assert row["p99_predicted_pct"] == pytest.approx(-25.0)
+        assert row["p99_measured_pct"] == pytest.approx(-20.0)
+
+
+def test_a_tie_is_no_win_and_where_simulation_named_a_third_it_was_wrong(tmp_path: Path) -> None:
+    tie = [(T, 0.9, 1.0, 0.95), (L, 1.2, 1.01, 0.95)]
+    simulated, real = both(measured(tmp_path / "tie", *tie, odd=0.2))
+    assert (real.winner, real.first, said_so(simulated, real)) == (None, (T, L), "open")
+    assert said_so(*both(measured(tmp_path / "third", *tie, (F, 0.5, 2.0, 0.95), odd=0.2))) == "no"
+    alone = Outcome(simulated.able[1:], (), (), ())
+    assert (alone.winner, alone.first, said_so(alone, real)) == (None, (L,), "open")
+
+
+def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
+    """However quick; a tenth of a point is forgiven. What executors lose of the accuracy counts, a hard trace not."""
+    quick = [(T, 0.5, 0.5, 0.9489), (L, 1.2, 1.25, 0.95), (F, 1.3, 1.5, 0.9491)]
+    found = measured(tmp_path / "run", *quick, floor=0.95)
+    real = outcome(found, "hardware")
+    assert (real.winner, real.below) == (L, (T,))
+    assert outcome({**found, "floor": 0.96}, "hardware").winner is None
+    found = measured(tmp_path / "alike", (T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95), floor=0.95)
+    hard = {**found, "accuracy": dict.fromkeys((T, L), estimate([0.96])), "floor": 0.96}
+    assert outcome(hard, "hardware").winner == T, "both worlds' runs are at 0.95"
+    for pair in found["pairs"]:
+        if pair["router"] == T:
+            pair["hardware"]["expected_accuracy"] = 0.948
+    assert outcome(found, "hardware").below == (T,)
+    assert outcome(found, "simulated").winner == T
+
+
+def test_what_tide_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
+    lost = measured(tmp_path / "lost", (T, 0.9, 1.3, 0.95), (L, 1.2, 1.0, 0.92), floor=0.9)
+    worse = pd.DataFrame(worse_rows("lost", lost))
+    assert worse.loc[worse["measure"] == "p99 latency", ["tide", "rivals"]].values.tolist() == [
+        pytest.approx([1300, 1000])
+    ]
+    assert summary_row("lost", lost)["winner_less_accurate_points"] == pytest.approx(3.0)
+    alike = measured(tmp_path / "alike", (T, 0.9, 1.0, 0.9492), (L, 1.2, 1.25, 0.95), floor=0.9)
+    assert summary_row("alike", alike)["winner_less_accurate_points"] is None
+
+
+@pytest.mark.parametrize(("counts", "told"), [((0, 1, 3), 1), ((3, 3), 3), ((), 0)])
+def test_the_fewest_searches_of_a_router_are_told(counts: tuple[int, ...], told: int, tmp_path: Path) -> None:
+    """A fixed tuple, all of which are looked at, has none."""
+    folder = folder_of(tmp_path / "run", validation((T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95)))
+    for place, count in enumerate(counts):
+        write_rule(tmp_path / "run" / f"router{place}.rule.yaml", LadderRule(made_by={"searches": count}))
+    found = measured_in(folder, FILE)
+    assert found is not None
+    assert found["searches"] == told
+
+
+def test_what_is_missing_is_told_and_what_was_measured_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page is the same without the run folder; a run that is not finished is no result."""
+    folder_of(tmp_path / "runs" / "live-bursts", validation((T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95)))
+    (tmp_path / "runs" / "live-day").mkdir()
+    words = ["live", "--runs", str(tmp_path / "runs"), "--docs", str(tmp_path / "docs")]
+    assert main(words) == 0
+    assert "`live-day` is begun and not finished: `slimsched run" in capsys.readouterr().out
+    page = tmp_path / "docs/live.md"
+    first = page.read_text()
+    assert "- **Tide wins** in `live-bursts`.\n" in first
+    assert "- `live-crowd` is not measured yet: `slimsched run scenarios/live/crowd.yaml`\n" in first
+    assert str(tmp_path) not in first + (tmp_path / "docs/data/live.json").read_text(), "no machine's paths"
+    shutil.rmtree(tmp_path / "runs" / "live-bursts")
+    assert main(words) == 0
+    assert page.read_text() == first
+
+
+def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
+    """So are several loads, of which a page of one could tell nothing true, and a folder without scenarios."""
+    write_json(tmp_path / "other.json", {"schema": "slimsched.faster/1"})
+    with pytest.raises(InputError, match=f"must be '{SCHEMA}'"):
+        known_in(tmp_path / "other.json")
+    alike = validation((T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95))
+    loads: Any = {**alike, "rows": [{**row, "load": at} for at, row in enumerate(alike["rows"])]}
+    with pytest.raises(InputError, match=r"leave validate\.loads out"):
+        measured_in(folder_of(tmp_path / "run", loads), FILE)
+    with pytest.raises(InputError, match="name the folder of the live scenarios"):
+        make_page([], tmp_path, tmp_path)
+
+
+def test_the_page_is_made_of_the_figures_beside_it(tmp_path: Path) -> None:
+    """`python -m benchmarks live` makes both, and README has the first columns of its table."""
+    (tmp_path / "data").mkdir()
+    shutil.copy("docs/data/live.json", tmp_path / "data")
+    make_page(sorted(LIVE.glob("*.yaml")), Path("no runs here"), tmp_path)
+    page = (tmp_path / "live.md").read_text(encoding="utf-8")
+    assert Path("docs/live.md").read_text(encoding="utf-8") == page
+    for name in ("live.json", "live-summary.csv", "live-routers.csv", "live-worse.csv"):
+        assert (tmp_path / "data" / name).read_text() == Path("docs/data", name).read_text()
+    told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `live-")]
+    assert told == [f"{' | '.join(row[:4])} |" for row in rows]
+    assert read_json(Path("docs/data/live.json"))["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("path", sorted(LIVE.glob("*.yaml")), ids=lambda path: path.stem)
+def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Path) -> None:
+    """As long and of the same mix, so that the floor that was kept there is kept here; the rivals are in both."""
+    found = load_scenario(path)
+    assert (found.validate_.duration_s, found.validate_.warmup_s) == (None, None), "those of the scenario"
+    assert (found.duration_s, found.tuning.episode_s, found.training.horizon_s) == (20, 20, 20)
+    timed = [fault for fault in found.faults if isinstance(fault, ServerDownFault | StragglerFault)]
+    assert all((fault.end_s or found.duration_s) < found.duration_s for fault in timed), "it is over before the run is"
+    assert set(found.validate_.seeds) < set(found.compare.seeds), "the comparison tells what they have in the long run"
+    assert {"tuned:infaas", "tuned:lookahead", "tuned:ladder", TIDE} <= set(found.validate_.routers)
+    assert set(found.validate_.routers) < set(found.compare.routers)
+
+
+@pytest.mark.parametrize(
+    ("name", "block"), [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("straggler", 4)]
+)
+def test_the_highest_burst_leaves_the_router_room(name: str, block: int, tmp_path: Path) -> None:
+    """In the fullest second of all measured runs at most 0.6 of what the router carries arrives.
+
+    It is so in blocks of `block` images or more, each back in one message. What a tuned hold makes is known only when
+    it is tuned: nobody waits for fewer than `FEWEST`, but some may not wait at all.
+    """
+    world = make_world(load_scenario(LIVE / f"{name}.yaml"), tmp_path)  # of the shipped host, whatever was run here
+    assert world.cluster.host is not None, "what the router's process costs was measured"
+    assert world.mean_rate_img_s is not None
+    peak_img_s = max(float(max(window_rates_img_s(world, seed))) for seed in world.scenario.validate_.seeds)
+    groups = world.cluster.router.groups
+    shares = {}
+    for at, group in enumerate(groups):
+        limited = replace(world.cluster, router=replace(world.cluster.router, groups=groups[: at + 1]))
+        load = router_load_of(replace(world, cluster=limited))
+        assert load is not None
+        shares[group] = load.share * peak_img_s / world.mean_rate_img_s
+    assert min(group for group, share in shares.items() if share <= ROOM) == block, shares
+    assert block >= FEWEST
+
+
+@pytest.mark.parametrize("path", sorted(LIVE.glob("*-cpu.yaml")), ids=lambda path: path.stem)
+def test_cpu_scenarios_ask_what_the_emulated_ones_do(path: Path) -> None:
+    """The same routers, as long and as often; with holds, and a floor that the network can keep but not always."""
+    found, emulated = load_scenario(path), load_scenario(LIVE / path.name.replace("-cpu", ""))
+    assert found.validate_ == emulated.validate_
+    assert (found.compare, found.tuning.decisions) == (emulated.compare, emulated.tuning.decisions)
+    assert [fault.kind for fault in found.faults] == [fault.kind for fault in emulated.faults]
+    assert not any(server.emulated for server in found.cluster.named_servers)
+    assert found.router.hold_limit_s > 0
+    assert found.tuning.floor is not None
+    assert 0.4012 < found.tuning.floor < 0.5665, "of slimresnet-tiny, at its narrowest and at its widest"
