@@ -56,8 +56,7 @@ class AgentBench:
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        timing = self.agent.load(instance, segment, width, from_disk=from_disk, probe_batch=self.probe_batch)
-        return timing.load_s, timing.vram_bytes
+        return self.agent.load(instance, segment, width, from_disk=from_disk, probe_batch=self.probe_batch)
 
     def unload(self, instance: int) -> float:
         """See `Bench`."""

@@ -35,11 +35,7 @@ class DeviceSpec:
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
         vram_bytes: memory for instances, and on a GPU for its context and what waits there between segments, too; a
             load or a batch beyond it fails as `out_of_memory`.
-        slot_pools: on a GPU, activations lie in slots and are gathered by index (`hw.devices.slots`).
-        apart_copies: on a GPU, arenas are pinned, and copies block nobody (`hw.devices.copies`).
-        mailboxes: on a GPU, agents that share it write to each other's memory there (`hw.devices.mailbox`).
-        graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
-        packed_weights: slices for narrower inputs lie in memory of their own, in order (`hw.networks.slimmable`).
+        graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`); not seen on one yet, so it is off.
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape anew.
     """
@@ -54,11 +50,7 @@ class DeviceSpec:
     idle_w: float | None = None
     tdp_w: float | None = None
     vram_bytes: int = _CPU_BUDGET_BYTES
-    slot_pools: bool = False  # these, down to weights, have not been seen on a GPU yet: see `WAYS`
-    apart_copies: bool = False
-    mailboxes: bool = False
     graphs: bool = False
-    packed_weights: bool = False
     warm_sizes: tuple[int, ...] = ()
 
     @property
@@ -91,10 +83,6 @@ class DeviceSpec:
         """Power of a busy CPU device, given or assumed."""
         return self.tdp_w if self.tdp_w is not None else CPU_TDP_W_PER_CORE * len(self.physical[1])
 
-    def _ways(self) -> dict[str, str]:
-        on = [name.replace("_", " ") for name in WAYS if getattr(self, name)]
-        return {"ways": ", ".join(on)} if on else {}
-
     def execution(self) -> dict[str, str]:
         """The execution path in words, for profiles and records."""
         import torch
@@ -106,7 +94,8 @@ class DeviceSpec:
             "torch": str(torch.__version__),
         }
         if self.kind == "cuda":
-            return {**common, "device": f"cuda:{self.index}", **MATHS, **self._ways(), **_connections()}
+            ways = {"graphs": "True"} if self.graphs else {}
+            return {**common, "device": f"cuda:{self.index}", **MATHS, **ways, **_connections()}
         cores = ",".join(map(str, self.cores)) or "any"
         kernels = {
             "threads": str(self.threads),
@@ -114,16 +103,6 @@ class DeviceSpec:
             "nnpack": "False",
         }  # see `hw.devices.instances`
         return {**common, "device": "cpu", "cores": cores, **kernels}
-
-
-WAYS: Final = ("slot_pools", "apart_copies", "mailboxes", "graphs", "packed_weights")
-"""Ways of a GPU that are off until each has been seen to be right on one; names of `DeviceSpec` and of a scenario."""
-
-
-def ways_of(execution: Mapping[str, str]) -> dict[str, Any]:
-    """Which of `WAYS` are on in an execution path in words."""
-    on = execution.get("ways", "").split(", ")
-    return {name: name.replace("_", " ") in on for name in WAYS}
 
 
 def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:

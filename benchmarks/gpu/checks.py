@@ -51,12 +51,10 @@ CHECKS: Final = (
         25,
         correctness.neighbours,
     ),
-    Check(
-        "B3", "moves between two agents: as shipped, copies apart, mailboxes", "the same bits", 60, correctness.moves
-    ),
+    Check("B3", "moves between two agents", "the same bits", 60, correctness.moves),
     Check(
         "B4",
-        "sixteen lanes, moves and releases at once, in four ways",
+        "sixteen lanes, moves and releases at once; blocks compacted",
         "no label differs from the CPU's",
         75,
         correctness.races,
@@ -85,9 +83,9 @@ CHECKS: Final = (
         30,
         speed.at_once,
     ),
-    Check("C5", "copies of 0.4 to 8.4 MB: pageable, pinned, mailbox", "told", 25, speed.copies),
+    Check("C5", "copies of 0.4 to 8.4 MB", "told", 25, speed.copies),
     Check("E1", "`slimsched calibrate`, which leaves a profile", "the profile is whole", 110, job.calibrated),
-    Check("C3", "orders of memory, precisions, graphs, packed weights", "told", 40, speed.ways, on_cpu=False),
+    Check("C3", "orders of memory, precisions, graphs", "told", 40, speed.ways, on_cpu=False),
     Check("D1", "power before a context, with one, with three, after a load", "bare <= context", 60, power.idles),
     Check(
         "D2",
@@ -98,7 +96,7 @@ CHECKS: Final = (
     ),
     Check(
         "F1",
-        "one server saturated beside a bare loop, with and without ways",
+        "one server saturated beside a bare loop, with and without graphs",
         "none lost, labels as the CPU's",
         60,
         serving.saturated,

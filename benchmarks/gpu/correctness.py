@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -17,12 +16,9 @@ from benchmarks.gpu.stand import SEED, Stand
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadEnded
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.agent.torch_outfit import ARENA_BYTES, torch_agents
-from hw.device import DeviceSpec
 from hw.devices.activations import Activations, tensor_in
-from hw.devices.copies import Copies
 from hw.devices.instances import Instances, serve
 from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.slots import SlotPools
 from hw.networks.rows import rows_of
 from hw.router.local_agents import AgentProcess, start_agents
 from hw.transport.arena import Arena
@@ -35,7 +31,6 @@ EXACT, OF_TF32 = 1e-4, 2e-3
 LIKELY: Final = 0.02  # of the logits' spread: a label that wins by less may differ
 LANES, CHAINS, ROUNDS = 16, 8, 12
 WAIT_S: Final = 60.0
-POOLS_BYTES: Final = 1 << 28
 
 
 # --------------------------------------------------------------------------------------------------------- one device
@@ -95,28 +90,13 @@ def neighbours(stand: Stand) -> tuple[str, Mapping[str, Any]]:
 # -------------------------------------------------------------------------------------------------------------- moves
 
 
-def ways_of(stand: Stand) -> dict[str, DeviceSpec]:
-    """As shipped, and with each of a GPU's ways."""
-    plain = {"shipped": stand.device}
-    if not stand.is_gpu:
-        return plain
-    ways = ("slot_pools", "apart_copies", "mailboxes")
-    each = {way: replace(stand.device, **{way: True}) for way in ways}  # type: ignore[arg-type]
-    return {**plain, **each, "all": replace(stand.device, slot_pools=True, apart_copies=True, mailboxes=True)}
-
-
 def moves(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     """Activations of every shape go from one agent to another, and back to where they can be read."""
-    wrong, numbers = [], {}
-    for way, device in ways_of(stand).items():
-        with torch_agents([("first", device), ("second", device)], stand.file) as specs:
-            arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
-            with start_agents(specs) as agents:
-                handles = [agent.wait_until_ready().mailbox for agent in agents]
-                differ = [shape for shape in _shapes(stand) if not _there_and_back(agents, arenas, handles, shape)]
-        numbers[way] = f"{len(_shapes(stand)) - len(differ)} shapes"
-        wrong += [f"{way}: {shape}" for shape in differ]
-    return ", ".join(wrong), numbers
+    with torch_agents([("first", stand.device), ("second", stand.device)], stand.file) as specs:
+        arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
+        with start_agents(specs) as agents:
+            differ = [shape for shape in _shapes(stand) if not _there_and_back(agents, arenas, shape)]
+    return ", ".join(map(str, differ)), {"same": f"{len(_shapes(stand)) - len(differ)} shapes"}
 
 
 def _shapes(stand: Stand) -> list[tuple[int, ...]]:
@@ -124,16 +104,13 @@ def _shapes(stand: Stand) -> list[tuple[int, ...]]:
     return [stand.model.activation_shape(s, w) for s in range(1, spec.segments) for w in spec.widths]
 
 
-def _there_and_back(
-    agents: list[AgentProcess], arenas: tuple[Arena, ...], handles: list[str], shape: tuple[int, ...]
-) -> bool:
+def _there_and_back(agents: list[AgentProcess], arenas: tuple[Arena, ...], shape: tuple[int, ...]) -> bool:
     """The same bits, in another order."""
     requests, sent = (3, 1, 2), torch.randn(3, *shape, generator=torch.Generator().manual_seed(SEED))
     tensor_in(arenas[0], 0, tuple(sent.shape), torch.float32).copy_(sent)
     agents[0].send(Keep((Input(requests, 0, shape, "float32", False),)))
-    moved = _moved(agents[0], Move(1, 1, 0, (1, 2, 3), handles[1]))
-    given = Input((1, 2, 3), 0, moved.shape, moved.dtype, moved.channels_last, bool(handles[1]))
-    agents[1].send(Keep((given,)))
+    moved = _moved(agents[0], Move(1, 1, 0, (1, 2, 3)))
+    agents[1].send(Keep((Input((1, 2, 3), 0, moved.shape, moved.dtype, moved.channels_last),)))
     offset = ARENA_BYTES // 2
     back = _moved(agents[1], Move(2, 0, offset, requests))
     return torch.equal(tensor_in(arenas[0], offset, (3, *shape), torch.float32, back.channels_last), sent)
@@ -151,7 +128,7 @@ def races(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     """Chains of batches through many lanes at once, with moves of what is stored beside them; where it is `compacted`,
     little is kept in the block that it came in, while others run."""
     numbers: dict[str, Any] = {}
-    for way in ("shipped", "compacted", "slot_pools", *(("slot_pools_and_copies",) if stand.is_gpu else ())):
+    for way in ("shipped", "compacted"):
         compared, differ = _Race(stand, way).run()
         numbers[way] = f"{differ} of {compared} labels differ"
     return ", ".join(f"{way}: {text}" for way, text in numbers.items() if not text.startswith("0 of")), numbers
@@ -164,11 +141,7 @@ class _Race:
         self._stand = stand
         self._arenas = (Arena(1 << 25), Arena(1 << 25))
         instances, place = stand.instances(), stand.place
-        pools = SlotPools(POOLS_BYTES) if "slot_pools" in way else None
-        copies = Copies(self._arenas, place) if "copies" in way else None
-        self._store = Activations(
-            self._arenas, 0, stand.device, place, pools, copies=copies, kept=KeptBlocks(instances.budget)
-        )
+        self._store = Activations(self._arenas, 0, stand.device, place, KeptBlocks(instances.budget))
         self._compacts = way == "compacted"
         self._told: SimpleQueue[LaneEvent] = SimpleQueue()
         self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)

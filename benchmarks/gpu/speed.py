@@ -15,9 +15,8 @@ import torch
 from benchmarks.gpu.stand import Stand
 from hw.agent.benchmarks import alone, together
 from hw.devices.activations import Activations, tensor_in
-from hw.devices.copies import Copies
 from hw.devices.formats import raced
-from hw.devices.gpu import STREAMS, finish
+from hw.devices.gpu import STREAMS
 from hw.devices.instances import Instances, Lane, serve
 from hw.transport.arena import Arena
 from hw.transport.messages import Benchmark, BenchmarkPoint, BenchmarkTogether, Input
@@ -69,7 +68,7 @@ def ways(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     formats = [{"channels_last": last, "dtype": dtype} for dtype in ("float32", "bfloat16") for last in (True, False)]
     wanted: list[dict[str, Any]] = formats if stand.is_gpu else formats[:2]
     if stand.is_gpu:
-        wanted += [{**each, way: True} for way in ("graphs", "packed_weights") for each in formats[:2]]
+        wanted += [{**each, "graphs": True} for each in formats[:2]]
     numbers: dict[str, Any] = {}
     for batch in (32, 128) if stand.is_gpu else (8,):
         for given, way in zip(
@@ -128,26 +127,18 @@ def at_once(stand: Stand) -> tuple[str, Mapping[str, Any]]:
 
 
 def copies(stand: Stand) -> tuple[str, Mapping[str, Any]]:
-    """What arrives in an arena, until a pass could read it; pinned and on a stream of its own as well."""
-    arenas = (Arena(1 << 25), Arena(1 << 25))
-    stores = {"shipped": Activations(arenas, 0, stand.device, stand.place)}
-    problem = ""
-    if stand.is_gpu:
-        apart = Copies(arenas, stand.place)
-        problem = apart.problem
-        stores["apart"] = Activations(arenas, 0, stand.device, stand.place, copies=apart)
-    numbers: dict[str, Any] = {"pinning": problem or "works"} if stand.is_gpu else {}
-    for name, store in stores.items():
-        for megabytes in MEGABYTES:
-            count = round(megabytes * 1e6 / 4)
-            tensor_in(arenas[0], 0, (1, count), torch.float32).normal_()
+    """What arrives in an arena, until a pass could read it."""
+    arena, numbers = Arena(1 << 25), dict[str, Any]()
+    store = Activations((arena,), 0, stand.device, stand.place)
+    for megabytes in MEGABYTES:
+        count = round(megabytes * 1e6 / 4)
+        tensor_in(arena, 0, (1, count), torch.float32).normal_()
 
-            def take(store: Activations = store, count: int = count) -> None:
-                store.take(Input((1,), 0, (count,), "float32", False))
-                store.row(1)
-                finish(stand.place)
+        def take(count: int = count) -> None:
+            store.take(Input((1,), 0, (count,), "float32", False))
+            store.row(1)
 
-            numbers[f"{name}_{megabytes:g}_MB_ms"] = _median_ms(take)
+        numbers[f"{megabytes:g}_MB_ms"] = _median_ms(take)
     return "", numbers
 
 

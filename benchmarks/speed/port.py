@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.speed.tables import show
 from hw.host.anonymous import anonymous_file
 from hw.telemetry import usable_cores
-from hw.transport.local_port import agent_end, router_end, socket_pair
+from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.messages import FromAgent, Ping, Pong, ToAgent
 from hw.transport.port import Codec, PortClosedError, encode
 
@@ -78,7 +78,7 @@ def sockets(count: int, pause_s: float, core: int) -> tuple[float, ...]:
     end, remote = socket_pair()
     other = _beside(_answer_sockets, remote, core)
     remote.close()
-    port = router_end(end)
+    port = FramedPort(FromAgent, end)
 
     def trip() -> None:
         port.post(Ping(1))
@@ -95,7 +95,7 @@ def sockets(count: int, pause_s: float, core: int) -> tuple[float, ...]:
 
 def _answer_sockets(end: socket.socket, core: int) -> None:
     os.sched_setaffinity(0, (core,))
-    port = agent_end(end)
+    port = FramedPort(ToAgent, end)
     try:
         while True:
             select.select((port,), (), ())

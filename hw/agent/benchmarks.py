@@ -28,13 +28,11 @@ from hw.transport.messages import (
     BenchmarkTogether,
     BenchmarkUnload,
     ConcurrentResult,
-    DispatchResult,
     Done,
     FromAgent,
-    LoadTimed,
     Measurement,
+    Timed,
     TogetherResult,
-    UnloadTimed,
     Warm,
 )
 
@@ -76,7 +74,7 @@ class Bench:
                 self._store.put_rows({request: (block, 0)})
                 return Done(request)
 
-    def _load(self, message: BenchmarkLoad) -> LoadTimed:
+    def _load(self, message: BenchmarkLoad) -> Timed:
         """In a lane, as it serves."""
         found: list[tuple[SegmentInstance, float, int]] = []
 
@@ -101,15 +99,15 @@ class Bench:
         _in_lanes(self._instances, [job])
         instance, load_s, taken_bytes = found[0]
         self._kept[message.instance] = instance
-        return LoadTimed(load_s, taken_bytes)
+        return Timed((load_s,), taken_bytes)
 
-    def _unload(self, number: int) -> UnloadTimed:
+    def _unload(self, number: int) -> Timed:
         begin_ns = time.monotonic_ns()
         instance = self._kept.pop(number)
         self._instances.free(instance)
         del instance
         give_back(self._instances.place)
-        return UnloadTimed(seconds_since(begin_ns))
+        return Timed((seconds_since(begin_ns),))
 
 
 def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
@@ -135,7 +133,7 @@ def _probe(instances: Instances, instance: SegmentInstance, batch: int) -> None:
     serve(instance, inputs, instance.width, previous, batch, instances.device.memory_format)
 
 
-def dispatch(instances: Instances, message: BenchmarkDispatch) -> DispatchResult:
+def dispatch(instances: Instances, message: BenchmarkDispatch) -> Timed:
     """Batches of a point, each commanded from another thread than its lane's, as the first one of a queue is."""
     point, samples_s = message.point, list[float]()
     instance = instances.make(point.segment, point.width)
@@ -159,7 +157,7 @@ def dispatch(instances: Instances, message: BenchmarkDispatch) -> DispatchResult
     finally:
         lane.stop()
         instances.free(instance)
-    return DispatchResult(tuple(samples_s))
+    return Timed(tuple(samples_s))
 
 
 def warm(instances: Instances, batches: Sequence[int]) -> None:

@@ -18,14 +18,12 @@ from hw.transport.messages import (
     BenchmarkTogether,
     BenchmarkUnload,
     ConcurrentResult,
-    DispatchResult,
     Done,
     FromAgent,
-    LoadTimed,
     Measurement,
     Sample,
+    Timed,
     TogetherResult,
-    UnloadTimed,
     Warm,
 )
 
@@ -62,7 +60,7 @@ class EmulatedBench:
                 return self._load(message)
             case BenchmarkUnload(instance):
                 segment, width = self._kept.pop(instance)
-                return UnloadTimed(self._wait(self._model.unload_ns(segment, width)))
+                return Timed((self._wait(self._model.unload_ns(segment, width)),))
             case Benchmark():
                 return self._alone(message)
             case BenchmarkTogether():
@@ -79,14 +77,14 @@ class EmulatedBench:
         self._waker.wait(_nothing_comes, began_ns + duration_ns)
         return (self._clock_ns() - began_ns) / 1e9
 
-    def _load(self, message: BenchmarkLoad) -> LoadTimed:
+    def _load(self, message: BenchmarkLoad) -> Timed:
         size_bytes = self._model.instance_bytes(message.segment, message.width)
         held_bytes = self._model.context_bytes + sum(self._model.instance_bytes(*each) for each in self._kept.values())
         if held_bytes + size_bytes > self._model.vram_bytes:
             raise MemoryError(f"{size_bytes} bytes beside {held_bytes} exceed {self._model.vram_bytes}")
         load_s = self._wait(self._model.load_ns(message.segment, message.width, message.from_disk))
         self._kept[message.instance] = (message.segment, message.width)
-        return LoadTimed(load_s, size_bytes)
+        return Timed((load_s,), size_bytes)
 
     # -------------------------------------------------------------------------------------------------------- passes
 
@@ -148,7 +146,7 @@ class EmulatedBench:
         results = tuple(ConcurrentResult(*each) for each in zip(completed, elapsed_s, strict=True))
         return TogetherResult(results, host_ns / 1e9)
 
-    def _dispatch(self, message: BenchmarkDispatch) -> DispatchResult:
+    def _dispatch(self, message: BenchmarkDispatch) -> Timed:
         samples_s = []
         for _ in range(message.repeats):
             time.sleep(message.pause_s)
@@ -156,4 +154,4 @@ class EmulatedBench:
             self._start(message.point, commanded_ns + self._model.dispatch_ns(self._batch))
             noticed_ns, ((_, began_ns, ended_ns),) = self._next()
             samples_s.append((noticed_ns - commanded_ns - (ended_ns - began_ns)) / 1e9)
-        return DispatchResult(tuple(samples_s))
+        return Timed(tuple(samples_s))

@@ -25,7 +25,6 @@ class Fitting:
         measure: carries out a measurement while nothing else is under way; raises what went wrong.
         explain: a failure in the protocol's words.
         computes_here: whether lanes take the cores that the agent runs on.
-        mailbox: the handle of its mailbox, for the others of its GPU; empty where there is none.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
         waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
@@ -37,7 +36,6 @@ class Fitting:
     context_bytes: int
     execution: Mapping[str, str]
     computes_here: bool = True
-    mailbox: str = ""
     activation_bytes: Callable[[], int] = lambda: 0
     waker: Waker | None = None
 

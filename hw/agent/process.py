@@ -34,6 +34,7 @@ from hw.transport.messages import (
     Measurement,
     Move,
     MoveBroken,
+    OfBlocks,
     Ping,
     Pong,
     Prepare,
@@ -50,7 +51,6 @@ from hw.transport.port import FLUSH_NS, AgentEnd, PortClosedError
 from hw.version import own_version
 from policies.vocabulary import BlockArrived
 
-_OF_BLOCKS: Final = (Deliver, Keep, Move, Release)
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
 
 
@@ -89,7 +89,7 @@ class Agent:
         self._log = log
         self._lock = threading.Lock()
         self._main = thread()
-        self._inbox = threading.Lock()  # whoever takes messages obeys them before others take the next ones
+        self._receiving = threading.Lock()  # whoever takes messages obeys them before others take the next ones
         self._left: deque[ToAgent] = deque()
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
@@ -114,16 +114,8 @@ class Agent:
         """Its first words."""
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
-        ready = Ready(
-            PROTOCOL,
-            own_version(),
-            os.getpid(),
-            fitting.context_bytes,
-            dict(fitting.execution),
-            sensor,
-            fitting.mailbox,
-        )
-        self._port.post(ready)
+        execution = dict(fitting.execution)
+        self._port.post(Ready(PROTOCOL, own_version(), os.getpid(), fitting.context_bytes, execution, sensor))
         self._port.flush()
 
     def act(self) -> int:
@@ -140,7 +132,7 @@ class Agent:
     def listen(self) -> bool:
         """Take what has come; False when it is over."""
         self._sleeps_until_ns = 0
-        with self._inbox:
+        with self._receiving:
             while self._left:
                 if not self._obey_in_turn(self._left.popleft()):
                     return False
@@ -251,19 +243,19 @@ class Agent:
         Between passes that follow each other the main thread hardly gets core and interpreter: what came meanwhile
         would wait for one or two more passes than it needs to.
         """
-        if self._left or not self._inbox.acquire(blocking=False):
+        if self._left or not self._receiving.acquire(blocking=False):
             return
         try:
             meter = None if self._serving is None else self._serving.meter
             for message in self._port.receive():
-                if self._left or not isinstance(message, _OF_BLOCKS):
+                if self._left or not isinstance(message, OfBlocks):
                     self._left.append(message)
                 else:
                     self._obey(message)
             if meter is not None:
                 meter.end_lane_turn()
         finally:
-            self._inbox.release()
+            self._receiving.release()
         if self._left:
             os.write(self._nudge, b"!")
 

@@ -9,7 +9,7 @@ from hw.agent.chore_meter import ChoreMeter
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
 from hw.agent.outfit import Fitting, Service
 from hw.host.clock import NEVER_NS, RunClock
-from hw.host.watch import Watch
+from hw.host.failure_detector import FailureDetector
 from hw.telemetry.port import Sensor
 from hw.transport.life_log import StepLog
 from hw.transport.messages import (
@@ -17,6 +17,7 @@ from hw.transport.messages import (
     Finished,
     FromAgent,
     Impair,
+    OfRun,
     Preloaded,
     Prepare,
     Rejected,
@@ -85,8 +86,8 @@ class Serving:
         self._period_ns = 0
         self._sensor: Sensor | None = None
         self._next_tick_ns = NEVER_NS
-        self._watch = Watch(service.supervision, clock_ns())
-        self._next_look_ns = clock_ns() + self._watch.period_ns
+        self._detector = FailureDetector(service.supervision, clock_ns())
+        self._next_look_ns = clock_ns() + self._detector.period_ns
         self._is_stuck = False
         self._cpu_ns = 0
         self._ended: BatchEnded  # the last one
@@ -121,7 +122,7 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------------- from the router
 
-    def obey(self, message: ComeUp | Start | Sense | Sampled | Impair) -> None:
+    def obey(self, message: OfRun) -> None:
         """What concerns the run as a whole."""
         match message:
             case ComeUp(epoch):
@@ -130,9 +131,9 @@ class Serving:
                 self._preloading = set(self._loading)
                 self._tell_preloaded()
             case Start(origin_ns):
-                is_known_better = self._clock.runs
+                is_first = not self._clock.runs  # later ones know the clocks' offset better
                 self._clock.start(origin_ns)
-                if not is_known_better:
+                if is_first:
                     self._cpu_ns = time.process_time_ns()
                     self._begin_sensing()
             case Sense(period_ns, pids):
@@ -180,7 +181,7 @@ class Serving:
         for command in commands:
             match command:
                 case RunBatch():
-                    self._watch.asked(("batch", command.batch), self._clock_ns())
+                    self._detector.asked(("batch", command.batch), self._clock_ns())
                     self._lanes.run(command)
                 case ReturnRequests():
                     self._give_back(command, told)
@@ -190,10 +191,10 @@ class Serving:
                     self._post(Rejected(epoch, requests, reason, arrivals, self._steps))
                 case LoadInstance(_, instance, segment, width):
                     self._loading[instance] = (segment, width)
-                    self._watch.asked(("instance", instance), self._clock_ns())
+                    self._detector.asked(("instance", instance), self._clock_ns())
                     self._lanes.load(instance, segment, width, (segment, width) not in self._loaded_before)
                 case UnloadInstance(_, instance):
-                    self._watch.asked(("instance", instance), self._clock_ns())
+                    self._detector.asked(("instance", instance), self._clock_ns())
                     self._lanes.unload(instance)
 
     def _give_back(self, command: ReturnRequests, told: BatchTold | None) -> None:
@@ -217,28 +218,28 @@ class Serving:
         """Something has ended."""
         match event:
             case BatchEnded():
-                self._watch.answered(("batch", event.batch))
+                self._detector.answered(("batch", event.batch))
                 self._ended = event
                 self.deliver(BatchStarted(self._epoch, event.batch, self._clock.of(event.began_ns)))
                 ended_ns = self._clock.of(event.ended_ns)
                 failed, reason, late_ns = event.failed, event.reason, event.late_ns
                 self.deliver(BatchFinished(self._epoch, event.batch, failed, reason, ended_ns, late_ns))
             case BatchBroken(batch, reason):
-                self._watch.answered(("batch", batch))
+                self._detector.answered(("batch", batch))
                 self.deliver(BatchFailed(self._epoch, batch, reason))
             case LoadEnded(instance, vram_bytes):
-                self._watch.answered(("instance", instance))
+                self._detector.answered(("instance", instance))
                 self._loaded_before.add(self._loading.pop(instance))
                 self._instance_bytes[instance] = vram_bytes
                 self.deliver(InstanceLoaded(self._epoch, instance))
                 self._end_preload(instance)
             case LoadBroken(instance, reason):
-                self._watch.answered(("instance", instance))
+                self._detector.answered(("instance", instance))
                 del self._loading[instance]
                 self.deliver(LoadFailed(self._epoch, instance, reason))
                 self._end_preload(instance)
             case UnloadEnded(instance):
-                self._watch.answered(("instance", instance))
+                self._detector.answered(("instance", instance))
                 self._instance_bytes.pop(instance, None)
                 self.deliver(InstanceUnloaded(self._epoch, instance))
 
@@ -275,9 +276,9 @@ class Serving:
 
     def _look(self, clock_ns: int) -> None:
         """Whether some work takes too long; not when this process was away itself."""
-        if self._watch.was_away(self._next_look_ns, clock_ns):
-            self._watch.excuse(clock_ns)
-        self._next_look_ns = clock_ns + self._watch.period_ns
-        if self._watch.is_hung(clock_ns) and not self._is_stuck:
+        if self._detector.was_away(self._next_look_ns, clock_ns):
+            self._detector.excuse(clock_ns)
+        self._next_look_ns = clock_ns + self._detector.period_ns
+        if self._detector.is_hung(clock_ns) and not self._is_stuck:
             self._is_stuck = True
             self._post(Stuck())

@@ -8,27 +8,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from hw.agent.benchmarks import Bench
 from hw.agent.lanes import Tell
 from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
-from hw.devices.copies import Copies
-from hw.devices.gpu import CudaSharing
 from hw.devices.instances import Instances, open_measured
 from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.mailbox import Mailbox, region_of
 from hw.devices.memory_budget import MemoryBudget
-from hw.devices.slots import SlotPools
 from hw.networks.registry import ModelFile
 from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.transport.arena import Arena
 
 ARENA_BYTES = 1 << 26
-POOLS_BYTES = 1 << 29  # of all shapes of a network together
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +50,19 @@ class TorchOutfit:
         place, context_bytes = open_measured(device)
         model, _ = self.model.load()
         budget = MemoryBudget(device.vram_bytes - context_bytes)
-        store, mailbox, held_bytes = self._store(place, budget)
+        kept = KeptBlocks(budget) if device.kind == "cuda" else None
+        store = Activations(self.arenas, self.own, device, place, kept)
         maker = Instances(model, self.model.path, device, place, budget=budget)
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns),
             sensor=partial(sensor_of, device),
             measure=Bench(maker, store).carry_out,
             explain=explain,
-            context_bytes=context_bytes + held_bytes,
-            execution={**device.execution(), **store.problems},
+            context_bytes=context_bytes,
+            execution=device.execution(),
             computes_here=device.kind == "cpu",
-            mailbox="" if mailbox is None else mailbox.handle,
             activation_bytes=lambda: store.held_bytes,
         )
-
-    def _store(self, place: torch.device, budget: MemoryBudget) -> tuple[Activations, Mailbox | None, int]:
-        """The agent's activations, its mailbox, and the device memory that it takes for both from the start."""
-        device, held_bytes = self.device, 0
-        pools = copies = mailbox = kept = None
-        if device.kind == "cuda":
-            size_bytes = self.arenas[self.own].size_bytes
-            if device.slot_pools:
-                pools, held_bytes = SlotPools(POOLS_BYTES), held_bytes + POOLS_BYTES
-            if device.mailboxes:
-                mailbox, held_bytes = Mailbox(region_of(size_bytes, place), CudaSharing()), held_bytes + size_bytes
-            if device.apart_copies:
-                copies = Copies(self.arenas, place)
-            kept = KeptBlocks(budget)
-        budget.total_bytes -= held_bytes
-        return Activations(self.arenas, self.own, device, place, pools, mailbox, copies, kept), mailbox, held_bytes
 
 
 def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:

@@ -5,15 +5,12 @@ Decisions are functions of what was told, so that they can be tried without a de
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor
-from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 BROKEN_EXIT: Final = 70  # of a process whose context is broken (EX_SOFTWARE): whoever watches it starts another one
 LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is given back, though that stalls all lanes
@@ -133,26 +130,6 @@ def refused_by_mode(mode: str, agents: int) -> str:
             "set it: nvidia-smi -c DEFAULT"
         )
     return ""
-
-
-class CudaSharing:
-    """`hw.devices.mailbox.Sharing` by CUDA's own handles, as torch's processes pass tensors to each other."""
-
-    def share(self, region: Tensor) -> str:
-        """See `Sharing`."""
-        _, told = reduce_tensor(region)  # type: ignore[no-untyped-call]
-        return json.dumps([len(region), *(each.hex() if isinstance(each, bytes) else each for each in told[_STORED:])])
-
-    def open(self, handle: str) -> Tensor:
-        """See `Sharing`."""
-        size_bytes, *told = json.loads(handle)
-        stored = [bytes.fromhex(each) if isinstance(each, str) else each for each in told]
-        what = (Tensor, (size_bytes,), (1,), 0, torch.storage.TypedStorage, torch.uint8)
-        found: Tensor = rebuild_cuda_tensor(*what, *stored)  # type: ignore[no-untyped-call]
-        return found
-
-
-_STORED: Final = 6  # from here on `reduce_tensor` tells where the memory is; before, what lies there
 
 
 class Streams:

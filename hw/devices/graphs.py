@@ -52,7 +52,7 @@ class GraphedInstance(SegmentInstance):
     """
 
     def __init__(self, instance: SegmentInstance, capture: Capture) -> None:
-        super().__init__(instance.model, instance.segment, instance.width, instance.weights, packs=instance.packs)
+        super().__init__(instance.model, instance.segment, instance.width, instance.weights)
         self._capture = capture
         self._seen: dict[Key, Replay | None] = {}  # None: run as ever
         self._once: set[Key] = set()

@@ -190,12 +190,10 @@ class Instances:
         self.budget.take(needed)
         try:
             source = self._from_disk(segment, width) if from_disk else self.model.instance(segment, width)
-            packs = self.device.packed_weights
-            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format, packs=packs)
+            instance = source.to(self.place, self.device.torch_dtype, self.device.memory_format)
             if self.device.graphs:
                 instance = GraphedInstance(instance, self._new_capture(self.place))
             finish(self.place)
-            self.budget.take(instance.weight_bytes - needed)  # packed slices come on top
         except BaseException:
             self.budget.give_back(needed)
             raise

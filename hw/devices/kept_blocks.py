@@ -10,7 +10,7 @@ wanted of a block is copied less than once in whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from torch import Tensor
@@ -57,20 +57,19 @@ class KeptBlocks:
         """Whether copies of what is wanted would free more than they cost."""
         return self.held_bytes > 2 * self.wanted_bytes + self._slack_bytes
 
-    def add(self, rows: Mapping[int, Row], has_place: Callable[[Tensor], bool] = lambda block: False) -> None:
-        """Count the blocks of these, by request, but for those that have a place in the device's memory already.
+    def add(self, rows: Mapping[int, Row]) -> None:
+        """Count the blocks of these, by request.
 
         Raises:
             MemoryError: the budget has no room for them; nothing is counted.
         """
         blocks = {id(block): block for block, _ in rows.values()}
-        added = {key for key, block in blocks.items() if not has_place(block)}
-        fresh = {key: _Kept(blocks[key], {}) for key in added if key not in self._kept}
+        fresh = {key: _Kept(block, {}) for key, block in blocks.items() if key not in self._kept}
         size_bytes = sum(kept.held_bytes for kept in fresh.values())
         self._budget.take(size_bytes)
         self.held_bytes += size_bytes
         self._kept.update(fresh)
-        for key in added:
+        for key in blocks:
             kept = self._kept[key]
             of_block = rows if len(blocks) == 1 else {r: row for r, row in rows.items() if id(row[0]) == key}
             kept.rows.update(of_block)

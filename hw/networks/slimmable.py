@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from hw.networks.counting import Counts, counted
-from hw.networks.rows import has_channels_last
 from policies.vocabulary import IMAGE
 
 Weights = Mapping[str, Tensor]
@@ -223,29 +222,19 @@ class SegmentInstance:
     Args:
         model: whose structure this is a part of; its weights are not used.
         weights: name -> contiguous tensor, of the instance's own shapes.
-        packs: whether slices for narrower inputs, at its own width, lie in order in memory of their own from the start:
-            libraries that want it so would copy them at each pass.
     """
 
-    def __init__(
-        self, model: SlimmableModel, segment: int, width: float, weights: dict[str, Tensor], *, packs: bool = False
-    ) -> None:
+    def __init__(self, model: SlimmableModel, segment: int, width: float, weights: dict[str, Tensor]) -> None:
         self.segment = segment
         self.width = width
         self.weights = weights
         self.model = model
-        self.packs = packs
         self._views: dict[tuple[float, float], dict[str, Tensor]] = {}
-        self._packed_bytes = 0
-        for previous in model.spec.previous_widths(segment) if packs else ():
-            views = self._view(width, previous)
-            packed = self._views[width, previous] = {name: _packed(views[name], weights[name]) for name in views}
-            self._packed_bytes += sum(packed[name].nbytes for name in views if packed[name] is not views[name])
 
     @property
     def weight_bytes(self) -> int:
-        """Real bytes of the weights held, packed slices included."""
-        return self._packed_bytes + sum(tensor.nbytes for tensor in self.weights.values())
+        """Real bytes of the weights held."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
 
     @property
     def held_bytes(self) -> int:
@@ -265,9 +254,7 @@ class SegmentInstance:
             raise ValueError(f"an instance of width {self.width} cannot serve width {width}")
         return slice_weights(self.weights, self.model.weight_shapes(self.segment, width, previous_width))
 
-    def to(
-        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format, *, packs: bool = False
-    ) -> SegmentInstance:
+    def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> SegmentInstance:
         """The same instance elsewhere, in another form; kernels follow `memory_format`."""
         moved = {
             name: tensor.to(device, dtype).contiguous(
@@ -275,10 +262,4 @@ class SegmentInstance:
             )
             for name, tensor in self.weights.items()
         }
-        return SegmentInstance(self.model, self.segment, self.width, moved, packs=packs)
-
-
-def _packed(view: Tensor, whole: Tensor) -> Tensor:
-    """A slice in the order of memory of what it is a slice of: itself where it is so already."""
-    is_last = has_channels_last(whole)
-    return view.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+        return SegmentInstance(self.model, self.segment, self.width, moved)

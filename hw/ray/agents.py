@@ -1,7 +1,7 @@
 """Agents that Ray places and starts, one actor each: `hw.router.agents.Carrier` for a cluster of hosts.
 
 Ray finds the host, starts the agent there, brings the model's bytes, and says when the agent is gone. What a run says
-and moves goes by connections of its own (`hw.transport.network_port`, `hw.transport.landing`), whose secret Ray has
+and moves goes by connections of its own (`hw.transport.tls`, `hw.transport.landing`), whose certificate Ray has
 brought: a call of an actor takes milliseconds (docs/cluster.md).
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import socket
+import ssl
 import threading
 import time  # noqa: TID251 - waits for real hosts
 from collections.abc import Callable, Sequence
@@ -26,11 +26,9 @@ from hw.ray.far_agent import FarStart
 from hw.ray.host import Keeper
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
-from hw.transport.gate import Gate
-from hw.transport.handshake import Hello, fresh_secret
-from hw.transport.joining_port import JoiningPort
+from hw.transport.framed import FramedPort, Mirror
 from hw.transport.messages import FromAgent
-from hw.transport.network_port import Mirror, NetworkPort
+from hw.transport.tls import Encrypted, Gate, Hello, fresh_certificate
 from kit.errors import in_a_line
 
 _LOOK_S: Final = 0.2  # how often an absent host is looked for
@@ -53,7 +51,7 @@ class RayAgent(AgentHandle):
     """
 
     def __init__(self, spec: AgentSpec, life: int, carrier: RayHosts) -> None:
-        self.joining = JoiningPort()
+        self.joining = FramedPort(FromAgent, heard=self._hear_log)
         super().__init__(spec, self.joining, shares_clock=False)
         self.life = life
         self.ended = threading.Event()
@@ -76,8 +74,7 @@ class RayAgent(AgentHandle):
         """See `AgentHandle`: as far as it has come here, which is at least as far as what was heard."""
         return partial(bytes, self._log)
 
-    def hear_log(self, steps: bytes) -> None:
-        """A piece of it; an empty one begins it anew."""
+    def _hear_log(self, steps: bytes) -> None:
         if steps:
             self._log += steps
         else:
@@ -142,12 +139,12 @@ class RayHosts:
     def __init__(self, cluster: RayCluster, hosts: Sequence[str], model: Path | None = None) -> None:
         self._cluster = cluster
         self._hosts = tuple(hosts)
-        self._secret = fresh_secret()
+        self._certificate = fresh_certificate()
         self._lives = itertools.count(1)
         self._agents: dict[int, RayAgent] = {}  # by life: those that have not connected yet
         self._current: dict[int, RayAgent] = {}  # by server
         self._arenas: tuple[Arena, ...] = ()
-        self._gate = Gate(cluster.here.address, self._secret, self._admit)
+        self._gate = Gate(cluster.here.address, self._certificate, self._admit)
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
         self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Keeper)
@@ -236,7 +233,7 @@ class RayHosts:
             life=handle.life,
             router=self._gate.address,
             host=keeper.node.address,
-            secret=self._secret,
+            certificate=self._certificate,
         )
         life = keeper.actor.run.remote(start, self._model)
         handle.actor = keeper.actor
@@ -244,16 +241,13 @@ class RayHosts:
             handle.give_up()
         return str(self._cluster.ray.get(life))
 
-    def _admit(self, hello: Hello, end: socket.socket) -> None:
+    def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
         """An agent has connected; one that nobody waits for any more is turned away."""
         handle = self._agents.pop(hello.life, None)
-        if handle is None:
+        if handle is not None:
+            handle.address = hello.address
+        if handle is None or not handle.joining.join(Encrypted(end)):
             end.close()
-            return
-        handle.address = hello.address
-        port = NetworkPort(end, FromAgent, heard=handle.hear_log)
-        if not handle.joining.join(port):
-            port.close()
 
     # ---------------------------------------------------------------------------------------------------- Ray, later
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ START: Final = "`ray start` starts one, docs/cluster.md says how"
 LOCAL: Final = "auto"
 _PATIENCE_S: Final = 3.0
 _MODE: Final = "RAY_AUTH_MODE"
+_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _SETTING: Final = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with the cluster's token"
 
 
@@ -32,11 +34,6 @@ def use_own_token() -> None:
     has_one = os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     if has_one or (Path.home() / ".ray" / "auth_token").is_file():
         os.environ.setdefault(_MODE, "token")
-
-
-def shows_token() -> bool:
-    """Whether Ray shows a token in this process."""
-    return os.environ.get(_MODE, "").lower() == "token"
 
 
 def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
@@ -53,7 +50,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
     """
     found = _found_here(source, key) if address == LOCAL else address
     _require_listener(found, source, key)
-    token = _own_token(ray, source, key)
+    token = _own_token(source, key)
     try:
         version = version_at(found, token)
     except PermissionError:
@@ -62,7 +59,7 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
         raise InputError(source, key, f"{problem}; {_SETTING}") from None
     except OSError as error:
         raise InputError(source, key, f"no Ray cluster answers at {found} ({error}); {START}") from None
-    if version != ray.__version__:
+    if version and version != ray.__version__:
         problem = f"the cluster at {found} runs Ray {version}, this process {ray.__version__}"
         raise InputError(source, key, f"{problem}; install the same on all hosts")
     return found
@@ -105,7 +102,7 @@ def _addresses() -> list[str]:
 
 
 def version_at(address: str, token: str | None) -> str:
-    """Of the Ray at that address, from its own check whether it is alive.
+    """Of the Ray at that address, from its own check whether it is alive; empty where it does not say.
 
     Args:
         token: to be shown; None for none.
@@ -115,44 +112,42 @@ def version_at(address: str, token: str | None) -> str:
         OSError: no Ray answers there.
     """
     import grpc
-    from ray.core.generated.gcs_service_pb2 import CheckAliveRequest  # type: ignore[attr-defined]
-    from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
     shown = () if token is None else (("authorization", f"Bearer {token}"),)
-    with _channel(grpc, address) as channel:
+    options = (("grpc.enable_http_proxy", 0),)  # as Ray's own
+    with _secured(grpc, address, options) as channel:
         try:
-            answer = NodeInfoGcsServiceStub(channel).CheckAlive(  # type: ignore[no-untyped-call]
-                CheckAliveRequest(), timeout=_PATIENCE_S, metadata=shown
-            )
+            answer: bytes = channel.unary_unary(_ALIVE)(b"", timeout=_PATIENCE_S, metadata=shown)
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise PermissionError(address) from None
             raise OSError(in_a_line(f"{error.code().name.lower()}: {error.details()}")) from None
-    return str(answer.ray_version)
+    found = re.search(rb"\d+\.\d+[\w.]*", answer)
+    return found[0].decode() if found else ""
 
 
-def _channel(grpc: ModuleType, address: str) -> Any:
-    options = (("grpc.enable_http_proxy", 0),)  # as Ray's own
+def _secured(grpc: ModuleType, address: str, options: tuple[tuple[str, int], ...]) -> Any:
+    """A channel; encrypted where Ray's nodes are told to encrypt, by its own variables."""
     if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         return grpc.insecure_channel(address, options)
-    from ray._common.tls_utils import load_certs_from_env
+    names = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
+    credentials = grpc.ssl_channel_credentials(*(Path(os.environ[name]).read_bytes() for name in names))
+    return grpc.secure_channel(address, credentials, options)
 
-    chain, private, root = load_certs_from_env()  # type: ignore[no-untyped-call]
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(root, private, chain), options)
 
-
-def _own_token(ray: ModuleType, source: str, key: str) -> str | None:
-    if not shows_token():
+def _own_token(source: str, key: str) -> str | None:
+    """As Ray finds it: in a variable, in the file that another one names, or in the home directory."""
+    if os.environ.get(_MODE, "").lower() != "token":
         return None
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
-
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
     try:
-        token = str(AuthenticationTokenLoader.instance().get_raw_token(ignore_auth_mode=True))
-        reason = "RAY_AUTH_MODE=token, and none is in ~/.ray/auth_token"
-    except ray.exceptions.AuthenticationError as error:
-        token, reason = "", in_a_line(str(error)).partition(". ")[0]
+        token = (os.environ.get("RAY_AUTH_TOKEN") or path.read_text(encoding="utf-8")).strip()
+    except OSError as error:
+        raise InputError(
+            source, key, f"no token to show to the Ray cluster ({path}: {error.strerror}); {_SETTING}"
+        ) from None
     if not token:
-        raise InputError(source, key, f"no token to show to the Ray cluster ({reason}); {_SETTING}")
+        raise InputError(source, key, f"no token to show to the Ray cluster ({path} is empty); {_SETTING}")
     return token
 
 

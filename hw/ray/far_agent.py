@@ -14,11 +14,10 @@ from typing import Final
 from hw.agent.outfit import AgentSpec, FarOutfit
 from hw.router.local_agents import die_with_parent, live
 from hw.transport.arena import Arena
-from hw.transport.gate import connected
-from hw.transport.handshake import Hello, introduce
+from hw.transport.framed import FramedPort, SentLog
 from hw.transport.landing import FarArena, Landing, Routes
 from hw.transport.messages import ToAgent
-from hw.transport.network_port import NetworkPort, SentLog
+from hw.transport.tls import Encrypted, Hello, connected
 
 CONNECT_S: Final = 10.0
 
@@ -35,7 +34,7 @@ class FarStart:
         log: the file on its host that takes what it prints; None: that of whoever keeps it.
         router: the address of the router's gate.
         host: the address that others reach this host by.
-        secret: the cluster's.
+        certificate: the cluster's.
     """
 
     spec: AgentSpec
@@ -45,7 +44,7 @@ class FarStart:
     life: int
     router: str
     host: str
-    secret: bytes
+    certificate: bytes
     log: Path | None = None
 
 
@@ -80,11 +79,10 @@ def _main(start: FarStart) -> None:
                 os.dup2(log.fileno(), standard)
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
-    arena, routes = Arena(start.arena_bytes), Routes(start.life, start.secret)
-    landing = Landing(start.host, start.secret, arena)
-    end = connected(start.router, CONNECT_S)
-    introduce(end, start.secret, Hello(start.life, landing.address))
-    port = NetworkPort(end, ToAgent, arena)
+    arena, routes = Arena(start.arena_bytes), Routes(start.life, start.certificate)
+    landing = Landing(start.host, start.certificate, arena)
+    end = connected(start.router, start.certificate, Hello(start.life, landing.address), CONNECT_S)
+    port = FramedPort(ToAgent, Encrypted(end), arena)
     far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
     spec = equipped(start.spec, arenas, None)

@@ -27,10 +27,8 @@ from hw.transport.messages import (
     BenchmarkTogether,
     BenchmarkUnload,
     Close,
-    DispatchResult,
     Done,
     FromAgent,
-    LoadTimed,
     Move,
     MoveBroken,
     Moved,
@@ -41,9 +39,9 @@ from hw.transport.messages import (
     Ready,
     Refused,
     Release,
+    Timed,
     ToAgent,
     TogetherResult,
-    UnloadTimed,
     Warm,
 )
 from hw.transport.port import FLUSH_NS, ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
@@ -95,11 +93,6 @@ class AgentHandle(ABC):
         self._ready: Ready | None = None
         self._heard: deque[FromAgent] = deque()
         self._number = 0
-
-    @property
-    def mailbox(self) -> str:
-        """The handle of its mailbox; empty where it has none, or has not said yet."""
-        return "" if self._ready is None else self._ready.mailbox
 
     @property
     @abstractmethod
@@ -253,15 +246,16 @@ class AgentHandle(ABC):
 
     def load(
         self, instance: int, segment: int, width: float, *, from_disk: bool = False, probe_batch: int = 0
-    ) -> LoadTimed:
-        """Load an instance and wait for it; see `hw.transport.messages.BenchmarkLoad`."""
+    ) -> tuple[float, int]:
+        """(seconds, bytes it really takes) of a load; see `hw.transport.messages.BenchmarkLoad`."""
         self.send(BenchmarkLoad(instance, segment, width, from_disk, probe_batch))
-        return self.expect(LoadTimed)
+        found = self.expect(Timed)
+        return found.samples_s[0], found.vram_bytes
 
     def unload(self, instance: int) -> float:
         """Unload an instance; returns the seconds that it took."""
         self.send(BenchmarkUnload(instance))
-        return self.expect(UnloadTimed).unload_s
+        return self.expect(Timed).samples_s[0]
 
     def benchmark(
         self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
@@ -289,7 +283,7 @@ class AgentHandle(ABC):
     def dispatch(self, point: BenchmarkPoint, repeats: int, pause_s: float = 0.0) -> tuple[float, ...]:
         """What an instance's own dispatch takes, for each of so many batches, in seconds."""
         self.send(BenchmarkDispatch(point, repeats, pause_s))
-        return self.expect(DispatchResult).samples_s
+        return self.expect(Timed).samples_s
 
     # ------------------------------------------------------------------------------------------------------ the end
 
@@ -338,7 +332,7 @@ def transfer_round(
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
-        source.send(Move(number, destination, 0, request, "", address))
+        source.send(Move(number, destination, 0, request, address))
         source.expect(Moved)
         found.append((time.monotonic_ns() - begin_ns) / 1e9)
     source.send(Release(request))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from hw.host.clock import NEVER_NS
 from hw.router.server import RemoteServer
 from policies.faults import PLANNED, Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze
 
@@ -14,15 +15,14 @@ class FaultPlan:
     """The faults of a run.
 
     Args:
-        take_down: (server, reason, until_ns) ends a server's epoch in an orderly way; `until_ns` as in
-            `RemoteServer.go_down`.
+        take_down: (server, reason) ends a server's epoch in an orderly way.
     """
 
     def __init__(
         self,
         faults: Sequence[Fault],
         servers: Sequence[RemoteServer],
-        take_down: Callable[[RemoteServer, str, int | None], None],
+        take_down: Callable[[RemoteServer, str], None],
     ) -> None:
         self._servers = servers
         self._take_down = take_down
@@ -64,10 +64,9 @@ class FaultPlan:
         self._steps.append((at_ns, 0 if ends else 1, what))
 
     def _begin_outage(self, server: RemoteServer, end_ns: int | None) -> None:
+        server.stay_down(NEVER_NS if end_ns is None else end_ns)
         if server.is_up:
-            self._take_down(server, PLANNED, end_ns)
-        else:
-            server.stay_down(end_ns)
+            self._take_down(server, PLANNED)
 
     def _signal(self, server: RemoteServer, number: signal.Signals) -> None:
         """To the agent, if there is one that serves; what follows is noticed as in any accident."""

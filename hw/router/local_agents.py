@@ -23,9 +23,9 @@ from hw.agent.outfit import AgentSpec
 from hw.agent.process import Agent
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
+from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.life_log import LifeLog, StepLog
-from hw.transport.local_port import agent_end, router_end, socket_pair
-from hw.transport.messages import Refused
+from hw.transport.messages import FromAgent, Refused, ToAgent
 from hw.transport.port import AgentEnd, PortBrokenError, PortClosedError
 
 _ENDING_S: Final = 5.0
@@ -43,7 +43,7 @@ def die_with_parent() -> None:
 def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
     """The agent's process."""
     die_with_parent()
-    live(spec, agent_end(end), log)
+    live(spec, FramedPort(ToAgent, end), log)
 
 
 def live(spec: AgentSpec, port: AgentEnd, log: StepLog, fence: Callable[[int], object] = lambda _: None) -> None:
@@ -96,7 +96,7 @@ class AgentProcess(AgentHandle):
 
     def __init__(self, spec: AgentSpec, hands: Executor | None = None, *, wait: bool = True) -> None:
         end, remote = socket_pair()
-        super().__init__(spec, router_end(end), shares_clock=True)
+        super().__init__(spec, FramedPort(FromAgent, end), shares_clock=True)
         self._log = LifeLog()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(

@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from hw.host.clock import RunClock
+from hw.host.failure_detector import FailureDetector
 from hw.host.waiting import Host
-from hw.host.watch import Watch
 from hw.router.agents import AgentSlot
 from hw.router.cost_meter import CostMeter
 from hw.router.cpu_use import Taker, cpu_use
@@ -202,7 +202,7 @@ class RouterLoop:
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
         self._next_progress_ns = 0
-        self._watch = Watch(cluster.supervision, 0)  # over this process itself
+        self._detector = FailureDetector(cluster.supervision, 0)  # over this process itself
         self._devices = devices_of(cluster.servers)
         self._device_of = {index: device for device in self._devices for index in device.servers}
         context = RunContext(
@@ -464,7 +464,7 @@ class RouterLoop:
         while True:
             for server in self._servers:
                 if server.died:
-                    self._take_down(server, WORKER_DIED, 0)
+                    self._take_down(server, WORKER_DIED)
             if not self._events:
                 return
             self._tell_router(self._events.popleft(), self._clock.now_ns())
@@ -473,8 +473,8 @@ class RouterLoop:
 
     def _look_after(self, now_ns: int) -> None:
         """Ping, and notice who hangs; not when this process was away itself. And what the operator wants."""
-        was_away = self._watch.was_away(self._next_look_ns, now_ns)
-        self._next_look_ns = now_ns + self._watch.period_ns
+        was_away = self._detector.was_away(self._next_look_ns, now_ns)
+        self._next_look_ns = now_ns + self._detector.period_ns
         if was_away:
             self._listen(0.0)  # what they said meanwhile
         for server in self._servers:
@@ -482,7 +482,7 @@ class RouterLoop:
                 server.excuse()
             reason = server.look_after()
             if reason is not None:
-                self._take_down(server, reason, 0)
+                self._take_down(server, reason)
         self._draining.look()
 
     def _revive(self, server: RemoteServer) -> None:
@@ -490,10 +490,10 @@ class RouterLoop:
         server.end_outage_if_due()
         server.restart_if_due()
 
-    def _take_down(self, server: RemoteServer, reason: str, until_ns: int | None) -> None:
+    def _take_down(self, server: RemoteServer, reason: str) -> None:
         """A server dies, or is found dead: its agent is ended, and what was on its way to or from it is lost."""
         server.is_away = self._draining.may_go(server.index)
-        server.go_down(reason, until_ns)
+        server.go_down(reason)
         self._transfers.bury(server.index)
 
     def _settle_readers(self) -> None:

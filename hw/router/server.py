@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from hw.host.clock import NEVER_NS, RunClock
-from hw.host.watch import Watch
+from hw.host.failure_detector import FailureDetector
 from hw.router.agents import AgentSlot
 from hw.router.late_ledger import LateLedger
 from hw.transport.arena import Inbox, Slab
@@ -149,7 +149,6 @@ class RemoteServer:
         self.slot = slot
         self.inbox = inbox
         self.channels_last = spec.device.channels_last
-        self.place = spec.physical
         self.epoch = 0
         self.is_up = False
         self.died = False
@@ -173,7 +172,7 @@ class RemoteServer:
         self._is_ready_early = False  # a new agent waits for the end of an outage
         self._is_preloading = False
         self._number = 0
-        self._watch = Watch(run.supervision, 0)
+        self._detector = FailureDetector(run.supervision, 0)
         self._heard_steps = 0
         self._counts = ServerCounts()  # of this life
         self._totals = ServerCounts()  # of those before
@@ -237,10 +236,9 @@ class RemoteServer:
         now_ns = self._run.clock.now_ns()
         self.epoch += 1
         self.is_up, self._is_starting, self._is_ready_early = True, False, False
-        self.inbox.open_mailbox(self.slot.agent.mailbox)
         self._is_preloading = True
         self._heard_steps = self.in_flight = 0
-        self._watch = Watch(self._run.supervision, now_ns)
+        self._detector = FailureDetector(self._run.supervision, now_ns)
         self._restarts.came_up(now_ns)
         self.is_doomed = False
         if (down := self._open_downtime) is not None:
@@ -262,18 +260,13 @@ class RemoteServer:
         if origin_ns is not None:
             self.send(Start(self.slot.agent.offset.at_agent(origin_ns)))
 
-    def go_down(self, reason: str, until_ns: int | None = 0) -> None:
-        """The agent is gone (or is ended now), and everything with it.
-
-        Args:
-            until_ns: it does not come back before; None: never.
-        """
+    def go_down(self, reason: str) -> None:
+        """The agent is gone (or is ended now), and everything with it; see `stay_down` for until when."""
         now_ns = self._run.clock.now_ns()
         was_up, self.is_up = self.is_up, False
         self.died = self._is_starting = self._is_ready_early = False
         self.slot.agent.kill()
         self._restart_at_ns = self._restarts.restart_at_ns(now_ns)
-        self.stay_down(until_ns)
         if not was_up:
             what = f"{_DOWN[reason]} while it started, at {_s(now_ns)}"
         else:
@@ -324,12 +317,9 @@ class RemoteServer:
         wait = f"a new worker starts in {_s(self._restart_at_ns - now_ns)}"
         return wait if self._up_from_ns <= now_ns else f"{wait} and serves from {_s(self._up_from_ns)} on"
 
-    def stay_down(self, until_ns: int | None) -> None:
-        """It is down already, and does not come back before; None: never."""
-        if until_ns is not None:
-            self._up_from_ns = max(self._up_from_ns, until_ns)
-        else:
-            self._up_from_ns = NEVER_NS
+    def stay_down(self, until_ns: int) -> None:
+        """Once it is down it does not come back before; `NEVER_NS`: never."""
+        self._up_from_ns = max(self._up_from_ns, until_ns)
 
     def restart_if_due(self) -> None:
         """Start the next agent when its time has come."""
@@ -339,22 +329,22 @@ class RemoteServer:
         self._restart_at_ns = None
         self._is_starting = True
         rules = self._run.supervision
-        self._watch = Watch(replace(rules, stuck_ns=max(START_LIMIT_NS, rules.stuck_ns)), now_ns)
-        self._watch.asked("start", now_ns)
+        self._detector = FailureDetector(replace(rules, stuck_ns=max(START_LIMIT_NS, rules.stuck_ns)), now_ns)
+        self._detector.asked("start", now_ns)
         self.slot.start()
 
     def excuse(self) -> None:
         """The router itself was away: the agent is not to blame."""
-        self._watch.excuse(self._run.clock.now_ns())
+        self._detector.excuse(self._run.clock.now_ns())
 
     def look_after(self) -> str | None:
         """Ping the agent; returns why it must be given up, None while it is well."""
         now_ns = self._run.clock.now_ns()
         if not self.has_agent:
             return None
-        if self._watch.is_hung(now_ns):
+        if self._detector.is_hung(now_ns):
             return WORKER_HUNG
-        if self.is_up and (number := self._watch.ping(now_ns)) is not None:
+        if self.is_up and (number := self._detector.ping(now_ns)) is not None:
             self.send(self.slot.agent.ping(number))
         return None
 
@@ -375,7 +365,7 @@ class RemoteServer:
                 self._number = agent.next_number()
                 self.send(Prepare(self._number, self.index, self._run.keep_log, self._run.measures_costs))
             case Prepared(number) if self._is_starting and number == self._number:
-                self._watch.answered("start")
+                self._detector.answered("start")
                 self._is_ready_early = True
                 self.end_outage_if_due()
             case _:  # of an earlier run
@@ -422,7 +412,7 @@ class RemoteServer:
 
     def asked(self, transfer: int) -> None:
         """The agent was asked to move something."""
-        self._watch.asked(("transfer", transfer), self._run.clock.now_ns())
+        self._detector.asked(("transfer", transfer), self._run.clock.now_ns())
 
     @property
     def address(self) -> str:
@@ -491,17 +481,17 @@ class RemoteServer:
             case Report():
                 self._hear_report(message)
             case Pong(number):
-                self._watch.ponged(number)
+                self._detector.ponged(number)
                 if self.slot.agent.note_pong(message) and self.is_up:
                     self.start_clock()
             case Moved(transfer) | MoveBroken(transfer):
-                self._watch.answered(("transfer", transfer))
+                self._detector.answered(("transfer", transfer))
             case Fenced(number):
                 self._cancel(self._fences.pop(number, ()))
             case Preloaded():
                 self._is_preloading = False
             case Stuck():
-                self._watch.give_up()
+                self._detector.give_up()
             case Finished():
                 self._finish(message)
             case Ready() | Done() | Prepared() | Refused():

@@ -35,17 +35,12 @@ NO_ROOM = "no_room"
 
 
 class Endpoint(Protocol):
-    """A server as transfers see it; of two in one `place` each may write to the other's mailbox."""
+    """A server as transfers see it."""
 
     index: int
     is_up: bool
     inbox: Inbox
     channels_last: bool
-
-    @property
-    def place(self) -> object:
-        """The device, by whatever tells it from others."""
-        ...
 
     def send(self, message: ToAgent) -> None:
         """Ask its agent, with whatever else is sent in this turn."""
@@ -295,9 +290,7 @@ class Transfers:
         waiting, inbox = self._no_place[server], self._servers[server].inbox
         while waiting:
             transfer = waiting[0]
-            slab = inbox.reserve(
-                transfer.requests, transfer.size_bytes, in_mailbox=self._are_neighbours(transfer.source, server)
-            )
+            slab = inbox.reserve(transfer.requests, transfer.size_bytes)
             if slab is None:
                 return
             waiting.popleft()
@@ -308,11 +301,8 @@ class Transfers:
                 self._writing[transfer.number] = (transfer.source, server, slab)
                 source = self._servers[transfer.source]
                 source.asked(transfer.number)
-                address = "" if slab.mailbox else self._servers[server].address
-                source.send(Move(transfer.number, server, slab.offset, transfer.requests, slab.mailbox, address))
-
-    def _are_neighbours(self, source: int, server: int) -> bool:
-        return source != ROUTER and self._servers[source].place == self._servers[server].place
+                address = self._servers[server].address
+                source.send(Move(transfer.number, server, slab.offset, transfer.requests, address))
 
     def _write_images(self, transfer: _Transfer, slab: Slab) -> None:
         server = self._servers[transfer.delivery.block.server]
@@ -327,7 +317,7 @@ class Transfers:
         slab = transfer.slab
         assert slab is not None, "written to no place"
         self._servers[transfer.delivery.block.server].inbox.fill(slab)
-        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last, bool(slab.mailbox))
+        transfer.data = Input(transfer.requests, slab.offset, shape, dtype, channels_last)
         if transfer.due_ns > self._now_ns():
             heapq.heappush(self._due, (transfer.due_ns, transfer.number))
         else:

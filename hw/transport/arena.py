@@ -108,31 +108,20 @@ class Room:
 
 @dataclass(slots=True)
 class Slab:
-    """A part of an arena or mailbox: whose inputs are (or will be) in it, and whether somebody may still write there.
-
-    Attributes:
-        room: that it was taken from; a former life's takes it back, too.
-        mailbox: the handle of the mailbox that it is a part of; empty for the arena's.
-    """
+    """A part of an arena: whose inputs are (or will be) in it, and whether somebody may still write there."""
 
     offset: int
     size_bytes: int
-    room: Room
     held_for: set[int] = field(default_factory=set)
     is_written_to: bool = True
-    mailbox: str = ""
 
 
 class Inbox:
-    """Where one agent's inputs are written to, as the router keeps it: an arena, and its mailbox where it has one.
-
-    A mailbox is as large: a piece of the GPU's memory that its other agents write to (`hw.devices.mailbox`).
-    """
+    """Where one agent's inputs are written to, as the router keeps it: the ledger of its arena."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._room = Room(arena.size_bytes)
-        self._mailbox: tuple[str, Room] | None = None
         self._slab_of: dict[int, Slab] = {}
 
     @property
@@ -140,22 +129,10 @@ class Inbox:
         """What no slab takes of the arena."""
         return self._room.free_bytes
 
-    def open_mailbox(self, handle: str) -> None:
-        """Its agent has come up with this one, or with none (an empty handle); a former one is nobody's any more."""
-        self._mailbox = (handle, Room(self.arena.size_bytes)) if handle else None
-
-    def reserve(self, requests: Iterable[int], size_bytes: int, *, in_mailbox: bool = False) -> Slab | None:
-        """Room for these requests' inputs, written to from now on; None where there is none.
-
-        Args:
-            in_mailbox: whoever writes could reach the agent's mailbox; where that is full the arena serves as well.
-        """
-        if in_mailbox and self._mailbox is not None:
-            handle, room = self._mailbox
-            if (part := room.take(size_bytes)) is not None:
-                return Slab(*part, room, set(requests), mailbox=handle)
+    def reserve(self, requests: Iterable[int], size_bytes: int) -> Slab | None:
+        """Room for these requests' inputs, written to from now on; None where there is none."""
         part = self._room.take(size_bytes)
-        return None if part is None else Slab(*part, self._room, set(requests))
+        return None if part is None else Slab(*part, set(requests))
 
     def fill(self, slab: Slab) -> None:
         """Its inputs stand there, and stay for each request until `forget`."""
@@ -183,4 +160,4 @@ class Inbox:
 
     def _release(self, slab: Slab) -> None:
         assert not slab.is_written_to, "given back under somebody's pen"
-        slab.room.free(slab.offset, slab.size_bytes)
+        self._room.free(slab.offset, slab.size_bytes)

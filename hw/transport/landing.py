@@ -1,26 +1,23 @@
 """Activations from one agent to another of another host: straight, and not by way of the router.
 
 Each agent has a gate of its own. Whoever writes waits until the receiver says that the bytes stand in its arena; only
-then does it tell the router. A piece is its length (4 bytes), where it belongs (8 bytes), and itself; the answer is one
-byte.
+then does it tell the router. A piece is a frame as in `hw.transport.framed`; the answer is one byte.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import ssl
 import threading
 from collections import defaultdict
 from typing import Final
 
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.gate import Gate, connected
-from hw.transport.handshake import Hello, StrangerError, introduce
+from hw.transport.framed import LENGTH, OFFSET, PLACED, header
+from hw.transport.tls import Gate, Hello, connected, cut
 
 PATIENCE_S: Final = 5.0  # without any progress; then a link counts as lost
-_LENGTH: Final = 4
-_OFFSET: Final = 8
 _DONE: Final = b"\x01"
+_PIECE: Final = 1 << 20
 
 
 class Landing:
@@ -31,19 +28,19 @@ class Landing:
 
     Args:
         host: the address that others reach this host by.
-        secret: the cluster's.
+        certificate: the cluster's.
         arena: the agent's own.
     """
 
-    def __init__(self, host: str, secret: bytes, arena: Arena) -> None:
+    def __init__(self, host: str, certificate: bytes, arena: Arena) -> None:
         self._arena = arena
         self._lock = threading.Lock()
         self._fenced: set[int] = set()
-        self._writers: defaultdict[int, list[tuple[socket.socket, threading.Event]]] = defaultdict(list)
-        self._gate = Gate(host, secret, self._admit)
+        self._writers: defaultdict[int, list[tuple[ssl.SSLSocket, threading.Event]]] = defaultdict(list)
+        self._gate = Gate(host, certificate, self._admit)
         self.address = self._gate.address
 
-    def _admit(self, hello: Hello, end: socket.socket) -> None:
+    def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
         """In a thread of this writer's own."""
         writer = (end, threading.Event())
         with self._lock:
@@ -63,13 +60,14 @@ class Landing:
             with self._lock:
                 self._writers[hello.life].remove(writer)
 
-    def _land(self, end: socket.socket) -> bool:
+    def _land(self, end: ssl.SSLSocket) -> bool:
         """One piece; False at the writer's end, and where it is none of ours."""
-        header = bytearray(_LENGTH + _OFFSET)
-        if not _filled(end, memoryview(header)):
+        head = bytearray(LENGTH + OFFSET)
+        if not _filled(end, memoryview(head)):
             return False
-        length, offset = int.from_bytes(header[:_LENGTH], "little"), int.from_bytes(header[_LENGTH:], "little")
-        if offset + length > self._arena.size_bytes:
+        word, offset = int.from_bytes(head[:LENGTH], "little"), int.from_bytes(head[LENGTH:], "little")
+        kind, length = word >> 30, word & (1 << 30) - 1
+        if kind != PLACED or offset + length > self._arena.size_bytes:
             return False
         with self._arena.view(offset, length) as target:
             if not _filled(end, target):
@@ -83,8 +81,7 @@ class Landing:
             self._fenced.add(life)
             writers = list(self._writers[life])
         for end, _ in writers:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
+            cut(end)
         for _, ended in writers:
             ended.wait()
 
@@ -97,7 +94,7 @@ class Landing:
             self.fence(life)
 
 
-def _filled(end: socket.socket, target: memoryview) -> bool:
+def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
     """False where the other end has ended first."""
     while target:
         count = end.recv_into(target)
@@ -112,13 +109,13 @@ class Routes:
 
     Args:
         life: of this agent.
-        secret: the cluster's.
+        certificate: the cluster's.
     """
 
-    def __init__(self, life: int, secret: bytes) -> None:
+    def __init__(self, life: int, certificate: bytes) -> None:
         self._hello = Hello(life)
-        self._secret = secret
-        self._ends: dict[str, socket.socket] = {}
+        self._certificate = certificate
+        self._ends: dict[str, ssl.SSLSocket] = {}
 
     def write(self, address: str, offset: int, data: memoryview) -> None:
         """When this returns they stand there.
@@ -127,42 +124,23 @@ class Routes:
             LinkLostError: they don't.
         """
         try:
-            end = self._ends.get(address) or self._connected(address)
-            _send(end, len(data).to_bytes(_LENGTH, "little") + offset.to_bytes(_OFFSET, "little"), data)
+            if (end := self._ends.get(address)) is None:
+                end = self._ends[address] = connected(address, self._certificate, self._hello, PATIENCE_S)
+            end.sendall(header(PLACED, len(data)) + offset.to_bytes(OFFSET, "little"))
+            while data:  # as long as there is some progress
+                data = data[end.send(data[:_PIECE]) :]
             if end.recv(1) != _DONE:
                 raise ConnectionError("it has closed the connection")
-        except (OSError, StrangerError) as error:
+        except OSError as error:
             if (broken := self._ends.pop(address, None)) is not None:
                 broken.close()
-            raise LinkLostError(f"{len(data)} bytes did not get to {address}: {error}") from None
-
-    def _connected(self, address: str) -> socket.socket:
-        end = connected(address, PATIENCE_S)
-        try:
-            introduce(end, self._secret, self._hello)
-        except BaseException:
-            end.close()
-            raise
-        end.settimeout(PATIENCE_S)
-        self._ends[address] = end
-        return end
+            raise LinkLostError(f"the activations did not get to {address}: {error}") from None
 
     def close(self) -> None:
         """All of them."""
         for end in self._ends.values():
             end.close()
         self._ends.clear()
-
-
-def _send(end: socket.socket, header: bytes, data: memoryview) -> None:
-    """All of it, as long as there is some progress."""
-    sent = end.sendmsg([header, data])
-    if sent < len(header):  # a header is a few bytes: the kernel takes it whole or has no room at all
-        end.sendall(header[sent:])
-        sent = len(header)
-    left = data[sent - len(header) :]
-    while left:
-        left = left[end.send(left) :]
 
 
 class FarArena(Arena):

@@ -42,7 +42,6 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         channels_last: how feature maps lie in memory.
-        in_mailbox: they stand in the receiver's mailbox, not in its arena.
     """
 
     requests: tuple[int, ...]
@@ -50,7 +49,6 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     dtype: str
     channels_last: bool
-    in_mailbox: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True):
@@ -114,7 +112,6 @@ class Move(Message, frozen=True):
     """Write stored activations into another agent's arena; answered by `Moved`. They stay here until a `Release`.
 
     Attributes:
-        mailbox: the handle of the mailbox that they go to instead; empty for the arena.
         address: where the other agent takes them; empty where both map its arena.
     """
 
@@ -122,7 +119,6 @@ class Move(Message, frozen=True):
     destination: int
     offset: int
     requests: tuple[int, ...]
-    mailbox: str = ""
     address: str = ""
 
 
@@ -254,7 +250,6 @@ class Ready(Message, frozen=True):
 
     Attributes:
         sensor: where each field of its sensor comes from.
-        mailbox: the handle by which the other agents of its GPU write to its mailbox; empty where it has none.
     """
 
     protocol: int
@@ -263,7 +258,6 @@ class Ready(Message, frozen=True):
     context_bytes: int
     execution: dict[str, str]
     sensor: dict[str, str]
-    mailbox: str = ""
 
 
 class Prepared(Message, frozen=True):
@@ -318,7 +312,7 @@ class Report(Message, frozen=True):
         is_read: whether the sample was read here, and not by another server's agent.
         vram_used_bytes: of context and instances.
         counts: of all that was done in the run so far.
-        activation_bytes: what waits on a GPU between two segments holds of its memory, beside slots and mailbox.
+        activation_bytes: what waits on a GPU between two segments holds of its memory.
     """
 
     epoch: int
@@ -397,17 +391,14 @@ class Refused(Message, frozen=True):
 # ---------------------------------------------------------------------------------------- from an agent: measurements
 
 
-class LoadTimed(Message, frozen=True):
-    """An instance is there; `vram_bytes` is what it really takes."""
+class Timed(Message, frozen=True):
+    """How long a load, an unload or each dispatch took; `vram_bytes`: what a loaded instance really takes.
 
-    load_s: float
-    vram_bytes: int
+    A dispatch lasts from a batch's command to the notice of its end, less its forward pass.
+    """
 
-
-class UnloadTimed(Message, frozen=True):
-    """An instance is gone and its memory is free."""
-
-    unload_s: float
+    samples_s: tuple[float, ...]
+    vram_bytes: int = 0
 
 
 class BenchmarkResult(Message, frozen=True):
@@ -457,54 +448,14 @@ class TogetherResult(Message, frozen=True):
     ended_ns: int = 0
 
 
-class DispatchResult(Message, frozen=True):
-    """For each batch: from its command to the notice of its end, less its forward pass."""
-
-    samples_s: tuple[float, ...]
-
+# ------------------------------------------------------------------------------------------------- who hears which
 
 Measurement = Warm | BenchmarkLoad | BenchmarkUnload | Benchmark | BenchmarkTogether | BenchmarkDispatch | BenchmarkMove
-ToAgent = (
-    Prepare
-    | ComeUp
-    | Start
-    | Deliver
-    | Keep
-    | Move
-    | Fence
-    | Release
-    | Sense
-    | Sampled
-    | Impair
-    | Ping
-    | Finish
-    | Warm
-    | Close
-    | BenchmarkLoad
-    | BenchmarkUnload
-    | Benchmark
-    | BenchmarkTogether
-    | BenchmarkDispatch
-    | BenchmarkMove
-)
-FromAgent = (
-    Ready
-    | Prepared
-    | Preloaded
-    | Returned
-    | Rejected
-    | Report
-    | Moved
-    | MoveBroken
-    | Fenced
-    | Pong
-    | Stuck
-    | Finished
-    | Done
-    | Refused
-    | LoadTimed
-    | UnloadTimed
-    | BenchmarkResult
-    | TogetherResult
-    | DispatchResult
-)
+OfBlocks = Deliver | Keep | Move | Release
+OfRun = ComeUp | Start | Sense | Sampled | Impair
+ToAgent = Prepare | OfRun | OfBlocks | Fence | Ping | Finish | Close | Measurement
+
+Measured = Done | Timed | BenchmarkResult | TogetherResult
+OfTransfers = Moved | MoveBroken | Fenced
+Told = Ready | Prepared | Preloaded | Returned | Rejected | Report | Pong | Stuck | Finished | Refused
+FromAgent = Told | OfTransfers | Measured

@@ -24,7 +24,7 @@ from calibrate.check import (
 from calibrate.errors import SOLO_ERROR
 from calibrate.session import START_S, check_profile
 from calibrate.stamps import VERSIONS, differences, stamps_here, stamps_of
-from hw.device import DeviceSpec, formats_of, ways_of
+from hw.device import DeviceSpec, formats_of
 from hw.networks.datasets import Dataset
 from hw.networks.registry import ModelFile
 from kit.chance import derived_seed
@@ -91,7 +91,7 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
         threads=int(path.get("threads", "1")),
         onednn=path.get("onednn", "True") == "True",
         index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
-        **ways_of(path),
+        graphs="graphs" in path,
         idle_w=profile.power.bare_idle_w,
         tdp_w=profile.power.cap_w,
     )

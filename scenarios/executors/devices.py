@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from hw.device import WAYS, DeviceSpec, formats_of, gpu_bytes, local_devices
+from hw.device import DeviceSpec, formats_of, gpu_bytes, local_devices
 from hw.devices.gpu import refused_by_mode, unseen, unserved
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.library import Board, RefusedError
@@ -127,7 +127,7 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         index=section.index,
         dtype="float32" if section.dtype == "measured" else section.dtype,
         channels_last=section.memory_format != "contiguous",
-        **{name: getattr(section, name) for name in WAYS},
+        graphs=section.graphs,
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )

@@ -144,7 +144,7 @@ class ModelSection(StrictModel):
 MOST_SLOWDOWN = 1e6
 
 
-_OF_A_GPU: Final = ("memory_format", "dtype", "slot_pools", "apart_copies", "mailboxes", "graphs", "packed_weights")
+_OF_A_GPU: Final = ("memory_format", "dtype", "graphs")
 
 
 class DeviceSection(StrictModel):
@@ -173,15 +173,7 @@ class DeviceSection(StrictModel):
         description="of a GPU: of weights and activations; `measured`: bfloat16 where calibration finds it quicker and "
         "all labels but one in a thousand the same",
     )
-    slot_pools: bool = Field(False, description="of a GPU, not tried on one yet: activations lie in slots")
-    apart_copies: bool = Field(False, description="of a GPU, not tried on one yet: copies block nobody")
-    mailboxes: bool = Field(
-        False, description="of a GPU, not tried on one yet: servers that share it move activations without the host"
-    )
     graphs: bool = Field(False, description="of a GPU, not tried on one yet: passes are captured and replayed")
-    packed_weights: bool = Field(
-        False, description="of a GPU, not tried on one yet: weights for narrower inputs are laid out once, in memory"
-    )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
     )

@@ -61,26 +61,6 @@ def test_a_turn_is_charged_to_the_blocks_that_came_in_it_and_to_the_copies(clock
     assert sum(each.cpu_ns for each in meter.costs) == 35
 
 
-def test_a_turn_that_only_copied_is_the_copies(clocks: Clocks) -> None:
-    meter = _meter()
-    clocks.spend(10)
-    meter.copied(4, 7)
-    meter.copied(1, 2)
-    meter.end_turn()
-    assert _samples(meter) == [("moved", 2, 5, 10)]
-
-
-def test_a_turn_of_something_else_is_charged_to_nobody(clocks: Clocks) -> None:
-    """A sensor is read, a sign of life is given; the next turn does not bear it."""
-    meter = _meter()
-    clocks.spend(10)
-    meter.end_turn()
-    meter.took(1)
-    clocks.spend(3)
-    meter.end_turn()
-    assert _samples(meter) == [("taken", 1, 1, 3)]
-
-
 def test_a_batch_has_a_beginning_and_an_end(clocks: Clocks) -> None:
     """The first one's beginning is not known: the thread did other things before."""
     meter = _meter()
@@ -122,19 +102,3 @@ def test_what_a_lane_took_is_its_own_and_the_main_threads_wake_up_is_in_vain(clo
         ("ended", 1, 1, 0),
         ("woken", 1, 0, 11),
     ]
-
-
-def test_a_main_thread_that_took_something_itself_did_not_wake_up_in_vain(clocks: Clocks) -> None:
-    meter = _meter()
-
-    def lane() -> None:
-        meter.took(1)
-        meter.end_lane_turn()
-
-    _in_a_lane(lane)
-    meter.took(2)
-    clocks.spend(4)
-    meter.end_turn()
-    clocks.spend(4)
-    meter.end_turn()
-    assert [sample for sample in _samples(meter) if sample[3]] == [("taken", 1, 2, 4)]

@@ -1,28 +1,23 @@
-"""The real cluster end to end: conservation, true labels, replay, real deaths, repeated runs; on any carrier."""
+"""The real cluster end to end: conservation, true labels, replay, repeated runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pytest
 
-from hw.agent.torch_lanes import TorchLanes
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Progress, Routing, own_cores
-from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun
-from hw.router.server import HardwareServer, RemoteServer
+from hw.router.server import HardwareServer
 from hw.telemetry import usable_cores
-from hw.transport.messages import Sample
 from kit.errors import InputError
 from policies.interfaces import top1_of
 from policies.records import RunRecord
@@ -30,21 +25,14 @@ from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import (
     NS_PER_S,
-    Choice,
-    ClusterView,
     Decide,
     GoalSet,
-    Held,
-    Hold,
-    HoldRule,
     InstanceLoaded,
     LoadInstance,
-    OwnLimit,
     RequestArrived,
     ServerUp,
     TelemetrySampled,
 )
-from tests.hw.memory_port import Memory
 from tests.hw.worlds import TINY, Wanderer, device, knobs, router, true_run
 
 pytestmark = pytest.mark.workers
@@ -114,17 +102,6 @@ def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model:
     assert replay_run(record.log, record.agent_logs, config, knobs) == []
 
 
-def test_a_routers_own_limit_is_told_to_its_core(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """From the start, in place of the operator's."""
-    policy = Wanderer()
-    policy.p99_limit_ns = 1  # type: ignore[attr-defined]
-    record = cluster.run(_run(model, 0.3), router(len(cluster.servers)), _routing(policy))
-    told = [step.event for step in record.log if isinstance(step.event, OwnLimit)]
-    views = [command.view for step in record.log for command in step.commands if isinstance(command, Decide)]
-    assert told == [OwnLimit(1)]
-    assert views[-1].late == views[-1].completed > 0
-
-
 def test_times_are_in_order(record: RunRecord, model: SlimResNet) -> None:
     """Arrivals count from when they were due, records nest in time, and no event is before the one before it."""
     planned = _run(model).arrivals_ns
@@ -152,22 +129,6 @@ def test_the_clock_starts_when_the_preloads_are_done(record: RunRecord) -> None:
     ]
     assert len(preloads) == 2 * TINY.segments
     assert [loaded_ns[preload] for preload in preloads] == [0] * len(preloads)
-
-
-def test_what_others_took_meanwhile_is_in_the_record(record: RunRecord) -> None:
-    """How much it was is known to nobody here."""
-    assert record.foreign_load is not None
-    assert 0.0 <= record.foreign_load.programs <= 1.0
-
-
-def test_a_cpu_server_reads_its_cores_slowdown(record: RunRecord) -> None:
-    """Now and then, between its batches: no more often than every 20 ms, and each reading some tens of microseconds."""
-    for server in range(2):
-        times, reads_s = zip(*((at, read_s) for s, at, read_s in record.references if s == server), strict=True)
-        assert len(times) >= 3
-        assert max(times) <= record.ended_ns
-        assert len(times) <= record.ended_ns / 20e6 + 1
-        assert all(1e-6 < read_s < 1e-2 for read_s in reads_s)
 
 
 def test_the_logs_replay_through_fresh_cores(record: RunRecord) -> None:
@@ -206,34 +167,6 @@ def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet)
     assert all(request.correct for request in again.requests)
 
 
-def test_a_drained_run_leaves_no_activations(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """Every copy is released when it has moved on or is labelled: the agents' stores are empty at the end."""
-    _carry_out(cluster, _run(model, 0.3))
-    assert [slot.agent.prepare(index, keep_log=False) for index, slot in enumerate(cluster.slots)] == [0, 0]
-
-
-def test_a_first_load_comes_from_disk_and_a_reload_from_memory(
-    path: Path, model: SlimResNet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Idle instances are unloaded at once, so that each is loaded again: only its first load opens the file."""
-    restless = dataclasses.replace(knobs(preload=False), idle_unload_ns=1)
-    servers = [dataclasses.replace(_servers(1)[0], knobs=restless)]
-    loads: list[tuple[tuple[int, float], bool]] = []
-    load = TorchLanes.load
-
-    def watched(lanes: TorchLanes, instance: int, segment: int, width: float, from_disk: bool) -> None:
-        loads.append(((segment, width), from_disk))
-        load(lanes, instance, segment, width, from_disk)
-
-    monkeypatch.setattr(TorchLanes, "load", watched)
-    with HardwareCluster(ModelFile(path), servers, carrier=Memory()) as running:
-        record = _carry_out(running, _run(model, 0.5, 20.0))
-    assert all(request.correct for request in record.requests)
-    first = {spec: position for position, (spec, _) in reversed(list(enumerate(loads)))}
-    assert len(loads) > len(first)
-    assert [from_disk for _, from_disk in loads] == [first[spec] == i for i, (spec, _) in enumerate(loads)]
-
-
 def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
     """None are its own where an agent may run anywhere, or where all are taken."""
     cores = usable_cores()
@@ -241,17 +174,6 @@ def test_the_driver_keeps_to_the_cores_that_no_worker_has() -> None:
     assert own_cores([pinned]) == cores[1:]
     assert own_cores([pinned, dataclasses.replace(pinned, device=free)]) == ()
     assert own_cores([dataclasses.replace(pinned, device=DeviceSpec(cores=cores))]) == ()
-
-
-def test_looking_out_for_answers_is_no_work(path: Path, model: SlimResNet) -> None:
-    """With a core to itself the router looks on while batches run, and is back on all cores after the run."""
-    if len(usable_cores()) < 2:
-        pytest.skip("needs a core for the router beside the agent's")
-    before = os.sched_getaffinity(0)
-    with HardwareCluster(ModelFile(path), _servers(1)) as running:
-        record = _carry_out(running, _run(model, 0.5, 100.0))
-    assert os.sched_getaffinity(0) == before
-    assert 0 < record.router_busy_ns < record.ended_ns
 
 
 def test_what_does_not_fit_is_refused(cluster: HardwareCluster, path: Path, model: SlimResNet) -> None:
@@ -280,88 +202,3 @@ def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCl
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-def test_a_counter_that_calibration_distrusts_is_not_integrated(trusted: bool) -> None:
-    """One that runs half as fast again: its joules where it is trusted, else the power that was read, over time."""
-    server = HardwareServer("gpu", DeviceSpec(kind="cuda"), knobs(), 1.0, 2.0, trusts_counter=trusted)
-    (gpu,) = devices_of([server])
-    reader = Reader()
-    gpu.settle([cast(RemoteServer, reader)], NS_PER_S, 0)
-    assert reader.asked == [(NS_PER_S, (7,))]
-    for tick in range(21):
-        gpu.heard(Sample(tick * NS_PER_S, 100.0, 0.5, 4711.0 + 150.0 * tick))
-    assert gpu.energy_j == pytest.approx(20 * (150.0 if trusted else 100.0))
-    assert gpu.busy_s == pytest.approx(10.0)
-
-
-class Reader:
-    """A server of which only the sensor counts."""
-
-    index, is_up = 0, True
-
-    def __init__(self) -> None:
-        self.slot = self.agent = self
-        self.pid = 7
-        self.asked: list[tuple[int, tuple[int, ...]]] = []
-
-    def sense(self, period_ns: int, pids: tuple[int, ...]) -> None:
-        self.asked.append((period_ns, pids))
-
-
-def test_when_a_reader_dies_another_takes_its_place() -> None:
-    """Two servers on one device: its energy is counted on, by the new one's counter; it idles while nobody is up."""
-    spec = HardwareServer("s", DeviceSpec(), knobs(), 3.0, 5.0)
-    (shared,) = devices_of([spec, dataclasses.replace(spec, name="t")])
-    first, second = Reader(), Reader()
-    second.index, second.pid = 1, 8
-    both = cast(list[RemoteServer], [first, second])
-
-    def settle(now_ns: int) -> None:
-        shared.settle(both, NS_PER_S, now_ns)
-
-    settle(0)
-    assert (first.asked, second.asked) == ([(NS_PER_S, (7, 8))], [(0, (7, 8))])
-    shared.heard(Sample(0, None, 1.0, 100.0))
-    shared.heard(Sample(NS_PER_S, None, 1.0, 120.0))
-    first.is_up = False
-    settle(NS_PER_S)
-    assert second.asked[-1] == (NS_PER_S, (8,))
-    shared.heard(Sample(2 * NS_PER_S, 7.0, 0.0, 9000.0))  # its counter has another origin
-    shared.heard(Sample(3 * NS_PER_S, 7.0, 0.0, 9011.0))
-    assert shared.energy_j == pytest.approx(20.0 + 7.0 + 11.0)
-    second.is_up = False
-    settle(3 * NS_PER_S)
-    shared.close(5 * NS_PER_S)
-    assert shared.energy_j == pytest.approx(38.0 + 2 * 3.0)
-    assert shared.busy_s == pytest.approx(1.0)
-
-
-class Waiter(Wanderer):
-    """Holds every second of those that may be held; the core holds those before segment 2 by itself."""
-
-    def __init__(self) -> None:
-        super().__init__(WIDTHS)
-        self.held, self.hold = 0, HoldRule((1, 4, 1), (0, 20_000_000, 0))
-
-    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:  # type: ignore[override]
-        if view.hold_left_ns > 0 and rng.random() < 0.5:
-            self.held += 1
-            return Hold(view.candidates + 1, 5_000_000)
-        return super().choose(view, rng)
-
-
-def test_real_requests_are_held_and_the_log_replays(cluster: HardwareCluster, model: SlimResNet) -> None:
-    """By decisions and by a rule: all are served, right, and the core does the same again by its log."""
-    waiter, config = Waiter(), router(len(cluster.servers))
-    config = dataclasses.replace(config, hold_limit_ns=50_000_000)
-    routing = Routing(waiter, np.random.default_rng(1), RewardWeights(), PRIOR)
-    record = cluster.run(_run(model), config, routing)
-    _require_conservation(record)
-    assert {request.status for request in record.requests} == {"completed"}
-    assert all(request.correct for request in record.requests)
-    events = [step.event for step in record.log]
-    assert sum(isinstance(event, Held) for event in events) == waiter.held > 0
-    assert sum(isinstance(event, HoldRule) for event in events) == 1
-    assert replay_run(record.log, record.agent_logs, config, [knobs()] * 2) == []

@@ -39,12 +39,6 @@ def test_a_thread_has_one_core_however_many_there_are() -> None:
     assert use(1.0, emulated(9.9), emulated(2.0), cores=64).share == 0.99
 
 
-def test_who_shares_cores_is_added_up() -> None:
-    """None of them is a bottleneck by itself."""
-    found = use(6.0, emulated(6.0), real("cuda", 7.0))
-    assert found.share == found.cores == pytest.approx(0.95)
-
-
 def test_the_fullest_cores_count_and_not_the_mean() -> None:
     """Three agents on the last core, the router on the first: half of the host is idle, and they starve."""
     found = use(1.0, *[emulated(3.2, 1) for _ in range(3)], router_cores=(0,))
@@ -62,15 +56,6 @@ def test_threads_that_spin_are_no_bottleneck_by_themselves() -> None:
     found = use(1.0, real("cuda", 11.0))
     assert found.agent == 0.0
     assert found.cores == pytest.approx(0.6)
-
-
-def test_what_a_cpu_device_computes_is_no_need() -> None:
-    """Its cores are not there for the others either, unless there are none but its own."""
-    found = use(3.0, real("cpu", 20.0, 0, 1), real("cuda", 3.0), cores=3)
-    assert found.agent == 0.0
-    assert found.cores == pytest.approx(0.6)
-    assert use(3.0, real("cpu", 20.0, 0, 1)).cores == pytest.approx(0.15)
-    assert use(3.0, real("cpu", 20.0)).cores == pytest.approx(0.15)
 
 
 def run(cluster: HardwareCluster, told: list[Progress]) -> tuple[CpuUse, RunRecord]:

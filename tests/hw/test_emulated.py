@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hw.agent.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
+from hw.agent.emulated import EmulatedLanes, EmulatedSensor
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
 from hw.transport.arena import Arena, LinkLostError
 from hw.transport.messages import Input, Move, MoveBroken, Moved
@@ -27,9 +27,9 @@ from policies.vocabulary import (
     RunBatch,
     UnloadInstance,
 )
-from sim.emulation import FACTORY, DeviceModel, Emulation, device_model, emulated, to_bytes
+from sim.emulation import Emulation, device_model, emulated, to_bytes
 from sim.physics import RunningBatch, SimulatedDevice
-from sim.profile import JITTER_QUANTILES, PAUSES_S, BusyServing, Chores, Profile, WorkCost
+from sim.profile import JITTER_QUANTILES, Profile
 from sim.tables import compile_tables
 from sim.telemetry import WindowedSensor
 from tests import worlds
@@ -248,19 +248,6 @@ def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
     assert all(e.late_ns > 0 and e.labels == () for e in found)
 
 
-def test_ends_are_told_from_within_ring_alone() -> None:
-    """A scheduler gives commands while it handles an event: it must not be told of the next one meanwhile."""
-    agent = Agent(worlds.profile())
-    agent.load(1, 1, 1.0)
-    agent.give((1, 2))
-    agent.lanes.run(command(1, (1,)))
-    agent.clock.now_ns += 100 * MS
-    agent.lanes.run(command(2, (2,)))
-    assert agent.told == []
-    agent.lanes.ring(agent.clock.now_ns)
-    assert [_number(event) for _, event in agent.told] == [1]
-
-
 def test_an_instance_beyond_the_devices_memory_is_refused() -> None:
     profile = worlds.profile(device={"kind": "cuda", "name": "small", "vram_bytes": 180_000_000})
     agent = Agent(profile)
@@ -345,7 +332,7 @@ def test_nobody_waits_for_a_move_to_another_host(is_lost: bool) -> None:
     far = SlowArena(1 << 20)
     agent, far.is_lost = Agent(worlds.profile(), arenas=(Arena(1 << 20), far)), is_lost
     agent.give((1,), 100)
-    assert agent.lanes.move(Move(5, 1, 64, (1,), "", "there:1")) is None
+    assert agent.lanes.move(Move(5, 1, 64, (1,), "there:1")) is None
     assert not [event for _, event in agent.told if isinstance(event, MoveEnded)]
     far.goes_on.set()
     until_s = time.monotonic() + 10.0
@@ -394,16 +381,6 @@ def test_an_image_without_numbers_gets_no_label_wherever_it_goes() -> None:
     assert second.lanes.reset() == 2  # 6 and 7
 
 
-def test_what_is_not_within_the_arena_is_not_kept() -> None:
-    agent = Agent(worlds.profile(), arenas=(Arena(4096),))
-    agent.lanes.take([Input((1, 2), 0, (3, 16, 16), "float32", False)])
-    agent.load(1, 1, 1.0)
-    agent.lanes.run(command(1, (1,)))
-    agent.until(agent.clock.now_ns + 100 * MS)
-    (broken,) = [event for _, event in agent.told]
-    assert isinstance(broken, BatchBroken)
-
-
 def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -> None:
     agent = Agent(worlds.profile())
     agent.load(1, 4, 1.0)
@@ -415,16 +392,6 @@ def test_after_the_last_segment_nothing_is_kept_and_a_reset_forgets_the_rest() -
     assert agent.lanes.reset() == 2  # 3, which runs, and 4
     assert agent.lanes.next_ns is None
     assert agent.lanes.used_bytes == 0
-
-
-def test_the_sensor_says_that_it_is_of_a_model() -> None:
-    agent = Agent(worlds.profile(), began_ns=5)
-    reading = agent.sensor.sample()
-    assert set(reading.provenance.values()) == {Provenance.EMULATED}
-    assert (reading.power_w, reading.utilization, reading.vram_used_bytes) == (30.0, 0.0, 100_000_000)
-    assert set(agent.sensor.describe().values()) == {"emulated"}
-    agent.clock.now_ns += 1_000_000_000
-    assert agent.sensor.energy_j() == pytest.approx(30.0)
 
 
 # ------------------------------------------------------------------------------------------------------ the model
@@ -457,22 +424,6 @@ def test_slowed_down_everything_takes_so_many_times_as_long_at_the_same_power() 
     assert {slow.provenance, slow.power.provenance, slow.concurrency.provenance} == {Provenance.EMULATED}
 
 
-def test_what_a_host_does_besides_passes_is_not_emulated() -> None:
-    """The one that emulates has its own costs; the other's cores are not there."""
-    nothing = WorkCost(block_s=0.0, image_s=0.0)
-    found = emulated(
-        worlds.profile().model_copy(
-            update={
-                "chores": Chores(taken=nothing, moved=nothing, begun=nothing, ended=nothing),
-                "busy_serving": BusyServing(dispatch_s=(1e-4,), there_s=(1e-4,), back_s=(1e-4,)),
-                "extra_after_pause_s": (1e-4,) * len(PAUSES_S),
-            }
-        )
-    )
-    assert (found.chores, found.busy_serving, found.extra_after_pause_s) == (None, None, None)
-    assert not found.is_on_cores
-
-
 def test_a_device_runs_for_long_without_keeping_all_of_its_past() -> None:
     model = device_model(to_bytes(Emulation(worlds.profile(base_s=1e-5, per_image_s=1e-6).to_yaml(), 32)))
     now_ns = 0
@@ -503,9 +454,3 @@ def test_a_process_that_emulates_a_device_opens_no_torch() -> None:
     data = to_bytes(Emulation(worlds.profile().to_yaml(), 32)).hex()
     done = subprocess.run([sys.executable, "-c", code, data], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_device_is_made_from_its_name_and_bytes() -> None:
-    device = EmulatedDevice(FACTORY, to_bytes(Emulation(worlds.profile().to_yaml(), 32)), "toy", 20.0)
-    assert isinstance(device.model(), DeviceModel)
-    assert device.execution() == {"device": "emulated toy", "slowdown": "20"}

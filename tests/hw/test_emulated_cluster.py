@@ -19,7 +19,7 @@ from hw.router.server import HardwareServer, RemoteServer
 from hw.transport.arena import Arena
 from hw.transport.messages import BenchmarkPoint
 from kit.errors import WorkError
-from policies.faults import NO_LABEL, Crash, Fault, Poison, Supervision
+from policies.faults import Crash, Fault, Supervision
 from policies.records import RunRecord
 from policies.reward import RewardWeights
 from policies.vocabulary import IMAGE, NS_PER_S
@@ -94,14 +94,6 @@ def test_a_pass_takes_what_the_profile_says(found: RunRecord) -> None:
         assert batch.ended_ns >= batch.forward_ended_ns
 
 
-def test_the_devices_joules_are_those_of_their_models(found: RunRecord) -> None:
-    """Idle power at least, more with work, and never more than the cap."""
-    ended_s = found.ended_ns / S
-    for each in found.devices:
-        assert 30.0 * ended_s * 0.9 < each.energy_j < 250.0 * ended_s
-    assert sum(server.busy_s for server in found.servers) > 0.1
-
-
 def test_who_reads_a_device_reads_on_when_another_dies(
     cluster: HardwareCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,14 +109,6 @@ def test_who_reads_a_device_reads_on_when_another_dies(
     found = run(cluster, Crash(0, S // 2))
     assert [down.server for down in found.downtimes] == [0]
     assert told.count(1) == 1
-
-
-def test_poisoned_images_get_no_label(cluster: HardwareCluster) -> None:
-    """After as many tries as are allowed; all others are served."""
-    poisoned = frozenset(range(5, 40, 7))
-    found = run(cluster, Poison(poisoned))
-    failed = {request.request: request.reason for request in found.requests if request.status == "failed"}
-    assert failed == dict.fromkeys(poisoned, NO_LABEL)
 
 
 def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
@@ -171,9 +155,9 @@ def test_passes_that_run_together_slow_each_other_down(agent: AgentProcess) -> N
 
 
 def test_loads_and_dispatches_take_their_time(agent: AgentProcess) -> None:
-    loaded = agent.load(1, 1, 1.0, from_disk=True)
-    assert (loaded.load_s >= 0.01, loaded.vram_bytes) == (True, 50_000_000)
-    assert agent.load(2, 1, 1.0).load_s >= 0.005
+    load_s, vram_bytes = agent.load(1, 1, 1.0, from_disk=True)
+    assert (load_s >= 0.01, vram_bytes) == (True, 50_000_000)
+    assert agent.load(2, 1, 1.0)[0] >= 0.005
     assert agent.unload(1) >= 0.001
     assert min(agent.dispatch(BenchmarkPoint(1, 1.0, IMAGE, 1), 5)) >= 1e-3
 

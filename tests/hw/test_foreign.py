@@ -71,23 +71,6 @@ def test_the_device_that_has_most_is_told() -> None:
     assert share_of(machine.over((0, 1), (2,), (3,))) == pytest.approx(0.95)
 
 
-def test_who_may_run_anywhere_is_never_called_foreign() -> None:
-    """The router has half of core 0, or of core 1, nobody knows; what both have beyond it is known."""
-    machine = Machine(0.5, 0.0)
-    machine.own = {"router": (0.5, None)}
-    assert share_of(machine.over((0,), (1,))) == pytest.approx(0.0)
-    busier = Machine(0.6, 0.6)
-    busier.own = {"router": (0.5, None)}
-    assert share_of(busier.over((0,), (1,))) == pytest.approx(0.35)  # (1.2 - 0.5) of two cores; of one at least 0.1
-
-
-def test_who_runs_elsewhere_takes_nothing_off() -> None:
-    """A router with cores of its own is not on the device's."""
-    machine = Machine(0.5, 0.9)
-    machine.own = {"router": (0.9, frozenset({1}))}
-    assert share_of(machine.over((0,))) == pytest.approx(0.5)
-
-
 def test_an_agent_that_died_was_ours() -> None:
     """Its time goes over to that of ended children, and a new one begins at nothing."""
     machine = Machine(0.8)
@@ -103,19 +86,6 @@ def test_what_the_host_stole_is_told_apart() -> None:
     load = machine.over((0,))
     assert load is not None
     assert (load.programs, load.stolen) == pytest.approx((0.5, 0.25))
-
-
-def test_a_share_is_never_below_nothing() -> None:
-    """Counters of different clocks may say that we had more than all."""
-    machine = Machine(0.5)
-    machine.own = {1: (0.6, None)}
-    assert machine.over((0,)) == ForeignLoad(0.0, 0.0)
-
-
-def test_cores_that_account_for_no_time_say_nothing() -> None:
-    """Nothing is not zero: some sandboxes show counters that stand still."""
-    assert Machine(0.5, told=0.0).over((0,)) is None
-    assert Machine(0.5).over((0,), seconds=0.0) is None
 
 
 @pytest.mark.parametrize("refuses", [True, False])

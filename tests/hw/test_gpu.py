@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +16,6 @@ import torch
 
 from hw.device import MATHS, DeviceSpec
 from hw.devices.gpu import (
-    CudaSharing,
     Streams,
     give_back,
     is_broken,
@@ -24,8 +26,6 @@ from hw.devices.gpu import (
     unserved,
 )
 from hw.devices.instances import open_measured
-from hw.devices.mailbox import region_of
-from tests.hw.fake_cuda import FakeCuda
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -134,9 +134,9 @@ def test_how_a_gpu_computes_is_in_its_profile(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     plain = DeviceSpec(kind="cuda").execution()
     assert plain.items() >= {**MATHS, "connections": "32", "tf32_override": "0"}.items()
-    assert "ways" not in plain
-    assert DeviceSpec(kind="cuda", slot_pools=True, mailboxes=True).execution()["ways"] == "slot pools, mailboxes"
-    assert not {*MATHS, "connections", "ways"} & set(DeviceSpec().execution())
+    assert "graphs" not in plain
+    assert DeviceSpec(kind="cuda", graphs=True).execution()["graphs"] == "True"
+    assert not {*MATHS, "connections", "graphs"} & set(DeviceSpec().execution())
 
 
 def test_devices_are_counted_as_their_sensors_are() -> None:
@@ -145,18 +145,6 @@ def test_devices_are_counted_as_their_sensors_are() -> None:
     told = {**os.environ, "CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_DEVICE_MAX_CONNECTIONS": "4"}
     done = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["PCI_BUS_ID", "4"]
-
-
-@pytest.mark.gpu
-def test_a_mailbox_is_opened_in_another_process() -> None:
-    """What is written there by one is read by the other."""
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    region = region_of(4096, torch.device("cuda", 0)).zero_()
-    handle = CudaSharing().share(region)
-    code = f"from hw.devices.gpu import CudaSharing; CudaSharing().open({handle!r})[8:16].fill_(7)"
-    subprocess.run([sys.executable, "-c", code + "; import torch; torch.cuda.synchronize()"], check=True)
-    assert region[6:18].tolist() == [0, 0, *[7] * 8, 0, 0]
 
 
 @pytest.mark.parametrize(("told", "wanted"), [(600 << 20, 600 << 20), (None, 1100 << 20)])
@@ -198,19 +186,28 @@ def test_why_torch_sees_no_gpu(given: dict[str, Any], said: str) -> None:
 
 def test_a_stream_of_ones_own_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever happens within; a CPU has none."""
-    cuda, given = FakeCuda(), Streams(lambda place: cuda.Stream(place))
-    monkeypatch.setattr("hw.devices.gpu.STREAMS", given)
-    monkeypatch.setattr("torch.cuda.stream", cuda.stream)
+    made, current = itertools.count(1), ["default"]
+
+    @contextmanager
+    def stream(name: str) -> Iterator[None]:
+        before, current[0] = current[0], name
+        try:
+            yield
+        finally:
+            current[0] = before
+
+    monkeypatch.setattr("hw.devices.gpu.STREAMS", Streams(lambda place: f"stream {next(made)}"))
+    monkeypatch.setattr("torch.cuda.stream", stream)
     place = torch.device("cuda", 0)
 
     def break_within() -> None:
         with own_stream(place):
-            assert cuda.current_stream(place).name == "stream 1"
+            assert current == ["stream 1"]
             raise ValueError("within")
 
     for _ in range(2):
         with pytest.raises(ValueError, match="within"):
             break_within()
-        assert cuda.current_stream(place).name == "default"
+        assert current == ["default"]
     with own_stream(torch.device("cpu")):
-        assert cuda.current_stream(place).name == "default"
+        assert current == ["default"]

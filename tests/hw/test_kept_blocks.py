@@ -14,16 +14,11 @@ from hypothesis import strategies as st
 
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations, tensor_in
-from hw.devices.copies import Copies
 from hw.devices.kept_blocks import KeptBlocks
-from hw.devices.mailbox import Mailbox, region_of
 from hw.devices.memory_budget import MemoryBudget
-from hw.devices.slots import SlotPools
 from hw.networks.rows import Row, gather, rows_of
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move
-from tests.hw.fake_cuda import FakeCuda
-from tests.hw.test_mailbox import FakeSharing
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2, 2)
@@ -34,19 +29,11 @@ DEVICE = DeviceSpec(channels_last=False)
 class Kept:
     """A store that counts, and its budget."""
 
-    def __init__(
-        self,
-        total_bytes: int = 1 << 20,
-        slack_bytes: int = 0,
-        pools: SlotPools | None = None,
-        mailbox: Mailbox | None = None,
-        cuda: FakeCuda | None = None,
-    ) -> None:
+    def __init__(self, total_bytes: int = 1 << 20, slack_bytes: int = 0) -> None:
         self.budget = MemoryBudget(total_bytes)
         self.blocks = KeptBlocks(self.budget, slack_bytes)
         self.arenas = (Arena(4096), Arena(4096))
-        copies = None if cuda is None else Copies(self.arenas, CPU, cuda)
-        self.store = Activations(self.arenas, 0, DEVICE, CPU, pools, mailbox, copies, self.blocks)
+        self.store = Activations(self.arenas, 0, DEVICE, CPU, self.blocks)
 
     def put(self, requests: tuple[int, ...], seed: int = 0, padded: int = 0) -> torch.Tensor:
         """Outputs of a batch, which may have been padded; returns what they are."""
@@ -57,19 +44,6 @@ class Kept:
 
     def read(self, requests: tuple[int, ...]) -> torch.Tensor:
         return gather([self.store.row(request) for request in requests])
-
-
-def test_a_block_counts_from_its_first_row_to_its_last() -> None:
-    """With its padding, once however many rows are kept, until nobody wants any; outputs take the place of inputs."""
-    kept = Kept(slack_bytes=1 << 20)
-    kept.put((1, 2, 3), padded=4)
-    assert kept.store.held_bytes == kept.budget.used_bytes == 4 * ROW_BYTES
-    kept.store.forget((1, 3))
-    assert kept.budget.used_bytes == 4 * ROW_BYTES
-    kept.put((2,))
-    assert kept.budget.used_bytes == ROW_BYTES
-    kept.store.clear()
-    assert (kept.store.held_bytes, kept.budget.used_bytes, kept.blocks.wanted_bytes) == (0, 0, 0)
 
 
 def test_what_would_exceed_the_budget_is_refused_and_changes_nothing() -> None:
@@ -89,60 +63,6 @@ def test_what_would_exceed_the_budget_is_refused_and_changes_nothing() -> None:
     assert kept.budget.used_bytes == 5 * ROW_BYTES
 
 
-def test_who_arrives_again_takes_the_place_of_what_was_there() -> None:
-    """It counts once, also where it can't be kept; copies of others bring nothing old back."""
-    kept = Kept(total_bytes=8 * ROW_BYTES, slack_bytes=1 << 20)
-    kept.put((1, 2, 3, 4))
-    images = torch.randn(2, *SHAPE)
-    tensor_in(kept.arenas[0], 0, (2, *SHAPE), torch.float32).copy_(images)
-    kept.store.take(Input((1, 2), 0, SHAPE, "float32", False))
-    assert kept.blocks.wanted_bytes == 4 * ROW_BYTES
-    kept.store.forget((3,))
-    kept.store.compact()
-    assert torch.equal(kept.read((1, 2)), images)
-    kept.store.take(Input((1, 2), 1 << 20, SHAPE, "float32", False))
-    with pytest.raises(ValueError, match="offset"):
-        kept.store.row(1)
-    assert kept.budget.used_bytes == ROW_BYTES
-
-
-@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
-def test_little_of_a_block_is_copied_out_of_it(order: torch.memory_format) -> None:
-    """Less than half: the same numbers in the same order of memory, in a block of their own. Half stays."""
-    kept = Kept()
-    block = torch.randn(4, *SHAPE).contiguous(memory_format=order)
-    kept.store.put_rows(dict(enumerate(rows_of(block))))
-    kept.store.forget((0, 2))
-    assert kept.store.row(1)[0] is block
-    kept.store.forget((1,))
-    found, index = kept.store.row(3)
-    assert (len(found), index, found.untyped_storage().nbytes()) == (1, 0, ROW_BYTES)
-    assert torch.equal(found, block[3:])
-    assert found.is_contiguous(memory_format=order)
-    assert kept.budget.used_bytes == ROW_BYTES
-
-
-def test_a_part_that_is_in_order_is_copied_as_well() -> None:
-    """What is gathered of it would be a view, which keeps the whole block."""
-    kept = Kept()
-    images = kept.put(tuple(range(8)))
-    kept.store.forget((0, 3, 4, 5, 6, 7))
-    assert torch.equal(kept.read((1, 2)), images[1:3])
-    assert kept.store.row(1)[0].untyped_storage().nbytes() == 2 * ROW_BYTES
-
-
-def test_nothing_is_copied_while_waste_is_small() -> None:
-    """Most blocks that a router has parted are gone soon; only beyond the slack are they looked at."""
-    kept = Kept(slack_bytes=10 * ROW_BYTES)
-    kept.put((0, 1, 2, 3, 4, 5, 6, 7))
-    kept.put((10, 11, 12, 13))
-    kept.store.forget(range(1, 8))
-    assert kept.store.held_bytes == 12 * ROW_BYTES
-    kept.put((20, 21, 22, 23, 24, 25))
-    kept.store.forget((11, 12, 13, 21, 22, 23, 24, 25))
-    assert kept.store.held_bytes == kept.blocks.wanted_bytes == 3 * ROW_BYTES
-
-
 def test_a_lack_of_room_is_a_reason_to_look() -> None:
     """However much slack there is."""
     kept = Kept(total_bytes=10 * ROW_BYTES, slack_bytes=1 << 20)
@@ -150,25 +70,6 @@ def test_a_lack_of_room_is_a_reason_to_look() -> None:
     kept.store.forget(range(1, 8))
     kept.put(tuple(range(10, 19)))
     assert kept.budget.used_bytes == 10 * ROW_BYTES
-
-
-def test_slots_and_mailboxes_have_their_place_already() -> None:
-    """What finds no slot counts; it is copied out to no slot, and no slot is lost by it."""
-    pools = SlotPools(budget_bytes=4 * ROW_BYTES, slots=4)
-    kept = Kept(pools=pools)
-    kept.put((1, 2, 3))
-    assert kept.budget.used_bytes == 0
-    kept.put((4, 5, 6, 7))
-    assert kept.budget.used_bytes == 4 * ROW_BYTES
-    kept.store.forget((5, 6, 7))
-    assert kept.budget.used_bytes == ROW_BYTES
-    kept.store.clear()
-    assert kept.budget.used_bytes == 0
-    assert len(pools.made[0].put(torch.zeros(4, *SHAPE)) or ()) == 4
-    mailed = Kept(mailbox=Mailbox(region_of(4096, CPU), FakeSharing()))
-    mailed.store.take(Input((1, 2), 128, SHAPE, "float32", False, in_mailbox=True))
-    assert mailed.read((1, 2)).shape == (2, *SHAPE)
-    assert mailed.budget.used_bytes == 0
 
 
 def test_a_copy_is_waited_for_before_the_block_goes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,18 +105,6 @@ def test_who_sends_holds_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.store.send(Move(1, 1, 0, (1, 3)))
     assert seen == [True, True]
     assert [block() for block in blocks] == [None, None]
-
-
-def test_what_is_still_coming_is_waited_for_on_the_device() -> None:
-    """A copy out of it begins behind it."""
-    cuda = FakeCuda()
-    kept = Kept(cuda=cuda)
-    tensor_in(kept.arenas[0], 0, (4, *SHAPE), torch.float32).copy_(torch.arange(48.0).reshape(4, *SHAPE))
-    kept.store.take(Input((1, 2, 3, 4), 0, SHAPE, "float32", False))
-    cuda.told.clear()
-    kept.store.forget((1, 2, 3))
-    assert cuda.told == ["default waits for event 1"]
-    assert kept.read((4,)).flatten().tolist() == list(range(36, 48))
 
 
 def test_no_memory_for_a_copy_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

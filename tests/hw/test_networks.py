@@ -13,10 +13,9 @@ from hw.networks import registry as networks
 from hw.networks.conformance import RULES, broken_rules, require_conformance, unchecked_rules
 from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
-from hw.networks.slimresnet import PRESETS, SlimResNet
+from hw.networks.slimresnet import SlimResNet
 from kit.errors import InputError, WorkError
-from scenarios.files.spec import NETWORKS
-from tests.hw.worlds import TINY, TINY_NETWORK
+from tests.hw.worlds import TINY_NETWORK
 
 
 def test_unknown_names_are_refused() -> None:
@@ -243,16 +242,6 @@ def test_code_is_part_of_what_was_made() -> None:
     assert Network("digits").code_hash() == ""
 
 
-def test_weights_are_no_feature_maps() -> None:
-    """Bytes that move, exactly: a transposed weight is still a weight."""
-    model = Network(POOLED).build()
-    pixels, features, classes = 3 * 16, 8, 5
-    mean = 4 * (pixels + 3)
-    first, second = 4 * (3 + features), 4 * (features + classes)
-    assert model.cost(1, 1.0, 0.0).moved_bytes == mean + first
-    assert model.cost(2, 1.0, 1.0).moved_bytes == second
-
-
 class Flat(Pooled):
     """`view` where `flatten` belongs: contiguous images alone can be seen so."""
 
@@ -276,14 +265,6 @@ class Counting(Pooled):
         self.register_buffer("steps", torch.zeros((), dtype=dtype), persistent=persistent)
 
 
-class Listed(Pooled):
-    """Lists where tuples are meant."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        return ModelSpec(2, [0.25, 1], [3, 4, 4], 5)  # type: ignore[arg-type]
-
-
 def test_what_executors_do_is_tried() -> None:
     """Feature maps with channels last; and a class that is not even whole is told so."""
     assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"]
@@ -291,12 +272,6 @@ def test_what_executors_do_is_tried() -> None:
     for persistent in (True, False):
         counting = Network("tests.hw.test_networks:Counting", {"persistent": persistent})
         assert "steps is torch." in broken_rules(counting)["spec"]
-
-
-def test_lists_are_as_good_as_tuples() -> None:
-    """What is compared with a profile is a tuple of floats."""
-    spec = Network("tests.hw.test_networks:Listed").build().spec
-    assert (spec.widths, spec.input_shape) == ((0.25, 1.0), (3, 4, 4))
 
 
 def test_a_loaded_network_is_ready_to_serve(tmp_path: Path) -> None:
@@ -331,12 +306,3 @@ def test_a_header_that_asks_for_nonsense_is_refused(value: object, tmp_path: Pat
     save_tensors(tmp_path / "bad.safetensors", tensors, {**metadata, "config": json.dumps(config)})
     with pytest.raises(InputError, match="whole numbers"):
         ModelFile(tmp_path / "bad.safetensors").load()
-
-
-def test_every_preset_is_described() -> None:
-    """Each preset's configuration survives its text form, and the scenario file knows its name."""
-    assert set(NETWORKS) == set(PRESETS)
-    for config in PRESETS.values():
-        assert type(config).from_json(config.to_json()) == config
-    assert TINY.spec == TINY_NETWORK.build().spec
-    assert RULES

@@ -1,8 +1,7 @@
-"""The port's contract, for all that carry it: order, no waiting, the end, what is no message, activations; clocks."""
+"""The port's contract, on one host and between two: order, no waiting, the end, what is no message; and clocks."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle  # noqa: TID251 - to see that nothing opens one
 import queue
@@ -11,7 +10,6 @@ import socket
 import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,181 +18,72 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from hw.agent.outfit import AgentSpec
-from hw.router.agents import AgentHandle, Carrier
-from hw.router.local_agents import OneHost
-from hw.transport.arena import Arena, LinkLostError
-from hw.transport.gate import Gate, connected
-from hw.transport.handshake import Hello, fresh_secret, introduce
-from hw.transport.landing import FarArena, Landing, Routes
-from hw.transport.local_port import agent_end, router_end, socket_pair
-from hw.transport.messages import FromAgent, Message, Moved, Ping, Pong, Ready, ToAgent, Warm
-from hw.transport.network_port import Mirror, NetworkPort
-from hw.transport.port import AgentEnd, Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, RouterEnd, encode
-from tests.hw.memory_port import Memory
+from hw.transport.arena import Arena
+from hw.transport.framed import Connection, FramedPort, Mirror, SentLog, header, socket_pair
+from hw.transport.life_log import steps_of
+from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
+from hw.transport.port import Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, encode
+from hw.transport.tls import Encrypted, Gate, Hello, connected, fresh_certificate
+from policies.vocabulary import TimerFired
 
-ARENA_BYTES = 4096
+ARENA_BYTES = 1 << 21
 WAIT_S = 30.0
 MANY, TOO_MANY = 1000, 2_000_000
+CERTIFICATE = fresh_certificate()
+
+
+def near() -> tuple[Connection, Connection]:
+    """The router's and the agent's, on one host."""
+    return socket_pair()
+
+
+def far() -> tuple[Connection, Connection]:
+    """Between hosts."""
+    admitted: queue.Queue[Any] = queue.Queue()
+    gate = Gate("127.0.0.1", CERTIFICATE, lambda _, end: admitted.put(end))
+    end = connected(gate.address, CERTIFICATE, Hello(1))
+    router = admitted.get(timeout=WAIT_S)
+    gate.close()
+    return Encrypted(router), Encrypted(end)
 
 
 class Joined:
-    """Two agents joined to a router: their ends, their arenas, and a way to send what no end would.
+    """An agent joined to a router, its arena, the log that the router has heard."""
 
-    Attributes:
-        routers, agents: the ends, by agent.
-        arenas: as the router has them.
-    """
+    def __init__(self, ends: tuple[Connection, Connection]) -> None:
+        self.raw = ends[0]
+        self.heard = bytearray()
+        self.arena = Arena(ARENA_BYTES)
+        self.router = FramedPort(FromAgent, ends[0], heard=self._hear)
+        self.agent = FramedPort(ToAgent, ends[1], self.arena)
 
-    def __init__(self, carrier: Carrier) -> None:
-        self.carrier = carrier
-        self.arenas = carrier.arenas(2, ARENA_BYTES)
-        self.routers: list[RouterEnd] = []
-        self.agents: list[AgentEnd] = []
-
-    def send_raw(self, body: bytes, share: float = 1.0) -> None:
-        """A frame to agent 0; or its first part, and then the end."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Both ends of both, and the arenas."""
-        ends: list[Port[Any, Any]] = [*self.routers, *self.agents]
-        for end in ends:
-            end.close()
-        self.carrier.close()
-
-
-class Local(Joined):
-    """Sockets and shared memory."""
-
-    def __init__(self) -> None:
-        super().__init__(OneHost())
-        self._sockets = []
-        for _ in range(2):
-            end, remote = socket_pair()
-            self._sockets.append(end)
-            self.routers.append(router_end(end))
-            self.agents.append(agent_end(remote))
+    def _hear(self, steps: bytes) -> None:
+        self.heard.extend(steps) if steps else self.heard.clear()
 
     def send_raw(self, body: bytes, share: float = 1.0) -> None:
-        data = len(body).to_bytes(4, "little") + body
-        self._sockets[0].sendall(data[: round(share * len(data))])
+        """A frame to the agent; or its first part, and then the end."""
+        data = header(0, len(body)) + body
+        self.raw.send(data[: round(share * len(data))])
         if share < 1.0:
-            self.routers[0].close()
+            self.router.close()
 
 
-class InMemory(Joined):
-    """Queues and copies."""
-
-    def __init__(self) -> None:
-        memory = Memory()
-        super().__init__(memory)
-        self._pairs = [memory.ends(agent) for agent in range(2)]
-        self.routers += [router for router, _ in self._pairs]
-        self.agents += [agent for _, agent in self._pairs]
-
-    def send_raw(self, body: bytes, share: float = 1.0) -> None:
-        self._pairs[0][0]._out.send(body[: round(share * len(body))])
-        if share < 1.0:
-            self.routers[0].close()
-
-
-class OverNetwork(Joined):
-    """TCP connections of those who know a secret; an agent's activations go to the other agent straight."""
-
-    def __init__(self) -> None:
-        far = Far()
-        super().__init__(far)
-        self._far = far
-        for agent in range(2):
-            far.open(agent)
-        self.routers += far.ports
-        self.agents += far.agents
-
-    def send_raw(self, body: bytes, share: float = 1.0) -> None:
-        data = len(body).to_bytes(4, "little") + body
-        self._far.sockets[0].sendall(data[: round(share * len(data))])
-        if share < 1.0:
-            self.routers[0].close()
-
-
-class Far:
-    """`Carrier` of which only the ends and arenas are asked: what agents on other hosts have, on this one."""
-
-    def __init__(self) -> None:
-        self.secret = fresh_secret()
-        self.sockets: list[socket.socket] = []
-        self.ports: list[NetworkPort] = []
-        self.agents: list[AgentEnd] = []
-        self._agents_of: list[tuple[Arena, ...]] = []
-        self._open: list[Any] = []
-
-    def arenas(self, count: int, size_bytes: int) -> Sequence[Arena]:
-        own = [Arena(size_bytes) for _ in range(count)]
-        self._own = own
-        self.landings = [Landing("127.0.0.1", self.secret, arena) for arena in own]
-        for agent in range(count):
-            routes = Routes(agent + 1, self.secret)
-            far = [_Addressed(FarArena(size_bytes, routes), landing.address) for landing in self.landings]
-            arenas = tuple(own[agent] if place == agent else far[place] for place in range(count))
-            self._agents_of.append(arenas)
-            self._open += [routes, *far]
-        mirrors = [Mirror(size_bytes, partial(self._placing, agent)) for agent in range(count)]
-        self._open += [*self.landings, *own, *mirrors]
-        return mirrors
-
-    def _placing(self, agent: int) -> NetworkPort:
-        return self.ports[agent]
-
-    def open(self, agent: int) -> None:
-        admitted: queue.Queue[socket.socket] = queue.Queue()
-        gate = Gate("127.0.0.1", self.secret, lambda _, end: admitted.put(end))
-        end = connected(gate.address, WAIT_S)
-        introduce(end, self.secret, Hello(agent + 1))
-        router = admitted.get(timeout=WAIT_S)
-        gate.close()
-        self.sockets.append(router)
-        self.ports.append(NetworkPort(router, FromAgent, heard=lambda _: None))
-        self.agents.append(NetworkPort(end, ToAgent, self._own[agent]))
-
-    def arenas_of(self, agent: int) -> tuple[Arena, ...]:
-        return self._agents_of[agent]
-
-    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
-        raise AssertionError("only its ends are asked for")
-
-    def close(self) -> None:
-        for each in self._open:
-            each.close()
-
-
-class _Addressed(Arena):
-    """Somebody else's arena, whose address is known here and not from a message."""
-
-    def __init__(self, far: FarArena, address: str) -> None:
-        self.size_bytes, self.buffer, self._fd = far.size_bytes, far.buffer, -1
-        self._far, self._address = far, address
-
-    def commit(self, offset: int, size_bytes: int, address: str = "") -> None:
-        with contextlib.suppress(LinkLostError):
-            self._far.commit(offset, size_bytes, self._address)
-
-
-@pytest.fixture(params=[Local, InMemory, OverNetwork])
+@pytest.fixture(params=[near, far])
 def joined(request: pytest.FixtureRequest) -> Iterator[Joined]:
-    made: Joined = request.param()
+    made = Joined(request.param())
     yield made
-    made.close()
+    for each in (made.router, made.agent, made.arena):
+        each.close()
 
 
 @pytest.fixture
-def router(joined: Joined) -> RouterEnd:
-    return joined.routers[0]
+def router(joined: Joined) -> FramedPort:
+    return joined.router
 
 
 @pytest.fixture
-def agent(joined: Joined) -> AgentEnd:
-    return joined.agents[0]
+def agent(joined: Joined) -> FramedPort:
+    return joined.agent
 
 
 def said(end: Port[Any, Any], messages: Sequence[Message]) -> None:
@@ -219,26 +108,16 @@ def heard(end: Port[Any, Any], count: int) -> list[Any]:
 
 def in_time(act: Callable[[], object]) -> None:
     """Fail where something waits that must not."""
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=act, daemon=True)
     thread.start()
     thread.join(WAIT_S)
     assert not thread.is_alive(), "it waits"
-    if errors:
-        raise errors[0]
 
 
 # ----------------------------------------------------------------------------------------------------------- messages
 
 
-def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, agent: AgentEnd) -> None:
+def test_messages_come_in_their_order_in_both_directions(router: FramedPort, agent: FramedPort) -> None:
     """However many travel together; the receiver gets several in one go."""
     said(router, [Ping(0)])
     said(router, [Ping(1), Ping(2)])
@@ -248,30 +127,7 @@ def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, agen
     assert heard(router, 3) == [Pong(number, 5) for number in range(3)]
 
 
-def test_nothing_travels_before_it_is_sent(router: RouterEnd, agent: AgentEnd) -> None:
-    """And who looks without anything being there does not wait."""
-    router.post(Ping(1))
-    assert not is_readable(agent)
-    in_time(lambda: agent.receive())
-    assert list(agent.receive()) == []
-    assert router.flush()
-    assert router.flush()  # of nothing
-    assert heard(agent, 1) == [Ping(1)]
-    assert list(agent.receive()) == []
-
-
-def test_a_selector_can_wait_for_it(router: RouterEnd, agent: AgentEnd) -> None:
-    """Readable when something has come, until it was received, and at the end."""
-    assert not is_readable(agent)
-    said(router, [Ping(1)])
-    assert is_readable(agent, WAIT_S)
-    agent.receive()
-    assert not is_readable(agent)
-    router.close()
-    assert is_readable(agent, WAIT_S)
-
-
-def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, agent: AgentEnd) -> None:
+def test_sending_never_waits_and_nothing_is_lost(router: FramedPort, agent: FramedPort) -> None:
     """Nobody reads: sooner or later the port is full and says so. What it did not take goes later, in its order."""
     sent = 0
 
@@ -297,21 +153,7 @@ def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, agent: Agent
     assert router.flush()
 
 
-def test_a_large_message_arrives_whole(router: RouterEnd, agent: AgentEnd) -> None:
-    """More than 1 MB, and what follows it."""
-    large = Warm(1, tuple(range(1_000_000, 1_300_000)))
-    assert len(encode([large])) > 1 << 20
-    for message in (large, Ping(2)):
-        router.post(message)
-    found: list[Any] = []
-    while len(found) < 2:
-        router.flush()
-        assert is_readable(agent, WAIT_S)
-        found += agent.receive()
-    assert found == [large, Ping(2)]
-
-
-def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, agent: AgentEnd) -> None:
+def test_what_came_before_the_end_is_given_before_it_is_told(router: FramedPort, agent: FramedPort) -> None:
     """And the end is told as often as one asks."""
     said(router, [Ping(number) for number in range(MANY)])
     router.close()
@@ -321,15 +163,21 @@ def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, 
             agent.receive()
 
 
-def test_nothing_can_be_sent_to_who_is_gone(router: RouterEnd, agent: AgentEnd) -> None:
-    """It is told at once, not some messages later."""
+def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: FramedPort, agent: FramedPort) -> None:
+    """However often it is closed."""
     agent.close()
     agent.close()
-    router.post(Ping(1))
-    with pytest.raises(PortClosedError):
-        router.flush()
+    assert is_readable(router, WAIT_S)
     with pytest.raises(PortClosedError):
         router.receive()
+
+    def send_on() -> None:
+        while True:
+            router.post(Ping(1))
+            router.flush()
+
+    with pytest.raises(PortClosedError):
+        send_on()
 
 
 OTHERS = {
@@ -343,14 +191,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: AgentEnd) -> None:
+def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: FramedPort) -> None:
     joined.send_raw(OTHERS[what])
     assert is_readable(agent, WAIT_S)
     with pytest.raises(PortBrokenError):
         agent.receive()
 
 
-def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: AgentEnd) -> None:
+def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: FramedPort) -> None:
     """It is neither taken for another one nor for an orderly end."""
     joined.send_raw(encode([Ping(number) for number in range(10)]), share=0.5)
     with pytest.raises(PortBrokenError):
@@ -365,7 +213,7 @@ class _Trap:
         return os.mkdir, (str(self._path),)
 
 
-def test_nothing_that_arrives_is_executed(joined: Joined, agent: AgentEnd, tmp_path: Path) -> None:
+def test_nothing_that_arrives_is_executed(joined: Joined, agent: FramedPort, tmp_path: Path) -> None:
     """A pickle would make a folder where it is opened."""
     trap = pickle.dumps(_Trap(tmp_path / "sprung"))
     joined.send_raw(trap)
@@ -377,15 +225,12 @@ def test_nothing_that_arrives_is_executed(joined: Joined, agent: AgentEnd, tmp_p
     assert (tmp_path / "sprung").exists()
 
 
-def test_a_frame_of_a_nonsensical_length_is_refused() -> None:
+def test_a_frame_of_a_nonsensical_length_is_refused(joined: Joined, agent: FramedPort) -> None:
     """It would be waited for, and kept, for ever."""
-    end, remote = socket_pair()
-    agent = agent_end(remote)
-    end.sendall(b"\xff\xff\xff\xff")
+    joined.raw.send(b"\xff\xff\xff\xff")
+    assert is_readable(agent, WAIT_S)
     with pytest.raises(PortBrokenError, match="4294967295 bytes"):
         agent.receive()
-    end.close()
-    agent.close()
 
 
 KINDS = (*typing.get_args(ToAgent), *typing.get_args(FromAgent))
@@ -406,58 +251,106 @@ def test_every_message_comes_out_as_it_went_in(kind: type, data: st.DataObject) 
     assert repr(again) == repr(message)  # in which even a float that is no number equals itself
 
 
-# -------------------------------------------------------------------------------------------------------- activations
-
-DATA = bytes(range(1, 129))
+# ---------------------------------------------------------------------------------------- activations, logs, joining
 
 
-def _write(arena: Arena, offset: int, data: bytes = DATA) -> None:
-    arena.view(offset, len(data))[:] = data
-    arena.commit(offset, len(data))
-
-
-def _found(arena: Arena) -> bytes:
-    return bytes(arena.view(0, ARENA_BYTES))
-
-
-def _around(offset: int) -> bytes:
-    return bytes(offset) + DATA + bytes(ARENA_BYTES - offset - len(DATA))
-
-
-def test_what_the_router_has_written_is_there_when_its_agent_hears_of_it(
-    joined: Joined, router: RouterEnd, agent: AgentEnd
-) -> None:
-    """Those bytes, at that place, and nothing else anywhere."""
-    own = joined.carrier.arenas_of(0)[0]
-    _write(joined.arenas[0], 512)
-    said(router, [Ping(1)])
-    assert heard(agent, 1) == [Ping(1)]
-    assert _found(own) == _around(512)
-    assert _found(joined.carrier.arenas_of(1)[1]) == bytes(ARENA_BYTES)
-
-
-def test_what_an_agent_has_written_for_another_is_there_when_that_one_hears_of_it(joined: Joined) -> None:
-    """By way of the router, which heard of it from the first: nothing overtakes the activations."""
-    others = joined.carrier.arenas_of(0)[1]
-    own = joined.carrier.arenas_of(1)[1]
-    for number in range(MANY):
-        data = bytes([number % 251] * len(DATA))
-        _write(others, 1024, data)
-        said(joined.agents[0], [Moved(number, (1,), "float32", False)])
-        (moved,) = heard(joined.routers[0], 1)
-        said(joined.routers[1], [Ping(moved.transfer)])
-        assert heard(joined.agents[1], 1) == [Ping(number)]
-        assert bytes(own.view(1024, len(data))) == data
+def test_what_the_router_has_written_is_there_when_its_agent_hears_of_it(joined: Joined) -> None:
+    """More than the kernel takes at once, from a router that never waits; those bytes, there, and nothing beside."""
+    mirror = Mirror(ARENA_BYTES, lambda: joined.router)
+    for number in range(1, 5):
+        data, found = bytes([number]) * (ARENA_BYTES - 1024), list[object]()
+        mirror.view(512, len(data))[:] = data
+        mirror.commit(512, len(data))
+        joined.router.post(Ping(number))
+        while not found:
+            joined.router.flush()
+            assert is_readable(joined.agent, WAIT_S)
+            found = list(joined.agent.receive())
+        assert found == [Ping(number)]
+        assert bytes(joined.arena.view(0, ARENA_BYTES)) == bytes(512) + data + bytes(512)
+    mirror.close()
 
 
 def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
     """Whoever writes them may not have heard of it yet."""
-    joined.agents[1].close()
-    joined.routers[1].close()
-    for arena in (joined.arenas[1], joined.carrier.arenas_of(0)[1]):
-        _write(arena, 0)
-    said(joined.agents[0], [Pong(1, 2)])
-    assert heard(joined.routers[0], 1) == [Pong(1, 2)]
+    joined.agent.close()
+    for _ in range(3):
+        joined.router.place(0, memoryview(bytes(64)))
+
+
+@pytest.mark.parametrize(("offset", "length"), [(ARENA_BYTES, 1), (ARENA_BYTES - 5, 10), (1 << 40, 8)])
+def test_activations_that_do_not_belong_into_the_arena_break_the_port(joined: Joined, offset: int, length: int) -> None:
+    joined.router.place(offset, memoryview(bytes(length)))
+    assert is_readable(joined.agent, WAIT_S)
+    with pytest.raises(PortBrokenError, match="not within an arena"):
+        joined.agent.receive()
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_neither_activations_are_for_the_router_nor_logs_for_agents(joined: Joined, placed: bool) -> None:
+    sender, reader = (joined.agent, joined.router) if placed else (joined.router, joined.agent)
+    sender.place(0, memoryview(b"what?")) if placed else sender.note(b"what?")
+    sender.flush()
+    assert is_readable(reader, WAIT_S)
+    with pytest.raises(PortBrokenError, match="not within an arena" if placed else "from agents only"):
+        reader.receive()
+
+
+def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:
+    """Which the router has heard of then; a new run begins it anew."""
+    log = SentLog(joined.agent)
+    for number in range(50):
+        log.append(number, TimerFired(), ())
+        log.write()
+        said(joined.agent, [Pong(number, 0)])
+        heard(joined.router, 1)
+        assert [step.now_ns for step in steps_of(bytes(joined.heard), 0)] == list(range(number + 1))
+    log.append(99, TimerFired(), ())
+    log.clear()
+    said(joined.agent, [Pong(99, 0)])
+    heard(joined.router, 1)
+    assert not joined.heard
+
+
+@pytest.mark.parametrize("ends", [near, far])
+def test_an_agent_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[Connection, Connection]]) -> None:
+    """A selector wakes up when it is there; what was said before reaches it first."""
+    waiting, (end, remote) = FramedPort(FromAgent), ends()
+    agent = FramedPort(ToAgent, remote)
+    assert waiting.flush()
+    waiting.post(Ping(1))
+    assert not waiting.flush()
+    assert list(waiting.receive()) == []
+    before = waiting.fileno()
+    threading.Timer(0.05, waiting.join, [end]).start()
+    assert is_readable(waiting, WAIT_S)
+    assert waiting.fileno() not in (before, -1)
+    said(waiting, [Ping(2)])
+    assert heard(agent, 2) == [Ping(1), Ping(2)]
+    said(agent, [Pong(1, 2)])
+    assert heard(waiting, 1) == [Pong(1, 2)]
+    assert not waiting.join(end)
+    waiting.end("its host is gone")
+    assert is_readable(waiting, WAIT_S)
+    with pytest.raises(PortClosedError, match="its host is gone"):
+        waiting.receive()
+    for each in (waiting, agent):
+        each.close()
+
+
+def test_an_agent_that_never_comes_is_told_as_often_as_one_asks() -> None:
+    waiting = FramedPort(FromAgent)
+    threading.Timer(0.05, waiting.end, ["no such host"]).start()
+    for _ in range(2):
+        assert is_readable(waiting, WAIT_S)
+        with pytest.raises(PortClosedError, match="no such host"):
+            waiting.receive()
+        with pytest.raises(PortClosedError, match="no such host"):
+            waiting.flush()
+    assert not waiting.join(socket.socket())
+    waiting.close()
+    waiting.close()
+    assert waiting.fileno() == -1
 
 
 # ------------------------------------------------------------------------------------------------------------- clocks
@@ -516,10 +409,3 @@ def test_a_clock_that_jumps_is_believed_from_its_next_exchange_on(
         assert estimate.jumps == 1
     if estimate.jumps:
         assert abs(told.offset_ns - offset_ns) <= told.error_ns + 2
-
-
-def test_messages_of_both_directions_are_told_apart() -> None:
-    """No name is used twice, so that none is taken for another."""
-    names = [kind.__name__ for kind in KINDS]
-    assert len(set(names)) == len(names)
-    assert Ready in KINDS

@@ -18,6 +18,7 @@ from hw.networks.registry import ModelFile
 from hw.ray import host as ray_host
 from hw.ray.far_agent import FarStart
 from hw.ray.host import MOST_LOGS, Keeper, cache, facts, fresh_log, kept, kept_logs
+from hw.transport.tls import fresh_certificate
 from hw.version import code_here
 from kit.errors import WorkError
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
@@ -77,7 +78,7 @@ def test_an_agent_that_nobody_wants_any_more_is_not_started() -> None:
 def test_an_agent_that_finds_no_router_ends_and_says_why() -> None:
     """What it printed is kept."""
     spec = AgentSpec("lost", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
-    told = Keeper().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", b""), None)
+    told = Keeper().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", fresh_certificate()), None)
     assert told == "exit code 1"
     ((name, content),) = kept_logs().items()
     assert name.startswith("lost-")

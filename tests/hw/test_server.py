@@ -16,8 +16,6 @@ from hw.transport.arena import Arena, Inbox
 from hw.transport.messages import (
     ComeUp,
     Done,
-    Fence,
-    Fenced,
     Ping,
     Pong,
     Prepare,
@@ -53,7 +51,6 @@ class FakeAgent:
         self.is_of_this_version = True
         self.is_warm = False
         self.is_killed = self.is_busy = False
-        self.mailbox = ""
         self._number = 0
 
     def post(self, message: ToAgent) -> None:
@@ -118,16 +115,6 @@ def test_the_run_begins_by_the_agents_own_clock(world: World) -> None:
     """Once it has begun; before that its clock stands."""
     assert world.agent.sent == [ComeUp(1), Start(ORIGIN_NS + 1000)]
     assert world.events == [ServerUp(0, 1)]
-
-
-@pytest.mark.parametrize("is_known_better", [True, False])
-def test_a_better_known_offset_is_told(is_known_better: bool, world: World) -> None:
-    """With the answer to any ping of the run."""
-    world.agent.sent.clear()
-    world.agent.is_known_better = is_known_better
-    world.agent.offset = ClockOffset(900, 5)
-    world.server.hear(Pong(1, 4711))
-    assert world.agent.sent == ([Start(ORIGIN_NS + 900)] if is_known_better else [])
 
 
 def test_a_new_agents_clock_is_asked_for_before_it_serves(world: World) -> None:
@@ -195,50 +182,12 @@ def test_a_servers_totals_are_of_all_its_lives(world: World) -> None:
     assert found.vram_peak_bytes == 100
 
 
-def test_a_life_brings_its_own_mailbox(world: World) -> None:
-    """And nobody writes to that of the one before."""
-    inbox = world.server.inbox
-    assert (slab := inbox.reserve((1,), 64, in_mailbox=True)) is not None
-    assert slab.mailbox == ""
-    for life in ("first", "second"):
-        world.agent.mailbox = life
-        world.server.come_up()
-        assert (slab := inbox.reserve((2,), 64, in_mailbox=True)) is not None
-        assert (slab.mailbox, slab.offset) == (life, 0)
-
-
-def test_what_a_lost_agent_may_still_write_to_is_kept_until_it_is_fenced_off(world: World) -> None:
-    """Its host may be out of reach, and not know that it is dead for us: nobody gets its place before the answer."""
-    slab = world.server.inbox.reserve((1, 2), 128)
-    assert slab is not None
-    free_bytes = world.server.inbox.free_bytes
-    world.server.give_back([slab], life=7)
-    (fence,) = [message for message in world.agent.sent if isinstance(message, Fence)]
-    assert fence.life == 7
-    assert world.server.inbox.free_bytes == free_bytes
-    world.server.hear(Fenced(fence.number))
-    assert world.server.inbox.free_bytes == free_bytes + 128
-
-
-def test_what_is_surely_gone_is_given_back_at_once(world: World) -> None:
-    """A process of this host that was killed; and a fence that dies with the agent whose arena it was."""
-    free_bytes = world.server.inbox.free_bytes
-    first, second = (world.server.inbox.reserve((number,), 128) for number in (1, 2))
-    assert first is not None
-    assert second is not None
-    world.server.give_back([first], life=0)
-    assert world.server.inbox.free_bytes == free_bytes - 128
-    world.server.give_back([second], life=7)
-    world.server.go_down(WORKER_DIED)
-    assert world.server.inbox.free_bytes == free_bytes
-
-
 def test_a_dead_servers_log_is_read_after_the_run(world: World) -> None:
     """Nothing is in flight there, and its log waits, though another agent sits in its place by then."""
     agent = world.agent
     agent.is_busy = True
     world.server.deliver(Block(1, 0, 1, WorkKey(1, 1.0, IMAGE), (0, 1)), ())
-    world.server.go_down(WORKER_DIED, None)
+    world.server.go_down(WORKER_DIED)
     assert world.server.in_flight == 0
     world.start()
     agent.is_busy = False

@@ -21,12 +21,10 @@ from hw.agent.torch_lanes import TorchLanes, explain
 from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations, tensor_in
-from hw.devices.copies import Copies
 from hw.devices.gpu import BROKEN_EXIT
 from hw.devices.instances import Instances, serve
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
-from hw.devices.slots import SlotPools
 from hw.networks.registry import ModelFile
 from hw.networks.rows import rows_of
 from hw.networks.slimresnet import SlimResNet
@@ -34,7 +32,6 @@ from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, MoveBroken, Moved
 from policies.faults import Impairment
 from policies.vocabulary import IMAGE, RunBatch
-from tests.hw.fake_cuda import FakeCuda
 from tests.hw.worlds import POISON, TINY, IdleNet, MoodyNet
 
 WAIT_S = 60.0
@@ -54,20 +51,18 @@ class Desk:
         path: Path,
         device: DeviceSpec | None = None,
         clock_ns: Callable[[], int] = lambda: time.monotonic_ns() + AHEAD_NS,
-        pools: SlotPools | None = None,
-        cuda: FakeCuda | None = None,
         leave: Callable[[int], object] = os._exit,
         counts: bool = False,
+        arena: type[Arena] = Arena,
     ) -> None:
         self.device = device or DeviceSpec(channels_last=False)
         self.model = model
-        self.arenas = (Arena(1 << 22), Arena(1 << 22))
+        self.arenas = (arena(1 << 22), arena(1 << 22))
         self.told: SimpleQueue[LaneEvent] = SimpleQueue()
         place = torch.device("cpu")
-        copies = None if cuda is None else Copies(self.arenas, place, cuda)
         self.budget = MemoryBudget(self.device.vram_bytes)
         kept = KeptBlocks(self.budget) if counts else None
-        store = Activations(self.arenas, 0, self.device, place, pools, copies=copies, kept=kept)
+        store = Activations(self.arenas, 0, self.device, place, kept)
         maker = Instances(model, path, self.device, place, budget=self.budget)
         self.lanes = TorchLanes(maker, store, self.told.put, clock_ns, leave)
         self._batches = 0
@@ -153,37 +148,6 @@ def test_requests_are_labelled_as_by_the_model(desk: Desk, model: SlimResNet) ->
     assert desk.lanes.reset() == 0
 
 
-@pytest.mark.parametrize("slots", [8, 5, 1])
-def test_labels_are_the_same_where_activations_lie_in_slots(model: SlimResNet, path: Path, slots: int) -> None:
-    """However few there are; batches of members that came in different blocks. All slots are free again at the end."""
-    pools = SlotPools(budget_bytes=1 << 22, slots=slots)
-    desk, images = Desk(model, path, pools=pools), _images(6)
-    for segment in (1, 2, 3):
-        desk.load(segment, segment, 1.0)
-    desk.give((1, 2, 3), images[:3])
-    desk.give((4, 5, 6), images[3:], 4096)
-    previous, labels = IMAGE, dict[int, int]()
-    for segment in (1, 2, 3):
-        for members in ((5, 1, 3), (2, 6, 4)):
-            desk.submit(segment, members, segment, previous, 1.0)
-            labels.update(zip(members, desk.wait(BatchEnded).labels, strict=False))
-        previous = 1.0
-    desk.lanes.reset()
-    assert tuple(labels[request] for request in range(1, 7)) == _labels(model, images, (1.0, 1.0, 1.0))
-    for pool in pools.made:
-        assert len(pool.put(torch.zeros_like(pool.block)) or ()) == slots
-
-
-def test_times_are_of_the_clock_that_was_given(desk: Desk) -> None:
-    """Another host's is another one."""
-    desk.load(1, 1, 1.0)
-    desk.give((1,), _images(1))
-    before_ns = time.monotonic_ns() + AHEAD_NS
-    desk.submit(1, (1,), 1, IMAGE, 1.0)
-    ended = desk.wait(BatchEnded)
-    assert before_ns <= ended.began_ns <= ended.ended_ns <= time.monotonic_ns() + AHEAD_NS
-
-
 def test_activations_move_intact_and_stay_until_they_are_forgotten(desk: Desk) -> None:
     """Moved twice; after that they are not here any more, which a move says."""
     images = _images(2)
@@ -199,9 +163,13 @@ def test_activations_move_intact_and_stay_until_they_are_forgotten(desk: Desk) -
     desk.lanes.move(Move(9, 1, 0, (2,)))
 
 
-def test_copies_that_block_nobody_are_moved_apart_and_told(model: SlimResNet, path: Path) -> None:
+class _FarArena(Arena):
+    waits = True
+
+
+def test_moves_over_a_network_are_told_when_they_have_ended(model: SlimResNet, path: Path) -> None:
     """In the order in which they were asked for, the one that goes wrong as well; a reset waits for all of them."""
-    desk, images = Desk(model, path, cuda=FakeCuda()), _images(2)
+    desk, images = Desk(model, path, arena=_FarArena), _images(2)
     desk.give((1, 2), images)
     for transfer, requests in ((7, (2, 1)), (8, (3,)), (9, (1,))):
         assert desk.lanes.move(Move(transfer, 1, 512, requests)) is None
@@ -290,22 +258,6 @@ def test_what_waits_counts_in_the_devices_memory(model: SlimResNet, path: Path) 
     assert desk.budget.used_bytes == 0
 
 
-def test_a_lack_of_memory_lets_go_of_what_little_is_wanted_of(path: Path) -> None:
-    """The device's own word, which comes before the budget is used up where others share the device."""
-    desk = Desk(SeenNet(), path, counts=True)
-    desk.load(1, 1, 1.0)
-    before_bytes = desk.budget.used_bytes
-    desk.give(tuple(range(10, 18)), _images(8), 4096)
-    desk.lanes.forget(range(11, 18))
-    assert desk.budget.used_bytes - before_bytes == 8 * 256
-    desk.give(tuple(range(4)), _images(4))
-    desk.submit(1, tuple(range(4)), 1, IMAGE, 1.0)  # of which three fit
-    assert desk.wait(BatchEnded).failed == ()
-    desk.lanes.forget(range(4))
-    assert desk.budget.used_bytes - before_bytes == 256
-    desk.lanes.reset()
-
-
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
 def test_an_agent_of_a_gpu_has_one_budget_for_all(
     kind: Any, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
@@ -331,20 +283,6 @@ def test_an_agent_of_a_gpu_has_one_budget_for_all(
         assert isinstance(ended, BatchBroken)
         assert ended.detail.endswith(f"exceed {weights + images.nbytes}")
     fitting.lanes.reset()
-
-
-def test_instances_from_disk_and_from_memory_are_the_same(desk: Desk, model: SlimResNet) -> None:
-    """A batch gives the same labels whichever way its instance was loaded."""
-    requests, images = (0, 1, 2, 3), _images(4)
-    found = []
-    for from_disk in (False, True):
-        for segment in (1, 2, 3):
-            desk.load(segment, segment, 1.0, from_disk)
-        found.append(desk.label(requests, images))
-        for segment in (1, 2, 3):
-            desk.lanes.unload(segment)
-            desk.wait(UnloadEnded)
-    assert found[0] == found[1] == _labels(model, images, (1.0,) * 3)
 
 
 def test_instances_work_at_the_same_time(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,19 +372,6 @@ def test_what_a_pass_had_made_is_gone_before_memory_is_looked_for(moody: Desk, m
     moody.submit(1, (1, 2), 1, IMAGE, 1.0)
     assert moody.wait(BatchBroken).reason == "out_of_memory"
     assert gone == [True] * 3
-
-
-def test_so_it_does_where_there_is_said_to_be_little(moody: Desk) -> None:
-    """With room for two; with room for none all of it breaks."""
-    moody.lanes.impair(Impairment(room_images=2))
-    moody.give((0, 1, 2), _images(3))
-    moody.submit(1, (0, 1, 2), 1, IMAGE, 1.0)
-    assert moody.wait(BatchEnded).failed == ()
-    assert _seen(moody) == [2, 1]
-    moody.lanes.impair(Impairment(room_images=0))
-    moody.give((0, 1, 2), _images(3))
-    moody.submit(1, (0, 1, 2), 1, IMAGE, 1.0)
-    assert moody.wait(BatchBroken).reason == "out_of_memory"
 
 
 def test_who_breaks_a_batch_is_found(moody: Desk) -> None:

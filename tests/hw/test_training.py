@@ -23,7 +23,6 @@ from hw.networks.training import (
     _augment,
     _Training,
     autocast_dtype,
-    learning_rate,
     recipe,
     require_checkpoint,
     train,
@@ -118,13 +117,6 @@ def test_training_learns_every_width(few: Dataset) -> None:
         for widths in ((0.5,) * 3, (1.0,) * 3, (0.5, 1.0, 0.5)):
             found = model(torch.from_numpy(few.train_images), widths).argmax(1).numpy()
             assert np.mean(found == few.train_labels) > 0.5
-
-
-def test_the_learning_rate_rises_then_falls_to_zero() -> None:
-    """Linear warm-up to the peak, cosine to zero at the end."""
-    knobs = TrainingKnobs(epochs=10, warmup_epochs=2, learning_rate=0.2)
-    rates = [learning_rate(knobs, epoch) for epoch in (0, 1, 2, 6, 10)]
-    assert rates == pytest.approx([0, 0.1, 0.2, 0.1, 0])
 
 
 def test_the_digits_split_is_fixed_and_stratified(digits: Dataset) -> None:
@@ -250,13 +242,6 @@ def test_senseless_growth_is_refused(growth: tuple[tuple[float, int], ...], few:
         train(TINY_NETWORK, few, dataclasses.replace(SMALL, growth=growth))
 
 
-def test_a_network_of_one_size_does_not_grow(few: Dataset) -> None:
-    """Found out before the first epoch."""
-    own = Network("tests.scenarios.own_network:DigitsPerceptron", {"features": 8})
-    with pytest.raises(InputError, match="takes no images of 4 pixels"):
-        train(own, few, dataclasses.replace(SMALL, growth=((0.5, 4),)))
-
-
 def test_divergence_is_said(few: Dataset, tmp_path: Path) -> None:
     """Weights that are no numbers are not saved as trained."""
     checkpoint = tmp_path / "checkpoint.safetensors"
@@ -265,39 +250,10 @@ def test_divergence_is_said(few: Dataset, tmp_path: Path) -> None:
     assert not checkpoint.exists()
 
 
-def test_looking_more_often_changes_no_result() -> None:
-    """Of two trainings that differ in that alone one goes on where the other stopped."""
-    often = dataclasses.replace(SMALL, probe_epochs=1, checkpoint_epochs=7)
-    assert often.of_the_result() == SMALL.of_the_result()
-    assert dataclasses.replace(SMALL, growth=((0.5, 4),)).of_the_result() != SMALL.of_the_result()
-
-
 def test_too_few_images_are_refused(few: Dataset) -> None:
     """Less than one batch teaches nothing."""
     with pytest.raises(InputError, match="too few images: 48 for batches of 64"):
         train(TINY_NETWORK, few, dataclasses.replace(SMALL, batch=64))
-
-
-def test_a_resumed_training_logs_the_same_losses(few: Dataset, tmp_path: Path) -> None:
-    """Epoch reports after a kill are those of the training that was not killed; steps are counted on."""
-    whole: list[EpochReport] = []
-    knobs = dataclasses.replace(SMALL, epochs=3, probe_epochs=1)
-    train(TINY_NETWORK, few, knobs, on_epoch=whole.append)
-    assert all(set(report.top1) == set(TINY_SPEC.widths) for report in whole)
-
-    def kill(report: EpochReport) -> None:
-        raise KeyboardInterrupt
-
-    checkpoint, parts, steps = tmp_path / "checkpoint.safetensors", list[EpochReport](), list[tuple[int, int]]()
-    with pytest.raises(KeyboardInterrupt):
-        train(TINY_NETWORK, few, knobs, on_epoch=kill, checkpoint=checkpoint)
-    train(
-        TINY_NETWORK, few, knobs, on_epoch=parts.append, checkpoint=checkpoint,
-        tensorboard=tmp_path / "board", on_step=lambda *step: steps.append(step),
-    )  # fmt: skip
-    assert parts == whole[1:]
-    assert steps == [(step, 9) for step in range(3, 10)]
-    assert list((tmp_path / "board").glob("events*"))
 
 
 def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None:

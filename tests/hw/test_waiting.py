@@ -45,18 +45,6 @@ def test_it_wakes_up_early_and_looks_out_for_the_rest() -> None:
     assert set(looks_s) == {0.0}
 
 
-def test_without_time_to_sleep_it_only_looks() -> None:
-    host = Host(overrun_ns=30_000)
-    assert not Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, host.now_ns + 20_000)
-    assert set(host.sleeps_s) == {0.0}
-
-
-def test_a_deadline_that_is_over_costs_one_look() -> None:
-    host = Host(overrun_ns=30_000, comes_ns=0)
-    assert Waker(host.clock_ns, overrun_ns=40_000).wait(host.sleep, 5)
-    assert host.sleeps_s == [0.0]
-
-
 @pytest.mark.parametrize("comes_ns", [1_500_000, 2_990_000])
 def test_what_comes_ends_it(comes_ns: int) -> None:
     """While it sleeps, and while it looks out."""

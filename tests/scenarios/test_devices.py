@@ -13,7 +13,7 @@ import pynvml
 import pytest
 import torch
 
-from hw.device import DeviceSpec, formats_of, ways_of
+from hw.device import DeviceSpec, formats_of
 from kit.errors import InputError
 from scenarios.cli import main
 from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
@@ -145,11 +145,7 @@ def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[
     assert as_calibrated(DeviceSpec(), DeviceSection(), profile) == DeviceSpec()
 
 
-def test_ways_survive_a_profile() -> None:
-    """Each by its name."""
-    spec = replace(FIRST, graphs=True, packed_weights=True)
-    said = spec.execution()
-    assert said["ways"] == "graphs, packed weights"
-    assert replace(LAST, **ways_of(said), **formats_of(said)) == spec
-    assert not any(ways_of({}).values())
+def test_how_a_gpu_computes_survives_a_profile() -> None:
+    """Its formats, by name."""
+    assert replace(LAST, **formats_of(FIRST.execution())) == FIRST
     assert formats_of({"dtype": "int8"}) == {}

@@ -147,11 +147,6 @@ MISTAKES = {
         "device: {slowdown: 2}, profile: fast.yaml",
         ["cluster.servers.0.device", "slowdown is of an emulated device"],
     ),
-    "a GPU's way on a CPU": (
-        "profile: fast.yaml",
-        "device: {slot_pools: true}, profile: fast.yaml",
-        ["cluster.servers.0.device", "slot_pools: of a GPU alone", "kind: cuda"],
-    ),
     "a GPU's order of memory on a CPU": (
         "profile: fast.yaml",
         "device: {memory_format: contiguous, graphs: true}, profile: fast.yaml",

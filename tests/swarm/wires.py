@@ -157,12 +157,8 @@ class VirtualSocket:
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
         return self._out.send(data)
 
-    def sendmsg(self, parts: list[bytes | memoryview]) -> int:
-        """See `socket.sendmsg`."""
-        return self.send(b"".join(parts))
-
-    def recv(self, most: int, flags: int = 0) -> bytes:
-        """See `socket.recv`; with any flag it only peeks."""
+    def recv(self, most: int) -> bytes:
+        """See `socket.recv`."""
         self._require_open()
         unread = self.back.unread
         if not unread:
@@ -170,15 +166,8 @@ class VirtualSocket:
                 return b""
             raise BlockingIOError
         data = bytes(unread[:most])
-        if not flags:
-            del unread[:most]
+        del unread[:most]
         return data
-
-    def recv_into(self, target: memoryview) -> int:
-        """See `socket.recv_into`."""
-        data = self.recv(len(target))
-        target[: len(data)] = data
-        return len(data)
 
     def shutdown(self, how: int) -> None:
         """In both directions."""

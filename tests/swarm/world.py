@@ -21,12 +21,10 @@ from hw.host.waiting import Host, readable
 from hw.router.agents import AgentHandle
 from hw.router.server import START_LIMIT_NS
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.joining_port import JoiningPort
+from hw.transport.framed import FramedPort, Mirror, SentLog
 from hw.transport.life_log import StepLog
-from hw.transport.local_port import SocketPort
 from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
-from hw.transport.network_port import Mirror, NetworkPort, SentLog
-from hw.transport.port import PortBrokenError, PortClosedError, RouterEnd
+from hw.transport.port import PortBrokenError, PortClosedError
 from kit.chance import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
@@ -259,17 +257,16 @@ class Process:
         """It runs, and has connected."""
         world = self.world
         self.socket, self.is_begun = socket, True
-        port: SocketPort
         if world.mix.is_far:
             self.own_arena = Arena(world.arena_bytes)
             far = [FarArena(world.arena_bytes, self, place) for place in range(world.servers)]
             arenas = (*far[: self.index], self.own_arena, *far[self.index + 1 :])
             self._opened += [*far, self.own_arena]
-            port = NetworkPort(socket, ToAgent, self.own_arena)  # type: ignore[arg-type]
+            port = FramedPort(ToAgent, socket, self.own_arena)
             self.log = SentLog(port)
         else:
             arenas, self.own_arena = world.arenas, world.arenas[self.index]
-            port = SocketPort(socket, ToAgent)  # type: ignore[arg-type]
+            port = FramedPort(ToAgent, socket)
         self._arenas = arenas
 
         def live() -> None:
@@ -372,9 +369,7 @@ class NearHandle(AgentHandle):
     """An agent's process beside the router's, as `hw.router.local_agents.AgentProcess`."""
 
     def __init__(self, world: World, process: Process, end: VirtualSocket) -> None:
-        kind: Any = tapped(SocketPort, world.laws, process)
-        port: RouterEnd = kind(end, FromAgent)
-        super().__init__(process.spec, port, shares_clock=True, host=world.host)
+        super().__init__(process.spec, Tapped(world.laws, process, end), shares_clock=True, host=world.host)
         self.process = process
 
     @property
@@ -413,7 +408,7 @@ class FarHandle(AgentHandle):
     """An agent on another host, as `hw.ray.agents.RayAgent`: it joins, and what is asked of its host takes its time."""
 
     def __init__(self, world: World, process: Process) -> None:
-        self.joining = JoiningPort()
+        self.joining = Tapped(world.laws, process, heard=self._hear_log)
         super().__init__(process.spec, self.joining, shares_clock=False, host=world.host)
         self.process = process
         self.life, self.address = process.life, f"host{process.index}:{process.life}"
@@ -429,10 +424,8 @@ class FarHandle(AgentHandle):
 
     def join(self, end: VirtualSocket) -> None:
         """It has connected."""
-        kind: Any = tapped(NetworkPort, self.process.world.laws, self.process)
-        port = kind(end, FromAgent, heard=self._hear_log)
-        if not self.joining.join(port):
-            port.close()
+        if not self.joining.join(end):
+            end.close()
 
     def _hear_log(self, steps: bytes) -> None:
         if steps:
@@ -478,25 +471,28 @@ class FarHandle(AgentHandle):
         return "in a virtual world"
 
 
-def tapped(kind: type[SocketPort], laws: Laws, process: Process) -> type[SocketPort]:
-    """A router's end of that kind whose words are heard by the laws, too."""
+class Tapped(FramedPort):
+    """A router's end whose words are heard by the laws, too."""
 
-    class Tapped(kind):  # type: ignore[misc, valid-type]
-        def post(self, message: Any) -> None:
-            laws.posted(process.index, process.life, message)
-            super().post(message)
+    def __init__(self, laws: Laws, process: Process, end: VirtualSocket | None = None, heard: Any = None) -> None:
+        super().__init__(FromAgent, end, heard=heard)
+        self._laws, self._process = laws, process
 
-        def receive(self) -> Sequence[Any]:
-            try:
-                found: Sequence[Any] = super().receive()
-            except PortBrokenError as error:
-                laws.broken(process.index, str(error))
-                raise
-            for message in found:
-                laws.heard(process.index, process.life, message)
-            return found
+    def post(self, message: Any) -> None:
+        """See `Port`."""
+        self._laws.posted(self._process.index, self._process.life, message)
+        super().post(message)
 
-    return Tapped
+    def receive(self) -> Sequence[Any]:
+        """See `Port`."""
+        try:
+            found: Sequence[Any] = super().receive()
+        except PortBrokenError as error:
+            self._laws.broken(self._process.index, str(error))
+            raise
+        for message in found:
+            self._laws.heard(self._process.index, self._process.life, message)
+        return found
 
 
 @dataclass
@@ -725,7 +721,7 @@ class World:
 
 def refuse(process: Process, end: VirtualSocket) -> None:
     """What an agent says that cannot open its device, and leaves."""
-    port = SocketPort(end, ToAgent)  # type: ignore[arg-type]
+    port = FramedPort(ToAgent, end)
     port.post(Refused("internal_error", "RuntimeError: drawn"))
     port.flush()
     process.die()

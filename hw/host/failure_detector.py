@@ -10,7 +10,7 @@ PINGS_IN_A_HANG = 6  # so many pings fit into the time after which silence means
 _AWAY_PERIODS = 3  # a look that comes later than this tells of the looker
 
 
-class Watch:
+class FailureDetector:
     """One agent, or one agent's lanes, from start to end.
 
     Args:

@@ -1,0 +1,206 @@
+"""Connections between hosts: TLS, in which both ends show the one certificate of their cluster.
+
+It is made anew for each command, and reaches the agents by Ray. Whoever has its key belongs to the cluster; nothing is
+believed before that is proved, and what is said afterwards is encrypted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from kit.errors import WorkError, in_a_line
+
+PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of what is written
+_NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
+_AT_ONCE: Final = 64  # strangers that say nothing, or trickle, keep others out for no longer than `PATIENCE_S`
+_BACKLOG: Final = 128
+_MOST_HELLO: Final = 4096
+_MAKE: Final = (
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+    *("-subj", "/CN=slimsched", "-keyout", "-", "-out", "-"),
+)
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """Who connects.
+
+    Attributes:
+        life: of an agent; no two agents of a cluster have the same one, even of one server.
+        address: where the other agents write to it; empty where it connects to write.
+    """
+
+    life: int
+    address: str = ""
+
+
+def fresh_certificate() -> bytes:
+    """A key and its certificate (PEM) for one cluster.
+
+    Raises:
+        WorkError: the program that makes it is not here.
+    """
+    try:
+        return subprocess.run(_MAKE, capture_output=True, check=True).stdout  # noqa: S603 - a constant
+    except FileNotFoundError:
+        raise WorkError("openssl is not here, which makes a cluster's certificate; install it (apt, dnf)") from None
+    except subprocess.CalledProcessError as error:
+        raise WorkError(f"openssl makes no certificate: {in_a_line(error.stderr.decode())}") from None
+
+
+def _context(side: int, certificate: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.check_hostname = False  # by its key the other end is known, wherever it is
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_flags = ssl.VerifyFlags(context.verify_flags | _NO_CHECK_TIME)
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # only its owner reads it
+        file.write(certificate)
+        file.flush()
+        context.load_cert_chain(file.name)
+        context.load_verify_locations(file.name)
+    return context
+
+
+class Gate:
+    """Listens on one address of this host; strangers are turned away.
+
+    Args:
+        host: the address, and no other of this host's.
+        certificate: the cluster's.
+        admit: takes whoever has proved itself, in a thread of its own; the socket, which blocks, is its to close.
+        patience_s: for a handshake.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        certificate: bytes,
+        admit: Callable[[Hello, ssl.SSLSocket], None],
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        self._context = _context(ssl.PROTOCOL_TLS_SERVER, certificate)
+        self._context.num_tickets = 0  # no connection is taken up again
+        self._admit = admit
+        self._patience_s = patience_s
+        self._places = threading.Semaphore(_AT_ONCE)
+        port = self._listener.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._thread = threading.Thread(target=self._listen, name="gate", daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                end, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            self._places.acquire()
+            threading.Thread(target=self._welcome, args=(end,), name="gate-welcome", daemon=True).start()
+
+    def _welcome(self, end: socket.socket) -> None:
+        try:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end.settimeout(self._patience_s)
+            end = known = self._context.wrap_socket(end, server_side=True)
+            hello = msgspec.msgpack.decode(known.recv(_MOST_HELLO), type=Hello)  # its first record
+        except (OSError, msgspec.DecodeError):
+            end.close()
+            return
+        finally:
+            self._places.release()
+        self._admit(hello, known)
+
+    def close(self) -> None:
+        """Listen no more; who was admitted stays."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up who waits in `accept`
+        self._listener.close()
+        self._thread.join()
+
+
+def connected(address: str, certificate: bytes, hello: Hello, timeout_s: float = PATIENCE_S) -> ssl.SSLSocket:
+    """A connection to a gate of the same cluster, which knows who has come.
+
+    Raises:
+        OSError: nobody is there, or not in time, or somebody else.
+    """
+    host, _, port = address.rpartition(":")
+    end = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
+    try:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end = known = _context(ssl.PROTOCOL_TLS_CLIENT, certificate).wrap_socket(end)
+        known.sendall(msgspec.msgpack.encode(hello))
+    except BaseException:
+        end.close()
+        raise
+    return known
+
+
+def cut(end: ssl.SSLSocket) -> None:
+    """Nothing travels any more; from any thread. (Its own `shutdown` would go on in plain text.)"""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(end, socket.SHUT_RDWR)
+
+
+class Encrypted:
+    """`hw.transport.framed.Connection` over TLS: never blocks, and one thread may read while another one writes."""
+
+    def __init__(self, end: ssl.SSLSocket) -> None:
+        self._end = end
+        self._lock = threading.Lock()  # OpenSSL has none
+
+    def send(self, data: bytes | bytearray | memoryview) -> int:
+        """See `socket.send`."""
+        with self._lock, _as_plain():
+            return self._end.send(data)
+
+    def recv(self, most: int) -> bytes:
+        """See `socket.recv`; all that has been decrypted, if it is a little more than `most`: no selector shows it."""
+        found = b""
+        with self._lock, _as_plain():
+            found = self._end.recv(most)
+            while found and (len(found) < most or self._end.pending()):
+                try:
+                    more = self._end.recv(most)
+                except OSError:  # nothing more, or the end: the next call tells
+                    break
+                if not more:
+                    break
+                found += more
+        return found
+
+    def setblocking(self, flag: bool) -> None:
+        """See `socket.setblocking`."""
+        self._end.setblocking(flag)
+
+    def shutdown(self, how: int) -> None:
+        """See `socket.shutdown`: in both directions."""
+        cut(self._end)
+
+    def fileno(self) -> int:
+        """See `socket.fileno`."""
+        return self._end.fileno()
+
+    def close(self) -> None:
+        """See `socket.close`."""
+        self._end.close()
+
+
+@contextlib.contextmanager
+def _as_plain() -> Iterator[None]:
+    """What has to be waited for is told as plain sockets tell it."""
+    try:
+        yield
+    except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        raise BlockingIOError from None
