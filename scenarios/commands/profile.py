@@ -27,7 +27,7 @@ def profile_show(arguments: Namespace) -> int:
     profile = read_profile(arguments.profile)
     parts = [described(profile)]
     if arguments.plot is not None:
-        from scenarios.show.profile_page import profile_page
+        from scenarios.show.report import profile_page
 
         write_text(arguments.plot, profile_page(profile))
         parts.append(f"plotted: {arguments.plot}")

@@ -7,16 +7,15 @@ drawn as they are: none is a formula, and none is left out of a legend for how i
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import matplotlib as mpl
 import numpy as np
+from markupsafe import Markup
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -25,7 +24,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.markers import CARETDOWN, CARETLEFT, CARETRIGHT, CARETUP
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, Locator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from kit.errors import InputError
@@ -33,9 +32,9 @@ from kit.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.standing import compared, validated
 from scenarios.metrics.statistics import Estimate
-from scenarios.show.colors import themed
-from scenarios.show.standing_bars import StandingBar
 from scenarios.show.words import marked
 from scenarios.terminal.screen import visible
 
@@ -132,6 +131,23 @@ class StageBar:
     hardware_s: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class StandingBar:
+    """A router's mean latency in each world where it ran, and its accuracy there (a share)."""
+
+    router: str
+    simulated_s: Estimate | None = None
+    hardware_s: Estimate | None = None
+    simulated_accuracy: float | None = None
+    hardware_accuracy: float | None = None
+
+    @property
+    def means_s(self) -> list[float]:
+        """Those that are known, the measured one first."""
+        known = [found["mean"] for found in (self.hardware_s, self.simulated_s) if found is not None]
+        return [mean for mean in known if mean is not None]
+
+
 @contextmanager
 def canvas(
     width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
@@ -142,21 +158,13 @@ def canvas(
         yield figure, figure.subplots(rows, columns, **options)
 
 
-def to_svg(figure: Figure) -> str:
-    """The chart as an `<svg>` element that fills its place, on whatever color is there, in colors that the page may
-    change; deterministic, and with no reference to anything."""
-    figure.patch.set_visible(False)
-    for axes in figure.axes:
-        axes.patch.set_visible(False)
+def to_svg(figure: Figure) -> Markup:
+    """The chart as an `<svg>` element on whatever color is there; deterministic, and with no reference to anything."""
+    buffer = io.StringIO()
     with mpl.rc_context(STYLE):
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata=_UNDATED)
+        figure.savefig(buffer, format="svg", metadata=_UNDATED, transparent=True)
     text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = themed(re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL))
-    return re.sub(
-        r'(<svg[^>]*?) width="[^"]*pt"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*pt"', r"\1", text, count=1)
-    )
+    return Markup(text[text.index("<svg") :])  # noqa: S704 - it is drawn here, of escaped text
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -211,6 +219,24 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
             both = [Line2D([], [], color=GREY, linestyle=line) for line in LINES]
             figure.legend(both, WORLDS, loc="outside upper center", ncols=2)
     return figure
+
+
+def standing_bars(comparison: Comparison | None, validation: Validation | None) -> Iterator[StandingBar]:
+    """Of the routers that executors ran, else of those that were compared."""
+    if validation is not None and validation["rows"]:
+        real, promised = validated(validation, "hardware"), validated(validation, "simulated")
+        for one in real.contenders:
+            twin = promised.of(one.router)
+            yield StandingBar(
+                one.router,
+                simulated_s=None if twin is None else twin.interval_s,
+                hardware_s=one.interval_s,
+                simulated_accuracy=None if twin is None else twin.accuracy,
+                hardware_accuracy=one.accuracy,
+            )
+    elif comparison is not None:
+        for one in compared(comparison).contenders:
+            yield StandingBar(one.router, simulated_s=one.interval_s, simulated_accuracy=one.accuracy)
 
 
 def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
@@ -280,7 +306,7 @@ def trade_off(
                 y=y["mean"] * accuracy.scale,
                 x_error=(x["ci95"] or 0.0) * cost.scale,
                 y_error=(y["ci95"] or 0.0) * accuracy.scale,
-                is_marked=row.get("is_marked", False),
+                is_marked=row["is_marked"],
             )
         )
     return TradeOff(points, cost.axis, [(least * cost.scale, top1 * accuracy.scale) for top1, least in bound])
@@ -455,36 +481,11 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
     return means
 
 
-class RoundTicks(Locator):
-    """Round numbers along a logarithmic axis: as many as there is room for, so that none lies on another."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-
-    def __call__(self) -> Sequence[float]:
-        """For the axis' own limits."""
-        assert self.axis is not None
-        return self.tick_values(*self.axis.get_view_interval())
-
-    def tick_values(self, vmin: float, vmax: float) -> Sequence[float]:
-        """All of 1 to 9 of each decade, or 1, 2 and 5, or 1 and 3, or ever fewer decades."""
-        low, high = sorted((vmin, vmax))
-        if low <= 0:
-            return []
-        first, last = floor(log10(low)), ceil(log10(high))
-        for digits, step in ((range(1, 10), 1), ((1, 2, 5), 1), ((1, 3), 1), *(((1,), n) for n in range(1, 20))):
-            ticks = [digit * 10.0**power for power in range(first, last + 1, step) for digit in digits]
-            ticks = [tick for tick in ticks if low <= tick <= high]
-            if len(ticks) < 2:
-                break
-            if len(ticks) <= self._most:
-                return ticks
-        return list(MaxNLocator(self._most - 1).tick_values(low, high))
-
-
 def plain_log_ticks(axis: Axis, most: int = MOST_TICKS) -> None:
-    """At most so many ticks, as plain numbers."""
-    axis.set_major_locator(RoundTicks(most))
+    """As plain numbers, about so many."""
+    low, high = axis.get_view_interval()
+    decades = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=most)
+    axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))
     axis.set_major_formatter(FuncFormatter(plain))
     axis.set_minor_locator(NullLocator())
 

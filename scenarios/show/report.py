@@ -1,7 +1,7 @@
-"""A run folder turned into one HTML page: tables and charts, with nothing fetched from anywhere.
+"""Pages of HTML: a run folder's report, and one profile's curves. Nothing in them is fetched from anywhere.
 
-It reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and the
-page says so.
+A report reads the run folder's files alone, and shows what is there; a part whose files are missing is left out, and
+the page says so. Words and looks: `templates/page.html.j2`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ import gzip
 import os
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 from hw.networks.accuracy import MEASURED
 from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
+from policies.vocabulary import Provenance
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
@@ -26,13 +32,12 @@ from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation, middle_load
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
-from scenarios.show import charts
+from scenarios.show import charts, profile_charts
 from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
-from scenarios.show.html import Block, Chart, Grid, Note, Page, Trace, Traces, chart, render
-from scenarios.show.numbers import NONE
-from scenarios.show.profile_page import origin_badge, profile_blocks
-from scenarios.show.standing_bars import standing_bars
+from scenarios.show.numbers import NONE, PLUS_MINUS
+from scenarios.show.profile import PROMISES_NOTHING, error_table, range_table
+from scenarios.show.profile_curves import latency_bands, loaded_at_once, loaded_batch, under_load
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
@@ -42,13 +47,13 @@ from scenarios.show.validation import (
     saturation_tables,
     validation_notes,
 )
+from scenarios.show.wording import environment
 from scenarios.show.words import downtime_table
+from scenarios.terminal.screen import visible_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-PERFETTO = "https://ui.perfetto.dev/"
 MOST_HELD = 6_000_000  # characters of packed timelines in a page: about 20 of a run of the quickstart
-INTERVALS = "The pale line through a point is its 95 % interval; an arrowhead says that it goes on."
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -83,7 +88,7 @@ def _write_report(folder: RunFolder) -> Path:
     material, path = gather(folder), folder.path
     if not (material.comparison or material.validation or material.runs or material.profiles):
         raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
-    write_text(path / "report.html", render(report(material)))
+    write_text(path / "report.html", report(material))
     return path / "report.html"
 
 
@@ -131,24 +136,61 @@ def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
             yield path.stem, read_profile(path)
 
 
-def report(material: Material) -> Page:
-    """What the page says, section by section."""
-    return Page(
-        title=str(material.scenario.get("name", "run")),
-        sections={
-            "": list(_standing(material)),
-            "Routers compared in simulation": [comparison_table(material.comparison)] if material.comparison else [],
-            "Simulation against hardware": list(_validation(material)),
-            "Latency": list(_latency(material)),
-            "Accuracy against cost": list(_trade_offs(material)),
-            "Servers over time": [*_downtimes(material), *_timelines(material), *_in_perfetto(material)],
-            "Training of the routers": list(_training(material)),
-            "Devices as calibrated": list(_profiles(material)),
-        },
-        badges=list(_badges(material)),
-        answers=answers(material.comparison, material.validation),
-        environment=_environment(material.environment),
-    )
+def report(material: Material) -> str:
+    """The page, section by section."""
+    comparison, validation = material.comparison, material.validation
+    timelines = list(_timelines(material))
+    sections = {
+        "compared": comparison_table(comparison) if comparison else None,
+        "validation": _validation(validation) if validation else None,
+        "latency": _latency(material),
+        "trade_offs": _trade_offs(material),
+        "downtimes": _downtimes(material),
+        "timelines": timelines,
+        "traces": list(_traces(material)),
+        "training": list(_training(material)),
+    }
+    found = {
+        "Routers compared in simulation": comparison,
+        "Simulation against hardware": validation,
+        "Latency": sections["latency"],
+        "Accuracy against cost": sections["trade_offs"],
+        "Servers over time": sections["downtimes"] or timelines or sections["traces"],
+        "Training of the routers": sections["training"],
+        "Devices as calibrated": material.profiles,
+    }
+    run = {
+        **sections,
+        "badges": list(_badges(material)),
+        "answers": answers(comparison, validation),
+        "standing": _standing(material),
+        "missing": [title.lower() for title, part in found.items() if not part],
+        "environment": _environment(material.environment),
+    }
+    return _page(str(material.scenario.get("name", "run")), run, list(_profiles(material.profiles)))
+
+
+def profile_page(profile: Profile) -> str:
+    """A page of one profile's curves and the paper's Figures 1-3."""
+    return _page(profile.name, None, [_profile(profile.name, profile)])
+
+
+def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[str, Any]]) -> str:
+    """What HTML does not allow in a name is written out; the only program is named by its hash, so that it may run."""
+    script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
+    filters = environment().filters
+    filters["interval_small"], filters["plus_minus"] = _interval, lambda text: text.replace(PLUS_MINUS, " \u00b1")
+    filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
+    text = environment().get_template("page.html.j2").render(
+        title=title, run=run, profiles=profiles, script=Markup(script)  # noqa: S704 - our own
+    )  # fmt: skip
+    return visible_text(text)
+
+
+def _interval(cell: str) -> Markup:
+    """A cell's text, with the half-width of its interval in small letters."""
+    mean, sign, half = cell.partition(PLUS_MINUS)
+    return Markup("{} <small>±{}</small>").format(mean, half) if sign else Markup("{}").format(mean)
 
 
 # ---------------------------------------------------------------------------------------------------------------- head
@@ -164,18 +206,12 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
     yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
 
 
-def _standing(material: Material) -> Iterator[Chart]:
+def _standing(material: Material) -> Markup | None:
     """The first answer as a picture."""
-    bars = list(standing_bars(material.comparison, material.validation))
-    if len(bars) > 1:
-        colors = charts.router_colors([*_compared(material), *(bar.router for bar in bars)])
-        caption = f"Mean latency, and the accuracy of what ran. {INTERVALS} Look for who is far left on one side and "
-        caption += "far right on the other: quick, and right."
-        if material.validation:
-            caption += (
-                " How far a hollow point (simulated) is from the filled one (real executors) is simulation's error."
-            )
-        yield chart(charts.standing(bars, colors), caption)
+    bars = list(charts.standing_bars(material.comparison, material.validation))
+    if len(bars) < 2:
+        return None
+    return charts.to_svg(charts.standing(bars, charts.router_colors([*_compared(material), *(b.router for b in bars)])))
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:
@@ -216,27 +252,21 @@ def _device_text(value: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- worlds
 
 
-def _validation(material: Material) -> Iterator[Block]:
-    found = material.validation
-    if found is None:
-        return
-    yield from errors_tables(found)
-    yield from map(Note, validation_notes(found))
-    yield from (Note(text, "warning") for text in (*far_apart_warnings(found), *disturbance_warnings(found)))
-    yield from saturation_tables(found)
+def _validation(found: Validation) -> dict[str, Any]:
     rows = rows_at_middle(found["rows"])
     bars = [
         charts.StageBar(row["router"], simulated, hardware)
         for row in rows
         if (simulated := row["stages_s"]["simulated"]) and (hardware := row["stages_s"]["hardware"])
     ]
-    if bars:
-        at = "" if rows[0]["load"] is None else f", at load {rows[0]['load']:g}"
-        caption = (
-            f"Where an image's time goes: simulated (above) and on real executors (hatched){at}. The longest color is "
-        )
-        caption += "what makes a router slow; where the two bars of a router differ, simulation is off."
-        yield chart(charts.stage_bars(bars), caption)
+    return {
+        "errors": errors_tables(found),
+        "notes": validation_notes(found),
+        "warnings": [*far_apart_warnings(found), *disturbance_warnings(found)],
+        "saturated": saturation_tables(found),
+        "stages": charts.to_svg(charts.stage_bars(bars)) if bars else None,
+        "load": rows[0]["load"] if rows else None,
+    }
 
 
 def _first_seeds(material: Material) -> list[StoredRun]:
@@ -275,18 +305,13 @@ def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies
     return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
 
 
-def _latency(material: Material) -> Iterator[Grid]:
+def _latency(material: Material) -> dict[str, Markup]:
     curves, colors = _latency_curves(material), _colors(material)
-    simulated = [curve for curve in curves if curve.world == "simulation"]
-    captioned = {
-        "Latency distributions in simulation, one seed a router. A line further left is quicker; one that bends far to "
-        "the right at the top leaves a few images waiting long.": simulated,
-        "Simulated (solid) and on real executors (dashed). The closer the two lines of a router, the better the "
-        "simulation.": _in_both_worlds(curves),
+    drawn = {
+        "simulated": [curve for curve in curves if curve.world == "simulation"],
+        "both": _in_both_worlds(curves),
     }
-    drawn = [chart(charts.latency_distributions(of, colors), caption) for caption, of in captioned.items() if of]
-    if drawn:
-        yield Grid(drawn)
+    return {name: charts.to_svg(charts.latency_distributions(of, colors)) for name, of in drawn.items() if of}
 
 
 def _latencies_s(run: StoredRun) -> list[float]:
@@ -298,92 +323,56 @@ def _latencies_s(run: StoredRun) -> list[float]:
     return [(done - came) / 1e9 for came, done, status in rows if status == "completed" and came >= start_ns]
 
 
-def _trade_offs(material: Material) -> Iterator[Grid]:
+def _trade_offs(material: Material) -> list[Markup]:
     compared = material.comparison["rows"] if material.comparison else []
     rows = [row for row in compared if row["accuracy"]["mean"] is not None]
-    if not rows:
-        return
-    captioned = {
-        "latency_mean_s": "Up and to the left is better; the dotted line joins routers that no other beats on both. "
-        + INTERVALS,
-        "energy_per_image_j": "The same against the energy of all devices: further left is less for an image. "
-        + INTERVALS,
-    }
-    accuracy, colors = MEASURES["accuracy"], _colors(material)
-    yield Grid(
-        [
-            chart(charts.trade_offs([charts.trade_off(rows, accuracy, MEASURES[cost])], colors=colors), caption)
-            for cost, caption in captioned.items()
-        ]
-    )
+    costs = [MEASURES[name] for name in ("latency_mean_s", "energy_per_image_j")]
+    panels = [charts.trade_off(rows, MEASURES["accuracy"], cost) for cost in costs]
+    return [charts.to_svg(charts.trade_offs([panel], colors=_colors(material))) for panel in panels] if rows else []
 
 
-def _downtimes(material: Material) -> list[Table]:
+def _downtimes(material: Material) -> Table | None:
     """Of every run whose result is kept."""
     runs = []
     for run in material.runs:
-        parts = (
-            run.result["mode"],
-            run.point,
-            f"seed {run.result['seed']}",
-            f"repeat {run.repeat}" if run.repeat else "",
-        )
+        repeat = f"repeat {run.repeat}" if run.repeat else ""
+        parts = (run.result["mode"], run.point, f"seed {run.result['seed']}", repeat)
         runs.append((", ".join(filter(None, parts)), run.result))
-    found = downtime_table(runs)
-    return [found] if found else []
+    return downtime_table(runs)
 
 
-def _in_perfetto(material: Material) -> Iterator[Traces]:
-    """Each charted run, batch by batch: as many as the page has room for by a click, all as files beside it."""
-    traces, held = [], 0
+def _traces(material: Material) -> Iterator[dict[str, str]]:
+    """Each charted run, batch by batch: as many as the page has room for by a click (packed by gzip and base64), all as
+    files beside it."""
+    held = 0
     for run in _first_seeds(material):
         path = run.path / "timeline.json"
         if path.exists():
             packed = b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode()
             held += len(packed)
-            file = quote(path.relative_to(run.folder.path).as_posix())
-            title = f"{run.result['router']}, {run.result['mode']}"
-            traces.append(Trace(title, file, packed if held <= MOST_HELD else ""))
-    if traces:
-        yield Traces(
-            "Every batch and decision of a run on a timeline, opened in Perfetto (ui.perfetto.dev, which shows it in "
-            "your browser and sends it nowhere; it may ask whether you trust this page):",
-            "If Perfetto opens empty: drop the run's file on it. The files lie beside this page:",
-            PERFETTO,
-            traces,
-        )
+            yield {
+                "title": f"{run.result['router']}, {run.result['mode']}",
+                "file": quote(path.relative_to(run.folder.path).as_posix()),
+                "packed": packed if held <= MOST_HELD else "",
+            }
 
 
-def _timelines(material: Material) -> Iterator[Grid]:
-    """The baseline's and the last router's run, in each world: enough to see how load is spread."""
+def _timelines(material: Material) -> Iterator[dict[str, Any]]:
+    """The baseline's and the last router's run, in each world (what ran in both is laid over each other as well):
+    enough to see how load is spread."""
     runs = _first_seeds(material)
     routers = list(dict.fromkeys(run.result["router"] for run in runs))
-    drawn: list[Chart] = []
     for router in dict.fromkeys((*routers[:1], *routers[-1:])):
-        drawn += _both_timelines([run for run in runs if run.result["router"] == router])
-    if drawn:
-        yield Grid(drawn)
-
-
-def _both_timelines(runs: Sequence[StoredRun]) -> list[Chart]:
-    """What one router's runs look like over time; what ran in both worlds is laid over each other as well."""
-    drawn = []
-    readings = {run.result["mode"]: telemetry for run in runs if (telemetry := _telemetry(run))}
-    for run in runs:
-        mode, router, seed = run.result["mode"], run.result["router"], run.result["seed"]
-        if mode in readings:
-            caption = (
-                f"{router}, {mode}, seed {seed}, as the sensors report it. One server at 100 % while another has time "
-            )
-            caption += "to spare is load that is badly spread."
-            drawn.append(chart(charts.over_time(readings[mode]), caption))
-    if {"simulation", "hardware"} <= readings.keys():
-        caption = (
-            f"{runs[0].result['router']}: simulated (solid) over real executors (dashed). Both should rise and fall "
-        )
-        caption += "together; where they part, simulation spreads load otherwise than the hardware had it."
-        drawn.append(chart(charts.both_over_time(readings["simulation"], readings["hardware"]), caption))
-    return drawn
+        own = [run for run in runs if run.result["router"] == router]
+        found = {run.result["mode"]: telemetry for run in own if (telemetry := _telemetry(run))}
+        both = [found[world] for world in ("simulation", "hardware") if world in found]
+        if both:
+            yield {
+                "router": router,
+                "seeds": {run.result["mode"]: run.result["seed"] for run in own},
+                "worlds": {mode: charts.to_svg(charts.over_time(of)) for mode, of in found.items()},
+                "both": charts.to_svg(charts.both_over_time(*both)) if len(both) > 1 else None,
+            }
 
 
 def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
@@ -400,19 +389,12 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
     return found
 
 
-def _training(material: Material) -> Iterator[Grid]:
-    drawn = []
+def _training(material: Material) -> Iterator[tuple[str, str, Markup]]:
     for kind, steps in material.training.items():
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
         panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
-        each = "update's" if kind == PPO else "generation's best"
-        caption = (
-            f"{made_name(kind)}: each {each} value (pale) and its running mean. A first line that still rises at its "
-        )
-        caption += "right end says that longer training would help."
-        drawn.append(chart(charts.training_curve([step["decisions"] for step in steps], panels), caption))
-    if drawn:
-        yield Grid(drawn)
+        curve = charts.training_curve([step["decisions"] for step in steps], panels)
+        yield made_name(kind), "update's" if kind == PPO else "generation's best", charts.to_svg(curve)
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:
@@ -423,12 +405,58 @@ def _first_of_each_kind(names: Sequence[str]) -> list[str]:
     return sorted(first.values(), key=lambda name: not name.startswith("reward"))
 
 
-def _profiles(material: Material) -> Iterator[Block]:
+# ------------------------------------------------------------------------------------------------------------ profiles
+
+
+def origin_badge(profile: Profile) -> tuple[str, str]:
+    """The weaker origin of latency and power, which colors it, and both in words: nothing modelled looks measured."""
+    latency, power = profile.provenance, profile.power.provenance
+    weakest = Provenance.weakest(latency, power)
+    return (profile.origin,) * 2 if weakest == latency else (str(weakest), f"latency {profile.origin}, power {power}")
+
+
+def _profiles(profiles: Mapping[str, Profile]) -> Iterator[dict[str, Any]]:
+    """What is said of each; of the second of two that are alike only that."""
     seen: dict[str, str] = {}
-    for server, profile in material.profiles.items():
-        text = profile.to_yaml()
-        if text in seen:
-            yield Note(f"{server} has the same profile as {seen[text]}.")
-            continue
-        seen[text] = server
-        yield from profile_blocks(server, profile)
+    for server, profile in profiles.items():
+        first = seen.setdefault(profile.to_yaml(), server)
+        yield _profile(server, profile) | {"same_as": "" if first == server else first}
+
+
+def _profile(server: str, profile: Profile) -> dict[str, Any]:
+    power, concurrency = profile.power.provenance, profile.concurrency.provenance
+    return {
+        "server": server,
+        "device": profile.device.name,
+        "badge": origin_badge(profile),
+        "same_as": "",
+        "promises_nothing": f"{PROMISES_NOTHING}." if profile.provenance == Provenance.DATASHEET else "",
+        "tables": [table for table in (error_table(profile), range_table(profile)) if table.rows],
+        "sources": f"latency {profile.origin}, power {power}, concurrency {concurrency}",
+        "omitted": profile.omitted,
+        "charts": _profile_charts(_Drawable(profile.to_yaml(), profile)),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawable:
+    """A profile that is told from others by its text."""
+
+    text: str
+    profile: Profile = field(compare=False)
+
+
+@lru_cache(maxsize=16)
+def _profile_charts(of: _Drawable) -> dict[str, Any]:
+    """Kept: they take seconds to draw, and a profile may be shown on several pages."""
+    profile = of.profile
+    bands, loaded = latency_bands(profile), under_load(profile)
+    drawn = {
+        "latency": profile_charts.latency_curves(profile, bands),
+        "figure1": profile_charts.utilization_by_batch(profile),
+        "figure2": profile_charts.energy_by_utilization(profile, loaded),
+        "figure3": profile_charts.latency_by_utilization(profile, loaded),
+    }
+    facts = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
+    share = next(iter(bands.values())).error_share
+    return {**facts, "error_share": share, **{name: charts.to_svg(figure) for name, figure in drawn.items()}}

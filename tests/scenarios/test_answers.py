@@ -14,8 +14,8 @@ from scenarios.metrics.result import Result
 from scenarios.metrics.service import Promise
 from scenarios.metrics.standing import compared, validated
 from scenarios.show.answers import Answer, answers, box_text
+from scenarios.show.charts import standing_bars
 from scenarios.show.comparison import comparison_tables
-from scenarios.show.standing_bars import standing_bars
 from scenarios.show.table import to_text
 from scenarios.show.validation import errors_tables
 from tests.scenarios.folders import summary, validation_run

@@ -16,7 +16,7 @@ from matplotlib.image import imread
 
 from kit.documents import read_json
 from kit.errors import InputError
-from scenarios.show import charts, html
+from scenarios.show import charts, report
 from scenarios.show.profile_charts import latency_curves
 from scenarios.show.profile_curves import latency_bands
 from scenarios.show.report import build_report, save_picture
@@ -32,7 +32,7 @@ SEEN = "_$a_b$<img src=x onerror=no()>\"'&amp;{{7*7}}\\x1b[31m\\x00\\n"
 SHORT = ("_a", "$b_1$", "<c>&'\"")  # what fits into a line of a picture
 CHARTS = ("latency", "trade-off", "over time", "stages", "training")
 SVG = "{http://www.w3.org/2000/svg}"
-SCRIPT = (Path(html.__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
+SCRIPT = (Path(report.__file__).parent / "templates" / "page.js").read_text(encoding="utf-8")
 
 
 class Page(HTMLParser):

@@ -32,7 +32,7 @@ from scenarios.show.profile_charts import (
     utilization_by_batch,
 )
 from scenarios.show.profile_curves import latency_bands, stated_solo_error, under_load
-from scenarios.show.profile_page import profile_page
+from scenarios.show.report import profile_page
 from scenarios.world.materials import load_world
 from sim.host import HostTable
 from sim.profile import Profile, Range, Slowdown, StatedError
@@ -242,7 +242,7 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert "beta 1.000, across processes 0.900 +-0.050" in words
     assert "slow spells: 10 % of the time, 0.2 s each, things take 1.50 times as long" in words
     page = profile_page(measured())
-    assert all(f">{cell}</span></td>" in page for cell in ("held out", "7.25", "batch size"))
+    assert all(f">{cell}</td>" in page for cell in ("held out", "7.25", "batch size"))
     assert "dashed, the stated error of 2.0 %" in page
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.show.html import Page, render
 from scenarios.show.numbers import change, interval, number, places, plural, shown
 from scenarios.show.table import Column, Table, column, columns, to_markdown, to_text
 
@@ -67,21 +66,6 @@ def test_a_table_without_rows_has_its_head() -> None:
 def test_markdown_has_pipes_and_its_own_sign() -> None:
     table = Table([Column("router"), column(MEASURES["latency_mean_s"])], [["a|b", "1.0 +-0.5"]])
     assert to_markdown(table) == "| router | latency ms |\n| --- | --- |\n| a/b | 1.0 ± 0.5 |"
-
-
-def test_a_page_escapes_names_and_writes_intervals_small() -> None:
-    """The head tells what it means and where it is from; notes are notes, and warnings stand out."""
-    head = [Column("router"), Column("x", "ms", meaning="So <long>.", provenance="datasheet")]
-    table = Table(head, [["<b>", "1.0 +-0.5"]], "T & Co", ["a note"], ["beware"], base="<b>")
-    page = render(Page("name", {"One": [table], "Two": []}))
-    cells = '<td class="text" data-head="router"><span>&lt;b&gt;</span></td>'
-    cells += '<td data-head="x ms"><span>1.0 <small>±0.5</small></span></td>'
-    assert f'<tr class="base">{cells}</tr>' in page
-    assert 'title="So &lt;long&gt;. Provenance: datasheet.">x, ms</th>' in page
-    assert "<h3>T &amp; Co</h3>" in page
-    assert '<p class="note">a note</p>' in page
-    assert '<p class="warning">beware</p>' in page
-    assert "Not in this run folder: two." in page
 
 
 @pytest.mark.parametrize(
