@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.documents import write_json
 from kit.errors import InputError
 from policies.records import BatchRecord
 from policies.vocabulary import Provenance
@@ -178,7 +179,7 @@ def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp
     assert len(tables) == 2
     assert all(table.title.endswith("(emulated x10)") for table in tables)
     folder = run_folder(tmp_path / "run")
-    folder.write_json(folder / "validation.json", found)
+    write_json(folder / "validation.json", found)
     assert "n executors whose devices are emulated x10" in report(gather(folder))
     real = validate_results(
         [

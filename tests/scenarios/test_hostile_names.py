@@ -14,7 +14,7 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from kit.documents import read_json
+from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from scenarios.show import charts, report
 from scenarios.show.profile_charts import latency_curves
@@ -67,15 +67,15 @@ class Page(HTMLParser):
 def hostile(path: Path, name: str) -> Page:
     """The page of a run folder in which everything is called so: scenario, routers, servers, devices."""
     folder = run_folder(path, routers=("random", name), seeds=(0,))
-    folder.write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
+    write_text(folder / "scenario.yaml", yaml.safe_dump({"name": name}))
     for file in folder.path.glob("*/*/result.json"):
         result = read_json(file)
-        folder.write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
-    folder.write_json(
+        write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
+    write_json(
         folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}}
     )
     for file in folder.path.glob("profiles/*.yaml"):
-        folder.write_text(file, named(name).to_yaml())
+        write_text(file, named(name).to_yaml())
     return Page(build_report(folder).read_text(encoding="utf-8"))
 
 
