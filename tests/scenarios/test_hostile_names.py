@@ -71,9 +71,7 @@ def hostile(path: Path, name: str) -> Page:
     for file in folder.path.glob("*/*/result.json"):
         result = read_json(file)
         write_json(file, {**result, "servers": [{**server, "name": name} for server in result["servers"]]})
-    write_json(
-        folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}}
-    )
+    write_json(folder / "environment.json", {"system": name, "devices": [{"name": name}], "packages": {name: name}})
     for file in folder.path.glob("profiles/*.yaml"):
         write_text(file, named(name).to_yaml())
     return Page(build_report(folder).read_text(encoding="utf-8"))
