@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from kit.plugins import OURS
+from kit.imports import OURS
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 

@@ -33,34 +33,20 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": F
 
 def kernel(function: Function) -> Function:
     """Compile a function that other compiled functions call."""
-    return _linked(function, _OPTIONS) if IS_ON else function
-
-
-def fast_kernel(function: Function) -> Function:
-    """The same where sums may be taken in any order: for learning, never for an engine."""
-    return _linked(function, {**_OPTIONS, "fastmath": True}) if IS_ON else function
+    return _linked(function) if IS_ON else function
 
 
 def entry(function: Function) -> Function:
     """Compile a function that Python calls; its code, callees included, is kept on disk where that is possible."""
-    return _cached(function, _OPTIONS)
-
-
-def fast_entry(function: Function) -> Function:
-    """`entry` where sums may be taken in any order."""
-    return _cached(function, {**_OPTIONS, "fastmath": True})
-
-
-def _cached(function: Function, options: dict[str, Any]) -> Function:
     if not IS_ON:
         return function
     folder = folder_of(function.__module__)
     if folder is None:
-        return cast(Function, _njit(**options)(function))
+        return cast(Function, _njit(**_OPTIONS)(function))
     settings: Any = numba.config  # read when a function is decorated, and restored: other users have their own
     former, settings.CACHE_DIR = settings.CACHE_DIR, str(folder)
     try:
-        return cast(Function, _njit(cache=True, **options)(function))
+        return cast(Function, _njit(cache=True, **_OPTIONS)(function))
     finally:
         settings.CACHE_DIR = former
 
@@ -116,9 +102,9 @@ class _LinkedCompiler(Compiler):
         return super().define_pipelines()
 
 
-def _linked(function: Function, options: dict[str, Any]) -> Function:
+def _linked(function: Function) -> Function:
     """Compiled once for all values of its arguments: Numba would do it anew for each constant given to it."""
-    made = _njit(**options, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    made = _njit(**_OPTIONS, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     get_template = made.get_call_template
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from functools import cache, lru_cache
 from hashlib import sha1, sha256
@@ -11,6 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from kit.imports import OURS, with_imports
+
+_BESIDE: Final = Path(__file__).parents[1] / "__init__.py"  # as if this project's packages lay in one
 IS_ON: Final = os.environ.get("SLIMSCHED_JIT", "1") != "0"
 
 
@@ -67,26 +69,30 @@ def _writable(folder: Path) -> Path | None:
 
 
 def sources_hash(module: str) -> str:
-    """Of a module, of all that it imports from its own package or this one, of versions, and of the processor.
+    """Of a module, of all that it imports from its own package or this project, of versions, and of the processor.
 
     Compiled code holds no more than what stands there: callees, and constants. Nothing is imported by asking.
     """
-    packages = {module.partition(".")[0], __name__.partition(".")[0]}
-    found: dict[str, bytes] = {}
-    left, seen = [module, f"{__package__}.jit"], set[str]()
-    while left:
-        name = left.pop()
-        if name in seen or name.partition(".")[0] not in packages:
-            continue
-        seen.add(name)
-        file = _file_of(name)
-        if file is not None:
-            found[name], imported = _source(file)
-            left += imported
     digest = sha256(f"{_versions()} {sys.version} {_processor()}".encode())
-    for name in sorted(found):
-        digest.update(found[name])
+    for name, source in sorted(sources_of(module).items()):
+        digest.update(f"{name}\n{source}".encode())
     return digest.hexdigest()[:16]
+
+
+def sources_of(module: str) -> dict[str, str]:
+    """By name what compiled code of a module may hold something of."""
+    packages = {module.partition(".")[0], *OURS}
+
+    def read(name: str) -> tuple[str, str] | None:
+        file = _file_of(name) if name.partition(".")[0] in packages else None
+        return None if file is None else (_text(file), name if file.stem == "__init__" else name.rpartition(".")[0])
+
+    return with_imports([module, f"{__package__}.jit"], read, anywhere=False)
+
+
+@lru_cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 @cache
@@ -105,28 +111,15 @@ def _processor() -> str:
 
 
 def _file_of(module: str) -> Path | None:
-    """The source of a module that is imported, or that lies in a package that is; None where there is none."""
+    """The source of a module that is imported, is ours, or lies in such a package; None where there is none."""
     loaded = getattr(sys.modules.get(module), "__file__", None)
     if loaded is not None:
         return Path(loaded)
     package, _, name = module.rpartition(".")
-    folder = _file_of(package) if package else None
+    folder = _file_of(package) if package else _BESIDE if name in OURS else None
     if folder is None or folder.name != "__init__.py":
         return None  # what a plain module holds is no module
     return next(
         (file for file in (folder.with_name(f"{name}.py"), folder.with_name(name) / "__init__.py") if file.is_file()),
         None,
     )
-
-
-_IMPORTS = re.compile(rb"^from ([\w.]+) import (\([^)]*\)|.*)|^import ([\w.]+)", re.MULTILINE)
-
-
-@lru_cache
-def _source(file: Path) -> tuple[bytes, tuple[str, ...]]:
-    """A source, and the modules that it may import at its top level."""
-    source, imported = file.read_bytes(), []
-    for module, names, alone in _IMPORTS.findall(source):
-        imported.append((module or alone).decode())
-        imported += [f"{module.decode()}.{name.decode()}" for name in re.findall(rb"\w+", names)]
-    return source, tuple(imported)

@@ -15,19 +15,20 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any, Final
 
 from kit.errors import InputError, in_a_line
+from kit.imports import OURS, with_imports
 
 OWN_CLASS = "module:Class"
 REFUSING: Final = "SLIMSCHED_NO_OWN_CODE"
-OURS: Final = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
+
+
 FAILURES: Final = (Exception, SystemExit)  # of a user's code: an attempt to end the process is told as an error is
 
 # Is told a class's name and the line about it; nobody listens in a worker, whose parent has told it.
@@ -151,68 +152,6 @@ def _file(spec: ModuleSpec | None) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A module as it is written: its bytes, and its tree where that is Python; `package` begins relative imports."""
-
-    content: bytes
-    tree: ast.Module | None
-    package: str
-
-
-def read_source(file: Path, module: str) -> Source:
-    """A module's file; raises `OSError` where it can't be read."""
-    content = file.read_bytes()
-    try:
-        tree = ast.parse(content) if file.suffix == ".py" else None
-    except (SyntaxError, ValueError, RecursionError):  # whoever imports it is told
-        tree = None
-    return Source(content, tree, module if file.stem == "__init__" else module.rpartition(".")[0])
-
-
-def with_imports(entries: Iterable[str], read: Callable[[str], Source | None]) -> dict[str, Source]:
-    """By name some modules and all that they import, at the top or within a function; `read` knows no others."""
-    found: dict[str, Source] = {}
-    seen: set[str] = set()
-    waiting = list(entries)
-    while waiting:
-        name = waiting.pop()
-        if name in seen or not name:
-            continue
-        seen.add(name)
-        if (source := read(name)) is None:  # alien, or a function, class or constant of a module
-            continue
-        found[name] = source
-        waiting.append(name.rpartition(".")[0])
-        if source.tree is not None:
-            waiting += _imports(source.tree, source.package)
-    return found
-
-
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Every name that is imported anywhere in a module but for its type; its members look as its submodules do."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield from (name for child in node.orelse for name in _imports(child, package))
-            continue
-        match node:
-            case ast.Import(names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module, names, level):
-                base = _absolute(module or "", level or 0, package)
-                yield from (base, *(f"{base}.{alias.name}" for alias in names))
-            case ast.Call(ast.Name(called) | ast.Attribute(attr=called), [ast.Constant(str(module)), *_]):
-                if called in ("import_module", "__import__"):
-                    yield _absolute(module.lstrip("."), len(module) - len(module.lstrip(".")), package)
-        yield from _imports(node, package)
-
-
-def _absolute(module: str, level: int, package: str) -> str:
-    """A module's whole name; `level` counts the dots before the one that is written."""
-    above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-    return ".".join([*above, module] if module else above)
-
-
 def code_hash(name: str, source: str, key: str) -> str:
     """Of the module that a class stands in, and of all that it imports, without comments; nothing of it is run.
 
@@ -224,19 +163,28 @@ def code_hash(name: str, source: str, key: str) -> str:
     module = name.partition(":")[0]
     top = module.partition(".")[0]
 
-    def read(found: str) -> Source | None:
+    def read(found: str) -> tuple[str, str] | None:
         if found.partition(".")[0] in OURS or (file := _file(_spec(found))) is None:
             return None
-        return read_source(file, found) if found.partition(".")[0] == top or not _is_installed(file) else None
+        if found.partition(".")[0] != top and _is_installed(file):
+            return None
+        return file.read_bytes().decode("latin-1"), found if file.stem == "__init__" else found.rpartition(".")[0]
 
     with blaming(name, source, key):
         _admit(name, source, key)
         digest = hashlib.sha256()
         sources = with_imports([module], read)
-        for each, its in sorted(sources.items()):
-            text = its.content if its.tree is None else ast.dump(its.tree).encode()
-            digest.update(f"{each} {len(text)}\n".encode() + text)
+        for each, text in sorted((each, _without_comments(text)) for each, text in sources.items()):
+            digest.update(f"{each} {len(text)}\n{text}".encode())
         return digest.hexdigest()[:16] if sources else ""
+
+
+def _without_comments(source: str) -> str:
+    """A text that is no Python counts as it is: whoever imports it is told."""
+    try:
+        return ast.dump(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError):
+        return source
 
 
 def _is_installed(file: Path) -> bool:

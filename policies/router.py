@@ -228,10 +228,6 @@ class RouterCore:
         """The widths that a request in flight has run at so far."""
         return self._requests[request].widths
 
-    def location_of(self, request: int) -> int:
-        """Where the activations of a request in flight are."""
-        return self._requests[request].location
-
     def is_empty(self, server: int) -> bool:
         """Whether no block is at a server or on its way there, and no activations of a request in flight are there."""
         has_block = self._servers[server].blocks > 0

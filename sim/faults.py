@@ -94,15 +94,14 @@ class FaultDriver:
 
     def _happen(self, fault: Fault) -> Process:
         match fault:
-            case Outage(server, start_ns, None):
-                yield self._until(start_ns, server, _BEGINS)
-                self._take_out(server, inf)
             case Outage(server, start_ns, end_ns):
-                start, end = self._until(start_ns, server, _BEGINS), self._until(end_ns, server, _ENDS)
+                start = self._until(start_ns, server, _BEGINS)
+                end = None if end_ns is None else self._until(end_ns, server, _ENDS)
                 yield start
-                self._take_out(server, end_ns)
-                yield end
-                self.come_up(server)
+                self._take_out(server, inf if end_ns is None else end_ns)
+                if end is not None:
+                    yield end
+                    self.come_up(server)
             case Slowness(server, start_ns, end_ns, factor):
                 start, end = self._until(start_ns, server, _BEGINS), self._until(end_ns, server, _ENDS)
                 yield start

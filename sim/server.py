@@ -251,7 +251,7 @@ class SimulatedServer:
     def _deliveries(self, epoch: int) -> Process:
         """The blocks on their way, one after the other, until none is left or the server dies."""
         order, physics, chores = rank(self.index, Kind.BLOCK_ARRIVAL), self._device.physics, self._tables.chores
-        while self._there and epoch == self.epoch:
+        while self._there and self.is_up and epoch == self.epoch:
             arrives_ns, block = self._there[0]
             yield self._agenda.until(max(self._agenda.now_ns, arrives_ns), order)
             if chores is not None and self.is_up and epoch == self.epoch:  # the server's process takes it in

@@ -126,7 +126,6 @@ def test_a_table_and_a_plot_are_made(tmp_path: Path) -> None:
     assert (folder / "loads.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.workers
 @pytest.mark.release
 def test_the_own_network_is_served(tmp_path: Path) -> None:
     """The whole job: a minute and more of real time."""

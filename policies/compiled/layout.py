@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
+from kit.jit import Ints
 from policies.compiled.record import INT, REAL, Record
 
 NONE: Final = -1
@@ -31,6 +34,11 @@ class SeenServer(Record):
 
     code = holds = requests = blocks = work_ns = INT
     utilization = power_w = REAL
+
+
+def blank_sheet(servers: int) -> Ints:
+    """A sheet for so many servers."""
+    return np.zeros(Sheet.size + servers * SeenServer.size, np.int64)
 
 
 class WidthRule(Record):

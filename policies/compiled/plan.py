@@ -77,11 +77,6 @@ def work_keys(config: RouterConfig) -> list[WorkKey]:
     return [WorkKey(s, w, p) for s in range(1, config.segments + 1) for w in config.widths for p in before]
 
 
-def cost_tables(config: RouterConfig, costs: CostModel) -> tuple[Ints, Ints, Ints]:
-    """All three; see `cost_table`."""
-    return cost_table(config, costs, "image"), cost_table(config, costs, "batch"), cost_table(config, costs, "transfer")
-
-
 _tables: dict[tuple[Any, ...], tuple[CostModel, Ints]] = {}
 _lock = Lock()
 

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from kit.errors import WorkError
 from kit.jit import Ints
-from policies.compiled.layout import Plan
+from policies.compiled.layout import Plan, blank_sheet
 from policies.compiled.milp import Replan
-from policies.compiled.sheet import blank_sheet
 from sim.compiled.codes import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of
 from sim.compiled.program import addressed
 from sim.compiled.run import RunRow
 
-Answer = tuple[int, int, int]
-NO_ANSWER: Final[Answer] = (NONE, NONE, NONE)
-NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
-NO_SHEET: Final = np.zeros(1, np.int64)
+
+class Answer(NamedTuple):
+    """What was decided where a decision is asked for: a server, a width by number and a group; or `HOLD`, until how
+    many wait, and for how long in ns."""
+
+    server: int
+    width: int
+    group: int
+
+
+NO_ANSWER: Final = Answer(NONE, NONE, NONE)
+_NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
+_NO_SHEET: Final = np.zeros(1, np.int64)
 _DRAWN = 1 << 14  # numbers at a time
+
+
+def go_on(run: RunRow, answer: Answer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
+    """Run a cluster as far as it goes by itself, from the answer on; returns why it stops (`run_cluster`).
+
+    Without a plan it stops at every decision.
+    """
+    return run_cluster(run.row, run.shape.parameters, plan, sheet, *answer)
 
 
 def run_to_end(
@@ -34,7 +50,7 @@ def run_to_end(
         plan: what `policies.compiled` made; its memory is written to.
         rng: the router's own stream; it ends as if each number had been drawn when it was needed.
         replan: what to call with (plan, sheet) when the plan asks for it.
-        answer: (server, width, group) for the decision that is asked for, where it is made already.
+        answer: to the decision that is asked for, where it is made already.
 
     Raises:
         WorkError: the run came to what was never measured.
@@ -42,7 +58,7 @@ def run_to_end(
     sheet = blank_sheet(run.program.servers)
     numbers = _Numbers(plan, rng)
     try:
-        while (status := run_cluster(run.row, run.shape.parameters, plan, sheet, *answer)) != ENDED:
+        while (status := go_on(run, answer, plan, sheet)) != ENDED:
             answer = NO_ANSWER
             if status == NEEDS_DRAWS:
                 numbers.draw()

@@ -138,7 +138,7 @@ def scribble(figure: Figure, file: Any, **_: Any) -> None:
 
 
 def _names(note: str, damage: Damage) -> bool:
-    return any(part in note for part in (Path(damage.name).name, str(Path(damage.name).parent), "its list of what was"))
+    return any(part in note for part in (Path(damage.name).name, str(Path(damage.name).parent)))
 
 
 def _damage(path: Path, content: bytes | Special) -> None:

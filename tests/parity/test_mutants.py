@@ -88,11 +88,6 @@ def test_what_makes_no_difference_makes_none(mutant: Mutant) -> None:
     assert caught_by(mutant, [*range(len(scenarios()) // 12), *met[::3]]) is None
 
 
-def test_there_are_enough_of_them() -> None:
-    names = [mutant.name for mutant in MUTANTS]
-    assert len(set(names)) == len(names) >= 25
-
-
 @dataclass(frozen=True)
 class Line:
     """One line of a module of the compiled engine, what is put in its place, and the scenes to be tried first."""

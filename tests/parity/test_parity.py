@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from policies.faults import Crash, Slowness
 from policies.reward import RewardTerms
-from sim.cluster import Simulation
 from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
-from tests.parity.compare import Moment, changed, compare, difference, moments_differ, play, reference
+from tests.parity.compare import changed, compare, difference, play, reference
 from tests.parity.directed import PLACES, Directed, pairs, scenes
-from tests.parity.draws import GivenDraws, HypothesisDraws, SeededDraws, shrink
+from tests.parity.draws import HypothesisDraws, SeededDraws
 from tests.parity.features import FEATURES, KINDS, Tie, features, ties
 from tests.parity.scenarios import Scenario, draw_scenario
 
@@ -164,27 +163,3 @@ TERMS = RewardTerms(0.5, -0.25, 0.0, -0.0, 0.1)
 def test_comparison_tells_apart_what_python_calls_equal(ours: object, theirs: object) -> None:
     assert difference(ours, theirs, "it") is not None
     assert difference(ours, ours, "it") is None
-
-
-def test_comparison_names_record_field_and_both_values() -> None:
-    scenario = SCENES["a block is split over batches"].scenario
-    moments = list(play(reference, scenario))
-    last = moments[-1].record
-    assert last is not None
-    batches = (*last.batches[:1], changed(last.batches[1], size=99), *last.batches[2:])
-    spoilt = changed(last, batches=batches, log=())
-    found = moments_differ(moments[-1], Moment(moments[-1].now_ns, None, moments[-1].credits, spoilt))
-    assert found == "record.batches[1].size: 2 != 99"
-    assert compare(scenario, Simulation, moments[:-1]) is not None
-
-
-def test_drawing_is_deterministic_and_can_be_repeated_from_its_numbers() -> None:
-    draws = SeededDraws(7)
-    one, other = draw_scenario(draws, "x"), draw_scenario(GivenDraws(draws.drawn), "x")
-    moments = list(play(reference, one))
-    assert compare(other, Simulation, moments) is None
-
-
-def test_shrinking_finds_the_smallest_numbers_that_are_still_bad() -> None:
-    assert shrink([9, 8, 7, 6], lambda numbers: sum(numbers) >= 5) == [5]
-    assert shrink([3, 50, 4], lambda numbers: 50 in numbers) == [50]

@@ -30,14 +30,11 @@ from policies.goal_control import (
 )
 from policies.interfaces import MOST_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
-from policies.plan_of import plan_of
-from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RouterSpec
 from policies.rules.tide import TideRule
-from policies.rules.widths import Ladder
 from policies.vocabulary import FOLLOW_NS, ClusterView
 from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
 
@@ -372,21 +369,6 @@ def test_tide_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None
 def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str) -> None:
     with pytest.raises(InputError, match=words):
         LadderRule(control=spec).make(known())
-
-
-def test_files_from_before_control_nothing() -> None:
-    """They make the same router as ever; a file that controls says so, and reads back."""
-    rule = rule_from_dict(LADDER)
-    assert "control" not in rule.to_dict()
-    router = rule.make(context())
-    assert isinstance(router, ComposedRouter)
-    assert type(router.width) is Ladder
-    its = rule_from_dict({**LADDER, "control": {"floor": 0.753, "p99_limit_s": 0.03}})
-    assert rule_from_dict(its.to_dict()) == its
-    tide = TideRule(control=ControlSpec(floor=0.753, energy_weight=2.0))
-    assert rule_from_dict(tide.to_dict()) == tide
-    for each in (its, tide):
-        assert plan_of(each.make(known()), known().config) is not None
 
 
 def test_without_an_accuracy_table_there_is_no_control() -> None:

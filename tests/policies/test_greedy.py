@@ -435,17 +435,6 @@ def test_a_failed_scale_up_rejects_nobody_whom_a_working_instance_serves() -> No
     assert of(RunBatch, handle(core, BatchFinished(1, busy.batch), 4)) != []
 
 
-def test_several_loads_that_fail_together_count_once() -> None:
-    """The back-off of the first covers the others."""
-    core = scheduler(scale_trigger=1, scale_cap=2, load_retries=2, load_backoff_ns=100)
-    loads = of(LoadInstance, arrive(core, 0, 1, 1.0, *range(8)))
-    assert len(loads) == 2
-    for load in loads:
-        assert handle(core, LoadFailed(1, load.instance, "out_of_memory"), 10) == []
-    assert core.next_wake_ns == 110
-    assert core.queue_length == 8
-
-
 def test_an_overdue_key_ignores_the_utilization_block() -> None:
     """Others may keep a shared device busy for ever; a narrower free instance of the segment doesn't count."""
     core = scheduler(utilization_block=0.9, skip_limit_ns=100, idle_unload_ns=None)
@@ -479,14 +468,3 @@ def test_what_is_freed_for_the_oldest_key_is_not_taken_by_a_younger_one() -> Non
     assert handle(core, InstanceUnloaded(1, first), 4) == []
     (load,) = handle(core, InstanceUnloaded(1, second), 5)
     assert load.segment == 3
-
-
-def test_between_death_and_rebirth_everything_is_stale() -> None:
-    """Late answers of the dead process neither fail nor act."""
-    core = scheduler()
-    (load,) = arrive(core, 0, 1, 1.0, 1)
-    handle(core, ServerDown(0, 1, "killed"), 1)
-    assert handle(core, InstanceLoaded(1, load.instance), 2) == []
-    assert arrive(core, 3, 1, 1.0, 5) == []
-    assert sample(core, 4, 0.0) == []
-    assert core.queue_length == 0

@@ -47,6 +47,11 @@ def handle(core: RouterCore, event: Any, now: int) -> list[Any]:
     return list(core.handle(event, now))
 
 
+def location(core: RouterCore, request: int) -> int:
+    """Where its activations are."""
+    return core._requests[request].location
+
+
 def arrive(core: RouterCore, now: int, *requests: int) -> None:
     for request in requests:
         handle(core, RequestArrived(request), now)
@@ -80,7 +85,7 @@ def test_a_request_passes_every_segment_and_completes_once() -> None:
     arrive(core, 0, 7)
     back(core, 10, send(core, 0, 0, 0.5))
     assert core.widths_of(7) == (0.5,)
-    assert core.location_of(7) == 0
+    assert location(core, 7) == 0
     commands = back(core, 20, send(core, 10, 0, 1.0), correct=(True,))
     assert RequestCompleted(7, (0.5, 1.0), True, 0) in commands
     assert (core.arrived, core.completed, core.failed, core.in_flight) == (1, 1, 0, 0)
@@ -217,7 +222,7 @@ def test_a_servers_death_restarts_those_whose_activations_it_had() -> None:
     commands = handle(core, ServerDown(0, 1, "killed"), 3)
     assert [c.failed for c in commands if isinstance(c, BlockFinished)] == [(True,)]
     assert core.widths_of(1) == core.widths_of(2) == ()
-    assert core.location_of(1) == core.location_of(2) == ROUTER
+    assert location(core, 1) == location(core, 2) == ROUTER
     assert core.widths_of(3) == (1.0,)
     assert core.fifo_length == 3
     view = ask(core, 3).view
@@ -255,7 +260,7 @@ def test_a_failed_transfer_keeps_what_its_source_holds() -> None:
     (sent,) = handle(core, Decided(decide.decision, Choice(1, 1.0, 1)), 1)
     handle(core, TransferFailed(sent.block.block, 0, 1, (1,), "lost"), 2)
     assert core.widths_of(1) == (1.0,)
-    assert core.location_of(1) == 0
+    assert location(core, 1) == 0
 
 
 def test_expired_requests_are_shed_at_the_head_when_asked_to() -> None:
@@ -332,7 +337,7 @@ def test_activations_of_a_former_epoch_are_lost_though_the_server_is_back() -> N
     handle(core, ServerUp(0, 2), 2)
     handle(core, TransferFailed(sent.block.block, 0, 1, (1,), "server_down"), 2)
     assert core.widths_of(1) == ()
-    assert core.location_of(1) == ROUTER
+    assert location(core, 1) == ROUTER
 
 
 def reject(core: RouterCore, now: int, block: SendBlock, reason: str = "no_label") -> list[Any]:
@@ -388,6 +393,6 @@ def test_a_late_transfer_of_an_earlier_block_moves_nobody(again: bool) -> None:
     if again:
         assert send(core, 4, 0).moves == ()
     handle(core, TransferFinished(sent.block.block, 0, 1, (7,)), 5)
-    assert core.location_of(7) == 0
+    assert location(core, 7) == 0
     if not again:
         assert send(core, 6, 0).moves == ()

@@ -304,7 +304,6 @@ def test_who_may_not_ask(
 
 
 @pytest.mark.slow
-@pytest.mark.workers
 @pytest.mark.release
 def test_a_made_up_profile_does_not_hold(model: Path, tmp_path: Path, capsys: Any) -> None:
     """Real processes: a toy's latencies are not this machine's, and exit code 1 says so; the document has each pair."""

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -185,22 +184,6 @@ def test_a_run_takes_as_many_steps_whatever_the_limit_of_blocks() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=True)
     low, high = map(int, done.stdout.split())
     assert low == high
-
-
-def _same(run: RunSpec, seed: int) -> RunSpec:
-    return run
-
-
-def test_the_memory_of_a_rollout_follows_the_decisions_that_wait() -> None:
-    """A limit that is never reached costs nothing."""
-    rows = []
-    for limit in (5_000, 100_000):
-        spec, run = with_limit(limit)
-        many, weights = rollouts(partial(_same, replace(run, detail=False)), spec, clusters=2)
-        many.collect(weights, 0.1, 100)
-        assert many._columns is not None
-        rows.append(len(many._columns))
-    assert rows[0] == rows[1] < 1_000
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from policies.faults import Crash, Hang, Outage, Poison, Squeeze, Supervision
 from sim.agenda import ARRIVAL, HOST, Agenda, Kind, rank
-from sim.profile import Link
 from tests import worlds
 
 
@@ -21,29 +17,6 @@ def test_the_same_specs_and_seed_give_the_same_record() -> None:
     first, again, other = (worlds.simulate(spec, run)[1] for run in runs)
     assert first == again
     assert first != other
-
-
-def test_faults_and_losses_are_drawn_from_the_seed_alone() -> None:
-    """Every kind of fault at once, on links that lose packets: the same record again, logs and restarts included."""
-    spec = worlds.cluster(shared_medium=True)
-    link = Link(latency_s=1e-3, bandwidth_bytes_s=40e6, loss=0.3)
-    servers = tuple(replace(server, attachment=replace(server.attachment, link=link)) for server in spec.servers)
-    rules = Supervision(hang_ns=50_000_000, start_ns=20_000_000)
-    spec = replace(spec, servers=servers, supervision=rules)
-    faults = (
-        Crash(0, 200_000_000),
-        Hang(1, 300_000_000),
-        Squeeze(2, 100_000_000, 400_000_000, 2),
-        Poison(frozenset({5, 50})),
-        Outage(2, 600_000_000, 700_000_000),
-    )
-    runs = [
-        worlds.run(spec, worlds.poisson_s(200, 1.0), 1.0, seed=seed, faults=faults, keep_log=True) for seed in (1, 1, 2)
-    ]
-    first, again, other = (worlds.simulate(spec, run)[1] for run in runs)
-    assert first == again
-    assert len(first.downtimes) == 3
-    assert first.log != other.log  # without jitter, only the rounds of the transfers differ
 
 
 def test_events_of_one_instant_happen_in_rank_order_whatever_the_order_they_were_planned_in() -> None:

@@ -304,12 +304,6 @@ def test_exactly_the_poisoned_fail_for_want_of_a_label() -> None:
     assert record.servers[0].images == 4 * 20 - 3
 
 
-def test_a_second_poison_adds_to_the_first() -> None:
-    """All of their requests are broken."""
-    record = simulate(cluster(), Poison(frozenset({1})), Poison(frozenset({2})), arrivals=[0.0] * 4)
-    assert {r.request for r in record.requests if r.status == "failed"} == {1, 2}
-
-
 @pytest.mark.parametrize("out_s, ended_s", [((0.5, 1.0), 4.0), ((5.0, 6.0), 6.0)])
 def test_where_no_server_ever_comes_back_nobody_waits_for_the_drain(out_s: tuple[float, float], ended_s: float) -> None:
     """Arrivals go on to the horizon; then, or when the last server goes, the run is over."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from kit.chance import stream
-from policies.goal_control import MOST_STRETCH
 from policies.interfaces import RoutingPolicy
 from policies.names import make_router
 from policies.records import COMPLETED
@@ -89,13 +88,6 @@ def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_im
     assert p99_ms < slower_ms
 
 
-@pytest.mark.parametrize("spec", FOLLOWING)
-def test_the_operators_floor_is_kept_when_it_changes(spec: RouterSpec) -> None:
-    goals = ((0, GoalSet(0.72)), (30 * NS_PER_S, GoalSet(0.78)))
-    accuracy, _ = last_minute(spec, 1800, 120, goals=goals)
-    assert accuracy == pytest.approx(0.78, abs=0.001)
-
-
 @pytest.mark.parametrize(("rate_img_s", "limit_s"), [(1800, 0.018), (2600, 0.03)])
 @pytest.mark.parametrize("make", [TideRule, LadderRule, LookaheadRule])
 def test_a_limit_is_kept_at_any_load_and_used(
@@ -111,23 +103,6 @@ def test_a_limit_is_kept_at_any_load_and_used(
     low = ControlSpec(floor=accuracy - 0.02, p99_limit_s=limit_s)
     loose = last_minute(make(control=low), rate_img_s, 120)[0]
     assert loose == pytest.approx(accuracy, abs=0.007), "one minute differs from another by so much"
-
-
-@pytest.mark.parametrize("spec", FOLLOWING)
-def test_the_operators_limit_is_kept_when_it_changes(spec: RouterSpec) -> None:
-    goals = ((0, GoalSet(limit_ns=60_000_000)), (40 * NS_PER_S, GoalSet(limit_ns=20_000_000)))
-    _, p99_ms = last_minute(spec, 2200, 140, goals=goals)
-    assert 0.8 * 20 < p99_ms <= 1.03 * 20
-
-
-def test_a_limit_that_nobody_can_keep_does_no_harm() -> None:
-    """It ends at the narrowest; once it is lifted all is as before."""
-    spec = LadderRule(control=ControlSpec())
-    narrowest, _ = last_minute(FixedRule(tuple=(0.25,) * 4), 1800, 90)
-    accuracy, _ = last_minute(spec, 1800, 90, goals=((0, GoalSet(limit_ns=1000)),))
-    assert accuracy == pytest.approx(narrowest, abs=0.01)
-    lifted = ((0, GoalSet(limit_ns=1000)), (30 * NS_PER_S, GoalSet()))
-    assert last_minute(spec, 1800, 120, goals=lifted)[0] == pytest.approx(last_minute(spec, 1800, 120)[0], abs=0.001)
 
 
 def joules_an_image(weight: float) -> tuple[float, float]:
@@ -169,22 +144,6 @@ def test_a_floor_beyond_the_dials_end_is_missed_at_loads_that_are_not_much_longe
     accuracy, stretched_ms = last_minute(plain.model_copy(update={"control": CONTROL}), 3300, 90)
     assert accuracy < FLOOR - 0.01
     assert 1.2 * p99_ms < stretched_ms < 3.6 * p99_ms
-
-
-def test_an_overload_that_nobody_carries_drowns_no_ladder_longer_than_its_stretched_thresholds() -> None:
-    """At rates that even the narrowest can't keep up with for a while; afterwards it is as before."""
-    narrow = FixedRule(tuple=(0.25,) * 4)
-    burst = 20 + worlds.poisson_s(9000, 5)
-    arrivals_s = np.sort(np.concatenate([worlds.poisson_s(1800, 120), burst]))
-    run = worlds.run(cluster(), arrivals_s, 120, detail=False, end="cut")
-    p99_ms = []
-    for spec in (narrow, LadderRule(control=CONTROL)):
-        engine = CompiledSimulation(cluster(), run)
-        engine.finish(router(spec, run), stream(0, "floors"))
-        requests = engine.columns().requests
-        late = (requests.arrived_ns > 60 * NS_PER_S) & (requests.status == COMPLETED)
-        p99_ms.append(float(np.quantile((requests.finished_ns - requests.arrived_ns)[late], 0.99)) / 1e6)
-    assert p99_ms[1] < np.exp(MOST_STRETCH) * p99_ms[0]
 
 
 # -------------------------------------------------------------------------------------------------------- both engines

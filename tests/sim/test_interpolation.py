@@ -61,13 +61,6 @@ def test_one_batch_agrees_with_the_table(curve: tuple[list[int], list[float]]) -
         assert interpolate_latency_s(batches, latency_s, batch) == table[batch]
 
 
-def test_between_two_batches_it_stays_between_their_latencies() -> None:
-    """Shape-preserving: no overshoot at a tile step."""
-    table = latency_table_s([1, 8, 16, 32], [1.0, 1.0, 9.0, 9.0], 32)
-    assert table.max() == pytest.approx(9.0)
-    assert table[1:9] == pytest.approx([1.0] * 8)
-
-
 def test_beyond_the_grid_is_refused() -> None:
     """No extrapolation, in either interpolation; no empty batch."""
     with pytest.raises(ValueError, match="beyond the largest measured one \\(8\\)"):

@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from kit.errors import WorkError
 from policies.faults import Crash, Outage
 from policies.observation import ObservationSpec
 from policies.records import RunColumns
-from sim.accuracy import MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
 from sim.compiled.env import SlimClusterVectorEnv
@@ -230,17 +228,6 @@ def test_what_it_returns_is_the_callers() -> None:
     assert [repr(each) for each in kept[:-1]] == before
 
 
-def test_observations_and_actions_are_of_their_spaces() -> None:
-    """Both spaces hold what is given and taken."""
-    env, reference = pair(plain(), 2)
-    assert env.observation_space == reference.observation_space
-    assert env.action_space == reference.action_space
-    assert env.single_action_space == reference.single_action_space
-    assert env.observation_space.contains(env.reset(seed=0)[0])
-    env.action_space.seed(0)
-    assert env.observation_space.contains(env.step(env.action_space.sample())[0])
-
-
 def test_what_is_refused() -> None:
     """Actions out of range, a step before the first reset, seeds that don't fit, and what the engine can't do."""
     spec, plan = plain()
@@ -261,18 +248,3 @@ def test_what_is_refused() -> None:
         env.reset(options={"reset_mask": np.array([1, 0])})
     with pytest.raises(UnsupportedScenario, match="log"):
         SlimClusterVectorEnv(spec, lambda seed: replace(plan(seed), keep_log=True), 2)
-
-
-def test_a_tuple_that_was_not_evaluated() -> None:
-    """Labels of the widest tuple only: the run can't go on when an image ends with another."""
-    spec, plan = plain()
-    labels = MatrixCorrectness([(1.0, 1.0, 1.0, 1.0)], np.ones((1, 1), bool), np.zeros(900, np.int64))
-    env = SlimClusterVectorEnv(spec, lambda seed: replace(plan(seed), correctness=labels), 2)
-    env.reset(seed=0)
-
-    def play() -> None:
-        for _ in range(500):
-            env.step(np.zeros((2, 3), np.int64))
-
-    with pytest.raises(WorkError, match="not evaluated"):
-        play()

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import policies.plan_of
-from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet
+from policies.compiled.layout import NONE, OUTSIDE, Plan, SeenServer, Sheet, blank_sheet
 from policies.compiled.milp import view_of
 from policies.compiled.plan import PlanRow, cost_table, exists, work_keys
 from policies.compiled.rules import Variant, VariantSteps
-from policies.compiled.sheet import blank_sheet
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
 from policies.plan_of import plan_of

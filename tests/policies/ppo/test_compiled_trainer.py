@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kit.chance import derived_seed
-from kit.errors import InputError, WorkError
+from kit.errors import WorkError
 from policies.ppo import PPOKnobs, PPORouter
 from policies.ppo.buffer import Experience
 from policies.ppo.compiled_trainer import CompiledTrainer
@@ -194,36 +194,6 @@ def test_resume_continues_with_weights_moments_and_new_episodes(tmp_path: Path) 
     assert second.learner.second.tobytes() == whole.learner.second.tobytes()
     assert isinstance(second._rollouts, BanditRollouts)
     assert second._rollouts.seeds[0] == derived_seed(7, "ppo:episode:80")
-
-
-def test_train_resumes_from_its_folder_and_finishes_at_once_when_done(tmp_path: Path) -> None:
-    """A finished run resumed decides nothing more; with more decisions it goes on from there."""
-    done = CompiledTrainer(BanditRollouts, KNOBS, 0, SPEC).run(checkpoint_dir=tmp_path)
-    begun: list[int] = []
-
-    def begin(first: int) -> BanditRollouts:
-        begun.append(first)
-        return BanditRollouts(first)
-
-    again = CompiledTrainer(begin, KNOBS, 0, SPEC).run(checkpoint_dir=tmp_path, resume=True)
-    assert (weights(again), begun) == (weights(done), [])
-    CompiledTrainer(begin, replace(KNOBS, decisions=4800), 0, SPEC).run(checkpoint_dir=tmp_path, resume=True)
-    assert begun == [80]
-    loaded = PPORouter.load(tmp_path / CHECKPOINT)
-    assert loaded.spec == SPEC
-    assert weights(loaded) != weights(done)
-
-
-def test_resume_refuses_another_run(tmp_path: Path) -> None:
-    """The readable trainer's rules: other knobs, another seed, another cluster."""
-    CompiledTrainer(BanditRollouts, replace(KNOBS, decisions=10), 0, SPEC).run(checkpoint_dir=tmp_path)
-    for knobs, seed, spec, words in (
-        (replace(KNOBS, clip=0.1), 0, SPEC, "another clip;"),
-        (KNOBS, 1, SPEC, "another seed;"),
-        (KNOBS, 0, replace(SPEC, groups=(1, 2, 4)), "another cluster;"),
-    ):
-        with pytest.raises(InputError, match=words):
-            CompiledTrainer(BanditRollouts, knobs, seed, spec).run(checkpoint_dir=tmp_path, resume=True)
 
 
 def test_each_trainer_reads_the_others_checkpoint(tmp_path: Path) -> None:

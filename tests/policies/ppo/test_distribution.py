@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from policies.ppo.acting import act, draw, masked_softmax, mixed
+from policies.ppo.acting import act, draw, masked_softmax
 from policies.ppo.distribution import entropies, joint_log_prob, product_policy
 from policies.ppo.knobs import PPOKnobs
 
@@ -90,13 +90,6 @@ def test_masked_choices_get_no_gradient(head: Head, action: tuple[int, int, int]
     assert all(value == 0 for value, is_masked in zip(gradient, masked, strict=False) if is_masked)
 
 
-def test_entropy_is_the_sum_of_the_heads_own() -> None:
-    """Unmixed: uniform over 2 valid servers, 3 held widths and 2 groups is log 2, log 3, log 2."""
-    server_mask, width_mask = torch.tensor([[True, False, True]]), torch.tensor([[True, True, False, True]])
-    policy = product_policy(torch.zeros(1, 9), SIZES, server_mask, width_mask)
-    assert entropies(policy)[0].tolist() == pytest.approx([np.log(2), np.log(3), np.log(2)], rel=1e-6)
-
-
 @given(heads)
 def test_joint_entropy_is_the_sum_of_the_three(head: Head) -> None:
     """Given the server, width and group are independent: H(joint) = H_srv + E[H_width | server] + H_group."""
@@ -159,12 +152,6 @@ def test_draw_inverts_the_distribution(weights: list[float]) -> None:
     assert np.bincount(drawn, minlength=len(weights)) / 4000 == pytest.approx(probabilities, abs=1e-3)
     ends = draw(np.tile(probabilities, (2, 1)), np.array([0.0, np.nextafter(1, 0)]))
     assert all(probabilities[i] > 0 for i in ends)
-
-
-def test_mixing_counts_only_valid_servers() -> None:
-    """With eps = 1 the server is uniform over the valid ones."""
-    mask = np.array([[True, False, True]])
-    assert mixed(masked_softmax(np.zeros((1, 3)), mask), mask, 1.0).tolist() == [[0.5, 0.0, 0.5]]
 
 
 def test_eps_falls_linearly_and_stays() -> None:

@@ -158,22 +158,6 @@ def test_act_draws_what_numpy_draws(
     assert np.array_equal(acted.width_mask, chosen)
 
 
-def test_act_never_draws_what_is_masked() -> None:
-    """The extremes of the uniform numbers, and logits that would all go to the masked."""
-    spec = spec_of(3)
-    network = network_of(spec)
-    network.heads.bias.data[0] = network.heads.bias.data[3] = 1e4
-    seen = seen_by(spec, 2000, np.random.default_rng(0))
-    seen.codes[:] = (0, 0b1110, 0b0110)
-    seen.uniforms[:1000], seen.uniforms[1000:] = 0.0, np.nextafter(1, 0)
-    for eps in (0.0, 0.5, 1.0):
-        acted = act_on(network, spec, seen, eps)
-        assert set(acted.actions[:, 0]) <= {1, 2}
-        assert np.all(acted.width_mask[np.arange(2000), acted.actions[:, 1]])
-        assert set(acted.actions[:, 1]) <= {1, 2, 3}
-        assert np.all(np.isfinite(acted.log_prob))
-
-
 def test_a_server_far_below_the_likeliest_is_still_explored() -> None:
     """Eq. 5: where exp underflows to 0 there is still eps / N, in the draw and in the gradient's ratio."""
     spec = spec_of(3)
@@ -288,18 +272,6 @@ def test_gradient_is_autograds(servers: int, holds_s: tuple[float, ...], eps: fl
         assert np.max(np.abs(found[name] - wanted)) <= 2e-5 * np.max(np.abs(wanted)), name
     assert means == pytest.approx(stats, rel=1e-5, abs=1e-6)
     assert 0.2 < stats[3] < 0.5  # some are clipped, some not: both branches were there
-
-
-def test_gradient_of_halves_adds_up() -> None:
-    """A minibatch may be split; a row that is named twice counts twice."""
-    network, experience = experience_of(3, 300)
-    order = np.random.default_rng(0).permutation(300)
-    whole, _ = gradient_of(network, experience, rows=order)
-    halves = (order[:100], order[100:])
-    parts = [experience.images[rows].sum() * gradient_of(network, experience, rows=rows)[0] for rows in halves]
-    assert (parts[0] + parts[1]) / experience.images.sum() == pytest.approx(whole, abs=1e-6)
-    twice, _ = gradient_of(network, experience, rows=np.concatenate([order, order]))
-    assert twice == pytest.approx(whole, abs=1e-6)
 
 
 def test_a_block_counts_as_often_as_it_has_images() -> None:

@@ -144,27 +144,6 @@ def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
     assert waits_ns <= {2_000_000, 4_000_000, 8_000_000}
 
 
-def test_a_router_of_three_heads_never_holds() -> None:
-    """Whatever is left: the same choices as where nobody may be held, of the same numbers."""
-    _, router = router_of(3, deterministic=False)
-    views = holding_views(500)
-    never = [msgspec.structs.replace(each, hold_left_ns=0) for each in views]
-    first, second = np.random.default_rng(0), np.random.default_rng(0)
-    found = [choice_of(router, each, first) for each in views]
-    assert found == [choice_of(router, each, second) for each in never]
-
-
-def test_with_one_choice_left_it_is_taken() -> None:
-    """One valid server that holds one width: whatever the logits, whatever the number of servers."""
-    for servers in (1, 3, 64):
-        _, router = router_of(servers, deterministic=True)
-        for only in {0, servers // 2, servers - 1}:
-            others = [server(valid=False)] * servers
-            others[only] = server(widths=(False, False, True, False))
-            choice = choice_of(router, view(*others), np.random.default_rng(0))
-            assert (choice.server, choice.width) == (only, 0.75)
-
-
 def test_what_was_read_before_is_not_mixed_up() -> None:
     """Views that share servers with former ones, of any segment: decided as by a router that has seen nothing yet."""
     _, router = router_of(3, deterministic=True)

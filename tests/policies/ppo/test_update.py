@@ -153,16 +153,6 @@ def test_reward_finds_its_own_decision() -> None:
         buffer.credit(0, 1, 1.0)
 
 
-def test_forgotten_decisions_are_never_trained_on() -> None:
-    """An environment's end drops what waits there, and leaves what is complete and the others alone."""
-    buffer = TransitionBuffer(SPEC, 2)
-    add(buffer, [1, 1], 1.0)
-    add(buffer, [2, 2], 2.0)
-    buffer.credit(0, 1, 5.0)
-    assert buffer.forget(0) == 1
-    assert (buffer.complete, buffer.waiting) == (1, 2)
-
-
 def test_taken_rows_are_used_again() -> None:
     """A buffer that is emptied as fast as it is filled does not grow."""
     buffer = TransitionBuffer(SPEC, 2, capacity=4)

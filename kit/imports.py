@@ -1,0 +1,56 @@
+"""What modules import, by the text of their sources: nothing of them is run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final
+
+OURS: Final = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs", "slimsched")
+
+_FORMS = r"""from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+([\w., \t]+)"""
+_AT_THE_TOP = re.compile(rf"^(?:{_FORMS})()", re.MULTILINE)
+_ANYWHERE = re.compile(rf"""^[ \t]*(?:{_FORMS})|(?:import_module|__import__)\([ \t]*["']([\w.]+)""", re.MULTILINE)
+
+
+def with_imports(
+    entries: Iterable[str], read: Callable[[str], tuple[str, str] | None], *, anywhere: bool = True
+) -> dict[str, str]:
+    """By name the sources of some modules and of all that they import.
+
+    Args:
+        read: of a module its source, and the package that its relative imports begin from; None for what is no module,
+            or one that does not count.
+        anywhere: also what is imported within a function, or by `import_module` of a literal.
+    """
+    found: dict[str, str] = {}
+    waiting, seen = list(entries), {""}
+    while waiting:
+        name = waiting.pop()
+        if name not in seen and (source := read(name)) is not None:
+            found[name] = source[0]
+            waiting += [name.rpartition(".")[0], *_imported(*source, anywhere)]
+        seen.add(name)
+    return found
+
+
+@lru_cache
+def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
+    """Every name that a source imports, whether it is a module's or that of something in one."""
+    found: list[str] = []
+    for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(source):
+        if modules:
+            found += [each.split()[0] for each in modules.split(",") if each.strip()]
+        else:
+            base = _absolute(origin or called, package)
+            found += [base, *(f"{base}.{name}" for name in re.findall(r"\w+", names))]
+    return tuple(found)
+
+
+def _absolute(module: str, package: str) -> str:
+    """A module's whole name; each dot before it but the first is one package further up."""
+    name = module.lstrip(".")
+    level = len(module) - len(name)
+    above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
+    return ".".join([*above, name] if name else above)
