@@ -475,6 +475,15 @@ def _fault_scenes() -> Iterator[Directed]:
 
     u = UNIT_NS
     yield broken(
+        "one of two servers is out, and the load is that of the other alone",
+        Outage(1, 2 * u, 50 * u),
+        devices=[device(widths=PAIR_WIDTHS, width_ns=4 * u)] * 2,
+        arrivals=sorted(2 * [*range(5, 30)]),
+        policy="ladder",
+        router={"groups": (1, 2, 4), "outstanding_blocks": 4},
+        happened=lambda s, r: len({width for request in r.requests for width in request.widths}) > 1,
+    )
+    yield broken(
         "an outage ends as another begins",
         Outage(0, 30 * u, 50 * u),
         Outage(0, 10 * u, 30 * u),

@@ -298,7 +298,7 @@ def test_a_view_of_another_cluster_is_refused() -> None:
         spread_router(0)[1].choose(view(server(), server()), np.random.default_rng(0))
 
 
-def _written(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def _written(change: Callable[[Any], Any]) -> Callable[[Path], None]:
     """A router's file in which one tensor is another."""
 
     def spoil(path: Path) -> None:
@@ -308,6 +308,11 @@ def _written(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return spoil
 
 
+def _write_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _write_another_schema(path: Path) -> None:
     tensors, header = checkpoint.read(path)
     checkpoint.write(path, tensors, header, "slimsched.router/9")
@@ -315,7 +320,7 @@ def _write_another_schema(path: Path) -> None:
 
 SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (Path.unlink, "no such file"),
-    "a pipe, which nobody waits for": (lambda path: [path.unlink(), os.mkfifo(path)], "a device or a pipe"),
+    "a pipe, which nobody waits for": (_write_pipe, "a device or a pipe"),
     "no safetensors": (lambda path: path.write_bytes(b"not a router"), "not a safetensors file"),
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "not a safetensors file"),
     "no spec": (lambda path: checkpoint.write(path, {"a": np.zeros(1)}, {}), "damaged"),
