@@ -21,7 +21,7 @@ from kit.files import atomic_path, require_file, same_header
 
 SCHEMA = "slimsched.router/1"
 ROUTERS: Final = "a router's file is what `slimsched train` or `slimsched tune` wrote"
-CHECKSUM: Final = "checksum"  # the header's key; a file from before there was one has none, and is read as it is
+CHECKSUM: Final = "checksum"  # the header's key
 MOST_BYTES: Final = 1_000_000_000
 MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them
 POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
@@ -61,7 +61,7 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
         found, kind = metadata.get("schema", "none"), schema.removeprefix("slimsched.").split("/")[0]
         raise InputError(str(path), "schema", f"found {found}, expected {schema}: not a {kind} of this version")
     stored = metadata.pop(CHECKSUM, None)
-    if stored is not None and stored != (found := _checksum(tensors, metadata)):
+    if stored != (found := _checksum(tensors, metadata)):
         problem = f"says {stored!r:.40}, the content has {found!r}: it was damaged or changed after it was written"
         raise InputError(str(path), CHECKSUM, f"{problem}; take the file from where it came, or train it again")
     for name, tensor in tensors.items():

@@ -118,7 +118,7 @@ class PolicySpec:
             tuple(float(width) for width in found["widths"]),
             tuple(int(group) for group in found["groups"]),
             tuple(float(limit_w) for limit_w in found["power_limits_w"]),
-            tuple(str(device) for device in found.get("devices", ())),
+            tuple(str(device) for device in found["devices"]),
             tuple(float(wait_s) for wait_s in found.get("holds_s", ())),
         )
 

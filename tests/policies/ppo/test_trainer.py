@@ -353,7 +353,7 @@ def _rewritten(path: Path, tensors: dict[str, np.ndarray], header: dict[str, str
 
 
 def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
-    """In a weight or in the header; without a checksum it is read as files from before were."""
+    """In a weight, in the header, or by leaving the checksum out."""
     path = tmp_path / "router.safetensors"
     spread_router(0)[1].save(path)
     with safe_open(path, framework="numpy") as file:
@@ -362,10 +362,8 @@ def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
     PPORouter.load(path)
     name = "policy.heads.bias"
     changed = {**tensors, name: np.nextafter(tensors[name], np.float32(9))}
-    for content in ((changed, header), (tensors, {**header, "made_by": "{}"})):
+    without = {key: value for key, value in header.items() if key != "checksum"}
+    for content in ((changed, header), (tensors, {**header, "made_by": "{}"}), (tensors, without)):
         _rewritten(path, *content)
-        with pytest.raises(InputError, match=r"checksum: says '[0-9a-f]{16}', the content has '[0-9a-f]{16}'"):
+        with pytest.raises(InputError, match=r"checksum: says .*, the content has '[0-9a-f]{16}'"):
             PPORouter.load(path)
-    del header["checksum"]
-    _rewritten(path, changed, header)
-    PPORouter.load(path)
