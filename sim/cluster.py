@@ -130,7 +130,7 @@ class Simulation:
         self._network = Network(attachments, derived_seed(run.seed, LINKS))
         self._devices = [SharedDevice(SimulatedDevice(tables), self._agenda) for tables in cluster.devices]
         self._deliveries: dict[int, _Delivery] = {}
-        self._asked: Decide | None = None
+        self._pending: Decide | None = None
         self._arrived = 0
         self._limit = OwnLimit(FOLLOW_NS)
         self._ended_ns: int | None = None
@@ -173,19 +173,19 @@ class Simulation:
     @property
     def pending(self) -> Decide | None:
         """The decision that is waited for."""
-        return self._asked
+        return self._pending
 
     def advance(self) -> Decide | None:
         """Run to the next decision; None when the run has ended."""
         agenda, horizon_ns = self._agenda, self.spec.horizon_ns
-        while self._asked is None and self._ended_ns is None:
+        while self._pending is None and self._ended_ns is None:
             if agenda.is_instant_over and self._may_ask():
                 self._tell_router(RouterTimer())
             elif agenda.next_ns > horizon_ns and self._is_over():
                 self._ended_ns = self._end_ns()
             else:
                 agenda.step()
-        return self._asked
+        return self._pending
 
     def _may_ask(self) -> bool:
         """Whether the router's timer has come, and its host is free."""
@@ -194,8 +194,8 @@ class Simulation:
 
     def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect when policy and host are done with it."""
-        assert self._asked is not None, "nothing was asked"
-        asked, self._asked = self._asked, None
+        assert self._pending is not None, "no decision is pending"
+        asked, self._pending = self._pending, None
         number, decision_ns, now_ns = asked.decision, self.cluster.decision_ns, self.now_ns
         if isinstance(choice, Hold):
             sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
@@ -301,7 +301,7 @@ class Simulation:
             if type(command) is SendBlock:
                 self._send(command)
             elif type(command) is Decide:
-                self._asked = command
+                self._pending = command
         wake_ns = router.next_wake_ns
         if wake_ns is not None and wake_ns > now_ns and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
@@ -340,20 +340,15 @@ class Simulation:
             self.servers[block.server].hand_over(block)
             return
         delivery = self._deliveries[block.block] = _Delivery(command, {source for source, _ in command.moves})
-        for source, requests in command.moves:
-            self._agenda.process(self._transfer(delivery, source, requests))
-
-    def _transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> Process:
-        """Some of a block's inputs, from one place."""
-        block = delivery.command.block
         tables = self.cluster.devices[self.cluster.servers[block.server].device]
-        moved_bytes = input_bytes(tables, block.key.segment, block.key.previous_width) * len(requests)
-        begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
-        _, arrival_ns = self._network.transfer(source, block.server, moved_bytes, begins_ns)
-        if self._ledger.keeps_starts:
-            self._tell_router(TransferStarted(block.block, source, block.server, requests))
-        yield self._agenda.until(arrival_ns, rank(block.server, Kind.TRANSFER_END, block.block))
-        self._end_transfer(delivery, source, requests)
+        one_bytes = input_bytes(tables, block.key.segment, block.key.previous_width)
+        order = rank(block.server, Kind.TRANSFER_END, block.block)
+        for source, requests in command.moves:
+            begins_ns = self.now_ns if source == ROUTER else self.servers[source].copy(len(requests))
+            _, arrival_ns = self._network.transfer(source, block.server, one_bytes * len(requests), begins_ns)
+            if self._ledger.keeps_starts:
+                self._tell_router(TransferStarted(block.block, source, block.server, requests))
+            self._agenda.at(arrival_ns, order, self._end_transfer, delivery, source, requests)
 
     def _end_transfer(self, delivery: _Delivery, source: int, requests: tuple[int, ...]) -> None:
         block = delivery.command.block

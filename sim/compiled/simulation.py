@@ -78,7 +78,7 @@ class CompiledSimulation:
         self.spec = run
         self._program = program_of(cluster)
         self._run = RunRow(self._program, run)
-        self._asked: Decide | None = None
+        self._pending: Decide | None = None
         self._credits: list[tuple[int, RewardTerms]] = []
         self._has_ended = False
         self._answer = NO_ANSWER
@@ -96,12 +96,12 @@ class CompiledSimulation:
     @property
     def pending(self) -> Decide | None:
         """The decision that is waited for."""
-        return self._asked
+        return self._pending
 
     def advance(self) -> Decide | None:
         """Run to the next decision; None when the run has ended."""
-        if self._asked is not None or self._has_ended:
-            return self._asked
+        if self._pending is not None or self._has_ended:
+            return self._pending
         run = self._run
         answer, self._answer = self._answer, NO_ANSWER
         status = go_on(run, answer)
@@ -114,29 +114,29 @@ class CompiledSimulation:
         if status == ENDED:
             self._has_ended = True
             return None
-        self._asked = Decide(run.cluster.decision, self._view())
-        return self._asked
+        self._pending = Decide(run.cluster.decision, self._view())
+        return self._pending
 
     def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect `decision_ns` after it was asked for."""
-        assert self._asked is not None, "nothing was asked"
+        assert self._pending is not None, "no decision is pending"
         if isinstance(choice, Hold):
-            self._hold(choice, self._asked.view)
+            self._hold(choice, self._pending.view)
             return
-        head, widths = self._asked.view.head, self.cluster.router.widths
+        head, widths = self._pending.view.head, self.cluster.router.widths
         width = widths.index(choice.width)
         _require(choice.group >= 1, f"an empty group: {choice}")
         _require(0 <= choice.server < len(self._masks), f"the policy chose a server that is none: {choice}")
         _require(self._masks[choice.server][head.segment - 1][width], f"the policy chose a masked width: {choice}")
-        _require(self._asked.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
-        self._asked = None
+        _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
+        self._pending = None
         self._answer = Answer(choice.server, width, choice.group)
 
     def _hold(self, hold: Hold, view: ClusterView) -> None:
         _require(view.hold_left_ns > 0, "the policy held those who may not be held")
         most = self.cluster.router.groups[-1]
         _require(hold.wait_ns > 0 and view.candidates < hold.requests <= most, f"no such hold: {hold}")
-        self._asked = None
+        self._pending = None
         self._answer = Answer(HOLD, hold.requests, hold.wait_ns)
 
     def set_hold_rule(self, rule: HoldRule) -> None:
@@ -168,7 +168,7 @@ class CompiledSimulation:
                 run_to_end(self._run, planned.row, rng, planned.replan, self._answer)
             finally:
                 planned.keep()
-            self._asked, self._answer, self._has_ended = None, NO_ANSWER, True
+            self._pending, self._answer, self._has_ended = None, NO_ANSWER, True
             return
         while (asked := self.advance()) is not None:
             self.decide(policy.choose(asked.view, rng))
