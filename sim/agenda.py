@@ -6,9 +6,9 @@ slowdown (each by its own id), and last the operator's goal, and what the router
 heard. The next decision's start comes when nothing is left at the instant (`is_instant_over`).
 
 What has a course of its own is a SimPy process that waits by `until`: arrivals, sensors, deliveries, faults, slow
-spells. What a command begins and what ends once (a transfer, a load, a pass) is called by `at`: a process begins with an
-event of its own, after what the same call does next, and one a transfer made runs 9 % slower. A medium and the router's
-host are no resources of SimPy: they book when they are free, so that who goes first is declared.
+spells. What a command begins and what ends once (a transfer, a load, a pass) is called by `at`: a process begins with
+an event of its own, after what the same call does next, and one a transfer made runs 9 % slower. A medium and the
+router's host are no resources of SimPy: they book when they are free, so that who goes first is declared.
 """
 
 from __future__ import annotations
