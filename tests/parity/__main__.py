@@ -1,4 +1,4 @@
-"""`make parity`: the compiled engine against the reference on thousands of drawn scenarios, and what these covered.
+"""`make parity`: the compiled engine against the reference on thousands of drawn scenarios.
 
 `python -m tests.parity --seeds 0:10000` runs that range in several processes; a range is all that resuming needs.
 `python -m tests.parity --shrink SEED` makes a scenario that failed as simple as it can and shows it.
@@ -11,11 +11,9 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
-from itertools import combinations_with_replacement
 from time import perf_counter  # noqa: TID251 - progress is told in seconds
 from typing import Any
 
@@ -24,7 +22,6 @@ from sim.compiled import UnsupportedScenario
 from sim.compiled.simulation import CompiledSimulation
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
-from tests.parity.features import FEATURES, KINDS, features, ties
 from tests.parity.scenarios import draw_with_tide
 
 CHUNK = 100
@@ -38,16 +35,12 @@ class Found:
     decisions: int = 0
     requests: int = 0
     differences: dict[int, str] = field(default_factory=dict)
-    features: Counter[str] = field(default_factory=Counter)
-    ties: Counter[str] = field(default_factory=Counter)
 
     def add(self, result: dict[str, Any]) -> None:
         """One scenario's result."""
         self.done += 1
         self.decisions += result["decisions"]
         self.requests += result["requests"]
-        self.features.update(result["features"])
-        self.ties.update(result["ties"])
         if result["difference"]:
             self.differences[result["seed"]] = result["difference"]
 
@@ -63,8 +56,6 @@ def run_seed(seed: int) -> dict[str, Any]:
         "difference": compare(scenario, CompiledSimulation, moments),
         "decisions": record.decisions,
         "requests": len(record.requests),
-        "features": sorted(features(scenario, record)),
-        "ties": sorted({f"{one}|{other}" for one, other, _ in ties(scenario, record)}),
     }
 
 
@@ -89,7 +80,7 @@ def results(first: int, end: int) -> Iterator[dict[str, Any]]:
         if process.returncode == 0:
             return
         problem = f"the process died with {process.returncode}"
-        yield {"seed": first, "difference": problem, "decisions": 0, "requests": 0, "features": [], "ties": []}
+        yield {"seed": first, "difference": problem, "decisions": 0, "requests": 0}
         first += 1
 
 
@@ -106,18 +97,6 @@ def check(first: int, end: int, jobs: int) -> Found:
             rate = found.done / (perf_counter() - began_s)
             print(f"{found.done}/{end - first}: {len(found.differences)} differ ({rate:.0f} a second)", flush=True)
     return found
-
-
-def show(found: Found) -> None:
-    """What was covered: how many scenarios had each feature, and how many each pair of kinds at one instant."""
-    print(f"\n{found.done} scenarios, {found.requests} requests, {found.decisions} decisions")
-    print(f"\n{'scenarios':>9}  feature")
-    for name in sorted({*FEATURES, *found.features}, key=lambda name: -found.features[name]):
-        print(f"{found.features[name]:9}  {name}")
-    print(f"\n{'scenarios':>9}  events at one instant")
-    for one, other in combinations_with_replacement(KINDS, 2):
-        print(f"{found.ties[f'{one}|{other}']:9}  {one} and {other}")
-    print(f"\n{len(found.differences)} of {found.done} scenarios differ: {sorted(found.differences)}")
 
 
 def show_smallest(seed: int) -> None:
@@ -165,7 +144,8 @@ def main() -> int:
         work(first, end)
         return 0
     found = check(first, end, chosen.jobs)
-    show(found)
+    print(f"\n{found.done} scenarios, {found.requests} requests, {found.decisions} decisions")
+    print(f"{len(found.differences)} of {found.done} scenarios differ: {sorted(found.differences)}")
     return 1 if found.differences else 0
 
 

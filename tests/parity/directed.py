@@ -13,10 +13,11 @@ from math import inf
 import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
-from policies.records import LoggedStep, RunRecord
+from policies.records import STAGES, LoggedStep, RunRecord
 from policies.vocabulary import (
     BatchFinished,
     BatchStarted,
+    BlockArrived,
     Choice,
     Decide,
     Decided,
@@ -40,7 +41,7 @@ from sim.host import HostTable
 from sim.network import FREE
 from sim.profile import Link
 from sim.tables import DeviceTables, SlowdownTable
-from tests.parity.features import features, happenings
+from tests.parity.happenings import happenings
 from tests.parity.scenarios import JITTERS, Device, Scenario, grid_cluster
 
 UNIT_NS = 1000
@@ -594,7 +595,7 @@ def _host_scenes() -> Iterator[Directed]:
                 knobs=[loaded],
                 router=many,
             ),
-            lambda s, r: "a message waits for the host" in features(s, r),
+            lambda s, r: _handover_ns(r) > 10 * u * max(s.cluster.host.spread, default=1),  # type: ignore[union-attr]
         )
     yield Directed(
         scene(
@@ -642,7 +643,7 @@ def _host_scenes() -> Iterator[Directed]:
             knobs=[{"preload": ((1, 1.0),) * 3, "batch_limit": 1}],
             router={"groups": (1,), "outstanding_blocks": 4},
         ),
-        lambda s, r: "a batch starts before an older one" in features(s, r),
+        lambda s, r: (started := [e.event.batch for e in steps(r, BatchStarted)]) != sorted(started),  # type: ignore[union-attr],
     )
     quick = Supervision(hang_ns=9 * u, backoff_ns=2 * u, backoff_limit_ns=5 * u, stable_ns=30 * u, start_ns=3 * u)
     for name, costs in (("and nothing else", None), ("to a busy host", host(returned=(2, 1)))):
@@ -659,7 +660,7 @@ def _host_scenes() -> Iterator[Directed]:
                     router=many,
                     run={"faults": (fault, Crash(1, 48 * u))},
                 ),
-                lambda s, r: "a message of an earlier epoch" in features(s, r),
+                lambda s, r: _is_stale(r),
             )
     yield Directed(
         scene(
@@ -685,8 +686,22 @@ def _host_scenes() -> Iterator[Directed]:
                 router=many,
                 run={"faults": (Hang(0, 15 * u), Hang(1, 33 * u))},
             ),
-            lambda s, r: "a block that a hung server never reads" in features(s, r),
+            lambda s, r: len(commands(r, SendBlock)) > len(steps(r, BlockArrived)),
         )
+
+
+def _handover_ns(r: RunRecord) -> int:
+    """The longest of an image, over its segments."""
+    return max(request.stages_ns[STAGES.index("handover")] for request in r.requests)
+
+
+def _is_stale(r: RunRecord) -> bool:
+    """Whether a message came back from a life that had ended."""
+    down_ns = {(step.event.server, step.event.epoch): step.now_ns for step in steps(r, ServerDown)}  # type: ignore[union-attr]
+    return any(
+        step.now_ns > down_ns.get((step.event.server, step.event.epoch), step.now_ns)  # type: ignore[union-attr]
+        for step in steps(r, RequestsReturned)
+    )
 
 
 def _end_scenes() -> Iterator[Directed]:
