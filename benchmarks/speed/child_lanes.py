@@ -36,9 +36,8 @@ from hw.networks.registry import ModelFile
 from hw.router.agents import AgentHandle
 from hw.router.local_agents import OneHost
 from hw.transport.arena import Arena
-from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.messages import FromAgent, Input, Measurement, Message, Move, Moved
-from hw.transport.port import PortClosedError
+from hw.transport.port import Port, PortClosedError, socket_pair
 from policies.faults import Impairment
 from policies.vocabulary import RunBatch
 
@@ -120,7 +119,7 @@ class _Line:
     """An end that several threads may send from, and which waits for room."""
 
     def __init__(self, end: socket.socket, kind: object) -> None:
-        self._port = FramedPort(kind, end)
+        self._port: Port[Any, Any] = Port(kind, end)
         self._lock = threading.Lock()
         self.receive, self.fileno = self._port.receive, self._port.fileno
 

@@ -49,8 +49,8 @@ _SERVED = 0.98  # of what was asked, while it was asked
 ROOMS: Final = {  # of the repository, longest names first: what each of its modules is for
     "policies/router": "router core", "policies/view": "router core", "policies/vocabulary": "router core",
     "policies/rules": "policy", "policies/ledger": "ledger", "policies/reward": "ledger", "policies/records": "ledger",
-    "hw/router/late_ledger": "ledger", "policies": "router core", "hw/transport/framed": "port",
-    "hw/transport/port": "port", "hw/transport/messages": "port", "hw/router/transfers": "transfers",
+    "hw/router/late_ledger": "ledger", "policies": "router core", "hw/transport/port": "port",
+    "hw/transport/messages": "port", "hw/router/transfers": "transfers",
     "hw/transport/arena": "transfers", "hw/router/server": "servers", "hw/host/failure_detector": "servers",
     "hw": "loop",
 }  # fmt: skip

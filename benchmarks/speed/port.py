@@ -26,9 +26,8 @@ import numpy as np
 from benchmarks.speed.tables import show
 from hw.host.anonymous import anonymous_file
 from hw.telemetry import usable_cores
-from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.messages import FromAgent, Ping, Pong, ToAgent
-from hw.transport.port import Codec, PortClosedError, encode
+from hw.transport.port import AgentEnd, Codec, PortClosedError, RouterEnd, encode, socket_pair
 
 HALF = mmap.PAGESIZE // 2  # of the ring's memory for each direction
 LENGTH = 4
@@ -78,7 +77,7 @@ def sockets(count: int, pause_s: float, core: int) -> tuple[float, ...]:
     end, remote = socket_pair()
     other = _beside(_answer_sockets, remote, core)
     remote.close()
-    port = FramedPort(FromAgent, end)
+    port = RouterEnd(FromAgent, end)
 
     def trip() -> None:
         port.post(Ping(1))
@@ -95,7 +94,7 @@ def sockets(count: int, pause_s: float, core: int) -> tuple[float, ...]:
 
 def _answer_sockets(end: socket.socket, core: int) -> None:
     os.sched_setaffinity(0, (core,))
-    port = FramedPort(ToAgent, end)
+    port = AgentEnd(ToAgent, end)
     try:
         while True:
             select.select((port,), (), ())

@@ -1,6 +1,6 @@
 """Both ends of what `benchmarks.speed.ray_transfers` measures: a Ray actor, and the plain socket that it opens beside.
 
-A frame is four bytes of length and a body, as in `hw.transport.framed`. It is answered by one byte. A frame of
+A frame is four bytes of length and a body, as in `hw.transport.port`. It is answered by one byte. A frame of
 `ORDER` bytes is an order: to send so many bytes on, to that port, and to answer when they stand there.
 """
 

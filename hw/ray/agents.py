@@ -26,8 +26,8 @@ from hw.ray.far_agent import FarStart
 from hw.ray.host import Keeper
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
-from hw.transport.framed import FramedPort, Mirror
 from hw.transport.messages import FromAgent
+from hw.transport.port import Mirror, RouterEnd
 from hw.transport.tls import Encrypted, Gate, Hello, fresh_certificate
 from kit.errors import in_a_line
 
@@ -51,7 +51,7 @@ class RayAgent(AgentHandle):
     """
 
     def __init__(self, spec: AgentSpec, life: int, carrier: RayHosts) -> None:
-        self.joining = FramedPort(FromAgent, heard=self._hear_log)
+        self.joining = RouterEnd(FromAgent, heard=self._hear_log)
         super().__init__(spec, self.joining, shares_clock=False)
         self.life = life
         self.ended = threading.Event()

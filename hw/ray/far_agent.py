@@ -14,9 +14,9 @@ from typing import Final
 from hw.agent.outfit import AgentSpec, FarOutfit
 from hw.router.local_agents import die_with_parent, live
 from hw.transport.arena import Arena
-from hw.transport.framed import FramedPort, SentLog
 from hw.transport.landing import FarArena, Landing, Routes
 from hw.transport.messages import ToAgent
+from hw.transport.port import AgentEnd, SentLog
 from hw.transport.tls import Encrypted, Hello, connected
 
 CONNECT_S: Final = 10.0
@@ -82,7 +82,7 @@ def _main(start: FarStart) -> None:
     arena, routes = Arena(start.arena_bytes), Routes(start.life, start.certificate)
     landing = Landing(start.host, start.certificate, arena)
     end = connected(start.router, start.certificate, Hello(start.life, landing.address), CONNECT_S)
-    port = FramedPort(ToAgent, Encrypted(end), arena)
+    port = AgentEnd(ToAgent, Encrypted(end), arena)
     far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
     spec = equipped(start.spec, arenas, None)

@@ -16,6 +16,7 @@ from typing import Final, Protocol, Self, TypeVar
 from hw.agent.outfit import AgentSpec
 from hw.host.waiting import Host
 from hw.transport.arena import Arena
+from hw.transport.clock_offset import ClockOffset, OffsetEstimate
 from hw.transport.messages import (
     PROTOCOL,
     Benchmark,
@@ -44,7 +45,7 @@ from hw.transport.messages import (
     TogetherResult,
     Warm,
 )
-from hw.transport.port import FLUSH_NS, ClockOffset, OffsetEstimate, PortBrokenError, PortClosedError, RouterEnd
+from hw.transport.port import FLUSH_NS, PortBrokenError, PortClosedError, RouterEnd
 from hw.version import own_version
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S

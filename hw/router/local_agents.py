@@ -23,10 +23,9 @@ from hw.agent.outfit import AgentSpec
 from hw.agent.process import Agent
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
-from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.life_log import LifeLog, StepLog
 from hw.transport.messages import FromAgent, Refused, ToAgent
-from hw.transport.port import AgentEnd, PortBrokenError, PortClosedError
+from hw.transport.port import AgentEnd, PortBrokenError, PortClosedError, RouterEnd, socket_pair
 
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
@@ -43,7 +42,7 @@ def die_with_parent() -> None:
 def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
     """The agent's process."""
     die_with_parent()
-    live(spec, FramedPort(ToAgent, end), log)
+    live(spec, AgentEnd(ToAgent, end), log)
 
 
 def live(spec: AgentSpec, port: AgentEnd, log: StepLog, fence: Callable[[int], object] = lambda _: None) -> None:
@@ -96,7 +95,7 @@ class AgentProcess(AgentHandle):
 
     def __init__(self, spec: AgentSpec, hands: Executor | None = None, *, wait: bool = True) -> None:
         end, remote = socket_pair()
-        super().__init__(spec, FramedPort(FromAgent, end), shares_clock=True)
+        super().__init__(spec, RouterEnd(FromAgent, end), shares_clock=True)
         self._log = LifeLog()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(

@@ -1,7 +1,7 @@
 """Activations from one agent to another of another host: straight, and not by way of the router.
 
 Each agent has a gate of its own. Whoever writes waits until the receiver says that the bytes stand in its arena; only
-then does it tell the router. A piece is a frame as in `hw.transport.framed`; the answer is one byte.
+then does it tell the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Final
 
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.framed import LENGTH, OFFSET, PLACED, header
+from hw.transport.port import LENGTH, OFFSET, PLACED, header
 from hw.transport.tls import Gate, Hello, connected, cut
 
 PATIENCE_S: Final = 5.0  # without any progress; then a link counts as lost

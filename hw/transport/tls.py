@@ -154,7 +154,7 @@ def cut(end: ssl.SSLSocket) -> None:
 
 
 class Encrypted:
-    """`hw.transport.framed.Connection` over TLS: never blocks, and one thread may read while another one writes."""
+    """`hw.transport.port.Connection` over TLS: never blocks, and one thread may read while another one writes."""
 
     def __init__(self, end: ssl.SSLSocket) -> None:
         self._end = end

@@ -39,7 +39,6 @@ from hw.networks.slimresnet import SlimResNet
 from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
 from hw.router.local_agents import AgentProcess, OneHost, start_agents
 from hw.telemetry import process_cpu_s
-from hw.transport.framed import FramedPort, socket_pair
 from hw.transport.life_log import LifeLog, steps_of
 from hw.transport.messages import (
     BenchmarkPoint,
@@ -66,6 +65,7 @@ from hw.transport.messages import (
     Start,
     ToAgent,
 )
+from hw.transport.port import AgentEnd, RouterEnd, socket_pair
 from hw.version import own_version
 from kit.errors import WorkError
 from policies.faults import Supervision
@@ -356,14 +356,6 @@ class FullPort:
     def flush(self) -> bool:
         return False
 
-    def receive(self) -> Sequence[Any]:
-        return ()
-
-    def fileno(self) -> int:
-        return -1
-
-    def close(self) -> None: ...
-
 
 def test_an_agent_that_takes_nothing_is_not_asked_for_ever() -> None:
     """It was stopped with a full port: the next run would wait for it for good."""
@@ -459,7 +451,6 @@ def test_what_is_no_message_ends_it_with_a_line(
     """Its router is not what it should be: nothing is guessed, and people are told on standard error."""
     monkeypatch.setattr("hw.router.local_agents.multiprocessing", multiprocessing)  # its standard error is this one's
     with AgentProcess(specs[0]) as agent:
-        assert isinstance(agent.port, FramedPort)
         agent.port._write(b"\x01\0\0\0\xc1")
         with pytest.raises(AgentDiedError, match="exit code 1"):
             agent.receive(WAIT_S)
@@ -493,7 +484,9 @@ class Far(AgentProcess):
     """One whose clock is another one: `AHEAD_NS` ahead; its port is nobody's."""
 
     def __init__(self, host: Host) -> None:
-        AgentHandle.__init__(self, AgentSpec("far", HollowOutfit(())), FullPort(), shares_clock=False, host=host)
+        AgentHandle.__init__(
+            self, AgentSpec("far", HollowOutfit(())), cast(RouterEnd, FullPort()), shares_clock=False, host=host
+        )
 
 
 def test_the_clock_of_another_host_is_known_as_well_as_its_quickest_answer_says() -> None:
@@ -540,7 +533,7 @@ with _no_interrupts():
 def test_who_looks_on_is_woken_once() -> None:
     """A nudge that stays would keep an idle agent from ever sleeping again."""
     _, end = socket_pair()
-    port = FramedPort(ToAgent, end)
+    port = AgentEnd(ToAgent, end)
     agent = Agent(port, HollowOutfit(()), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
     agent._obey(Prepare(1, 0, False))
     os.write(agent._nudge, b"!")
@@ -579,10 +572,15 @@ class OnCores:
         return replace(fitting, lanes=ToldLanes(tell), computes_here=True, activation_bytes=lambda: ACTIVATION_BYTES)
 
 
+def _ends() -> tuple[RouterEnd, AgentEnd]:
+    end, remote = socket_pair()
+    return RouterEnd(FromAgent, end), AgentEnd(ToAgent, remote)
+
+
 @pytest.fixture
-def on_cores() -> Iterator[tuple[Agent, FramedPort]]:
+def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
     """An agent that has begun to load, and the router's end."""
-    router, port = (FramedPort(kind, end) for kind, end in zip((FromAgent, ToAgent), socket_pair(), strict=True))
+    router, port = _ends()
     agent = Agent(port, OnCores(), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
     agent._obey(Prepare(1, 0, False))
     agent._obey(ComeUp(1))
@@ -591,7 +589,7 @@ def on_cores() -> Iterator[tuple[Agent, FramedPort]]:
         each.close()
 
 
-def test_what_activations_hold_is_told_with_each_sample(on_cores: tuple[Agent, FramedPort]) -> None:
+def test_what_activations_hold_is_told_with_each_sample(on_cores: tuple[Agent, RouterEnd]) -> None:
     """Beside what context and instances take."""
     agent, router = on_cores
     agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
@@ -611,7 +609,7 @@ def test_only_an_instances_first_load_opens_the_file() -> None:
     """Idle ones are unloaded at once here."""
     _, end = socket_pair()
     restless = replace(knobs(preload=False), idle_unload_ns=1)
-    agent = Agent(FramedPort(ToAgent, end), OnCores(), Service(restless, TINY.segments, Supervision()), LifeLog())
+    agent = Agent(AgentEnd(ToAgent, end), OnCores(), Service(restless, TINY.segments, Supervision()), LifeLog())
     for message in (Prepare(1, 0, False), ComeUp(1), Start(time.monotonic_ns())):
         agent._obey(message)
     for number in range(3):
@@ -633,7 +631,7 @@ def _kept(request: int) -> Keep:
 
 
 def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
-    on_cores: tuple[Agent, FramedPort],
+    on_cores: tuple[Agent, RouterEnd],
 ) -> None:
     """What came after a message that is the main thread's waits for that one."""
     agent, router = on_cores
@@ -657,7 +655,7 @@ def test_a_lane_takes_what_came_of_blocks_and_leaves_the_rest_in_order(
 
 
 def test_what_a_lane_could_not_send_is_the_main_threads(
-    on_cores: tuple[Agent, FramedPort], monkeypatch: pytest.MonkeyPatch
+    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sleeps until a timer otherwise."""
     agent, _ = on_cores
@@ -669,7 +667,7 @@ def test_what_a_lane_could_not_send_is_the_main_threads(
 
 def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
     """The place that was written to is kept until then; no run has begun here."""
-    router, port = (FramedPort(kind, end) for kind, end in zip((FromAgent, ToAgent), socket_pair(), strict=True))
+    router, port = _ends()
     agent = Agent(port, OnCores(), None, LifeLog())
     thread = threading.Thread(target=agent._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
     thread.start()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.framed import PLACED, header
 from hw.transport.landing import FarArena, Landing, Routes
+from hw.transport.port import PLACED, header
 from hw.transport.tls import Gate, Hello, connected, fresh_certificate
 from kit.errors import WorkError
 

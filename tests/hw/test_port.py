@@ -19,10 +19,23 @@ from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from hw.transport.arena import Arena
-from hw.transport.framed import Connection, FramedPort, Mirror, SentLog, header, socket_pair
+from hw.transport.clock_offset import OffsetEstimate
 from hw.transport.life_log import steps_of
 from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
-from hw.transport.port import Codec, OffsetEstimate, Port, PortBrokenError, PortClosedError, encode
+from hw.transport.port import (
+    AgentEnd,
+    Codec,
+    Connection,
+    Mirror,
+    Port,
+    PortBrokenError,
+    PortClosedError,
+    RouterEnd,
+    SentLog,
+    encode,
+    header,
+    socket_pair,
+)
 from hw.transport.tls import Encrypted, Gate, Hello, connected, fresh_certificate
 from policies.vocabulary import TimerFired
 
@@ -54,8 +67,8 @@ class Joined:
         self.raw = ends[0]
         self.heard = bytearray()
         self.arena = Arena(ARENA_BYTES)
-        self.router = FramedPort(FromAgent, ends[0], heard=self._hear)
-        self.agent = FramedPort(ToAgent, ends[1], self.arena)
+        self.router = RouterEnd(FromAgent, ends[0], heard=self._hear)
+        self.agent = AgentEnd(ToAgent, ends[1], self.arena)
 
     def _hear(self, steps: bytes) -> None:
         self.heard.extend(steps) if steps else self.heard.clear()
@@ -77,12 +90,12 @@ def joined(request: pytest.FixtureRequest) -> Iterator[Joined]:
 
 
 @pytest.fixture
-def router(joined: Joined) -> FramedPort:
+def router(joined: Joined) -> RouterEnd:
     return joined.router
 
 
 @pytest.fixture
-def agent(joined: Joined) -> FramedPort:
+def agent(joined: Joined) -> AgentEnd:
     return joined.agent
 
 
@@ -117,7 +130,7 @@ def in_time(act: Callable[[], object]) -> None:
 # ----------------------------------------------------------------------------------------------------------- messages
 
 
-def test_messages_come_in_their_order_in_both_directions(router: FramedPort, agent: FramedPort) -> None:
+def test_messages_come_in_their_order_in_both_directions(router: RouterEnd, agent: AgentEnd) -> None:
     """However many travel together; the receiver gets several in one go."""
     said(router, [Ping(0)])
     said(router, [Ping(1), Ping(2)])
@@ -127,7 +140,7 @@ def test_messages_come_in_their_order_in_both_directions(router: FramedPort, age
     assert heard(router, 3) == [Pong(number, 5) for number in range(3)]
 
 
-def test_sending_never_waits_and_nothing_is_lost(router: FramedPort, agent: FramedPort) -> None:
+def test_sending_never_waits_and_nothing_is_lost(router: RouterEnd, agent: AgentEnd) -> None:
     """Nobody reads: sooner or later the port is full and says so. What it did not take goes later, in its order."""
     sent = 0
 
@@ -153,7 +166,7 @@ def test_sending_never_waits_and_nothing_is_lost(router: FramedPort, agent: Fram
     assert router.flush()
 
 
-def test_what_came_before_the_end_is_given_before_it_is_told(router: FramedPort, agent: FramedPort) -> None:
+def test_what_came_before_the_end_is_given_before_it_is_told(router: RouterEnd, agent: AgentEnd) -> None:
     """And the end is told as often as one asks."""
     said(router, [Ping(number) for number in range(MANY)])
     router.close()
@@ -163,7 +176,7 @@ def test_what_came_before_the_end_is_given_before_it_is_told(router: FramedPort,
             agent.receive()
 
 
-def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: FramedPort, agent: FramedPort) -> None:
+def test_who_is_gone_is_told_to_who_looks_and_soon_to_who_sends(router: RouterEnd, agent: AgentEnd) -> None:
     """However often it is closed."""
     agent.close()
     agent.close()
@@ -191,14 +204,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: FramedPort) -> None:
+def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: AgentEnd) -> None:
     joined.send_raw(OTHERS[what])
     assert is_readable(agent, WAIT_S)
     with pytest.raises(PortBrokenError):
         agent.receive()
 
 
-def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: FramedPort) -> None:
+def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: AgentEnd) -> None:
     """It is neither taken for another one nor for an orderly end."""
     joined.send_raw(encode([Ping(number) for number in range(10)]), share=0.5)
     with pytest.raises(PortBrokenError):
@@ -213,7 +226,7 @@ class _Trap:
         return os.mkdir, (str(self._path),)
 
 
-def test_nothing_that_arrives_is_executed(joined: Joined, agent: FramedPort, tmp_path: Path) -> None:
+def test_nothing_that_arrives_is_executed(joined: Joined, agent: AgentEnd, tmp_path: Path) -> None:
     """A pickle would make a folder where it is opened."""
     trap = pickle.dumps(_Trap(tmp_path / "sprung"))
     joined.send_raw(trap)
@@ -225,7 +238,7 @@ def test_nothing_that_arrives_is_executed(joined: Joined, agent: FramedPort, tmp
     assert (tmp_path / "sprung").exists()
 
 
-def test_a_frame_of_a_nonsensical_length_is_refused(joined: Joined, agent: FramedPort) -> None:
+def test_a_frame_of_a_nonsensical_length_is_refused(joined: Joined, agent: AgentEnd) -> None:
     """It would be waited for, and kept, for ever."""
     joined.raw.send(b"\xff\xff\xff\xff")
     assert is_readable(agent, WAIT_S)
@@ -315,8 +328,8 @@ def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> N
 @pytest.mark.parametrize("ends", [near, far])
 def test_an_agent_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[Connection, Connection]]) -> None:
     """A selector wakes up when it is there; what was said before reaches it first."""
-    waiting, (end, remote) = FramedPort(FromAgent), ends()
-    agent = FramedPort(ToAgent, remote)
+    waiting, (end, remote) = RouterEnd(FromAgent), ends()
+    agent = AgentEnd(ToAgent, remote)
     assert waiting.flush()
     waiting.post(Ping(1))
     assert not waiting.flush()
@@ -339,7 +352,7 @@ def test_an_agent_that_is_still_to_come_is_waited_for(ends: Callable[[], tuple[C
 
 
 def test_an_agent_that_never_comes_is_told_as_often_as_one_asks() -> None:
-    waiting = FramedPort(FromAgent)
+    waiting = RouterEnd(FromAgent)
     threading.Timer(0.05, waiting.end, ["no such host"]).start()
     for _ in range(2):
         assert is_readable(waiting, WAIT_S)

@@ -13,6 +13,7 @@ from hw.router.agents import AgentSlot
 from hw.router.late_ledger import LateLedger
 from hw.router.server import HardwareServer, RemoteServer, RunContext
 from hw.transport.arena import Arena, Inbox
+from hw.transport.clock_offset import ClockOffset
 from hw.transport.messages import (
     ComeUp,
     Done,
@@ -27,7 +28,6 @@ from hw.transport.messages import (
     ToAgent,
     Warm,
 )
-from hw.transport.port import ClockOffset
 from kit.errors import WorkError
 from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from hw.host.clock import NEVER_NS
+from hw.transport.clock_offset import OffsetEstimate
 from hw.transport.messages import ComeUp, Deliver, Pong, Rejected, Returned, Start
-from hw.transport.port import OffsetEstimate
 from policies.faults import PLANNED, WORKER_HUNG, Outage
 from policies.records import RunRecord
 from policies.replay import replay_run

@@ -21,10 +21,9 @@ from hw.host.waiting import Host, readable
 from hw.router.agents import AgentHandle
 from hw.router.server import START_LIMIT_NS
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.framed import FramedPort, Mirror, SentLog
 from hw.transport.life_log import StepLog
 from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
-from hw.transport.port import PortBrokenError, PortClosedError
+from hw.transport.port import AgentEnd, Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog
 from kit.chance import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
@@ -262,11 +261,11 @@ class Process:
             far = [FarArena(world.arena_bytes, self, place) for place in range(world.servers)]
             arenas = (*far[: self.index], self.own_arena, *far[self.index + 1 :])
             self._opened += [*far, self.own_arena]
-            port = FramedPort(ToAgent, socket, self.own_arena)
+            port = AgentEnd(ToAgent, socket, self.own_arena)
             self.log = SentLog(port)
         else:
             arenas, self.own_arena = world.arenas, world.arenas[self.index]
-            port = FramedPort(ToAgent, socket)
+            port = AgentEnd(ToAgent, socket)
         self._arenas = arenas
 
         def live() -> None:
@@ -471,7 +470,7 @@ class FarHandle(AgentHandle):
         return "in a virtual world"
 
 
-class Tapped(FramedPort):
+class Tapped(RouterEnd):
     """A router's end whose words are heard by the laws, too."""
 
     def __init__(self, laws: Laws, process: Process, end: VirtualSocket | None = None, heard: Any = None) -> None:
@@ -721,7 +720,7 @@ class World:
 
 def refuse(process: Process, end: VirtualSocket) -> None:
     """What an agent says that cannot open its device, and leaves."""
-    port = FramedPort(ToAgent, end)
+    port = AgentEnd(ToAgent, end)
     port.post(Refused("internal_error", "RuntimeError: drawn"))
     port.flush()
     process.die()
