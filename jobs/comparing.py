@@ -63,7 +63,7 @@ def write_run(path: Path, record: JobsRecord, job_id: NDArray[np.object_], made_
 
 
 def read_run(path: Path, made_of: str) -> JobsRecord | None:
-    """A run from its file; None where there is none, or it was made of something else, or by an older version.
+    """A run from its file; None where there is none, or it was made of something else.
 
     Raises:
         InputError: the file is no such run, so nothing is written in its place.
@@ -79,7 +79,7 @@ def read_run(path: Path, made_of: str) -> JobsRecord | None:
         raise InputError(str(path), "", "is no run of training jobs, or damaged; remove it") from None
     if said.get("schema") != RUN_SCHEMA:
         raise InputError(str(path), "", "was not made by `slimsched jobs`; move it elsewhere, or name another folder")
-    if said["made_of"] != made_of or not set(_COLUMNS) <= set(table.column_names):
+    if said["made_of"] != made_of:
         return None
     columns = {name: table[name].to_numpy() for name in _COLUMNS}
     return JobsRecord(**columns, **{name: said[name] for name in _SCALARS})

@@ -186,7 +186,7 @@ def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
             "refused": int((record.is_refused & record.is_measured).sum()),
             "unfinished": int((found.counts & ~record.is_done).sum()),
         },
-        **{name: _spread(getattr(found, name)[done]) for name in BY_JOB},
+        **{name: spread(getattr(found, name)[done]) for name in BY_JOB},
         "above_fair_share": float((fairness > 1).mean()) if len(fairness) else None,
         **_of_the_cluster(record),
         "preemptions_per_job": _mean(record.preemptions[found.counts]),
@@ -196,7 +196,8 @@ def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
     }
 
 
-def _spread(values: Numbers) -> dict[str, float | None]:
+def spread(values: Numbers) -> dict[str, float | None]:
+    """Mean and quantiles; None for no values."""
     names = ("mean", "p50", "p90", "p99", "max")
     if not len(values):
         return dict.fromkeys(names)

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from jobs.case import JobsCase, NamedPolicy, read_case
 from jobs.comparing import against, run_policy
-from jobs.figures import Blocks, figures, groups_of, job_columns
+from jobs.figures import Blocks, figures, groups_of, job_columns, spread
 from jobs.policies.orders import MULTIFACTOR
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobsRecord
@@ -192,7 +192,6 @@ def capacity_document(case: JobsCase, limit: Limit, **found: Any) -> dict[str, A
 VALIDATION_SCHEMA: Final = "slimsched.jobsvalidation/1"
 NEAR_S: Final = 60.0  # waits that differ by less are near each other, whatever their ratio
 FACTOR: Final = 2.0
-QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 Numbers = NDArray[np.float64]
 
 
@@ -218,18 +217,13 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "load": case.load,
         "jobs": int(both.sum()),
         "left_out": int(len(case.jobs) - both.sum()),
-        "simulated_s": _spread(simulated[both]),
-        "recorded_s": _spread(recorded[both]),
+        "simulated_s": spread(simulated[both]),
+        "recorded_s": spread(recorded[both]),
         "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
         "error_s": float((simulated - recorded)[both].mean()),
         **_closeness(simulated[both], recorded[both]),
         "groups": list(_groups(case, simulated, recorded, both, record)),
     }
-
-
-def _spread(values: Numbers) -> dict[str, float]:
-    quantiles = np.quantile(values, list(QUANTILES.values())).tolist()
-    return {"mean": float(values.mean()), **dict(zip(QUANTILES, quantiles, strict=True))}
 
 
 def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:

@@ -36,7 +36,6 @@ COLUMNS: Final[Mapping[str, str]] = {
     "job_class": "string",
     "gpu_share": "double",
 }
-LATER: Final[Mapping[str, float]] = {"gpu_share": 1.0}  # columns that older files lack, and what they mean by it
 MOST_TRACE_BYTES: Final = 1 << 38
 SLICE_ROWS: Final = 1 << 18
 _KEY: Final = b"slimsched"
@@ -141,7 +140,7 @@ def read_trace(path: Path) -> JobTrace:
     try:
         with parquet.ParquetFile(path) as file:
             provenance = _provenance(file.schema_arrow, str(path))
-            table = _with_later(file.read([name for name in COLUMNS if name in file.schema_arrow.names]))
+            table = file.read(list(COLUMNS))
         for name in COLUMNS:
             if (nulls := table[name].null_count) > 0:
                 raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
@@ -164,14 +163,6 @@ def is_imported(path: Path) -> bool:
         return False
 
 
-def _with_later(table: pyarrow.Table) -> pyarrow.Table:
-    """With the columns that an older file lacks."""
-    for name, value in LATER.items():
-        if name not in table.column_names:
-            table = table.append_column(name, [np.full(len(table), value)])
-    return table.select(list(COLUMNS))
-
-
 def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     """Of a file with the right columns."""
     try:
@@ -183,13 +174,11 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
         raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
     kinds = {each.name: str(each.type) for each in schema}
     for column, kind in COLUMNS.items():
-        if column not in kinds and column in LATER:
-            continue
         if column not in kinds:
             raise InputError(source, column, f"no such column; {nearest(column, kinds)}: {_REMEDY}")
         if kinds[column] != kind:
             raise InputError(source, column, f"holds {kinds[column]}, not {kind}; {_REMEDY}")
-    if [each for each in kinds if each in COLUMNS] != [each for each in COLUMNS if each in kinds]:
+    if [each for each in kinds if each in COLUMNS] != list(COLUMNS):
         raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
     return dict(found)
 

@@ -18,11 +18,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.study.explaining import explain
 from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
 from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
 from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, history_in, philly_cluster, train
-from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, explain, judge, learned_choice
+from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
 from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec
 from jobs.learning.learner import UpdateStats
 from jobs.policies.cluster import NodeGroup

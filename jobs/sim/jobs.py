@@ -190,7 +190,7 @@ def found_at(jobs: JobList, at_s: float) -> Found:
     if not is_left.any():
         raise InputError("trace", "", f"all jobs had ended at {at_s:g} s: begin earlier")
     done_ns = np.round(done_s[is_left] * NS_PER_S).astype(np.int64)
-    return Found(round(at_s * NS_PER_S), jobs.logs.rows(is_left), done_ns)
+    return Found(round(at_s * NS_PER_S), jobs.rows(is_left), done_ns)
 
 
 def _require_range(name: str, values: Numbers, least: float) -> None:

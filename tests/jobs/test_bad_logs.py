@@ -156,15 +156,6 @@ def test_lives_of_a_requeued_job_are_one_job(tmp_path: Path) -> None:
     assert last.run_s[0] == 3600
 
 
-def test_tasks_of_an_array_are_jobs(tmp_path: Path) -> None:
-    """JobIDRaw has a number of its own for each; JobID says which task it is."""
-    path, out = tmp_path / "sacct.log", tmp_path / "t.parquet"
-    rows = [SACCT.replace("JobIDRaw", "JobID"), *(row(JobIDRaw=f"12_{i}") for i in range(3))]
-    path.write_text("\n".join(rows))
-    import_log(path, out)
-    assert read_trace(out).job_id.tolist() == ["12_0", "12_1", "12_2"]
-
-
 def test_an_id_twice_is_kept_once_where_ids_are_jobs(tmp_path: Path) -> None:
     path, out = tmp_path / "x.csv", tmp_path / "t.parquet"
     path.write_text("job_id,submit_s,run_s,gpus\na,5,1,1\nb,6,1,1\na,1,2,2\n")
@@ -199,11 +190,6 @@ def test_a_start_before_the_submit_is_not_known(tmp_path: Path) -> None:
     assert by_id["8"] == 60
     assert by_id["7"] != by_id["7"]
     assert [count.first_line for count in found.tally.noted.values()] == [2]
-
-
-def test_the_group_is_what_is_asked_for(tmp_path: Path) -> None:
-    for word, group in (("partition", "gpu"), ("account", "lab"), ("qos", "high")):
-        assert imported(tmp_path, row(), options=Options(vc=word))[1].vc.tolist() == [group]
 
 
 # ----------------------------------------------------------------------------------------------- files that are refused
@@ -385,23 +371,12 @@ def test_a_line_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> 
         import_log(path, tmp_path / "t.parquet", "sacct")
 
 
-def test_lines_are_counted_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines.blocks, "__defaults__", (300,))
-    found, _ = imported(tmp_path, *(row(JobIDRaw=str(i)) for i in range(30)), "", "short", row(JobIDRaw="31"), "")
-    assert counts(found) == {"empty lines": (2, 32), "fewer than 15 fields": (1, 33)}
-
-
 def test_ids_are_texts(tmp_path: Path) -> None:
     """007 is not 7, though both are whole numbers; both are there twice."""
     again = {"Submit": "2024-03-01T11:01:00", "Start": "2024-03-01T11:02:00", "End": "2024-03-01T12:02:00"}
     rows = [row(JobIDRaw=name, **life) for life in ({}, again) for name in ("7", "007")]
     _, trace = imported(tmp_path, *rows)
     assert dict(zip(trace.job_id, trace.attempts.tolist(), strict=True)) == {"7": 2, "007": 2}
-
-
-def test_what_was_asked_for_counts_where_nothing_is_said_of_what_was_given(tmp_path: Path) -> None:
-    _, trace = imported(tmp_path, row(ReqTRES="gres/gpu=3", AllocTRES=""))
-    assert trace.gpus.tolist() == [3]
 
 
 def test_jobcomp_names_hold_what_they_like_and_keys_keep_their_order(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle  # noqa: TID251 - as others send an environment
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from slimsched.jobs.gym import JOBS_ID
 from slimsched.jobs.keys_page import jobs_keys_markdown
 from tests.jobs.cases import case_of, trace_of, write_case
 
-DAY = 86400.0
 FOUR = [(0, 100, 1), (10, 50, 2), (20, 50, 4), (30, 10, 1)]
 MINE = "schema: slimsched.jobpolicy/1\n"
 
@@ -40,17 +38,6 @@ def test_a_window_and_what_had_ended_before(tmp_path: Path) -> None:
     assert [(job.gpus, work_ns) for job, work_ns in case.past] == [(2, 20 * 10**9), (1, 60 * 10**9)]
     none = case_of(tmp_path, trace, window={"from_s": 100}, history="none")
     assert none.past == ()
-
-
-def test_an_end_counts_from_the_recorded_start(tmp_path: Path) -> None:
-    trace = trace_of([(0, 60, 1), (100, 5, 1)], recorded_start_s=[50.0, 100.0])
-    assert case_of(tmp_path, trace, window={"from_s": 100}).past == ()
-
-
-def test_a_load_is_the_load(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of(FOUR), load=0.5)
-    assert case.load == pytest.approx(0.5)
-    assert case.jobs.run_s.tolist() == [100, 50, 50, 10]
 
 
 def test_what_the_log_found(tmp_path: Path) -> None:
@@ -169,17 +156,6 @@ def test_a_scenario_of_the_other_kind(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- doubted
 
 
-def test_nothing_is_doubted_of_a_sound_scenario(tmp_path: Path) -> None:
-    trace = trace_of([(0, 10, 1), (1000, 10, 1)])
-    assert list(doubts(case_of(tmp_path, trace, policies=["fifo", "las"]))) == []
-
-
-def test_a_load_above_one(tmp_path: Path) -> None:
-    said = list(doubts(case_of(tmp_path, trace_of(FOUR), load=1.5)))
-    assert len(said) == 1
-    assert "the load is 1.50: more work is submitted than 4 GPUs can do" in said[0]
-
-
 def test_rounds_shorter_than_a_restart(tmp_path: Path) -> None:
     trace = trace_of([(0, 10, 1), (1000, 10, 1)])
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "restart_s": 60, "checkpoint_s": 600}
@@ -276,15 +252,6 @@ def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> No
     for given, problem in refused:
         with pytest.raises(InputError, match=problem):
             gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), **given)
-
-
-def test_the_environment_of_a_scenario_may_be_sent_elsewhere(tmp_path: Path) -> None:
-    """Before its first reset; any choice is allowed where none is asked for."""
-    write_case(tmp_path, trace_of([(row, 5, 2) for row in range(40)]))
-    env = gymnasium.make(JOBS_ID, scenario=str(tmp_path / "s.yaml"), length=20, warm=5)
-    sent = pickle.loads(pickle.dumps(env))
-    assert env.unwrapped.action_masks().all()  # type: ignore[attr-defined]
-    assert (env.reset(seed=1)[0] == sent.reset(seed=1)[0]).all()
 
 
 def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:

@@ -42,23 +42,6 @@ def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
         assert row["above_bound"]["wait_mean_s"] == pytest.approx(row["jct_s"]["mean"] - bound["jct_mean_s"])
 
 
-def test_who_may_not_preempt_waits_no_less_than_who_may(tmp_path: Path) -> None:
-    """30 jobs of an hour at once on one GPU, 14.5 h in the mean: the search without preemption stalls at 12.8 h."""
-    nodes = [{"count": 1, "gpus": 1}]
-    without, with_it = bounds_of(case_of(tmp_path, trace_of([(0, 3600, 1)] * 30), cluster={"nodes": nodes}))
-    assert (without.is_preemptive, with_it.is_preemptive) == (False, True)
-    assert 13.5 * 3600 < with_it.wait_mean_s <= without.wait_mean_s <= 14.5 * 3600
-
-
-def test_bound_and_policies_on_unequal_gpus(tmp_path: Path) -> None:
-    """A fast type of which there is little: the bound takes each job where it is quickest, and stays below."""
-    (tmp_path / "t.csv").write_text("job_class,slow,fast\n*,1,4\n")
-    nodes = [{"count": 2, "gpus": 4, "type": "slow"}, {"count": 1, "gpus": 2, "type": "fast"}]
-    case = drawn_case(tmp_path, cluster={"nodes": nodes, "throughputs": "t.csv"}, policies=["smallest-speed-aware"])
-    found = comparison_document(case, run_all(case, 1), bounds_of(case))
-    assert 0 <= found["policies"][0]["above_bound"]["jct_share"] < 5
-
-
 def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
     case = drawn_case(tmp_path)
     found = comparison_document(case, run_all(case, 1), [])
@@ -77,17 +60,6 @@ def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
         assert 0 <= row["against_baseline"]["less_wait_share"] + row["against_baseline"]["more_wait_share"] <= 1
 
 
-def test_what_a_policy_loses_is_told(tmp_path: Path) -> None:
-    """Under shortest first the long job waits more, and the short ones less."""
-    case = case_of(
-        tmp_path,
-        trace_of([(0, 100, 4), (10, 300, 4), (20, 10, 4), (30, 10, 2)]),
-        policies=["fifo", "sjf-oracle"],
-    )
-    row = comparison_document(case, run_all(case, 1), [])["policies"][1]
-    assert (row["against_baseline"]["less_wait_share"], row["against_baseline"]["more_wait_share"]) == (0.5, 0.25)
-
-
 def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
     """Of its own kind, as the comparison has it."""
     case = drawn_case(tmp_path, policies=["fifo", "las"])
@@ -100,13 +72,6 @@ def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
         assert f"No policy {whom} can have a mean wait below" in said
         assert f"Completion times under {run.name} are {share_text(row['above_bound']['jct_share'])} above" in said
     assert "No policy" not in result_text(result_document(case, runs[0]))
-
-
-def test_unfinished_jobs_have_no_distance_to_the_bound(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of([(0, 10, 1), (0, 1000, 4)]), longest_s=100)
-    found = comparison_document(case, run_all(case, 1), bounds_of(case))
-    assert found["policies"][0]["above_bound"] is None
-    assert "in no mean, so means look better than they are: fifo 1" in comparison_text(found)
 
 
 def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
@@ -149,12 +114,6 @@ def test_who_is_behind_by_chance_alone_is_named(tmp_path: Path) -> None:
     assert "Its lead" not in second
 
 
-def test_a_baseline_that_nobody_beats_is_the_answer(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of([(0, 10, 1), (5, 10, 1), (9, 10, 1)]), policies=["fifo", "smallest"])
-    (told,) = answers(comparison_document(case, run_all(case, 1), []))
-    assert told.text == "fifo, the baseline: 0.0 s in the mean. No other is below it."
-
-
 # ---------------------------------------------------------------------------------------------------------- what's kept
 
 
@@ -167,12 +126,6 @@ def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
     for one, other in zip(first, again, strict=True):
         for name in one.record.__slots__:
             assert np.array_equal(getattr(one.record, name), getattr(other.record, name)), name
-
-
-def test_processes_beside_each_other_make_the_same(tmp_path: Path) -> None:
-    case = drawn_case(tmp_path, policies=["fifo", "las"])
-    alone, beside = run_all(case, 1), run_all(case, 2)
-    assert [run.record.end_ns.tolist() for run in alone] == [run.record.end_ns.tolist() for run in beside]
 
 
 @pytest.mark.parametrize(
@@ -196,13 +149,6 @@ def test_what_a_run_does_not_depend_on(tmp_path: Path) -> None:
     assert fingerprint(before, before.policies[0]) == fingerprint(after, after.policies[0])
     other = NamedPolicy("fifo", before.policies[1].policy)
     assert fingerprint(before, other) != fingerprint(before, before.policies[0])
-
-
-def test_a_trace_that_has_changed_is_another(tmp_path: Path) -> None:
-    case = case_of(tmp_path, trace_of([(0, 10, 1)]))
-    mark = fingerprint(case, case.policies[0])
-    changed = case_of(tmp_path, trace_of([(0, 11, 1)]))
-    assert fingerprint(changed, changed.policies[0]) != mark
 
 
 def test_foreign_files_stay(tmp_path: Path) -> None:
@@ -291,11 +237,6 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
     streams = capsys.readouterr()
     assert said in streams.err
     assert "Traceback" not in streams.err
-
-
-def test_a_name_with_blanks_is_quoted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "my s.yaml"]) == 0
-    assert capsys.readouterr().out == "scenario: my s.yaml; next: slimsched jobs compare 'my s.yaml'\n"
 
 
 def test_nodes_with_types_and_virtual_clusters(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.figures import BY_JOB, figures, groups_of, job_columns
-from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.figures import figures, groups_of, job_columns
 from tests.jobs.sim.worlds import S, jobs, run
 
 # one node of 4 GPUs: the first job fills it for 100 s; the second waits 90 s, the third 80 s
@@ -48,24 +45,6 @@ def test_finish_time_fairness_by_hand() -> None:
     assert found[2] == pytest.approx(85 / 5)
 
 
-def test_a_job_alone_is_fair() -> None:
-    found = figures(run("fifo", jobs((0, 100, 4))), 4)
-    assert (found["finish_time_fairness"]["max"], found["above_fair_share"]) == (1, 0)
-
-
-def test_useful_time_is_without_restarts_and_lost_work() -> None:
-    """The long job is stopped at 30 s with its last checkpoint at 20 s, and goes on at 40 s after a restart of 5 s."""
-    world = JobWorld((NodeGroup(1, 4),), restart_ns=5 * S, checkpoint_ns=20 * S)
-    policy = policy_of("srtf-oracle", PreemptionKnobs(round_ns=10 * S, restart_ns=0))
-    record = JobSimulation(world, JobRun(jobs((0, 100, 4), (30, 10, 4)), policy)).run()
-    assert record.lost_ns.tolist() == [10 * S, 0]
-    found = figures(record, 4)
-    held = 30 + 5 + 80 + 10
-    assert found["utilization"] == 1
-    assert found["goodput_share"] == pytest.approx((110 * (100 / 110) + 10) / held)
-    assert found["preemptions_per_job"] == 0.5
-
-
 def test_shares_of_a_gpu_count_as_shares() -> None:
     """A quarter of one GPU of four for all the time, all four for half of it."""
     record = run("fifo", jobs((0, 100, 1), (100, 100, 4), gpu_share=[0.25, 1.0]))
@@ -85,12 +64,6 @@ def test_what_does_not_count() -> None:
     late = figures(run("fifo", jobs((0, 10, 1), (0, 1000, 1)), run_options={"longest_ns": 100 * S}), 4)
     assert late["jobs"]["unfinished"] == 1
     assert late["jct_s"]["max"] == 10
-
-
-def test_no_job_done_at_all() -> None:
-    found = figures(run("fifo", jobs((0, 1000, 1)), run_options={"longest_ns": 100 * S}), 4)
-    assert found["wait_s"] == dict.fromkeys(("mean", "p50", "p90", "p99", "max"))
-    assert (found["makespan_s"], found["utilization"], found["goodput_share"]) == (100, 0.25, 1)
 
 
 def test_groups_share_all_jobs() -> None:
@@ -113,8 +86,3 @@ def test_sums_do_not_overflow() -> None:
     record = run("fifo", jobs((0, 1e8, 4), (0, 1e8, 4)))
     large = replace(record, gpus=record.gpus * 10**6, capacity_gpu_ns=record.capacity_gpu_ns * 10**6)
     assert figures(large, 4)["utilization"] == pytest.approx(figures(record, 4)["utilization"])
-
-
-def test_every_column_is_of_every_job() -> None:
-    found = job_columns(run("fifo", jobs(*THREE)), 4)
-    assert {len(getattr(found, name)) for name in BY_JOB} == {3}

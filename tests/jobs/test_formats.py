@@ -12,11 +12,10 @@ import pytest
 from jobs.logs import text as lines
 from jobs.logs.formats import FORMATS, format_of
 from jobs.logs.importing import import_log
-from jobs.logs.rows import UNITS_S, Options
+from jobs.logs.rows import Options
 from jobs.trace import JobTrace, read_trace
 from kit.errors import InputError
-from scenarios.cli import LOG_FORMATS, TIME_UNITS
-from tests.jobs.logs import START, TYPES, WRITERS, Jobs, drawn, rltune, share_milli, write_log
+from tests.jobs.logs import START, TYPES, Jobs, drawn, rltune, share_milli, write_log
 
 JOBS = 300
 
@@ -29,11 +28,6 @@ def imported(path: Path, options: Options | None = None, name: str = "auto") -> 
 
 def options_of(name: str, folder: Path) -> Options:
     return Options(tasks=folder / "tasks.csv") if name == "alibaba-pai" else Options()
-
-
-def test_the_command_line_knows_all_formats() -> None:
-    assert tuple(FORMATS) == LOG_FORMATS == tuple(WRITERS)
-    assert tuple(UNITS_S) == TIME_UNITS
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -105,20 +99,6 @@ def test_the_only_file_of_an_archive_is_the_log(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "log.tgz", "w:gz") as archive:
         archive.add(path, "data/jobs.log")
     assert imported(tmp_path / "log.tgz").job_id.tolist() == plain.job_id.tolist()
-
-
-def test_a_log_may_begin_with_any_number_of_remarks(tmp_path: Path) -> None:
-    path = write_log(tmp_path, "swf", drawn(5))
-    path.write_text("; a remark of the archive, of some length\n" * 5000 + path.read_text())
-    assert path.stat().st_size > 2 * lines.HEAD_BYTES
-    assert len(imported(path)) == 5
-
-
-def test_a_header_may_begin_with_an_empty_name(tmp_path: Path) -> None:
-    """As pandas writes an index that has none; such a line is no remark."""
-    path = tmp_path / "mine.csv"
-    path.write_text(";submit_s;run_s;gpus\n0;5;60;2\n")
-    assert imported(path).gpus.tolist() == [2]
 
 
 def test_windows_ends_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:

@@ -41,26 +41,11 @@ def test_durations_have_their_mean_and_variance(text: str, cv2: float) -> None:
     assert run_s.var() / run_s.mean() ** 2 == pytest.approx(cv2, rel=0.15)
 
 
-def test_jobs_that_run_alike_have_the_same_law() -> None:
-    trace = draw(drawing("lognormal:mean_s=600,cv2=4", jobs=200_000, alike=0.3))
-    assert trace.run_s.mean() == pytest.approx(600, rel=0.04)
-    order = np.lexsort((np.arange(len(trace)), trace.gpus, trace.codes("user")[1]))
-    again = np.diff(trace.run_s[order]) == 0
-    assert again.mean() == pytest.approx(0.3, abs=0.01)
-
-
 @pytest.mark.parametrize("arrivals", ["poisson", "mmpp:burst_factor=5,burst_share=0.1,burst_s=30"])
 @pytest.mark.parametrize("load", [0.3, 1.5])
 def test_the_load_is_what_was_asked_for(arrivals: str, load: float) -> None:
     trace = draw(drawing(arrivals=arrivals, load=load))
     assert trace.gpu_s.sum() / trace.submit_s[-1] / 64 == pytest.approx(load, rel=0.1)
-
-
-def test_poisson_gaps_are_exponential_and_bursts_are_not() -> None:
-    gaps = {name: np.diff(draw(drawing(arrivals=name)).submit_s) for name in ("poisson", "mmpp:burst_factor=8")}
-    cv2 = {name: float(gap.var() / gap.mean() ** 2) for name, gap in gaps.items()}
-    assert cv2["poisson"] == pytest.approx(1, abs=0.05)
-    assert cv2["mmpp:burst_factor=8"] > 1.5
 
 
 def test_sizes_and_users_have_their_shares() -> None:
@@ -80,12 +65,6 @@ def test_the_same_seed_is_the_same_bytes_and_another_is_not(tmp_path: Path) -> N
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
     assert len(read_trace(tmp_path / "c")) == 500
-
-
-def test_another_law_of_durations_moves_no_arrival() -> None:
-    one, other = (draw(drawing(text, jobs=500)) for text in ("exponential:mean_s=600", "lognormal:mean_s=600"))
-    assert one.submit_s.tolist() == other.submit_s.tolist()
-    assert one.gpus.tolist() == other.gpus.tolist()
 
 
 @pytest.mark.parametrize(

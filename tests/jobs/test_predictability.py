@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import summary as predictability
 from jobs.summary import WINDOW, History, Known, accuracies, predictions
 from jobs.trace import JobTrace
 from tests.jobs.test_trace import small
@@ -36,13 +35,6 @@ def test_narrow_classes_shrink_to_their_parents() -> None:
     for job, run_s in reversed(wider):  # what is narrower counts, though it ended earlier
         history.learn(job, run_s)
         assert history.predict(ANN) == 6.0
-
-
-def test_small_classes_leave_the_word_to_wider_ones() -> None:
-    history = History(least=2)
-    history.learn(ANN, 6.0)
-    history.learn(Known("bob", "lab", 2, 60.0), 8.0)
-    assert history.predict(ANN) == 7.0
 
 
 def test_the_median_of_the_last_ones_counts_and_no_more_than_was_asked_for() -> None:
@@ -99,13 +91,6 @@ def test_no_prediction_depends_on_what_ends_later(runs: list[float], gaps: list[
     changed = np.where(is_later, submit[job] - submit + np.array(runs) * 7 + 1, runs).tolist()
     before, after = (predictions(_trace(submit.tolist(), each))[: job + 1] for each in (runs, changed))
     assert np.array_equal(before, after, equal_nan=True)
-
-
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predictability, "TELL_EVERY", 2)
-    seen: list[int] = []
-    predictions(_trace([0, 1, 2, 3, 4], [1] * 5), told=seen.append)
-    assert seen == [2, 4]
 
 
 def test_factors_by_hand() -> None:

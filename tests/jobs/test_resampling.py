@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.figures import LEAST_BLOCKS, WEEK_S, Blocks, Interval, chance_explains
+from jobs.figures import WEEK_S, Blocks, Interval, chance_explains
 
 ALL = np.ones(2000, bool)
 
@@ -83,33 +83,8 @@ def test_one_crisis_says_nothing_of_others(crises: int, is_chance: bool) -> None
     assert chance_explains(found) == is_chance
 
 
-def test_who_waits_no_more_after_several_crises() -> None:
-    submit_s = np.linspace(0, 20 * WEEK_S, 2000)
-    before = np.where(np.arange(2000) % 300 < 50, 1000.0, 0.0)
-    blocks = Blocks.of(submit_s)
-    assert list(blocks.share(np.zeros(2000), before, ALL).values()) == [-1, -1, -1]
-    once = np.where(np.arange(2000) < 50, 1000.0, 0.0)
-    assert chance_explains(blocks.share(np.zeros(2000), once, ALL))
-
-
-def test_a_short_trace_has_short_blocks() -> None:
-    for days, block_s in ((8, 8 * 86400 / LEAST_BLOCKS), (210, WEEK_S)):
-        assert Blocks.of(np.linspace(0, days * 86400, 50)).block_s == block_s
-
-
 def test_no_wait_is_below_0_and_no_interval_endless() -> None:
     """All waits in one week of four: it reaches as far as it may."""
     submit_s = np.linspace(0, 4 * WEEK_S, 400)
     waits = np.where(submit_s > 3.9 * WEEK_S, 1000.0, 0.0)
     assert factor(Blocks.of(submit_s).mean(waits, ALL[:400])) == pytest.approx(1000)
-
-
-def test_nothing_counts() -> None:
-    found = Blocks.of(np.arange(4.0)).mean(np.ones(4), np.zeros(4, bool))
-    assert found == {"value": None, "low": None, "high": None}
-
-
-def test_all_at_once_has_no_interval() -> None:
-    found = Blocks.of(np.zeros(4)).mean(np.arange(4.0), np.ones(4, bool))
-    assert found == {"value": 1.5, "low": None, "high": None}
-    assert chance_explains(found)

@@ -12,11 +12,6 @@ from jobs.logs.rows import Options
 from jobs.logs.slurm import FILLED, HELD
 from jobs.trace import JobTrace, read_trace
 
-HEAD = (
-    "JobIDRaw|JobID|Cluster|User|Account|Partition|Submit|Eligible|Start|End|ElapsedRaw|State|NNodes|ReqTRES|AllocTRES"
-)
-NAMES = HEAD.split("|")
-
 
 def life(
     job: str, submit: str, start: str, end: str, elapsed_s: object, state: str = "COMPLETED", **words: str
@@ -59,14 +54,6 @@ def test_a_requeued_job_is_one(tmp_path: Path) -> None:
     assert (trace.job_id.tolist(), trace.run_s.tolist(), trace.attempts.tolist()) == (["7"], [2400], [2])
     assert (trace.recorded_wait_s.tolist(), trace.status.tolist()) == ([300], ["completed"])
     assert found.tally.noted[LIVES].rows == 1
-
-
-@pytest.mark.parametrize("again", ["10:05:00", "11:00:00"], ids=["begun again at once", "begun again later"])
-def test_a_life_of_no_time_is_no_begin_but_its_submit_is_the_jobs(again: str, tmp_path: Path) -> None:
-    nothing = {**FIRST, "End": FIRST["Start"], "ElapsedRaw": "0"}
-    _, trace = imported(tmp_path, nothing, life("7", "10:05:00", again, "11:30:00", 1800))
-    assert (trace.run_s.tolist(), trace.attempts.tolist()) == ([1800], [2])
-    assert trace.recorded_wait_s.tolist() == [300 if again == "10:05:00" else 3600]
 
 
 PENDING = life("7", "10:15:00", "Unknown", "Unknown", 0, "PENDING", Partition="gpu,long", AllocTRES="")

@@ -18,13 +18,6 @@ def drawn() -> JobTrace:
     return draw(Drawing(500, 64, 0.7, durations, arrivals, SIZES))
 
 
-def test_shares_are_whole() -> None:
-    found = summarize(drawn(), 64)
-    for key in ("sizes", "users", "vcs", "statuses", "gpu_types"):
-        assert sum(each["gpu_time_share"] for each in found[key]) == pytest.approx(1)
-        assert sum(each["jobs"] for each in found[key]) == 500
-
-
 def test_the_load_of_the_days_is_the_work() -> None:
     """GPU-days by day add up to all GPU-hours; the load is their share of the cluster over the time of submits."""
     trace = drawn()
@@ -61,21 +54,9 @@ def test_figures_by_hand() -> None:
     assert found["load"]["days_above_capacity_share"] == 0
 
 
-def test_jobs_that_came_at_once_have_no_load() -> None:
-    found = summarize(small(submit_s=np.zeros(3)), 8)
-    assert (found["load"]["busy_gpus"], found["load"]["load"], found["load"]["days_quantiles"]) == (None, None, None)
-    assert "busy GPUs on average: -" in summary_text(found, "t")
-
-
 def test_it_is_json_and_text() -> None:
     found = summarize(drawn(), 64)
     assert "NaN" not in json_text(found)
     text = summary_text(found, "drawn")
     for said in ("500 jobs", "of 64", "GPU-hours", "median factor", "history", "vc0"):
         assert said in text
-
-
-def test_long_tables_are_cut_and_say_so() -> None:
-    trace = drawn()
-    many = small(**{name: getattr(trace, name) for name in JobTrace.__slots__} | {"user": trace.job_id})
-    assert "And 488 more with less." in summary_text(summarize(many), "t")

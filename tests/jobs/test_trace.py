@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from jobs.trace import COLUMNS, SCHEMA, STATUSES, JobTrace, read_trace, write_trace
+from jobs.trace import COLUMNS, JobTrace, read_trace, write_trace
 from kit.errors import InputError
 
 
@@ -49,24 +47,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert found.provenance == trace.provenance
 
 
-def test_the_file_says_what_it_is(tmp_path: Path) -> None:
-    write_trace(tmp_path / "t.parquet", small())
-    schema = parquet.read_schema(tmp_path / "t.parquet")
-    assert schema.names == [field.name for field in dataclasses.fields(JobTrace)][:-1] == list(COLUMNS)
-    assert json.loads(schema.metadata[b"slimsched"])["schema"] == SCHEMA
-
-
 def test_the_same_trace_is_the_same_bytes(tmp_path: Path) -> None:
     write_trace(tmp_path / "a", small())
     write_trace(tmp_path / "b", small())
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-def test_codes_are_the_texts() -> None:
-    trace = small(user=np.array(["x", "y", "x"], object))
-    names, codes = trace.codes("user")
-    assert names[codes].tolist() == ["x", "y", "x"]
-    assert len(names) == 2
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -133,17 +117,3 @@ def test_texts_that_are_no_text(tmp_path: Path) -> None:
     _written(tmp_path / "t.parquet", lambda table: table.set_column(4, "user", wrong))
     with pytest.raises(InputError, match="or damaged"):
         read_trace(tmp_path / "t.parquet")
-
-
-def test_an_older_file_has_whole_gpus(tmp_path: Path) -> None:
-    _written(tmp_path / "t.parquet", lambda table: table.drop_columns(["gpu_share"]))
-    found = read_trace(tmp_path / "t.parquet")
-    assert found.gpu_share.tolist() == [1, 1, 1]
-    assert found.gpu_s.tolist() == [10, 40, 120]
-    assert small().gpu_s.tolist() == [2.5, 40, 120]
-
-
-def test_statuses_are_all_taken(tmp_path: Path) -> None:
-    for status in STATUSES:
-        write_trace(tmp_path / "t", small(status=np.array([status] * 3, object)))
-        assert read_trace(tmp_path / "t").status[0] == status

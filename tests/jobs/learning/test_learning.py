@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.study.explaining import explain
 from jobs.learning.course import (
     Course,
     Task,
@@ -22,9 +23,7 @@ from jobs.learning.course import (
     train,
 )
 from jobs.learning.judging import (
-    BASELINES,
     Contender,
-    explain,
     judge,
     learned_choice,
     mean_of,
@@ -66,11 +65,6 @@ def test_windows_to_learn_on_and_to_judge_by_have_no_job_in_common() -> None:
     assert {int(starts.min()), int(starts.max())} == {earlier.first, earlier.last}
     assert (starts == earlier.drawn(500, 0, "a")).all()
     assert (starts != earlier.drawn(500, 0, "b")).any()
-
-
-def test_a_trace_that_is_too_short_is_refused() -> None:
-    with pytest.raises(InputError, match="leave no window"):
-        Windows.as_run(drawn(), WORLD)
 
 
 def test_a_window_begins_cold_or_warm_and_warming_jobs_do_not_count() -> None:
@@ -154,39 +148,6 @@ def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: 
     assert read_learned(tmp_path / "whole.safetensors")[0].spec == this.spec
 
 
-def test_a_faithful_course_with_all_things_changed_is_the_mended_one(tmp_path: Path) -> None:
-    fixed = course(FIXED)
-    spec = LearnedSpec(FAITHFUL, queueing="choice")
-    changed = replace(fixed, spec=spec, reward="steps", against="first-fit", value="means")
-    one, other = train(fixed, tmp_path / "a.safetensors"), train(changed, tmp_path / "b.safetensors")
-    assert all((one.net.weights[name] == value).all() for name, value in other.net.weights.items())
-    assert changed.base == fixed.base
-
-
-@pytest.mark.parametrize(
-    "one",
-    [
-        {"reward": "steps"},
-        {"against": "first-fit"},
-        {"value": "means"},
-        {"spec": LearnedSpec(FAITHFUL, queueing="choice")},
-    ],
-    ids=str,
-)
-def test_one_thing_changed_is_another_training(one: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "a.safetensors"
-    train(replace(course(FAITHFUL), epochs=1), path)
-    with pytest.raises(InputError, match="begun with another"):
-        train(course(FAITHFUL, **one), path)
-    learned = train(course(FAITHFUL, **one), tmp_path / "b.safetensors")
-    assert read_learned(tmp_path / "b.safetensors")[0].spec == learned.spec
-
-
-def test_a_course_with_a_word_that_there_is_not_is_refused() -> None:
-    with pytest.raises(InputError, match="reward: 'ends' is none of end, steps"):
-        course(FAITHFUL, reward="ends")
-
-
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     one = train(course(FAITHFUL, epochs=1), tmp_path / "one.safetensors", jobs=1)
@@ -231,10 +192,6 @@ def test_judgement_goes_on_where_it_was_and_knows_what_it_rests_on(tmp_path: Pat
     assert "| fifo-stall |" in table
 
 
-def test_the_baselines_run(tmp_path: Path) -> None:
-    assert len(list(judge(BASELINES, windows(), [40], tmp_path))) == 9
-
-
 def test_an_interval_holds_the_mean_of_drawn_windows() -> None:
     """Means of 100 exponential numbers: 95 of 100 intervals or so hold the truth."""
     rng = np.random.default_rng(0)
@@ -248,15 +205,6 @@ def test_a_ratio_is_of_means_on_the_same_windows() -> None:
     assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((0.5, 0.5, 0.5), abs=1)
     assert ratio.mean == 0.5
     assert ratio_of(waits, np.zeros(3)).mean == 1
-
-
-def test_another_score_is_judged_by_its_name(tmp_path: Path) -> None:
-    these = [stalled("fifo")]
-    ((_, busy),) = judge(these, windows(), [40], tmp_path / "utilisation", score="utilisation")
-    record = windows().run(40, these[0].policy)
-    assert busy.tolist() == [score_of(record, "utilisation", 8)]
-    ((_, waits),) = judge(these, windows(), [40], tmp_path / "utilisation")
-    assert waits.tolist() == [score_of(record, "wait", 8)]
 
 
 def test_a_table_explains_a_network_that_is_one() -> None:

@@ -47,19 +47,6 @@ def test_whom_is_chosen_stalls_the_whole_cluster_even_those_that_share_no_pool_w
     assert seconds(run(JobPolicy("fifo", "stall", placement="lowest"), these, groups=groups).start_ns) == [0, 10, 10]
 
 
-def test_nobody_overtakes_whom_was_chosen_even_where_the_order_would_have_him_first() -> None:
-    """The job of 4 is chosen at 1, when it is alone; at 2 a smaller one comes, which `strict` lets go first."""
-    these = jobs((0, 10, 3), (1, 5, 4), (2, 5, 1))
-    assert seconds(run("smallest-strict", these).start_ns) == [0, 10, 2]
-    assert seconds(run(JobPolicy("smallest", "stall", placement="lowest"), these).start_ns) == [0, 10, 15]
-
-
-def test_a_chooser_takes_whom_it_likes() -> None:
-    these = jobs((0, 10, 4), (1, 5, 4), (2, 5, 4), (3, 5, 4))
-    last = run(STALL, these, run_options=choosing(lambda view: len(view) - 1))
-    assert seconds(last.start_ns) == [0, 10, 20, 15]  # at 1 the second is alone, and is chosen
-
-
 def test_a_masked_choice_waits_where_it_is_told_to() -> None:
     """Waiting for the end at 10 lets the pair of 4 go before the single GPU that came first."""
     these = jobs((0, 10, 3), (1, 30, 1), (2, 5, 4))
@@ -69,12 +56,6 @@ def test_a_masked_choice_waits_where_it_is_told_to() -> None:
 
     assert seconds(run(CHOICE, these, run_options=choosing(answer)).start_ns) == [0, 15, 10]
     assert seconds(run(CHOICE, these, run_options=choosing(lambda view: int(view.may.argmax()))).start_ns) == [0, 1, 31]
-
-
-def test_who_does_not_fit_may_not_be_chosen_where_choices_are_masked() -> None:
-    these = jobs((0, 10, 3), (1, 30, 4), (2, 5, 1))
-    with pytest.raises(AssertionError, match="may not"):
-        run(CHOICE, these, run_options=choosing(lambda view: int(view.gpus.argmax())))
 
 
 @pytest.mark.parametrize("order", ["fifo", "smallest", "sjf-oracle"])
@@ -89,15 +70,6 @@ def test_first_fit_is_the_masked_choice_of_whoever_comes_first(order: str) -> No
     )
     first_fit = run(f"{order}-first-fit-lowest", these, groups=groups).start_ns.tolist()
     assert run(rule, these, groups=groups).start_ns.tolist() == asked.start_ns.tolist() == first_fit
-
-
-@pytest.mark.parametrize("queueing, starts", [("choice", [0, 40, 8]), ("stall", [0, 32, 40])])
-@pytest.mark.parametrize("order", ["fifo", "sjf-oracle"])
-@pytest.mark.parametrize("placement", ["best-fit", "programme", "programme-as-written"])
-def test_where_the_first_does_not_fit(order: str, placement: str, queueing: str, starts: list[float]) -> None:
-    """One node of 8: the job of 8 waits from 7 on. What follows at 8 fits."""
-    these = jobs((0, 32, 1), (7, 8, 8), (8, 32, 1))
-    assert seconds(run(f"{order}-{queueing}-{placement}", these, nodes=(8,)).start_ns) == starts
 
 
 def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:

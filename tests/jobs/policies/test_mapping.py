@@ -37,11 +37,6 @@ def test_candidates_by_hand() -> None:
     assert len(found) <= 4
 
 
-def test_one_gpu_has_no_way_on_two_nodes_and_a_full_pool_none_at_all() -> None:
-    assert all(len(each) == 1 for each in allocations(candidates([pool(8, 3)], 1)))
-    assert candidates([pool(0, 3)], 8) == []
-
-
 @st.composite
 def programmes(draw: st.DrawFn, is_bound: bool) -> Programme:
     size = np.array(draw(st.lists(st.sampled_from([2, 4, 8]), min_size=2, max_size=5)))
@@ -71,15 +66,6 @@ def least(programme: Programme) -> list[float]:
 def test_it_takes_the_first_of_those_that_trying_all_finds_best(programme: Programme) -> None:
     costs = np.array(least(programme))
     assert programme.solve() == int((costs <= costs.min() + 1e-7).argmax())
-
-
-def test_as_written_its_first_term_is_void() -> None:
-    """Two candidates that differ in partly used nodes alone: as written the first is taken, as meant the other."""
-    free, size = np.array([8, 4, 8]), np.array([8, 8, 8])
-    takes = [np.array([[4, 0, 0], [0, 4, 0]])]
-    written = Programme(free, size, takes, next_gpus=9, weights=(1.0, 0.0, 0.5))
-    assert written.solve() == 0
-    assert Programme(free, size, takes, is_bound=True, weights=(1.0, 0.0, 0.5)).solve() == 1
 
 
 class First:

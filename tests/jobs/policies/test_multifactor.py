@@ -9,11 +9,11 @@ import pytest
 
 from jobs.policies.cluster import JobArrived, NodeGroup
 from jobs.policies.orders import Accounts, Features, JobBook, MultifactorKnobs
-from jobs.policies.policy import JobPolicy, policy_of
+from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import Outage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from kit.errors import InputError
-from tests.jobs.sim.worlds import S, jobs, run, seconds
+from tests.jobs.sim.worlds import S, jobs
 
 DAY_S = 86_400
 HOUR = MultifactorKnobs(weight_age=0, weight_size=0, half_life_s=3600, period_s=600)
@@ -74,21 +74,6 @@ def test_shares_damping_and_accounts() -> None:
     assert priorities(by_vc, [(0, 1), (0, 1)], 300) == [5000, 5000]  # one account has used all: 2^-1
 
 
-def test_usage_counts_at_the_next_calculation_and_not_before() -> None:
-    accounts = Accounts(HOUR, gpus=8)
-    for job, user in enumerate(("ann", "bob")):
-        accounts.arrive(JobArrived(job, 1, 0, user=user), 0)
-    accounts.hold(0, 8, 0)
-    assert priorities(accounts, [(0, 1), (0, 1)], 599) == [10_000, 10_000]
-    assert priorities(accounts, [(0, 1), (0, 1)], 600) == [2500, 10_000]  # all of it, with half of the shares: 2^-2
-    accounts.hold(0, -8, 600 * S)
-    accounts.hold(1, 8, 600 * S)
-    assert priorities(accounts, [(0, 1), (0, 1)], 1199) == [2500, 10_000]
-    ann = 2 ** (-600 / 3600)  # what was used an earlier period is worth so much of what was used in this
-    expected = [10_000 * 2 ** (-2 * ann / (1 + ann)), 10_000 * 2 ** (-2 / (1 + ann))]
-    assert priorities(accounts, [(0, 1), (0, 1)], 1200) == np.floor(expected).tolist()
-
-
 def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
     """However long nothing happens: 40 drawn changes, each account written on at each period's end."""
     rng = np.random.default_rng(0)
@@ -113,14 +98,6 @@ def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
     assert accounts._used == pytest.approx(used, rel=1e-9)
 
 
-def test_who_has_used_less_comes_first_and_larger_jobs_before_smaller() -> None:
-    """ann's first job ran for an hour when four jobs wait. bob's come first, his larger one before the smaller; beside
-    that one ann's smaller job fits."""
-    users = ["ann", "ann", "ann", "bob", "bob"]
-    scene = jobs((0, 3600, 4), (10, 100, 2), (20, 100, 4), (30, 100, 2), (40, 100, 4), user=users)
-    assert seconds(run("multifactor", scene).start_ns) == [0, 3700, 3800, 3700, 3600]
-
-
 def test_nobody_holds_gpus_when_all_is_done() -> None:
     """Also of jobs under which a node died; what was used is the record's GPU time (nothing decays here)."""
     knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
@@ -137,14 +114,6 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     assert (accounts._used + accounts._fresh).tolist() == [held_gpu_s[:2].sum(), held_gpu_s[2]]
 
 
-def test_a_calculation_may_make_another_the_first_of_a_strict_queue() -> None:
-    """Job 1 is older and blocks job 2, until at 180 s both are as old as a job can be; small is favoured."""
-    knobs = MultifactorKnobs(max_age_s=100, weight_size=10, weight_fairshare=0, period_s=60, favors_small=True)
-    policy = JobPolicy(order="multifactor", queueing="strict", multifactor=knobs)
-    scene = jobs((0, 1000, 3), (10, 10, 4), (70, 10, 1))
-    assert seconds(run(policy, scene).start_ns) == [0, 1000, 180]
-
-
 @pytest.mark.parametrize(
     "knobs, said",
     [
@@ -158,9 +127,3 @@ def test_a_calculation_may_make_another_the_first_of_a_strict_queue() -> None:
 def test_knobs_that_mean_nothing_are_refused(knobs: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         MultifactorKnobs(**knobs)
-
-
-def test_it_does_not_preempt() -> None:
-    with pytest.raises(InputError, match="says nothing of those that run"):
-        JobPolicy(order="multifactor", queueing="first-fit", preemption="by-index")
-    assert policy_of("multifactor").queueing == "first-fit"

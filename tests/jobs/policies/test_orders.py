@@ -11,7 +11,7 @@ import pytest
 from jobs.policies.cluster import JobArrived
 from jobs.policies.history import GittinsTables, History, inverse_gittins_s
 from jobs.policies.orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
-from jobs.policies.policy import KINDS, JobPolicy, PreemptionKnobs, policy_of, shown_name
+from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
 from kit.errors import InputError
 
 S = 1_000_000_000
@@ -66,23 +66,6 @@ def test_an_order_is_the_same_for_one_job_as_for_many() -> None:
         order, book = order_of(word, no_tables), features()
         one_by_one = [Features(book._book, job, NOW_S * S, is_running=False) for job in range(len(JOBS))]
         assert [float(order.index(one)) for one in one_by_one] == order.index(book).tolist()
-
-
-def test_tiresias_moves_a_job_to_the_second_queue_at_its_threshold() -> None:
-    book = JobBook()
-    book.gpus[:3] = 8, 8, 1
-    book.done_ns[:3] = 399 * S, 400 * S, 3199 * S
-    two_queues = order_of("2dlas", no_tables)
-    assert two_queues.index(Features(book, np.arange(3), 0, is_running=False)).tolist() == [0, 1, 0]
-
-
-def test_a_restart_is_part_of_what_remains_of_a_job_that_waits() -> None:
-    assert order_of("srsf", no_tables).index(features(restart_s=60)).tolist() == [1060, 880, 440, 320]
-    assert order_of("srsf", no_tables).index(features(is_running=True, restart_s=60)).tolist() == EXPECTED["srsf"]
-
-
-def test_round_robin_puts_those_that_run_last() -> None:
-    assert order_of("round-robin", no_tables).index(features(is_running=True)).tolist() == [NOW_S] * 4
 
 
 # -------------------------------------------------------------------------------------------------------- gittins
@@ -217,29 +200,6 @@ def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- names
-
-
-def test_every_rival_has_a_name_that_says_how_it_knows_run_times() -> None:
-    for kind in KINDS.values():
-        policy = policy_of(kind.name) if _is_whole(kind.name) else policy_of(f"{kind.name}-oracle")
-        assert policy_of(shown_name(policy)) == policy
-        assert ("oracle" in shown_name(policy)) == (policy.estimate == "oracle")
-
-
-def _is_whole(name: str) -> bool:
-    try:
-        policy_of(name)
-    except InputError:
-        return False
-    return True
-
-
-def test_which_rivals_need_to_be_told_how_long_jobs_run() -> None:
-    needing = {name for name in KINDS if not _is_whole(name)}
-    assert needing == {"fifo-easy", "sjf", "saf", "srtf", "srsf", "wfp3", "unicep", "f1"} | {
-        "gavel-finish-time",
-        "gavel-least-jct",
-    }
 
 
 @pytest.mark.parametrize(

@@ -63,40 +63,6 @@ def test_starts_are_those_of_the_definition(
 
 
 # what blocks: job 0 holds 3 of 4 GPUs for 10 s, job 1 wants all 4; jobs 2 and 3 come later and want one
-BLOCKED = [(0, 10, 3), (1, 10, 4), (2, 9, 1), (3, 7, 1)]
-
-
-@pytest.mark.parametrize(
-    "policy, starts",
-    [
-        ("fifo", [0, 10, 20, 20]),
-        ("fifo-first-fit", [0, 17, 2, 10]),  # both overtake, and job 1 waits for them
-        ("fifo-easy-oracle", [0, 10, 20, 3]),  # job 3 ends in time; job 2 would not have, and nothing is beside job 1
-        ("fifo-conservative-oracle", [0, 10, 20, 3]),
-    ],
-)
-def test_who_may_overtake_a_job_that_blocks(policy: str, starts: list[float]) -> None:
-    assert seconds(run(policy, jobs(*BLOCKED)).start_ns) == starts
-
-
-def test_what_is_free_beside_a_reservation_is_given_once() -> None:
-    """Job 1 (3 of 4 GPUs) is promised 10 s, with one GPU beside it: of two long jobs of one GPU, one may start."""
-    scene = jobs((0, 10, 2), (1, 5, 3), (2, 20, 1), (2, 20, 1))
-    assert seconds(run("fifo-easy-oracle", scene).start_ns) == [0, 10, 2, 15]
-
-
-def test_what_is_beside_a_reservation_must_be_free_now_as_well() -> None:
-    """Three nodes of 4; job 4 is promised the second. Job 5 is short and takes the first's last GPU, where two will be
-    beside the reservation: job 6 is long and must go to the third."""
-    scene = jobs((0, 30, 2), (0, 8, 1), (0, 10, 3), (0, 40, 2), (1, 5, 4), (2, 3, 1), (2, 50, 1))
-    assert seconds(run("fifo-easy-oracle", scene, nodes=(4, 4, 4)).start_ns) == [0, 0, 0, 0, 10, 2, 2]
-
-
-def test_easy_delays_those_behind_the_first_and_conservative_does_not() -> None:
-    """At 4 s job 2 (3 GPUs) is promised 9 s. Job 4 fits beside it, but keeps job 3 (all four) from its 12 s."""
-    scene = jobs((1, 3, 4), (1, 5, 2), (2, 3, 3), (2, 6, 4), (3, 9, 1))
-    assert seconds(run("fifo-easy-oracle", scene).start_ns) == [1, 4, 9, 13, 4]
-    assert seconds(run("fifo-conservative-oracle", scene).start_ns) == [1, 4, 9, 12, 18]
 
 
 def test_a_job_over_its_estimate_counts_as_one_that_ends_in_a_second() -> None:

@@ -109,30 +109,6 @@ def test_a_late_burst_has_its_prices(is_preemptive: bool) -> None:
     assert 40 <= bound.mean_wait_s <= sum(range(100)) / 101
 
 
-def test_two_jobs_that_need_all_gpus_wait_for_each_other() -> None:
-    """2 + 4 with a cell of 1 s: the price of a GPU second is what makes the second job start at 2."""
-    bound = lower_bound(BoundProblem.one_pool([0, 0], [2, 2], [4, 4], of=4), passes=400, cell_s=1.0)
-    assert bound.total_s == pytest.approx(6.0, rel=0.02)
-    assert bound.mean_wait_s == pytest.approx(1.0, rel=0.06)
-
-
-def test_jobs_on_one_machine_cost_no_less_than_their_mean_busy_times() -> None:
-    """Preemptive, all released at 0, one GPU: shortest first is best, and the bound comes to it."""
-    run_s = [1.0, 2.0, 4.0]
-    bound = lower_bound(BoundProblem.one_pool([0, 0, 0], run_s, [1, 1, 1], of=1), True, passes=800, cell_s=0.5)
-    assert bound.total_s <= 1 + 3 + 7
-    assert bound.total_s >= 0.93 * (1 + 3 + 7)
-
-
-def test_a_job_takes_the_pool_that_is_better_for_it() -> None:
-    """Two pools of one GPU, 2 and 3 s: of two jobs, one each is best (5 s)."""
-    problem = BoundProblem(np.zeros(2), np.ones(2), np.array([[2.0, 3.0], [2.0, 3.0]]), np.ones(2))
-    bound = lower_bound(problem, passes=600, cell_s=1.0)
-    assert 4.0 < bound.total_s <= 5.0 + 1e-9
-    alone = BoundProblem(np.zeros(2), np.ones(2), np.array([[2.0, np.inf], [np.inf, 3.0]]), np.ones(2))
-    assert lower_bound(alone, passes=5, cell_s=1.0).total_s == pytest.approx(5.0)
-
-
 def test_a_job_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(InputError, match="job 1 fits into no pool"):
         BoundProblem.one_pool([0, 0], [1, 1], [1, 9], of=4)

@@ -15,26 +15,6 @@ ROUNDS = PreemptionKnobs(round_ns=100 * S, restart_ns=0)
 TWO_TYPES = (NodeGroup(1, 1, "slow"), NodeGroup(1, 1, "fast"))
 
 
-def test_three_jobs_take_turns_on_one_gpu() -> None:
-    """Each is owed a third of a round more in each; who has had least of it comes next."""
-    record = run("gavel", jobs((0, 200, 1), (0, 200, 1), (0, 200, 1)), nodes=(1,), knobs=ROUNDS)
-    assert seconds(record.end_ns) == [400, 500, 600]
-    assert record.preemptions.tolist() == [1, 1, 1]
-
-
-def test_who_needs_two_gpus_gets_half_as_many_rounds() -> None:
-    """Shares of 2/3, 1/3 and 1/3 (`test_gavel`). Job 0 has two rounds of three, the others one each."""
-    record = run("gavel", jobs((0, 400, 1), (0, 200, 2), (0, 200, 2)), nodes=(2,), knobs=ROUNDS)
-    assert seconds(record.start_ns) == [0, 100, 200]
-    assert record.held_ns.tolist() == [400 * S, 200 * S, 200 * S]
-
-
-def test_within_a_round_nothing_is_decided() -> None:
-    """Job 0 ends at 30 s, and job 1 comes at 5 s: it starts at 100 s. Job 2 comes as a round begins."""
-    record = run("gavel", jobs((0, 30, 1), (5, 30, 1), (200, 30, 1)), nodes=(1,), knobs=ROUNDS)
-    assert seconds(record.start_ns) == [0, 100, 200]
-
-
 def test_who_goes_on_stays_on_its_nodes() -> None:
     """Job 1 ends; jobs 0 and 2 stay where they are, and job 3 takes the node of job 1."""
     record = run("gavel", jobs((0, 500, 4), (0, 100, 4), (0, 500, 4), (50, 100, 4)), nodes=(4, 4, 4), knobs=ROUNDS)
@@ -50,12 +30,6 @@ def test_a_job_moves_for_one_that_needs_a_whole_node_and_is_started_at_once() ->
     assert record.preemptions.tolist() == [0, 1, 0, 0, 0]
     assert record.restart_ns.tolist() == [0, 10 * S, 0, 0, 0]
     assert seconds(record.end_ns)[1] == 910  # moved at 100 s, without a break but for its restart
-
-
-def test_who_has_no_room_beside_others_has_its_turn() -> None:
-    """3 + 3 + 2 GPUs are eight, but not on two nodes of 4: the first two go on, but not for ever."""
-    record = run("gavel", jobs((0, 1000, 3), (0, 1000, 3), (0, 300, 2)), nodes=(4, 4), knobs=ROUNDS)
-    assert seconds(record.end_ns)[2] < 1000
 
 
 def test_each_goes_where_it_is_relatively_faster() -> None:
@@ -84,13 +58,6 @@ def test_a_job_moves_to_the_faster_type_when_that_is_free() -> None:
     record = run("gavel", scene, groups=TWO_TYPES, speeds=speeds, knobs=ROUNDS)
     assert seconds(record.end_ns) == [100, 550]
     assert record.preemptions.tolist() == [0, 1]
-
-
-def test_first_come_first_served_and_least_left() -> None:
-    scene = jobs((0, 500, 1), (10, 300, 1), (20, 100, 1))
-    assert seconds(run("gavel-fifo", scene, nodes=(1,), knobs=ROUNDS).end_ns) == [500, 800, 900]
-    record = run("gavel-least-jct-oracle", scene, nodes=(1,), knobs=ROUNDS)
-    assert seconds(record.end_ns) == [900, 500, 200]
 
 
 def test_a_node_that_dies_takes_no_job_until_it_returns() -> None:
@@ -151,10 +118,6 @@ def mean_jct_h(policy: str, seed: int, speeds: Speeds) -> float:
 def test_knowing_the_types_is_worth_something_where_they_differ() -> None:
     unequal = [(mean_jct_h("gavel", seed, SPEEDS), mean_jct_h("gavel-blind", seed, SPEEDS)) for seed in range(2)]
     assert all(aware < 0.8 * blind for aware, blind in unequal)
-
-
-def test_and_nothing_where_they_do_not() -> None:
-    assert mean_jct_h("gavel", 0, Speeds()) == mean_jct_h("gavel-blind", 0, Speeds())
 
 
 def test_names_and_parts() -> None:

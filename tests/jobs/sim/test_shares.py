@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, SharedGpus, Wake
-from jobs.policies.orders import Features, JobBook, MultifactorKnobs, order_of
+from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, Wake
+from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
-from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobList, Outage, drawn_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 
 PACKING = ["fifo", "fifo-first-fit", "smallest", "saf-requested-strict", "sjf-history", "multifactor", "qssf-worst-fit"]
@@ -39,31 +37,6 @@ def test_a_share_lies_on_one_gpu_and_goes_where_least_is_left() -> None:
     record = run("fifo-first-fit", scene, nodes=(2,))
     assert seconds(record.start_ns) == [0, 1, 2, 3, 50, 5]
     assert seconds(record.end_ns) == [50, 51, 52, 53, 100, 55]
-
-
-def test_best_fit_is_among_all_nodes_of_a_pool_and_equal_ones_go_to_the_first() -> None:
-    these, shared = pool(2, 1), SharedGpus()
-    shared.take(0, these, ((0, 1),), 300)
-    shared.take(1, these, ((1, 1),), 600)
-    assert these.free_gpus == 0
-    assert shared.find(these, 350, Pool.best_fit) == ((1, 1),)
-    assert shared.find(these, 500, Pool.best_fit) == ((0, 1),)
-    assert shared.find(these, 701, Pool.best_fit) is None
-    shared.take(2, these, ((0, 1),), 300)  # both have 400 left
-    assert shared.find(these, 400, Pool.best_fit) == ((0, 1),)
-    these.set_down(0, is_down=True)
-    assert shared.find(these, 400, Pool.best_fit) == ((1, 1),)
-
-
-def test_a_gpu_that_nobody_shares_any_more_is_whole_again() -> None:
-    scene = jobs((0, 10, 1), (0, 20, 1), (1, 5, 1), (2, 5, 2), **shares(0.5, 0.5, 1, 1))
-    assert seconds(run("fifo-first-fit", scene, nodes=(2,)).start_ns) == [0, 0, 1, 20]
-
-
-def test_a_whole_gpu_is_not_beside_shares_and_shares_keep_to_type_and_vc() -> None:
-    groups = (NodeGroup(1, 1, "a"), NodeGroup(1, 1, "b"))
-    scene = jobs((0, 10, 1), (1, 10, 1), (2, 10, 1), gpu_types=["a", "b", "b"], **shares(0.2, 1, 0.2))
-    assert seconds(run("fifo-first-fit", scene, groups=groups).start_ns) == [0, 1, 11]
 
 
 def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
@@ -110,39 +83,12 @@ def test_an_account_is_charged_for_shares() -> None:
     assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.gpus_used).sum() / S)
 
 
-def test_no_packing_is_better_than_the_bound() -> None:
-    for seed in range(3):
-        these = drawn(seed)
-        problem = BoundProblem.one_pool(these.submit_s, these.run_s, these.gpus * these.gpu_share, of=8)
-        record = run("sjf-oracle", these, nodes=(8,))
-        assert lower_bound(problem).total_s <= record.jct_s.sum()
-
-
-def test_an_order_by_gpus_is_one_by_shares_of_them() -> None:
-    book = JobBook()
-    book.gpus[:3], book.estimate_ns[:3] = [1, 2, 1], 100 * S
-    features = Features(book, np.arange(3), 0, is_running=False)
-    one = [Features(book, job, 0, is_running=False) for job in range(3)]
-    assert features.gpus.tolist() == [1, 2, 1]
-    book.share[2] = 0.25
-    for word, expected in (("smallest", [1, 2, 0.25]), ("saf", [100, 200, 25])):
-        order = order_of(word, lambda: pytest.fail("no tables"))
-        assert order.index(features).tolist() == expected
-        assert [float(order.index(each)) for each in one] == expected
-
-
 @pytest.mark.parametrize("gpus, milli", [(1, 0), (1, 1001), (2, 500), (1, -1)])
 def test_what_is_no_share_is_refused(gpus: int, milli: int) -> None:
     scheduler = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(jobs((0, 1, 1)), policy_of("fifo"))).scheduler
     (command,) = scheduler.handle(JobArrived(0, gpus, 0, gpu_milli=milli), 0)
     assert isinstance(command, RefuseJob)
     assert "a share is of one" in command.reason
-
-
-@pytest.mark.parametrize("gpus, share", [(1, 0.0), (1, 1.5), (2, 0.5), (1, 0.0004), (1, np.nan)])
-def test_a_list_without_such_jobs_is_refused(gpus: int, share: float) -> None:
-    with pytest.raises(InputError, match="gpu_share: job 0"):
-        jobs((0, 1, gpus), **shares(share))
 
 
 # ----------------------------------------------------------------------------------------------------------- laws
@@ -215,11 +161,3 @@ def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the
         assert pool.free == [pool.size] * len(pool.nodes)
     assert simulation.scheduler._shared._of_job == {}
     assert not any(simulation.scheduler._shared._of_pool.values())
-
-
-def test_packing_is_worth_something() -> None:
-    """Jobs of half a GPU on half as many GPUs wait as long as whole ones."""
-    rows = [(10.0 * job, 100.0, 1) for job in range(200)]
-    halves = run("fifo", jobs(*rows, gpu_share=[0.5] * 200), nodes=(4,))
-    whole = run("fifo", jobs(*rows), nodes=(8,))
-    assert halves.end_ns.tolist() == whole.end_ns.tolist()

@@ -103,11 +103,6 @@ def test_m_g_1_in_short_rounds_is_processor_sharing() -> None:
     assert_mean(means("round-robin", uniform, SLICED), 1 / (1 - SLICED), bias=0.1)
 
 
-@pytest.mark.parametrize("name", ["fifo", "smallest", "qssf", "las", "2dlas", "round-robin", "gittins"])
-def test_exponential_sizes_make_all_blind_orders_equal(name: str) -> None:
-    assert_mean(means(name, exponential, SLICED, round_s=0.25), 1 / (1 - SLICED))
-
-
 def lognormal(rng: np.random.Generator, many: int) -> np.ndarray:
     """Mean 1, C^2 8.5. Whoever has had least is most likely to end soon, but for the very first moments."""
     return rng.lognormal(-(1.5**2) / 2, 1.5, many)
@@ -118,8 +113,3 @@ def test_what_gittins_learns_is_worth_nearly_what_least_attained_service_is_wher
     """With the law itself it is worth the same; what is learned from a few thousand jobs falls short a little."""
     gittins, las = (means(name, lognormal, 0.8, round_s=0.05, runs=4, jobs=4000) for name in ("gittins", "las"))
     assert 0.98 < (gittins / las).mean() < 1.025
-
-
-def test_an_order_that_is_not_blind_is_better() -> None:
-    """Or the test above could not fail."""
-    assert means("srtf-oracle", exponential, runs=4).mean() < 0.8 / (1 - LOAD)

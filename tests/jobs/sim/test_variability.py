@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import JobArrived, JobEnded, NodeGroup, StartJob, Variability, Wake
+from jobs.policies.cluster import NodeGroup, Variability
 from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList, JobsRecord, Outage, drawn_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
@@ -51,13 +51,6 @@ def test_a_gang_takes_the_nodes_whose_slowest_gpu_is_fastest() -> None:
         assert seconds(record.end_ns) == pytest.approx(ends)
 
 
-def test_a_dead_node_is_not_chosen() -> None:
-    outages = (Outage(1 * S, 100 * S, 0),)
-    scene = jobs((5, 8, 1), **columns("net"))
-    record = run("fifo-variability-aware", scene, nodes=(2, 2), variability=PAIR, outages=outages)
-    assert seconds(record.end_ns) == [15]
-
-
 def test_the_scheduler_expects_what_it_knows_and_nothing_else() -> None:
     """Job 0 takes 200 s for 100 s. Who knows that promises job 1 the node at 200 s, and lets job 2 begin before."""
     scene = jobs((0, 100, 1), (1, 10, 2), (2, 150, 1), **columns("net", "net", "net"))
@@ -66,24 +59,6 @@ def test_the_scheduler_expects_what_it_knows_and_nothing_else() -> None:
     aware = run("fifo-easy-oracle-variability-aware", scene, nodes=(2,), variability=slow)
     assert seconds(blind.start_ns) == [0, 200, 220]
     assert seconds(aware.start_ns) == [0, 302, 2]
-
-
-def test_gpus_come_back_and_are_named_in_the_command() -> None:
-    world = JobWorld((NodeGroup(2, 2),), variability=PAIR)
-    simulation = JobSimulation(world, JobRun(jobs((0, 1, 1), **columns("net")), policy_of("fifo-variability-aware")))
-    scheduler = simulation.scheduler
-    slots = []
-    for job in range(3):
-        scheduler.handle(JobArrived(job, 1, 0, job_class="net"), job * S)
-        slots += [command for command in scheduler.handle(Wake(), job * S) if isinstance(command, StartJob)]
-        if job == 1:
-            scheduler.handle(JobEnded(0), job * S)
-            scheduler.handle(Wake(), job * S)
-    assert [(command.allocation, command.slots) for command in slots] == [
-        (((0, 1),), ((1,),)),
-        (((0, 1),), ((0,),)),
-        (((0, 1),), ((1,),)),
-    ]
 
 
 @pytest.mark.parametrize("name", ["fifo", "las", "srtf-oracle-variability-aware", "fifo-conservative-history", "gavel"])
@@ -101,19 +76,6 @@ def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> Non
     assert slots is not None
     assert {node: len(free) for node, free in slots._free.items()} == {0: 4, 1: 4, 2: 4, 3: 2}
     assert (record.held_ns[record.is_done] >= record.work_ns[record.is_done]).all()
-
-
-def test_knowing_is_worth_something() -> None:
-    """Half of the jobs are sensitive, GPUs differ by 30 %, and the cluster is half empty."""
-    groups = (NodeGroup(8, 4),)
-    variability = drawn_variability(groups, {"net": 0.3}, 0)
-    rng = np.random.default_rng(0)
-    rows = [(100.0 * job, 1000.0, int(rng.choice([1, 1, 2]))) for job in range(200)]
-    scene = jobs(*rows, **columns(*rng.choice(["net", ""], 200)))
-    blind, aware = (
-        run(name, scene, groups=groups, variability=variability) for name in ("fifo", "fifo-variability-aware")
-    )
-    assert aware.jct_s.mean() < 0.9 * blind.jct_s.mean()
 
 
 def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:

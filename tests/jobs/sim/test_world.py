@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jobs.policies.cluster import JobArrived, NodeGroup, Speeds
-from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
+from jobs.policies.cluster import NodeGroup, Speeds
+from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList, Outage, drawn_outages, found_at
 from jobs.sim.world import JobRun, JobWorld
 from kit.errors import InputError
@@ -25,12 +25,6 @@ def test_a_gang_starts_whole_or_not_at_all_on_one_node_if_it_can() -> None:
     assert seconds(record.start_ns) == [0, 0, 1, 9]
 
 
-def test_a_job_of_several_nodes_takes_whole_ones_and_the_rest_where_least_is_left() -> None:
-    scene = jobs((0, 9, 3), (0, 9, 4), (1, 5, 5), (2, 5, 3), (2, 5, 1))  # 3 of 4, all; then 4 + 1, and 3 more are left
-    record = run("fifo", scene, nodes=(4, 4, 4))
-    assert seconds(record.start_ns) == [0, 0, 1, 6, 6]  # the fifth GPU came beside the three: nothing is left for 3
-
-
 def test_best_fit_keeps_nodes_whole_and_worst_fit_does_not() -> None:
     scene = jobs((0, 9, 2), (1, 9, 1), (2, 5, 4))
     assert seconds(run("fifo-best-fit", scene, nodes=(4, 4)).start_ns) == [0, 1, 2]
@@ -47,27 +41,12 @@ def test_consolidate_spreads_rather_than_waits_and_pays_for_it() -> None:
     assert seconds(run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=slowed).end_ns)[2] == 7  # it need not
 
 
-def test_consolidate_does_not_spread_without_need() -> None:
-    """5 GPUs are a node and the rest of the first: the third stays whole for job 2."""
-    scene = jobs((0, 9, 2), (1, 9, 5), (2, 6, 4))
-    record = run("fifo-consolidate", scene, nodes=(4, 4, 4), speeds=Speeds(spread_slowdown=2.0))
-    assert seconds(record.end_ns) == [9, 10, 8]
-
-
 def test_a_job_goes_where_it_lies_on_the_fewest_nodes() -> None:
     """Not on two nodes of 2, though these come first."""
     speeds = Speeds({"net": {"quad": 2.0}})
     groups = (NodeGroup(2, 2, "pair"), NodeGroup(1, 4, "quad"))
     record = run("fifo", jobs((0, 8, 4), (1, 8, 2), job_class=["net", "net"]), groups=groups, speeds=speeds)
     assert seconds(record.end_ns) == [4, 9]
-
-
-def test_a_spread_job_is_expected_to_take_longer() -> None:
-    """Job 3 is spread: 10 s take 20, until 21 s. Job 4 is promised that time, and 15 s fit before it, as foretold."""
-    scene = jobs((0, 50, 3), (0, 50, 3), (0, 50, 3), (1, 10, 2), (2, 5, 3), (3, 15, 1))
-    slowed = Speeds(spread_slowdown=2.0)
-    record = run("fifo-easy-oracle-consolidate", scene, nodes=(4, 4, 4), speeds=slowed)
-    assert seconds(record.start_ns) == [0, 0, 0, 1, 21, 3]
 
 
 def test_speed_aware_goes_where_a_job_runs_fastest() -> None:
@@ -101,33 +80,6 @@ def test_what_can_never_fit_is_refused_and_counted() -> None:
 # ----------------------------------------------------------------------------------------------------------- order
 
 
-def test_an_index_that_grows_with_the_wait_is_that_of_the_present() -> None:
-    """At 100 s job 1 has waited twice its run time and job 2 five times; when they came, they were equal."""
-    scene = jobs((0, 100, 1), (1, 50, 1), (50, 10, 1))
-    assert seconds(run("wfp3-oracle", scene, nodes=(1,)).start_ns) == [0, 110, 100]
-    assert seconds(run("sjf-oracle", scene, nodes=(1,)).start_ns) == [0, 110, 100]
-    assert seconds(run("fifo", scene, nodes=(1,)).start_ns) == [0, 100, 150]
-
-
-@pytest.mark.parametrize("seen, starts", [(0, [50, 60]), (40, [150, 50])])
-def test_what_has_ended_meanwhile_counts_for_those_that_wait(seen: int, starts: list[float]) -> None:
-    """Jobs of VC a run 10 s, those of b 100 s; until 40 of b end after a second, elsewhere, while both wait."""
-    past = [(JobArrived(0, 1, 0, vc=vc), ran_s * S) for vc, ran_s in (("a", 10), ("b", 100)) for _ in range(30)]
-    rows = [(0.0, 50.0, 1), (1.0, 10.0, 1), (1.0, 100.0, 1), *[(2.0, 1.0, 1)] * seen]
-    scene = jobs(*rows, vc=["", "a", "b"] + ["b"] * seen, gpu_types=["y"] * 3 + ["x"] * seen)
-    policy = JobPolicy(order="gittins", queueing="first-fit", knobs=FREE)
-    groups = (NodeGroup(1, 64, "x"), NodeGroup(1, 1, "y"))
-    record = run(policy, scene, groups=groups, run_options={"past": tuple(past)})
-    assert seconds(record.start_ns)[1:3] == starts
-
-
-def test_qssf_goes_by_what_had_ended() -> None:
-    """Both wait; jobs of VC a ran 100 s before, those of b 10 s. How long they run now is not known."""
-    past = tuple((JobArrived(0, 1, 0, vc=vc), ran_s * S) for vc, ran_s in (("a", 100), ("b", 10)) for _ in range(30))
-    scene = jobs((0, 50, 1), (1, 5, 1), (2, 80, 1), vc=["", "a", "b"])
-    assert seconds(run("qssf", scene, nodes=(1,), run_options={"past": past}).start_ns) == [0, 130, 50]
-
-
 # ------------------------------------------------------------------------------------------------------ preemption
 
 SRTF = "srtf-oracle"
@@ -146,12 +98,6 @@ def test_restarts_cost_time_and_what_was_done_since_the_last_checkpoint() -> Non
     assert seconds(record.end_ns) == [10 + 4 + 14, 10]
     assert (seconds(record.lost_ns)[0], seconds(record.restart_ns)[0]) == (2, 4)
     assert seconds(record.held_ns) == [8 + 4 + 14, 2]
-
-
-def test_a_job_stopped_during_its_restart_loses_nothing_but_that_time() -> None:
-    record = run(SRTF, jobs((0, 20, 1), (8, 2, 1), (11, 1, 1)), nodes=(1,), restart_ns=4 * S)
-    assert seconds(record.end_ns) == [12 + 4 + 12, 10, 12]
-    assert seconds(record.restart_ns)[0] == 1 + 4
 
 
 def test_those_who_come_last_make_room_and_no_more_than_are_needed() -> None:
@@ -176,44 +122,12 @@ def test_hysteresis_and_least_run_protect_those_that_run() -> None:
     assert seconds(record.start_ns) == [0, 2]
 
 
-def test_a_restart_counts_against_a_job_that_waits() -> None:
-    """9 s are left: 8 s and a restart are more."""
-    scene = jobs((0, 10, 1), (1, 8, 1))
-    assert run(SRTF, scene, nodes=(1,), knobs=PreemptionKnobs(restart_ns=2 * S)).preemptions[0] == 0
-
-
-def test_least_attained_service_takes_turns_by_rounds() -> None:
-    """Rounds of 10 s: job 1 runs from its arrival until it has had more than job 0."""
-    record = run("las", jobs((0, 40, 1), (10, 40, 1)), nodes=(1,))
-    assert seconds(record.start_ns) == [0, 10]
-    assert record.preemptions.sum() > 2
-    alone = run("las", jobs((0, 40, 1)), nodes=(1,))
-    assert alone.preemptions.sum() == 0
-
-
 def test_2dlas_lets_a_new_job_pass_one_in_the_second_queue_alone() -> None:
     """8 GPUs reach 3200 GPU seconds after 400 s."""
     early = run("2dlas", jobs((0, 1000, 8), (300, 50, 8)), nodes=(8,))
     late = run("2dlas", jobs((0, 1000, 8), (500, 50, 8)), nodes=(8,))
     assert seconds(early.start_ns)[1] == 400  # at the round in which job 0 changes queues
     assert seconds(late.start_ns)[1] == 500
-
-
-@pytest.mark.parametrize(
-    "policy, rows, starts, preemptions",
-    [
-        ("2dlas", [(0, 100, 1), (1, 50, 2), (2, 1000, 1)], [0, 1002, 2], [0, 0, 0]),  # all in the first queue
-        ("srtf-oracle", [(0, 10, 1), (1, 9, 2), (3, 16, 1)], [0, 19, 3], [0, 0, 0]),  # at 10, both have 9 s left
-        ("las", [(0, 50, 1), (10, 50, 2)], [0, 10], [2, 2]),  # at 20, 40 and so on, both have had as much
-    ],
-)
-def test_who_runs_makes_no_room_for_an_equal(
-    policy: str, rows: list[tuple[float, float, int]], starts: list[float], preemptions: list[int]
-) -> None:
-    """Whoever of the two was submitted first: Tiresias' simulator, too, puts those that run first in their queue."""
-    record = run(policy, jobs(*rows), nodes=(2,))
-    assert seconds(record.start_ns) == starts
-    assert record.preemptions.tolist() == preemptions
 
 
 @pytest.mark.parametrize("policy", ["gittins", "las", "qssf", "srsf-history"])
@@ -248,25 +162,11 @@ def test_a_node_that_dies_takes_work_since_the_last_checkpoint_and_comes_back_em
     assert record.down_gpu_ns == 2 * 8 * S
 
 
-def test_a_job_over_two_nodes_dies_with_either_and_frees_the_other() -> None:
-    outage = Outage(3 * S, 30 * S, 1)
-    record = run("fifo-first-fit", jobs((0, 10, 4), (1, 5, 2)), nodes=(2, 2), outages=(outage,))
-    assert seconds(record.start_ns) == [0, 3]
-    assert seconds(record.end_ns) == [30 + 7, 8]
-
-
 def test_jobs_that_no_node_is_left_for_are_not_done() -> None:
     down = (Outage(1 * S, 10**9 * S, 0),)
     record = run("fifo", jobs((0, 5, 1)), nodes=(1,), outages=down, run_options={"longest_ns": 100 * S})
     assert record.is_done.tolist() == [False]
     assert not record.is_refused.any()
-
-
-def test_a_reservation_waits_for_nodes_that_are_down() -> None:
-    """Job 1 needs both nodes, one of which is down: it has no reservation, and job 2 need not wait for it."""
-    outage = Outage(1 * S, 20 * S, 1)
-    record = run("fifo-easy-oracle", jobs((0, 5, 1), (2, 5, 4), (3, 9, 1)), nodes=(2, 2), outages=(outage,))
-    assert seconds(record.start_ns) == [0, 20, 3]
 
 
 def test_drawn_outages_have_their_means_and_one_seed_draws_them_again() -> None:
