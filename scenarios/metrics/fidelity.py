@@ -5,10 +5,10 @@ It computes from finished results alone; how they came about is `scenarios.execu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import combinations
 from math import sqrt
-from typing import Final, Literal, NotRequired, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from scenarios.metrics.served import Served, leaves_many, served
 from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
 
 Kind = Literal["pair", "saturated"]
+T = TypeVar("T")
 
 PROMISED_PCT = {"latency_mean": 5.0, "latency_p99": 10.0, "energy_per_image": 5.0}
 PROMISED_UP_TO_LOAD = 0.8
@@ -354,9 +355,9 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run["slowdown"] for run in runs]),
         drawn_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
-        foreign_load=_most_foreign(runs),
-        lateness_s=_most_late(runs),
-        cpu=_fullest(runs),
+        foreign_load=_most((run["foreign_load"] for run in runs), foreign_share),
+        lateness_s=_most((run["hardware"]["lateness_s"] for run in runs), lateness_share),
+        cpu=_most((run["hardware"]["cpu"] for run in runs), cpu_share),
         stages_s=Stages(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
@@ -365,22 +366,9 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
     )
 
 
-def _most_late(runs: Sequence[ValidationRun]) -> Lateness | None:
-    """Of the hardware run on emulated devices that had most of it."""
-    known = [late for run in runs if (late := run["hardware"]["lateness_s"]) is not None]
-    return max(known, key=lateness_share, default=None)
-
-
-def _fullest(runs: Sequence[ValidationRun]) -> Cpu | None:
-    """Of the hardware run whose own processes came nearest to what the host has."""
-    known = [cpu for run in runs if (cpu := run["hardware"]["cpu"]) is not None]
-    return max(known, key=cpu_share, default=None)
-
-
-def _most_foreign(runs: Sequence[ValidationRun]) -> Foreign | None:
+def _most(found: Iterable[T | None], share: Callable[[T], float]) -> T | None:
     """Of the run that had most of it: a mean would hide one that was spoilt."""
-    known = [load for run in runs if (load := run["foreign_load"]) is not None]
-    return max(known, key=foreign_share, default=None)
+    return max((each for each in found if each is not None), key=share, default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:
@@ -454,8 +442,8 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
         saturated=saturated,
         foreign_load=run["foreign_load"],
-        lateness_s=_most_late([run]),
-        cpu=_fullest([run]),
+        lateness_s=run["hardware"]["lateness_s"],
+        cpu=run["hardware"]["cpu"],
         served=found,
     )
 

@@ -60,7 +60,7 @@ class Images(TypedDict):
 class Shares(TypedDict):
     """Of what arrived in the whole run; completed, unfinished and failed make 1. Null where nothing arrived.
 
-    `unserved`: what failed, and under `end: drain` what was left after the drain; null where it is not known.
+    `unserved`: what failed, and under `end: drain` what was left after the drain.
     """
 
     completed: float | None
@@ -121,8 +121,8 @@ class Restart(TypedDict):
 
     Attributes:
         cause: `worker_died`, `worker_hung`, or `planned`: an outage that the scenario plans; or `drained`: it was to be
-            drained, up or not. A stored one may lack it.
-        planned: whether the scenario planned that it goes down. A stored one may lack it.
+            drained, up or not.
+        planned: whether the scenario planned that it goes down.
         up_s: null where it never came back.
     """
 
@@ -159,7 +159,7 @@ def cpu_share(of: Cpu) -> float:
 
 def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
     """By router, where it is more than nothing, what its own decisions were charged."""
-    return {result["router"]: charged for result in results if (charged := result.get("own_decision_s"))}
+    return {result["router"]: charged for result in results if (charged := result["own_decision_s"])}
 
 
 MOST_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
@@ -171,7 +171,7 @@ def lateness_share(of: Lateness) -> float:
 
 
 class Result(TypedDict):
-    """`slimsched.result/1`; a stored one may lack the last fifteen keys, `accuracy_provenance`, `end` and `shares`.
+    """`slimsched.result/1`.
 
     Attributes:
         end: what became of that which was under way at the horizon: worked off, or cut off there.
@@ -237,7 +237,7 @@ class Score(TypedDict):
         engines: those that it was scored on; each gave the same run, bit for bit.
         seed: of the run.
         reward: the mean of Eq. 7 over the run's blocks.
-        shares, latency_s, accuracy, signatures: as in a result; a stored one may lack the first and the last.
+        shares, latency_s, accuracy, signatures: as in a result.
     """
 
     schema: str
@@ -384,15 +384,14 @@ def _restart(down: Downtime, server: str) -> Restart:
     )
 
 
-def shares_of(images: Images, end: End | None) -> Shares:
-    """What became of that which arrived; without an `end` nobody knows whether the unfinished was left."""
+def shares_of(images: Images, end: End) -> Shares:
+    """What became of that which arrived."""
     arrived, failed, unfinished = images["arrived"], images["failed"], images["in_flight"]
-    is_known = end is not None or not unfinished
     return Shares(
         completed=_ratio(images["completed"], arrived),
         unfinished=_ratio(unfinished, arrived),
         failed=_ratio(failed, arrived),
-        unserved=_ratio(failed + (unfinished if end == "drain" else 0), arrived) if is_known else None,
+        unserved=_ratio(failed + (unfinished if end == "drain" else 0), arrived),
     )
 
 

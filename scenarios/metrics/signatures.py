@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from policies.faults import OUT_OF_MEMORY
 from policies.vocabulary import IMAGE, WorkKey
-from scenarios.metrics.result import Signature
+from scenarios.metrics.result import Signature, SignatureName
 
 if TYPE_CHECKING:
     from policies.interfaces import CostModel
@@ -33,6 +33,25 @@ NEAR_NARROWEST: Final = 0.05  # of the way from the narrowest tuple's accuracy t
 TAKEN_OVER: Final = 0.5  # of the share that belongs to the others by their speed
 IDLE: Final = 0.5  # of the busy server's passes for its speed
 WAITS: Final = 0.5  # of an image's time
+_STAYS: Final = (
+    "{moves:.2f} moves an image: {stays:.1%} of the segments run where the one before ran, chance alone would leave "
+    "{by_chance:.1%} there"
+)
+_REASONS: Final = {
+    "moves": _STAYS,
+    "moves for nothing": _STAYS + "; {result[throughput_img_s]:.1f} images/s, {other[router]} has "
+    "{other[throughput_img_s]:.1f}",
+    "refused": "{refused} of {images[arrived]} images failed for want of device memory",
+    "unfinished": "memory of {where} was full, {of:.1%} of the images were never finished",
+    "loads": "memory of {where} was full, {of:.2f} loads a batch there",
+    "memory": "memory of {where} was full, images spent {of:.1%} of their time beyond the router waiting for an "
+    "instance",
+    "narrow": "expected accuracy {expected:.2%}: the narrowest widths have {narrowest:.2%}, the best tuple {best:.2%}",
+    "one server": "{share:.1%} of the passes ran on {server}, which has {speed:.1%} of the speed; {suffers}",
+    "never finished": "{of:.1%} of the images were never finished",
+    "waiting": "images spent {of:.1%} of their time waiting",
+    "slower": "mean latency is {times:.1f} times that of {other[router]}",
+}
 REFUSALS: Final = (OUT_OF_MEMORY, "instance_too_large")  # reasons of failed requests
 
 
@@ -127,10 +146,14 @@ def against_reference(results: Sequence[Result], context: SignatureContext, refe
     told: list[Result] = []
     for result in results:
         other = known.get(result["seed"])
-        if other is not None and result.get("signatures") is not None:
+        if other is not None and result["signatures"] is not None:
             result = {**result, "signatures": list(signatures(result, context, other))}
         told.append(result)
     return told
+
+
+def _signature(name: SignatureName, value: float, threshold: float, reason: str, **numbers: Any) -> Signature:
+    return Signature(name=name, value=value, threshold=threshold, reason=_REASONS[reason].format(**numbers))
 
 
 def _reward_hacking(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
@@ -139,56 +162,46 @@ def _reward_hacking(result: Result, context: SignatureContext, reference: Result
     A router that does not look at where an image is leaves it there with the probability that two draws of a server
     agree: the sum of the squares of the servers' shares. Who leaves it there less than half as often sends it away.
     """
-    moves, steps = result.get("moves_per_image"), context.segments - 1
+    moves, steps = result["moves_per_image"], context.segments - 1
     shares = _shares(result["servers"])
     if moves is None or steps == 0 or len(shares) < 2 or _is_small(result):
         return None
     by_chance = sum(share * share for share in shares)
-    stays = 1 - moves / steps
-    if stays >= CHANCE_STAYS * by_chance:
+    stays, least = 1 - moves / steps, CHANCE_STAYS * by_chance
+    if stays >= least:
         return None
-    against = ""
-    if reference is not None:
-        if result["throughput_img_s"] > GAIN * reference["throughput_img_s"]:
-            return None
-        against = f"; {result['throughput_img_s']:.1f} images/s, {reference['router']}"
-        against += f" has {reference['throughput_img_s']:.1f}"
-    reason = f"{moves:.2f} moves an image: {stays:.1%} of the segments run where the one before ran, chance alone "
-    reason += f"would leave {by_chance:.1%} there{against}"
-    return Signature(name="reward hacking", value=stays, threshold=CHANCE_STAYS * by_chance, reason=reason)
+    numbers = {"moves": moves, "stays": stays, "by_chance": by_chance}
+    if reference is None:
+        return _signature("reward hacking", stays, least, "moves", **numbers)
+    if result["throughput_img_s"] > GAIN * reference["throughput_img_s"]:
+        return None
+    return _signature("reward hacking", stays, least, "moves for nothing", **numbers, result=result, other=reference)
 
 
 def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | None:
     """Loads are refused, or what waits at the servers waits for memory."""
-    arrived = result["images"]["arrived"]
-    refused = sum(result["failures"].get(reason, 0) for reason in REFUSALS)
-    if arrived < FEWEST_IMAGES:
+    images, stages = result["images"], result["stages_s"]
+    if images["arrived"] < FEWEST_IMAGES:
         return None
-    if refused / arrived >= REFUSED:
-        reason = f"{refused} of {arrived} images failed for want of device memory"
-        return Signature(name="VRAM exhaustion", value=refused / arrived, threshold=REFUSED, reason=reason)
+    refused = sum(result["failures"].get(reason, 0) for reason in REFUSALS)
     pairs = zip(result["servers"], context.servers, strict=True)
-    full = [found for found, server in pairs if _was_full(found, server)]
+    full = [server for server, limits in pairs if _was_full(server, limits)]
+    if (share := refused / images["arrived"]) >= REFUSED:
+        return _signature("VRAM exhaustion", share, REFUSED, "refused", refused=refused, images=images)
     if not full:
         return None
-    where = f"memory of {', '.join(server['name'] for server in full)} was full"
-    unfinished = result["images"]["in_flight"] / arrived
-    if unfinished >= UNFINISHED:
-        reason = f"{where}, {unfinished:.1%} of the images were never finished"
-        return Signature(name="VRAM exhaustion", value=unfinished, threshold=UNFINISHED, reason=reason)
-    stages = result["stages_s"]
-    if stages is None:
+    found = "unfinished", images["in_flight"] / images["arrived"], UNFINISHED
+    if found[1] < UNFINISHED and stages is None:
         loads = sum(server["loads"] for server in full) / max(1, sum(server["batches"] for server in full))
-        if loads < LOADS_PER_BATCH:
-            return None
-        reason = f"{where}, {loads:.2f} loads a batch there"
-        return Signature(name="VRAM exhaustion", value=loads, threshold=LOADS_PER_BATCH, reason=reason)
-    beyond_s = sum(stages.values()) - stages["router_wait"]
-    waits = (stages["queue"] + stages["load"]) / beyond_s
-    if waits < MEMORY_WAITS:
+        found = "loads", loads, LOADS_PER_BATCH
+    elif found[1] < UNFINISHED and stages is not None:
+        beyond_s = sum(stages.values()) - stages["router_wait"]
+        found = "memory", (stages["queue"] + stages["load"]) / beyond_s, MEMORY_WAITS
+    reason, value, threshold = found
+    where = ", ".join(server["name"] for server in full)
+    if value < threshold:
         return None
-    reason = f"{where}, images spent {waits:.1%} of their time beyond the router waiting for an instance"
-    return Signature(name="VRAM exhaustion", value=waits, threshold=MEMORY_WAITS, reason=reason)
+    return _signature("VRAM exhaustion", value, threshold, reason, where=where, of=value)
 
 
 def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
@@ -199,16 +212,17 @@ def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
 
 def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature | None:
     """Nearly everything ran at the narrowest widths."""
-    expected, narrowest = result.get("expected_accuracy"), context.narrowest_accuracy
+    expected, narrowest = result["expected_accuracy"], context.narrowest_accuracy
     reach = context.best_accuracy - narrowest
     if expected is None or reach <= 0 or _is_small(result):
         return None
     gained = (expected - narrowest) / reach
     if gained >= NEAR_NARROWEST:
         return None
-    reason = f"expected accuracy {expected:.2%}: the narrowest widths have {narrowest:.2%}, the best tuple "
-    reason += f"{context.best_accuracy:.2%}"
-    return Signature(name="accuracy collapse", value=gained, threshold=NEAR_NARROWEST, reason=reason)
+    return _signature(
+        "accuracy collapse", gained, NEAR_NARROWEST, "narrow", expected=expected, narrowest=narrowest,
+        best=context.best_accuracy,
+    )  # fmt: skip
 
 
 def _one_server_collapse(result: Result, context: SignatureContext, reference: Result | None) -> Signature | None:
@@ -227,25 +241,25 @@ def _one_server_collapse(result: Result, context: SignatureContext, reference: R
     suffers = _suffering(result, reference)
     if suffers is None:
         return None
-    reason = f"{shares[busy]:.1%} of the passes ran on {result['servers'][busy]['name']}, which has {speeds[busy]:.1%} "
-    reason += f"of the speed; {suffers}"
-    threshold = speeds[busy] + TAKEN_OVER * (1 - speeds[busy])
-    return Signature(name="one-server collapse", value=shares[busy], threshold=threshold, reason=reason)
+    return _signature(
+        "one-server collapse", shares[busy], speeds[busy] + TAKEN_OVER * (1 - speeds[busy]), "one server",
+        share=shares[busy], server=result["servers"][busy]["name"], speed=speeds[busy], suffers=suffers,
+    )  # fmt: skip
 
 
 def _suffering(result: Result, reference: Result | None) -> str | None:
     """What is the worse for it, in words; None where nothing is."""
     images, stages = result["images"], result["stages_s"]
     if images["in_flight"] >= UNFINISHED * images["arrived"]:
-        return f"{images['in_flight'] / images['arrived']:.1%} of the images were never finished"
+        return _REASONS["never finished"].format(of=images["in_flight"] / images["arrived"])
     if stages is not None:
         waits = (stages["router_wait"] + stages["queue"]) / sum(stages.values())
         if waits >= WAITS:
-            return f"images spent {waits:.1%} of their time waiting"
+            return _REASONS["waiting"].format(of=waits)
     mean_s = result["latency_s"]["mean"]
     other_s = None if reference is None else reference["latency_s"]["mean"]
     if reference is not None and mean_s is not None and other_s is not None and mean_s * WAITS >= other_s:
-        return f"mean latency is {mean_s / other_s:.1f} times that of {reference['router']}"
+        return _REASONS["slower"].format(times=mean_s / other_s, other=reference)
     return None
 
 

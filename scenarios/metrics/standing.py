@@ -96,12 +96,12 @@ class Standing:
 
 
 def compared(comparison: Comparison) -> Standing:
-    """How routers stand in a simulated comparison; nobody, where it is older than its values by seed."""
+    """How routers stand in a simulated comparison."""
     axis, found, left_out = accuracy_measure(comparison["rows"]), [], []
     for row in comparison["rows"]:
-        values = row.get("by_seed", {}).get(_LATENCY.name, [None])
+        values = row["by_seed"][_LATENCY.name]
         accuracy = axis.of(row)["mean"]
-        if row.get("is_marked") or None in values or accuracy is None:
+        if row["is_marked"] or None in values or accuracy is None:
             left_out.append(row["router"])
         else:
             found.append(Contender(row["router"], accuracy, dict(zip(row["seeds"], values, strict=True))))
@@ -110,17 +110,17 @@ def compared(comparison: Comparison) -> Standing:
 
 def validated(validation: Validation, world: InWorld, of: Measure = _LATENCY) -> Standing:
     """How routers stand in one world of a validation, at the load that charts show; `of`: by which of the latencies."""
-    load = middle_load(row["load"] for row in validation.get("rows", []))
-    rows = [row for row in validation.get("rows", []) if row["load"] == load]
+    load = middle_load(row["load"] for row in validation["rows"])
+    rows = [row for row in validation["rows"] if row["load"] == load]
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
-    is_expected = all(pair[world].get("expected_accuracy") is not None for pair in pairs)
+    is_expected = all(pair[world]["expected_accuracy"] is not None for pair in pairs)
     axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
     found, left_out = [], []
     for row in rows:
         own = [pair for pair in pairs if pair["router"] == row["router"]]
         accuracies = [axis.of(pair[world]) for pair in own]
         latency_s = by_run(own, world, of)
-        if ("served" in row and is_marked(row["served"])) or None in accuracies or latency_s is None:
+        if is_marked(row["served"]) or None in accuracies or latency_s is None:
             left_out.append(row["router"])
         else:
             found.append(Contender(row["router"], float(np.mean(accuracies)), latency_s))

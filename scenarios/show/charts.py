@@ -22,7 +22,6 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.markers import CARETDOWN, CARETLEFT, CARETRIGHT, CARETUP
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
@@ -353,15 +352,9 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
 
 
 def _interval(axes: Axes, along: Literal["x", "y"], mean: float, half: float, at: float, color: str) -> None:
-    """Pale, and below all points: a wide one hides none. An arrowhead is where it goes on beyond the axes' limits."""
-    low, high = sorted(axes.get_xlim() if along == "x" else axes.get_ylim())
-    ends = max(mean - half, low), min(mean + half, high)
-    style: Any = {"color": color, "alpha": 0.5, "linewidth": 1.4, "zorder": 1.5}
-    axes.plot(*(ends, (at, at))[:: 1 if along == "x" else -1], solid_capstyle="butt", **style)
-    heads = (CARETLEFT, CARETRIGHT) if along == "x" else (CARETDOWN, CARETUP)
-    for end, head, is_cut in zip(ends, heads, (mean - half < low != 0, mean + half > high), strict=True):
-        if is_cut:
-            axes.plot(*(end, at)[:: 1 if along == "x" else -1], marker=head, markersize=5, **style)
+    """Pale, and below all points: a wide one hides none. One that goes on ends at the frame."""
+    ends = (mean - half, mean + half), (at, at)
+    axes.plot(*(ends if along == "x" else ends[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
 
 
 def _frame_latencies(axes: Axes, found: Sequence[Estimate]) -> None:

@@ -305,13 +305,14 @@ def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies
     return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
 
 
-def _latency(material: Material) -> dict[str, Markup]:
+def _latency(material: Material) -> dict[str, Markup | None]:
     curves, colors = _latency_curves(material), _colors(material)
     drawn = {
         "simulated": [curve for curve in curves if curve.world == "simulation"],
         "both": _in_both_worlds(curves),
     }
-    return {name: charts.to_svg(charts.latency_distributions(of, colors)) for name, of in drawn.items() if of}
+    figures = {name: charts.latency_distributions(of, colors) if of else None for name, of in drawn.items()}
+    return {name: figure and charts.to_svg(figure) for name, figure in figures.items()} if curves else {}
 
 
 def _latencies_s(run: StoredRun) -> list[float]:
