@@ -170,14 +170,6 @@ def _named_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--options", type=options, default={}, metavar="JSON", help=text)
 
 
-def _model_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="NAME", help="cuda:0, cpu:1 ...; the first one here by default")
-    parser.add_argument(
-        "--batch", type=positive, action="append", metavar="N", help="a batch size; several times (1, 8, 32, 128)"
-    )
-    parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
-
-
 def _calibrate(parser: argparse.ArgumentParser) -> None:
     text = "a trained network (safetensors); an emulated device runs none"
     parser.add_argument("--model", type=file_here, metavar="FILE", help=text)
@@ -475,11 +467,6 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "model evaluate": Command("model", "fill the accuracy table of the scenario's network", (_scenario,)),
     "model check": Command(
         "model", "check that a network keeps the rules of segmented slimmable networks", (_named_network,)
-    ),
-    "model bench": Command(
-        "model",
-        "time every segment and width: is a narrow network quicker on a device?",
-        (_named_network, _model_bench),
     ),
     "cluster check": Command(
         "cluster",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.speed.machine import machine
+from benchmarks.speed.harness import machine
 
 _tables: dict[str, list[tuple[str, ...]]] = {}
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from benchmarks.speed import hollow
 from benchmarks.speed.driving import reference, scenario
+from benchmarks.speed.harness import show
 from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, Load
-from benchmarks.speed.tables import show
 from hw.agent.emulated import EmulatedDevice
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Progress

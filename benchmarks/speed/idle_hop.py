@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed import tiny
-from benchmarks.speed.tables import show
+from benchmarks.speed.harness import show
 from hw.telemetry import usable_cores
 from scenarios.metrics.statistics import estimate
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median_low
 
-from benchmarks.speed.machine import machine
+from benchmarks.speed.harness import machine
 from calibrate.host import MeasuredHost
 from hw.router.cluster import HardwareCluster
 from kit.documents import write_text

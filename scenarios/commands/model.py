@@ -1,4 +1,4 @@
-"""Commands about networks: model train, evaluate, check and bench."""
+"""Commands about networks: model train, evaluate and check."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from argparse import Namespace
 
 from kit.errors import InputError
 from scenarios.commands.shared import asked_of
-from scenarios.executors.devices import chosen_devices
 from scenarios.show.table import Table, columns, to_text
-from scenarios.tasks.asked import Asked, job_of, require_unique
+from scenarios.tasks.asked import Asked, job_of
 from scenarios.terminal.output import Output
 from scenarios.world.materials import ACCURACY_FILE, read_accuracy
 
@@ -79,29 +78,3 @@ def model_check(arguments: Namespace) -> int:
         {"schema": "slimsched.conformance/1", "network": network.label, "rules": words, "broken": broken},
     )
     return 1 if broken else 0
-
-
-def model_bench(arguments: Namespace) -> int:
-    """Every segment and the whole network at every uniform width, on one device."""
-    from calibrate.slimming import BATCHES, measure_slimming
-    from hw.networks.conformance import require_conformance
-    from hw.networks.registry import Network
-    from scenarios.show.slimming import format_slimming
-    from scenarios.terminal.progress import Progress
-
-    output = Output(arguments)
-    network = Network(arguments.network, arguments.options, "NETWORK", "")
-    batches = require_unique("--batch", tuple(arguments.batch or BATCHES))
-    name, device = chosen_devices(arguments.device)[0]
-    if network.is_own:
-        require_conformance(network)
-    with Progress(f"time {network.label} on {name}", unit="round", quiet=output.quiet) as progress:
-        found = measure_slimming(
-            network.build(),
-            network.label,
-            device,
-            batches=batches,
-            compiled=arguments.compile,
-            on_progress=progress.set,
-        )
-    return output.result(format_slimming(found), found.document())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import shutil
 import subprocess
@@ -12,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from calibrate import slimming
 from kit.documents import write_text
 from kit.errors import WorkError
 from scenarios.cli import COMMANDS, handler_of, main
@@ -68,15 +65,6 @@ def test_every_command_has_its_function(command: str) -> None:
         (["replay", "no-such-run"], ["no-such-run", "no event log"]),
         (["profile", "show", "no.yaml"], ["no.yaml", "no such file"]),
         (["profile", "synth", "rtx-2080"], ["rtx-2080", "did you mean 'rtx-2080-ti'"]),
-        (["model", "bench", "digit"], ["NETWORK", "did you mean 'digits'"]),
-        (["model", "bench", "digits", "--batch", "0"], ["--batch", "'0'", "at least 1"]),
-        (["model", "bench", "digits", "--batch", "99999999"], ["batch", "99999999", "from 1 to"]),
-        (["model", "bench", "digits", "--batch", "4", "--batch", "4"], ["--batch", "4 is given twice"]),
-        (["model", "bench", "digits", "--device", "cuda:99"], ["--device", "'cuda:99'", "cpu:0"]),
-        (
-            ["model", "bench", "tests.hw.test_networks:Pooled", "--options", '{"fault": "cost"}', "--quiet"],
-            ["breaks a rule"],
-        ),
         ([], ["COMMAND"]),
     ],
 )
@@ -248,29 +236,3 @@ def test_a_trained_router_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[
     for name, shown in (("ppo", "ppo"), (str(router), "router")):
         assert main(["simulate", str(path), "--router", name, "--out", str(folder), "--json", "-"]) == 0
         assert json.loads(capsys.readouterr().out)["router"] == shown
-
-
-def test_what_slimming_gains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`model bench` prints its tables and writes its JSON: every segment, width and batch, and what is absent."""
-    hasty = functools.partial(slimming.measure_slimming, effort=slimming.Effort(rounds=2, turn_s=0.0))
-    monkeypatch.setattr(slimming, "measure_slimming", hasty)
-    monkeypatch.setattr(slimming, "open_device", lambda device: torch.device("cpu"))  # do not pin this process
-    target = tmp_path / "x.json"
-    arguments = ["model", "bench", "digits", "--device", "cpu", "--batch", "1", "--batch", "4", "--json", str(target)]
-    assert main(arguments) == 0
-    streams = capsys.readouterr()
-    document = json.loads(target.read_text())
-    assert (document["schema"], document["network"]) == ("slimsched.slimming/1", "digits")
-    keys = [(point["segment"], point["batch"], point["width"]) for point in document["points"]]
-    widths = (0.25, 0.5, 0.75, 1.0)
-    assert sorted(keys, key=str) == sorted(
-        ((s, b, w) for s in (None, 1, 2, 3, 4) for b in (1, 4) for w in widths), key=str
-    )
-    assert set(document["full_width"][0]["rivals"]) == {"plain stack", "one piece"}
-    assert document["execution"]["device"] == "cpu"
-    rows = [line for line in streams.out.splitlines() if line.endswith(" 2")]
-    assert len(rows) == 2 * (4 + 1 + 4 * 4)  # the network's widths, its full width, the segments' widths
-    assert "- CUDA graph: not on a CPU" in streams.out
-    assert "30 of 30 rounds" in streams.err

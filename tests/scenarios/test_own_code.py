@@ -61,7 +61,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "model train network.yaml",
         "model train set.yaml",
         "model check refused_net:Net",
-        "model bench refused_net:Net",
         "compare router.yaml",
         "compare tiny.yaml --router refused_router:Net --jobs 2",
         "simulate tiny.yaml --router refused_router:Net",

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-from benchmarks.speed.machine import machine
+from benchmarks.speed.harness import machine
 from benchmarks.speed.sb3 import ours, peer
 from benchmarks.speed.sb3.bursty import Snapshot, mean_reward
 

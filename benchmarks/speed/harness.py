@@ -1,0 +1,98 @@
+"""What benchmarks share: timing in turns, what was measured on, tables (in Markdown, to be copied) and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time  # noqa: TID251 - it measures
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from hw.telemetry import cpu_name
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    q1: float
+    q3: float
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Of one contender the seconds of a pass, by round."""
+
+    passes_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The median turn."""
+        return median(self.passes_s)
+
+    def over(self, other: Turns) -> Spread:
+        """Its seconds over another's, each round by itself: a machine that drifts slows both."""
+        ratios = [own / its for own, its in zip(self.passes_s, other.passes_s, strict=True)]
+        q1, middle, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+        return Spread(middle, q1, q3)
+
+
+def in_turns(
+    contenders: Mapping[Name, Callable[[], object]],
+    *,
+    rounds: int,
+    turn_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[Name, Turns]:
+    """Let all run in turns (A B C A B C ...): a sweep to warm up, then the rounds. A turn counts as its median pass."""
+    found: dict[Name, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, run in contenders.items():
+            passes_s: list[float] = []
+            while not passes_s or sum(passes_s) < turn_s:
+                begin_s = clock()
+                run()
+                passes_s.append(clock() - begin_s)
+            if number:
+                found[name].append(median(passes_s))
+    return {name: Turns(tuple(passes_s)) for name, passes_s in found.items()}
+
+
+def machine() -> str:
+    """The processor, how many of its cores, and what runs on it."""
+    versions = ", ".join(f"{each} {version(each)}" for each in ("numpy", "numba", "simpy", "gymnasium", "torch"))
+    return f"{cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+
+
+def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; numbers get three significant digits."""
+    print(f"\n{title}\n{machine()}\n")
+    table = Table(*head, box=box.MARKDOWN)
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    Console(width=240).print(table)
+
+
+def write(path: Path | None, found: Any) -> None:
+    """As JSON with the machine, where a file was asked for."""
+    if path is not None:
+        path.write_text(json.dumps({"machine": machine(), "found": found}, indent=1), encoding="utf-8")
+
+
+def _cell(value: object) -> str:
+    if not isinstance(value, float):
+        return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,0 +1,184 @@
+"""Does slimming pay on a device? Every segment and the whole network at every uniform width, beside their rivals.
+
+python -m benchmarks.speed.slimming slimresnet18 --device cpu:0 --json slimming.json
+
+What is timed is what serves: instances as `hw.devices.instances.Instances` makes them, and `serve` from single
+activations on. All that is compared runs in turns. Ways: `served` is an instance of that very width, `views` one of
+full width that runs narrower. Rivals of the full width start from the same images: `plain stack` is torchvision's
+blocks with BatchNorm, `one piece` all segments in one call, `torch.compile` that compiled, `CUDA graph` that captured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+from benchmarks.speed.harness import in_turns, show, write
+from hw.device import DeviceSpec
+from hw.devices.activations import in_format
+from hw.devices.instances import Instances, open_device, serve
+from hw.networks.registry import Network
+from hw.networks.rows import Row, gather, rows_of
+from hw.networks.slimmable import SegmentInstance, SlimmableModel
+from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
+from policies.vocabulary import IMAGE
+from scenarios.executors.devices import chosen_devices
+
+BATCHES: Final = (1, 8, 32, 128)
+FULL: Final = 1.0
+Pass = Callable[[], object]
+
+
+def plain_stack(config: SlimResNetConfig) -> nn.Sequential:
+    """The same shapes at full width as torchvision would build them; without a projection in segment 1."""
+    layers: list[nn.Module] = []
+    channels = config.base_channels
+    layers += [nn.Conv2d(config.in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+    for segment, stride in enumerate(config.strides, start=1):
+        for block in range(config.blocks_per_segment):
+            width, step = config.channels(segment, FULL), stride if block == 0 else 1
+            projection = None
+            if step != 1 or channels != width:
+                projection = nn.Sequential(nn.Conv2d(channels, width, 1, step, bias=False), nn.BatchNorm2d(width))
+            layers.append(BasicBlock(channels, width, step, projection))
+            channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, config.classes))
+
+
+@dataclass(frozen=True)
+class Stand:
+    """A network on an opened device, with an instance of each segment and width."""
+
+    model: SlimmableModel
+    device: DeviceSpec
+    place: torch.device
+    instances: dict[tuple[int, float], SegmentInstance]
+
+    @classmethod
+    def of(cls, model: SlimmableModel, device: DeviceSpec) -> Stand:
+        """Opens the device in this process: pins it, and sets torch's threads for good."""
+        place = open_device(device)
+        weights = Instances(model, Path(), device, place)
+        segments = range(1, model.spec.segments + 1)
+        return cls(model, device, place, {(s, w): weights.make(s, w) for s in segments for w in model.spec.widths})
+
+    def rows(self, segment: int, previous: float, batch: int) -> tuple[Row, ...]:
+        """What comes before a segment: images as they arrive, activations as a segment leaves them."""
+        shape = self.model.activation_shape(segment - 1, previous)
+        values = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(0)).relu_()
+        placed = values.to(self.place, self.device.torch_dtype)
+        return tuple(rows_of(placed if segment == 1 else in_format(placed, self.device.memory_format)))
+
+    def served(self, segments: Sequence[int], width: float, held: float, batch: int) -> Pass:
+        """Rows in, single rows between segments, labels out after the last; the device is idle afterwards."""
+        first = IMAGE if segments[0] == 1 else width
+        given = self.rows(segments[0], first, batch)
+
+        def run() -> None:
+            rows, previous = given, first
+            for segment in segments:
+                y = serve(self.instances[segment, held], rows, width, previous, batch, self.device.memory_format)
+                rows, previous = tuple(rows_of(y)), width
+            if segments[-1] == self.model.spec.segments:
+                y.argmax(dim=1).tolist()
+
+        return run
+
+    def one_piece(self, batch: int, compute: Callable[[Tensor], Tensor] | None = None) -> Pass:
+        """The full width in a single call, from single images to labels."""
+        rows, call = self.rows(1, IMAGE, batch), compute or self.compute
+        return lambda: call(in_format(gather(rows), self.device.memory_format)).argmax(dim=1).tolist()
+
+    def compute(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images to (B, classes) logits at full width."""
+        for segment in range(1, self.model.spec.segments + 1):
+            x = self.instances[segment, FULL].run(x, FULL, IMAGE if segment == 1 else FULL)
+        return x
+
+    def graph(self, batch: int) -> Pass:
+        """`compute`, captured as a CUDA graph for this batch size."""
+        x = in_format(gather(self.rows(1, IMAGE, batch)), self.device.memory_format)
+        self.compute(x)  # libraries choose and allocate before anything is captured
+        torch.cuda.synchronize(self.place)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = self.compute(x)
+
+        def replay(images: Tensor) -> Tensor:
+            x.copy_(images)
+            graph.replay()
+            return y
+
+        return self.one_piece(batch, replay)
+
+    def rivals(self, batch: int, *, is_compiled: bool) -> dict[str, Pass]:
+        """Of the full width, those that there are here."""
+        found = {"one piece": self.one_piece(batch)}
+        if isinstance(self.model, SlimResNet):
+            plain = plain_stack(self.model.config).eval().to(self.place, self.device.torch_dtype)
+            found["plain stack"] = self.one_piece(batch, plain.to(memory_format=self.device.memory_format))
+        if is_compiled:
+            torch.compiler.reset()  # torch gives up compiling after some shapes, and would run uncompiled
+            found["torch.compile"] = self.one_piece(batch, torch.compile(self.compute, fullgraph=True, dynamic=False))
+        if self.place.type == "cuda":
+            found["CUDA graph"] = self.graph(batch)
+        return found
+
+
+def rows_at(stand: Stand, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
+    """The whole network, then each segment, at every width; the full width's rivals beside the network."""
+    segments, found = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
+    for which in (tuple(segments), *((segment,) for segment in segments)):
+        passes = {
+            (way, width): stand.served(which, width, width if way == "served" else FULL, batch)
+            for width in stand.model.spec.widths
+            for way in ("served", "views")
+            if way == "served" or width != FULL
+        }
+        if len(which) > 1:
+            passes |= {(name, FULL): run for name, run in stand.rivals(batch, is_compiled=is_compiled).items()}
+        turns = in_turns(passes, rounds=rounds, turn_s=0.06)
+        for (way, width), turn in turns.items():
+            ratio = turn.over(turns["served", FULL])
+            ideal = _macs(stand.model, which, width) / _macs(stand.model, which, FULL)
+            saved = None if ideal >= 1 else (1 - ratio.median) / (1 - ideal)
+            found.append({"segment": which[0] if len(which) == 1 else "all", "batch": batch, "width": width, "way": way,
+                          "ms": 1000 * turn.median_s, "of full": ratio.median, "q1": ratio.q1, "q3": ratio.q3,
+                          "ideal": ideal, "saved": saved})  # fmt: skip
+    return found
+
+
+def _macs(model: SlimmableModel, segments: Sequence[int], width: float) -> int:
+    """Multiply-accumulates of one image at a uniform width."""
+    return sum(model.cost(s, width, IMAGE if s == 1 else width).macs for s in segments)
+
+
+def main() -> None:
+    """A table; the share of the ideal saving that was reached is `saved`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", help="by name, or module:Class")
+    parser.add_argument("--device", help="cuda:0, cpu:1 ...; the first one here by default")
+    parser.add_argument("--batch", type=int, nargs="+", default=list(BATCHES))
+    parser.add_argument("--compile", action="store_true", help="time torch.compile, too: a minute a batch size")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    name, device = chosen_devices(given.device)[0]
+    stand = Stand.of(Network(given.network, {}, "NETWORK", "").build(), device)
+    rows = []
+    with torch.inference_mode():
+        for batch in given.batch:
+            rows += rows_at(stand, batch, is_compiled=given.compile, rounds=given.rounds)
+    show(f"{given.network} on {name}", list(rows[0]), [list(row.values()) for row in rows])
+    write(given.json, rows)
+
+
+if __name__ == "__main__":
+    main()
