@@ -17,6 +17,7 @@ BEGAN = time.monotonic()
 
 import numpy as np  # noqa: E402
 
+from kit import workload  # noqa: E402
 from kit.chance import stream  # noqa: E402
 from policies.interfaces import RoutingPolicy  # noqa: E402
 from policies.names import make_router  # noqa: E402
@@ -27,7 +28,6 @@ from policies.reward import RewardWeights  # noqa: E402
 from policies.rules.context import RouterContext  # noqa: E402
 from policies.rules.costs import tuple_cost_s  # noqa: E402
 from scenarios.world.build import estimated_capacity_img_s  # noqa: E402
-from sim import workload  # noqa: E402
 from sim.cluster import ClusterSpec, RunSpec  # noqa: E402
 from sim.compiled.rollout import Rollouts  # noqa: E402
 from sim.compiled.simulation import CompiledSimulation  # noqa: E402
