@@ -65,7 +65,7 @@ class Agent:
         host: this host's clock, and how to wait there.
         thread: a name of the thread that asks.
         leave: ends the process, with this exit code, from any thread.
-        fence: lets that life of another agent write to this one's arena no more.
+        fence: lets that incarnation of another agent write to this one's arena no more.
     """
 
     def __init__(
@@ -211,8 +211,8 @@ class Agent:
                     serving.meter.copied(len(message.requests), self._host.cpu_ns() - began_ns)
             case Release(requests):
                 lanes.forget(requests)
-            case Fence(number, life):
-                self._fence(life)
+            case Fence(number, incarnation):
+                self._fence(incarnation)
                 self._post(Fenced(number))
             case Ping(number):
                 self._post(Pong(number, self._clock_ns()))

@@ -28,7 +28,7 @@ from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
 from hw.transport.messages import FromAgent
 from hw.transport.port import Mirror, RouterEnd
-from hw.transport.tls import Encrypted, Gate, Hello, fresh_certificate
+from hw.transport.tls import Encrypted, Hello, Listener, fresh_certificate
 from kit.errors import in_a_line
 
 _LOOK_S: Final = 0.2  # how often an absent host is looked for
@@ -42,7 +42,7 @@ class RayAgent(AgentHandle):
 
     Args:
         spec: what it is.
-        life: no other agent's.
+        incarnation: no other agent's.
         carrier: that has started it.
 
     Attributes:
@@ -50,10 +50,10 @@ class RayAgent(AgentHandle):
         ended: once its actor is gone, or could not be made.
     """
 
-    def __init__(self, spec: AgentSpec, life: int, carrier: RayHosts) -> None:
+    def __init__(self, spec: AgentSpec, incarnation: int, carrier: RayHosts) -> None:
         self.joining = RouterEnd(FromAgent, heard=self._hear_log)
         super().__init__(spec, self.joining, shares_clock=False)
-        self.life = life
+        self.incarnation = incarnation
         self.ended = threading.Event()
         self._carrier = carrier
         self.actor: Any = None
@@ -82,7 +82,7 @@ class RayAgent(AgentHandle):
 
     def send_signal(self, number: signal.Signals) -> None:
         """See `AgentHandle`."""
-        self._carrier.later(lambda actor: actor.signal.remote(self.life, int(number)), self.actor)
+        self._carrier.later(lambda actor: actor.signal.remote(self.incarnation, int(number)), self.actor)
 
     def kill(self) -> None:
         """See `AgentHandle`."""
@@ -102,7 +102,7 @@ class RayAgent(AgentHandle):
     def give_up(self) -> None:
         """It is to end, wherever it is, without waiting for that."""
         self._is_given_up = True
-        self._carrier.later(lambda actor: actor.end.remote(self.life), self.actor)
+        self._carrier.later(lambda actor: actor.end.remote(self.incarnation), self.actor)
 
     @property
     def is_given_up(self) -> bool:
@@ -141,10 +141,10 @@ class RayHosts:
         self._hosts = tuple(hosts)
         self._certificate = fresh_certificate()
         self._lives = itertools.count(1)
-        self._agents: dict[int, RayAgent] = {}  # by life: those that have not connected yet
+        self._agents: dict[int, RayAgent] = {}  # by incarnation: those that have not connected yet
         self._current: dict[int, RayAgent] = {}  # by server
         self._arenas: tuple[Arena, ...] = ()
-        self._gate = Gate(cluster.here.address, self._certificate, self._admit)
+        self._listener = Listener(cluster.here.address, self._certificate, self._admit)
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
         self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Keeper)
@@ -167,14 +167,14 @@ class RayHosts:
     def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
         """See `Carrier`: a host that is not there is waited for."""
         handle = RayAgent(spec, next(self._lives), self)
-        self._agents[handle.life] = self._current[agent] = handle
-        name = f"ray-{spec.name}-{handle.life}"
+        self._agents[handle.incarnation] = self._current[agent] = handle
+        name = f"ray-{spec.name}-{handle.incarnation}"
         threading.Thread(target=self._keep, args=(agent, handle), name=name, daemon=True).start()
         return handle
 
     def close(self) -> None:
         """See `Carrier`."""
-        self._gate.close()
+        self._listener.close()
         self._hands.shutdown()
         for keeper in () if self._cluster.gone.is_set() else self._keepers.values():
             with contextlib.suppress(Exception):  # Ray may be gone
@@ -195,7 +195,7 @@ class RayHosts:
                 time.sleep(_LOOK_S)
         except Exception as error:  # Ray's own errors have no common kind
             reason = in_a_line(str(error)) or type(error).__name__
-        self._agents.pop(handle.life, None)
+        self._agents.pop(handle.incarnation, None)
         handle.over(reason)
 
     def _keeper_for(self, agent: int, handle: RayAgent) -> _Keeper | None:
@@ -230,20 +230,20 @@ class RayHosts:
             own=agent,
             agents=len(self._hosts),
             arena_bytes=self._arenas[agent].size_bytes,
-            life=handle.life,
-            router=self._gate.address,
+            incarnation=handle.incarnation,
+            router=self._listener.address,
             host=keeper.node.address,
             certificate=self._certificate,
         )
-        life = keeper.actor.run.remote(start, self._model)
+        incarnation = keeper.actor.run.remote(start, self._model)
         handle.actor = keeper.actor
         if handle.is_given_up:  # while that was asked
             handle.give_up()
-        return str(self._cluster.ray.get(life))
+        return str(self._cluster.ray.get(incarnation))
 
     def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
         """An agent has connected; one that nobody waits for any more is turned away."""
-        handle = self._agents.pop(hello.life, None)
+        handle = self._agents.pop(hello.incarnation, None)
         if handle is not None:
             handle.address = hello.address
         if handle is None or not handle.joining.join(Encrypted(end)):

@@ -1,4 +1,4 @@
-"""An agent's process on another host: it connects to the router, and opens a gate for the other agents."""
+"""An agent's process on another host: it connects to the router, and listens for the other agents."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class FarStart:
         spec: what it is; its outfit has no arenas yet.
         own, agents: its index among all of the cluster.
         arena_bytes: of each arena.
-        life: see `hw.router.agents.AgentHandle`.
+        incarnation: see `hw.router.agents.AgentHandle`.
         log: the file on its host that takes what it prints; None: that of whoever keeps it.
-        router: the address of the router's gate.
+        router: the address that the router listens on.
         host: the address that others reach this host by.
         certificate: the cluster's.
     """
@@ -41,7 +41,7 @@ class FarStart:
     own: int
     agents: int
     arena_bytes: int
-    life: int
+    incarnation: int
     router: str
     host: str
     certificate: bytes
@@ -79,9 +79,9 @@ def _main(start: FarStart) -> None:
                 os.dup2(log.fileno(), standard)
     if not os.environ.get("CUDA_VISIBLE_DEVICES", "all"):
         del os.environ["CUDA_VISIBLE_DEVICES"]  # Ray hides GPUs from who asks it for none; a scenario names ours
-    arena, routes = Arena(start.arena_bytes), Routes(start.life, start.certificate)
+    arena, routes = Arena(start.arena_bytes), Routes(start.incarnation, start.certificate)
     landing = Landing(start.host, start.certificate, arena)
-    end = connected(start.router, start.certificate, Hello(start.life, landing.address), CONNECT_S)
+    end = connected(start.router, start.certificate, Hello(start.incarnation, landing.address), CONNECT_S)
     port = AgentEnd(ToAgent, Encrypted(end), arena)
     far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])

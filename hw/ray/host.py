@@ -36,7 +36,7 @@ class Keeper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._processes: dict[int, SpawnProcess] = {}  # by life
+        self._processes: dict[int, SpawnProcess] = {}  # by incarnation
         self._unwanted: set[int] = set()
 
     def code(self) -> tuple[str, str]:
@@ -55,25 +55,27 @@ class Keeper:
         path = None if model is None else kept(model)
         spec = equipped(start.spec, (), path)
         with self._lock:
-            if start.life in self._unwanted:
+            if start.incarnation in self._unwanted:
                 return "it was given up before it began"
-            process = self._processes[start.life] = begin(replace(start, spec=spec, log=fresh_log(start.spec.name)))
+            process = self._processes[start.incarnation] = begin(
+                replace(start, spec=spec, log=fresh_log(start.spec.name))
+            )
         process.join()
         with self._lock:
-            del self._processes[start.life]
+            del self._processes[start.incarnation]
         return how_it_ended(process)
 
-    def signal(self, life: int, number: int) -> None:
+    def signal(self, incarnation: int, number: int) -> None:
         """What happens to an agent by a planned fault."""
         with self._lock:
-            process = self._processes.get(life)
+            process = self._processes.get(incarnation)
             if process is not None and process.pid is not None and process.is_alive():
                 os.kill(process.pid, number)
 
-    def end(self, life: int) -> None:
+    def end(self, incarnation: int) -> None:
         """Nobody wants that agent any more, even if it has not begun."""
-        self._unwanted.add(life)
-        self.signal(life, signal.SIGKILL)
+        self._unwanted.add(incarnation)
+        self.signal(incarnation, signal.SIGKILL)
 
 
 LOGS: Final = "logs"

@@ -76,11 +76,11 @@ class AgentHandle(ABC):
 
     Attributes:
         is_warm: whether it has run every work key.
-        life: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
+        incarnation: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
         address: where the other agents write to it; empty where all map its arena.
     """
 
-    life: int = 0
+    incarnation: int = 0
     address: str = ""
 
     def __init__(self, spec: AgentSpec, port: RouterEnd, *, shares_clock: bool, host: Host | None = None) -> None:
@@ -118,7 +118,7 @@ class AgentHandle(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it by force, whatever it is doing, even nothing at all; see `life`."""
+        """End it by force, whatever it is doing, even nothing at all; see `incarnation`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -420,18 +420,18 @@ class RemoteServer:
         return self.slot.agent.address
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """See `hw.router.agents.AgentHandle`."""
-        return self.slot.agent.life
+        return self.slot.agent.incarnation
 
-    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
+    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
         """See `hw.router.transfers.Endpoint`."""
-        if not life or not self.is_up:
+        if not incarnation or not self.is_up:
             self._cancel(slabs)
             return
         number = self.slot.agent.next_number()
         self._fences[number] = tuple(slabs)
-        self.send(Fence(number, life))
+        self.send(Fence(number, incarnation))
 
     def _cancel(self, slabs: Iterable[Slab]) -> None:
         for slab in slabs:

@@ -52,7 +52,7 @@ class Endpoint(Protocol):
         ...
 
     @property
-    def life(self) -> int:
+    def incarnation(self) -> int:
         """Of its agent, if that may write on for a while when it is gone; else 0."""
         ...
 
@@ -60,8 +60,8 @@ class Endpoint(Protocol):
         """Its agent was asked to move something."""
         ...
 
-    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
-        """Cancel these as soon as that life of another agent surely writes to them no more."""
+    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
+        """Cancel these as soon as that incarnation of another agent surely writes to them no more."""
         ...
 
 
@@ -266,7 +266,7 @@ class Transfers:
                 del self._writing[number]
                 written[destination].append(slab)
         for destination, slabs in written.items():
-            self._servers[destination].give_back(slabs, self._servers[server].life)
+            self._servers[destination].give_back(slabs, self._servers[server].incarnation)
         self._servers[server].inbox.clear()
         for index in range(len(self._servers)):  # only now: what waited from or to the dead one is gone
             self.freed(index)

@@ -1,6 +1,6 @@
 """Activations from one agent to another of another host: straight, and not by way of the router.
 
-Each agent has a gate of its own. Whoever writes waits until the receiver says that the bytes stand in its arena; only
+Each agent has a listener of its own. Whoever writes waits until the receiver says that the bytes stand in its arena; only
 then does it tell the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 
 from hw.transport.arena import Arena, LinkLostError
 from hw.transport.port import LENGTH, OFFSET, PLACED, header
-from hw.transport.tls import Gate, Hello, connected, cut
+from hw.transport.tls import Hello, Listener, connected, cut
 
 PATIENCE_S: Final = 5.0  # without any progress; then a link counts as lost
 _DONE: Final = b"\x01"
@@ -23,7 +23,7 @@ _PIECE: Final = 1 << 20
 class Landing:
     """Where the others' activations land: in an agent's own arena.
 
-    A life that has ended for the router may not know it yet, and write on. So the router has it fenced off before it
+    An incarnation that has ended for the router may not know it yet, and write on. So the router has it fenced off before it
     gives that part of the arena to somebody else.
 
     Args:
@@ -37,17 +37,17 @@ class Landing:
         self._lock = threading.Lock()
         self._fenced: set[int] = set()
         self._writers: defaultdict[int, list[tuple[ssl.SSLSocket, threading.Event]]] = defaultdict(list)
-        self._gate = Gate(host, certificate, self._admit)
-        self.address = self._gate.address
+        self._listener = Listener(host, certificate, self._admit)
+        self.address = self._listener.address
 
     def _admit(self, hello: Hello, end: ssl.SSLSocket) -> None:
         """In a thread of this writer's own."""
         writer = (end, threading.Event())
         with self._lock:
-            if hello.life in self._fenced:
+            if hello.incarnation in self._fenced:
                 end.close()
                 return
-            self._writers[hello.life].append(writer)
+            self._writers[hello.incarnation].append(writer)
         try:
             end.settimeout(None)  # it may have nothing to write for long
             while self._land(end):
@@ -58,7 +58,7 @@ class Landing:
             end.close()
             writer[1].set()
             with self._lock:
-                self._writers[hello.life].remove(writer)
+                self._writers[hello.incarnation].remove(writer)
 
     def _land(self, end: ssl.SSLSocket) -> bool:
         """One piece; False at the writer's end, and where it is none of ours."""
@@ -75,11 +75,11 @@ class Landing:
         end.sendall(_DONE)
         return True
 
-    def fence(self, life: int) -> None:
-        """When this returns that life writes here no more, whatever it still tries."""
+    def fence(self, incarnation: int) -> None:
+        """When this returns that incarnation writes here no more, whatever it still tries."""
         with self._lock:
-            self._fenced.add(life)
-            writers = list(self._writers[life])
+            self._fenced.add(incarnation)
+            writers = list(self._writers[incarnation])
         for end, _ in writers:
             cut(end)
         for _, ended in writers:
@@ -87,11 +87,11 @@ class Landing:
 
     def close(self) -> None:
         """Nobody lands any more."""
-        self._gate.close()
+        self._listener.close()
         with self._lock:
             lives = list(self._writers)
-        for life in lives:
-            self.fence(life)
+        for incarnation in lives:
+            self.fence(incarnation)
 
 
 def _filled(end: ssl.SSLSocket, target: memoryview) -> bool:
@@ -108,12 +108,12 @@ class Routes:
     """The connections of one agent to those that it writes to, made when they are first needed; for one thread.
 
     Args:
-        life: of this agent.
+        incarnation: of this agent.
         certificate: the cluster's.
     """
 
-    def __init__(self, life: int, certificate: bytes) -> None:
-        self._hello = Hello(life)
+    def __init__(self, incarnation: int, certificate: bytes) -> None:
+        self._hello = Hello(incarnation)
         self._certificate = certificate
         self._ends: dict[str, ssl.SSLSocket] = {}
 

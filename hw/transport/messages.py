@@ -123,10 +123,10 @@ class Move(Message, frozen=True):
 
 
 class Fence(Message, frozen=True):
-    """Let that life of another agent write here no more, whatever it still tries; answered by `Fenced`."""
+    """Let that incarnation of another agent write here no more, whatever it still tries; answered by `Fenced`."""
 
     number: int
-    life: int
+    incarnation: int
 
 
 class Release(Message, frozen=True):

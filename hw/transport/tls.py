@@ -34,11 +34,11 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """Who connects.
 
     Attributes:
-        life: of an agent; no two agents of a cluster have the same one, even of one server.
+        incarnation: of an agent; no two of a cluster are the same, even of one server.
         address: where the other agents write to it; empty where it connects to write.
     """
 
-    life: int
+    incarnation: int
     address: str = ""
 
 
@@ -70,7 +70,7 @@ def _context(side: int, certificate: bytes) -> ssl.SSLContext:
     return context
 
 
-class Gate:
+class Listener:
     """Listens on one address of this host; strangers are turned away.
 
     Args:
@@ -96,7 +96,7 @@ class Gate:
         self._places = threading.Semaphore(_AT_ONCE)
         port = self._listener.getsockname()[1]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        self._thread = threading.Thread(target=self._listen, name="gate", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="listener", daemon=True)
         self._thread.start()
 
     def _listen(self) -> None:
@@ -106,9 +106,9 @@ class Gate:
             except OSError:  # closed
                 return
             self._places.acquire()
-            threading.Thread(target=self._welcome, args=(end,), name="gate-welcome", daemon=True).start()
+            threading.Thread(target=self._accept, args=(end,), name="listener-accept", daemon=True).start()
 
-    def _welcome(self, end: socket.socket) -> None:
+    def _accept(self, end: socket.socket) -> None:
         try:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.settimeout(self._patience_s)
@@ -130,7 +130,7 @@ class Gate:
 
 
 def connected(address: str, certificate: bytes, hello: Hello, timeout_s: float = PATIENCE_S) -> ssl.SSLSocket:
-    """A connection to a gate of the same cluster, which knows who has come.
+    """A connection to a listener of the same cluster, which knows who has come.
 
     Raises:
         OSError: nobody is there, or not in time, or somebody else.

@@ -15,7 +15,7 @@ import pytest
 from hw.transport.arena import Arena, LinkLostError
 from hw.transport.landing import FarArena, Landing, Routes
 from hw.transport.port import PLACED, header
-from hw.transport.tls import Gate, Hello, connected, fresh_certificate
+from hw.transport.tls import Hello, Listener, connected, fresh_certificate
 from kit.errors import WorkError
 
 HOST, SIZE, WAIT_S = "127.0.0.1", 1 << 21, 10.0
@@ -23,9 +23,9 @@ OURS, ANOTHER = fresh_certificate(), fresh_certificate()
 
 
 @contextlib.contextmanager
-def gate(patience_s: float = WAIT_S) -> Iterator[tuple[Gate, queue.Queue[Any]]]:
+def gate(patience_s: float = WAIT_S) -> Iterator[tuple[Listener, queue.Queue[Any]]]:
     admitted: queue.Queue[Any] = queue.Queue()
-    opened = Gate(HOST, OURS, lambda hello, end: admitted.put((hello, end)), patience_s)
+    opened = Listener(HOST, OURS, lambda hello, end: admitted.put((hello, end)), patience_s)
     yield opened, admitted
     opened.close()
 
@@ -41,7 +41,7 @@ def test_who_has_the_certificate_is_let_in_says_who_it_is_and_is_not_overheard()
     with gate() as (opened, admitted):
         end = connected(opened.address, OURS, Hello(7, "somewhere:1"))
         hello, other = admitted.get(timeout=WAIT_S)
-        assert (hello.life, hello.address) == (7, "somewhere:1")
+        assert (hello.incarnation, hello.address) == (7, "somewhere:1")
         assert end.version() == other.version() == "TLSv1.3"
         assert end.cipher() is not None
         end.close()
@@ -95,7 +95,7 @@ def test_strangers_that_trickle_shut_no_gate(monkeypatch: pytest.MonkeyPatch) ->
         finally:
             is_over.set()
             trickling.join()
-        assert hello.life == 7
+        assert hello.incarnation == 7
         for each in (*strangers, friend, other):
             each.close()
 

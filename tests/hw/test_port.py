@@ -36,7 +36,7 @@ from hw.transport.port import (
     header,
     socket_pair,
 )
-from hw.transport.tls import Encrypted, Gate, Hello, connected, fresh_certificate
+from hw.transport.tls import Encrypted, Hello, Listener, connected, fresh_certificate
 from policies.vocabulary import TimerFired
 
 ARENA_BYTES = 1 << 21
@@ -53,7 +53,7 @@ def near() -> tuple[Connection, Connection]:
 def far() -> tuple[Connection, Connection]:
     """Between hosts."""
     admitted: queue.Queue[Any] = queue.Queue()
-    gate = Gate("127.0.0.1", CERTIFICATE, lambda _, end: admitted.put(end))
+    gate = Listener("127.0.0.1", CERTIFICATE, lambda _, end: admitted.put(end))
     end = connected(gate.address, CERTIFICATE, Hello(1))
     router = admitted.get(timeout=WAIT_S)
     gate.close()

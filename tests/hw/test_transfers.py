@@ -50,7 +50,7 @@ class FakeServer:
         self.committed: list[tuple[int, int]] = []
         self.inbox = Inbox(Watched(ROOM, self.committed))
         self.channels_last = False
-        self.life = 10 + index
+        self.incarnation = 10 + index
         self.address = f"host-{index}:1"
         self.given_back: list[tuple[int, tuple[Slab, ...]]] = []
         self.sent: list[ToAgent] = []
@@ -61,8 +61,8 @@ class FakeServer:
     def asked(self, transfer: int) -> None:
         pass
 
-    def give_back(self, slabs: Sequence[Slab], life: int) -> None:
-        self.given_back.append((life, tuple(slabs)))
+    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
+        self.given_back.append((incarnation, tuple(slabs)))
         for slab in slabs:
             self.inbox.cancel(slab)
 

@@ -61,9 +61,11 @@ class Laws:
         self._agenda = agenda
         self.steps = self._looked_at = self._idle_looks = 0
         self._up: dict[int, int] = {}  # the life of each server that is up for the router
-        self._held: dict[int, set[int]] = {}  # by life: what it was given and has not given back
-        self._wrong_ns: dict[int, int] = {}  # by life: how wrong its clock may be by what it was told of the run's
-        self._pongs: dict[int, int] = {}  # by life: the last of the pings that the world itself posts
+        self._held: dict[int, set[int]] = {}  # by incarnation: what it was given and has not given back
+        self._wrong_ns: dict[
+            int, int
+        ] = {}  # by incarnation: how wrong its clock may be by what it was told of the run's
+        self._pongs: dict[int, int] = {}  # by incarnation: the last of the pings that the world itself posts
         self._loop: RouterLoop | None = None
         self.drained_in_ns = DRAINED_IN_NS
         self.may_blame: Callable[[int], bool] = lambda server: True
@@ -158,34 +160,34 @@ class Laws:
 
     # ---------------------------------------------------------------------------------------------------- the ports
 
-    def posted(self, server: int, life: int, message: Any) -> None:
+    def posted(self, server: int, incarnation: int, message: Any) -> None:
         """The router says this to an agent."""
         match message:
             case ComeUp():
-                self._up[server], self._held[life] = life, set()
+                self._up[server], self._held[incarnation] = incarnation, set()
             case Start() if self._loop is not None:
                 error_ns = self._loop._servers[server].slot.agent.offset.error_ns
-                self._wrong_ns[life] = max(self._wrong_ns.get(life, 0), error_ns)
+                self._wrong_ns[incarnation] = max(self._wrong_ns.get(incarnation, 0), error_ns)
             case Deliver(block):
                 for request in block.requests:
                     holder = [each for each in self._up.values() if request in self._held[each]]
                     _require(not holder, "a request is at one server", request, holder, server)
-                _require(self._up.get(server) == life, "blocks are given to who has come up", server, block)
-                self._held[life].update(block.requests)
+                _require(self._up.get(server) == incarnation, "blocks are given to who has come up", server, block)
+                self._held[incarnation].update(block.requests)
 
-    def heard(self, server: int, life: int, message: Any) -> None:
+    def heard(self, server: int, incarnation: int, message: Any) -> None:
         """An agent says this to the router."""
         if isinstance(message, Pong) and message.number <= FIRST_PING:
-            last = self._pongs.get(life, FIRST_PING + 1)
-            _require(message.number == last - 1, "what is posted comes in order", life, last, message.number)
-            self._pongs[life] = message.number
-        if isinstance(message, Returned | Rejected) and self._up.get(server) == life:
-            held = self._held[life]
+            last = self._pongs.get(incarnation, FIRST_PING + 1)
+            _require(message.number == last - 1, "what is posted comes in order", incarnation, last, message.number)
+            self._pongs[incarnation] = message.number
+        if isinstance(message, Returned | Rejected) and self._up.get(server) == incarnation:
+            held = self._held[incarnation]
             _require(held.issuperset(message.requests), "an agent gives back what it was given", server, message)
             held.difference_update(message.requests)
             if isinstance(message, Returned) and self._loop is not None:
                 heard_ns = self._loop._clock.of(self._agenda.now_ns)
-                wrong_ns = self._wrong_ns.get(life, 0) + round(OffsetEstimate.DRIFT * heard_ns)
+                wrong_ns = self._wrong_ns.get(incarnation, 0) + round(OffsetEstimate.DRIFT * heard_ns)
                 stamps_ns = (message.told.started_ns, message.told.ended_ns)
                 _require(max(stamps_ns) <= heard_ns + wrong_ns, "no stamp is of the future", server, heard_ns, message)
             if isinstance(message, Rejected):

@@ -200,9 +200,9 @@ class FarArena(Arena):
         world = self._process.world
         there = world.landings.get(address)
         lost = world.link_of(self._process.index).is_alone or world.link_of(self._destination).is_alone
-        if there is None or there.is_dead or self._process.life in there.fenced or lost:
+        if there is None or there.is_dead or self._process.incarnation in there.fenced or lost:
             raise LinkLostError(f"nobody takes {size_bytes} bytes at {address}")
-        world.laws.landed(self._process.life, there.life, self._destination, offset, size_bytes)
+        world.laws.landed(self._process.incarnation, there.incarnation, self._destination, offset, size_bytes)
         there.own_arena.view(offset, size_bytes)[:] = self.view(offset, size_bytes)
         if world.rng.random() < world.mix.split / 4:  # the answer is lost
             raise LinkLostError(f"no answer from {address}")
@@ -212,13 +212,13 @@ class Process:
     """An agent's process, from its start to its end, driven step by step.
 
     Attributes:
-        life: no other's.
+        incarnation: no other's.
         is_halted: it is stopped, or hangs; `moves_on`: its main thread does, and activations still travel.
         fenced: lives that may write to its arena no more.
     """
 
-    def __init__(self, world: World, index: int, spec: AgentSpec, life: int) -> None:
-        self.world, self.index, self.spec, self.life = world, index, spec, life
+    def __init__(self, world: World, index: int, spec: AgentSpec, incarnation: int) -> None:
+        self.world, self.index, self.spec, self.incarnation = world, index, spec, incarnation
         self.is_dead = self.is_halted = self.moves_on = self.is_begun = False
         self.fenced: set[int] = set()
         self.mourned: Callable[[], object] = lambda: None  # what its host does when it has ended
@@ -374,7 +374,7 @@ class NearHandle(AgentHandle):
     @property
     def pid(self) -> int:
         """See `AgentHandle`."""
-        return self.process.life
+        return self.process.incarnation
 
     @property
     def alive(self) -> bool:
@@ -410,7 +410,7 @@ class FarHandle(AgentHandle):
         self.joining = Tapped(world.laws, process, heard=self._hear_log)
         super().__init__(process.spec, self.joining, shares_clock=False, host=world.host)
         self.process = process
-        self.life, self.address = process.life, f"host{process.index}:{process.life}"
+        self.incarnation, self.address = process.incarnation, f"host{process.index}:{process.incarnation}"
         self._log = bytearray()
         self._is_closed = False
         self._pings = count()
@@ -435,7 +435,7 @@ class FarHandle(AgentHandle):
     @property
     def pid(self) -> int:
         """See `AgentHandle`."""
-        return self.process.life
+        return self.process.incarnation
 
     @property
     def alive(self) -> bool:
@@ -479,7 +479,7 @@ class Tapped(RouterEnd):
 
     def post(self, message: Any) -> None:
         """See `Port`."""
-        self._laws.posted(self._process.index, self._process.life, message)
+        self._laws.posted(self._process.index, self._process.incarnation, message)
         super().post(message)
 
     def receive(self) -> Sequence[Any]:
@@ -490,7 +490,7 @@ class Tapped(RouterEnd):
             self._laws.broken(self._process.index, str(error))
             raise
         for message in found:
-            self._laws.heard(self._process.index, self._process.life, message)
+            self._laws.heard(self._process.index, self._process.incarnation, message)
         return found
 
 
