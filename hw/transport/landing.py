@@ -1,7 +1,7 @@
 """Activations from one agent to another of another host: straight, and not by way of the router.
 
-Each agent has a listener of its own. Whoever writes waits until the receiver says that the bytes stand in its arena; only
-then does it tell the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
+Each agent has a listener of its own. Whoever writes waits until the receiver says that the bytes stand in its arena;
+only then does it tell the router. A piece is a frame as in `hw.transport.port`; the answer is one byte.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PIECE: Final = 1 << 20
 class Landing:
     """Where the others' activations land: in an agent's own arena.
 
-    An incarnation that has ended for the router may not know it yet, and write on. So the router has it fenced off before it
-    gives that part of the arena to somebody else.
+    An incarnation that has ended for the router may not know it yet, and write on. So the router has it fenced off
+    before it gives that part of the arena to somebody else.
 
     Args:
         host: the address that others reach this host by.

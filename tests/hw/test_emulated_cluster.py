@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
 
-from hw.agent.emulated import EmulatedDevice
-from hw.agent.emulated_outfit import EmulatedOutfit
-from hw.agent.outfit import AgentSpec
+from hw.agent.emulated import EmulatedDevice, EmulatedLanes
+from hw.agent.emulated_bench import EmulatedBench
+from hw.host.waiting import Waker
 from hw.router.cluster import HardwareCluster
-from hw.router.local_agents import AgentProcess
 from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun, Served
 from hw.router.server import HardwareServer, RemoteServer
 from hw.transport.arena import Arena
-from hw.transport.messages import BenchmarkPoint
-from kit.errors import WorkError
+from hw.transport.messages import (
+    Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkPoint,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    Timed,
+    TogetherResult,
+)
 from policies.faults import Crash, Fault, Supervision
 from policies.records import RunRecord
 from policies.reward import RewardWeights
@@ -125,49 +134,65 @@ def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
 # ------------------------------------------------------------------------------------------------------ measurements
 
 
-@pytest.fixture(scope="module")
-def agent() -> Iterator[AgentProcess]:
-    arenas = (Arena(1 << 20),)
-    with AgentProcess(
-        AgentSpec("measured", EmulatedOutfit(device(profile(alpha=0.2, dispatch_s=1e-3)), arenas, 0))
-    ) as made:
-        yield made
+class Clock:
+    """It shows what was waited for, and is a waker, too."""
+
+    def __init__(self) -> None:
+        self.now_ns = S
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def wait(self, _: object, deadline_ns: int | None) -> bool:
+        assert deadline_ns is not None
+        self.now_ns = max(self.now_ns, deadline_ns)
+        return False
+
+
+@pytest.fixture
+def bench() -> Iterator[EmulatedBench]:
+    clock, arenas = Clock(), (Arena(1 << 20),)
+    lanes = EmulatedLanes(device(profile(alpha=0.2, dispatch_s=1e-3)).model(), arenas, 0, lambda _: None, clock)
+    yield EmulatedBench(lanes, cast(Waker, clock), clock)
     arenas[0].close()
 
 
-def test_a_pass_is_timed_by_the_clock(agent: AgentProcess) -> None:
-    """It takes what the profile says, and what the clock adds; a busy machine may add much to some."""
-    result = agent.benchmark(BenchmarkPoint(1, 1.0, IMAGE, 16), warmup=1, repeats=40, min_s=0.1)
+def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_share(bench: EmulatedBench) -> None:
+    result = bench.carry_out(Benchmark(BenchmarkPoint(1, 1.0, IMAGE, 16), 1, 40, 0.1))
+    assert isinstance(result, BenchmarkResult)
     solo_s = next(c for c in profile().latency if (c.segment, c.width) == (1, 1.0)).mean_s[2]
-    assert min(result.samples_s) >= solo_s
-    assert np.median(result.samples_s) < 1.5 * solo_s
+    assert result.samples_s == pytest.approx([solo_s] * len(result.samples_s), abs=1e-8)
+    assert (len(result.samples_s) >= 40, result.wall_s >= 0.1) == (True, True)
     assert result.cpu_s == pytest.approx(0.3 * sum(result.samples_s))
     assert result.sampled
 
 
-def test_passes_that_run_together_slow_each_other_down(agent: AgentProcess) -> None:
+def test_passes_that_run_together_slow_each_other_down(bench: EmulatedBench) -> None:
     point = BenchmarkPoint(1, 1.0, IMAGE, 32)
-    alone = agent.benchmark_together([point], 0.3).results[0]
-    found = agent.benchmark_together([point] * 3, 0.3).results
+    alone, *found = (
+        each
+        for points in ((point,), (point,) * 3)
+        for each in cast(TogetherResult, bench.carry_out(BenchmarkTogether(points, 0.3))).results
+    )
     assert len(found) == 3
     alone_s = alone.elapsed_s / alone.completed
     assert all(each.elapsed_s / each.completed > 2.5 * alone_s for each in found)
 
 
-def test_loads_and_dispatches_take_their_time(agent: AgentProcess) -> None:
-    load_s, vram_bytes = agent.load(1, 1, 1.0, from_disk=True)
-    assert (load_s >= 0.01, vram_bytes) == (True, 50_000_000)
-    assert agent.load(2, 1, 1.0)[0] >= 0.005
-    assert agent.unload(1) >= 0.001
-    assert min(agent.dispatch(BenchmarkPoint(1, 1.0, IMAGE, 1), 5)) >= 1e-3
+def test_loads_and_dispatches_take_their_time(bench: EmulatedBench) -> None:
+    first, again = (bench.carry_out(BenchmarkLoad(number, 1, 1.0, from_disk=number == 1)) for number in (1, 2))
+    assert first == Timed((0.01,), 50_000_000)
+    assert again == Timed((0.005,), 50_000_000)
+    assert bench.carry_out(BenchmarkUnload(1)) == Timed((0.001,))
+    dispatched = bench.carry_out(BenchmarkDispatch(BenchmarkPoint(1, 1.0, IMAGE, 1), 5, 0.0))
+    assert cast(Timed, dispatched).samples_s == pytest.approx([1e-3] * 5, rel=0.5)
 
 
-def test_what_does_not_fit_is_refused_and_the_agent_goes_on(agent: AgentProcess) -> None:
-    agent.load(100, 4, 1.0)
-    for instance in range(101, 139):  # of 200 MB each, in 8 GB
-        agent.load(instance, 4, 1.0)
-    with pytest.raises(WorkError, match="out_of_memory"):
-        agent.load(139, 4, 1.0)
-    with pytest.raises(WorkError, match="bad_input"):
-        agent.benchmark(BenchmarkPoint(9, 1.0, IMAGE, 1), warmup=0, repeats=1, min_s=0.0)
-    assert agent.benchmark(BenchmarkPoint(1, 1.0, IMAGE, 1), warmup=0, repeats=1, min_s=0.0).samples_s
+def test_what_does_not_fit_is_refused_and_the_bench_goes_on(bench: EmulatedBench) -> None:
+    for instance in range(39):  # of 200 MB each, in 8 GB
+        bench.carry_out(BenchmarkLoad(instance, 4, 1.0))
+    with pytest.raises(MemoryError):
+        bench.carry_out(BenchmarkLoad(39, 4, 1.0))
+    with pytest.raises(LookupError):
+        bench.carry_out(Benchmark(BenchmarkPoint(9, 1.0, IMAGE, 1), 0, 1, 0.0))
+    assert bench.carry_out(Benchmark(BenchmarkPoint(1, 1.0, IMAGE, 1), 0, 1, 0.0))
