@@ -80,7 +80,8 @@ def test_it_is_easy_to_read() -> None:
 
 def test_the_other_pages_are_easy_to_read() -> None:
     """`python -m tests.reading docs/PAGE` tells the grades; shorter sentences and commoner words mend them."""
-    hard, graded = {}, set()
+    hard: dict[tuple[str, str], float] = {}
+    graded = set()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name, text = path.relative_to(ROOT / "docs").as_posix(), path.read_text(encoding="utf-8")
         if prose(text) and (found := read(text)).sentences >= FEWEST_SENTENCES:
