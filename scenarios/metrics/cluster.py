@@ -51,7 +51,7 @@ class Measured:
             {"source": each.source, "destination": each.destination, **each.link.model_dump(exclude={"loss"})}
             for each in self.links
         ]
-        clocks = [{"host": c.host, "offset_s": c.offset_s, "error_s": c.error_s} for c in self.clocks]
+        clocks = list(map(asdict, self.clocks))
         return {"schema": LINKS_SCHEMA, "provenance": "measured", "clocks": clocks, "links": links}
 
 
@@ -101,14 +101,6 @@ class CheckedCluster:
 
     def document(self) -> dict[str, Any]:
         """As `--json` writes it."""
-        hosts = [
-            {
-                "host": each.host,
-                "servers": list(each.servers),
-                "facts": None if each.facts is None else asdict(each.facts),
-                "problems": list(each.problems),
-            }
-            for each in self.hosts
-        ]
-        found = {"schema": CHECK_SCHEMA, "hosts": hosts, "others": list(self.others), "fits": self.fits}
-        return {**found, "links": None if self.measured is None else self.measured.document()}
+        links = None if self.measured is None else self.measured.document()
+        hosts = list(map(asdict, self.hosts))
+        return {"schema": CHECK_SCHEMA, "hosts": hosts, "others": list(self.others), "fits": self.fits, "links": links}

@@ -307,12 +307,12 @@ def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies
 
 def _latency(material: Material) -> dict[str, Markup | None]:
     curves, colors = _latency_curves(material), _colors(material)
-    drawn = {
-        "simulated": [curve for curve in curves if curve.world == "simulation"],
-        "both": _in_both_worlds(curves),
+    simulated = [curve for curve in curves if curve.world == "simulation"]
+    return {
+        name: charts.to_svg(charts.latency_distributions(of, colors)) if of else None
+        for name, of in (("simulated", simulated), ("both", _in_both_worlds(curves)))
+        if curves
     }
-    figures = {name: charts.latency_distributions(of, colors) if of else None for name, of in drawn.items()}
-    return {name: figure and charts.to_svg(figure) for name, figure in figures.items()} if curves else {}
 
 
 def _latencies_s(run: StoredRun) -> list[float]:

@@ -114,8 +114,14 @@ def _fates(runs: Sequence[Result]) -> dict[str, Any]:
 
 def served_of(row: Mapping[str, Any]) -> Served:
     """Of a comparison's row."""
-    shares: Any = {key: each["mean"] for key, each in row["shares"].items()}
-    return Served(**shares, failures=row["failures"])
+    shares = {key: each["mean"] for key, each in row["shares"].items()}
+    return Served(
+        completed=shares["completed"],
+        unfinished=shares["unfinished"],
+        failed=shares["failed"],
+        unserved=shares["unserved"],
+        failures=row["failures"],
+    )
 
 
 def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) -> Table | None:
