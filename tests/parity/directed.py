@@ -643,7 +643,7 @@ def _host_scenes() -> Iterator[Directed]:
             knobs=[{"preload": ((1, 1.0),) * 3, "batch_limit": 1}],
             router={"groups": (1,), "outstanding_blocks": 4},
         ),
-        lambda s, r: (started := [e.event.batch for e in steps(r, BatchStarted)]) != sorted(started),  # type: ignore[union-attr],
+        lambda s, r: (begun := _begun(r)) != sorted(begun),
     )
     quick = Supervision(hang_ns=9 * u, backoff_ns=2 * u, backoff_limit_ns=5 * u, stable_ns=30 * u, start_ns=3 * u)
     for name, costs in (("and nothing else", None), ("to a busy host", host(returned=(2, 1)))):
@@ -688,6 +688,11 @@ def _host_scenes() -> Iterator[Directed]:
             ),
             lambda s, r: len(commands(r, SendBlock)) > len(steps(r, BlockArrived)),
         )
+
+
+def _begun(r: RunRecord) -> list[int]:
+    """The numbers of the batches, in the order in which they start."""
+    return [step.event.batch for step in steps(r, BatchStarted) if isinstance(step.event, BatchStarted)]
 
 
 def _handover_ns(r: RunRecord) -> int:
