@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from enum import IntEnum
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import msgspec
 import simpy
 
 
@@ -82,6 +83,14 @@ class Agenda(simpy.Environment):
 
     def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
         """Call `act` at a time, without a process."""
-        callbacks = Moment(self, when_ns, order).callbacks
-        assert callbacks is not None, "it is yet to come"
-        callbacks.append(lambda _: act(*arguments))
+        self.schedule(cast(Any, _Call(act, arguments)), cast(Any, order), when_ns - cast(int, self._now))
+
+
+class _Call(msgspec.Struct):
+    """What SimPy asks of an event that has happened and has one callback: the cheapest kind there is."""
+
+    act: Callable[..., None]
+    arguments: tuple[Any, ...]
+    callbacks: Any = (lambda call: call.act(*call.arguments),)  # SimPy takes them away when it calls them
+
+    _ok: ClassVar[bool] = True
