@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Literal, TypeVar, cast
 
 import numba
@@ -34,6 +35,11 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": F
 def kernel(function: Function) -> Function:
     """Compile a function that other compiled functions call."""
     return _linked(function) if IS_ON else function
+
+
+def kernel_of(function: Callable[..., Any], **callees: Any) -> Any:
+    """A kernel of a plain function, which calls these kernels in place of its functions of those names."""
+    return kernel(FunctionType(function.__code__, {**function.__globals__, **callees}))
 
 
 def entry(function: Function) -> Function:

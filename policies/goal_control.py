@@ -87,75 +87,90 @@ class GoalControl:
 
     def step(self, view: ClusterView) -> float:
         """The shift for a decision; asked again at that decision it is the same."""
-        passed_s = (view.now_ns - self.now_ns) / NS_PER_S
-        came, gained = view.completed - self.completed, view.accuracy_sum - self.accuracy_sum
-        late = view.late - self.late
-        self.now_ns, self.completed, self.late = view.now_ns, view.completed, view.late
-        self.accuracy_sum = view.accuracy_sum
-        floor = view.goal_floor if self.floor < 0.0 else self.floor
-        limit_ns = view.goal_limit_ns if self.limit_ns < 0 else self.limit_ns
-        has_both = floor > 0.0 and limit_ns > 0
-        floor_rests = has_both and self.floor_shift < self.limit_shift
-        limit_rests = has_both and self.limit_shift < self.floor_shift
-        self._keep_floor(floor, came, gained, passed_s, floor_rests)
-        self._keep_limit(limit_ns, came, late, passed_s, limit_rests)
-        if has_both:
-            self.shift = max(self.floor_shift, self.limit_shift)
-        else:
-            self.shift = self.floor_shift + self.limit_shift  # one of them, at least, is 0
-        return self.shift
+        return shift_of(self, view)
 
     def weight(self, view: ClusterView) -> float:
-        """What a joule costs in points of accuracy; a floor that would else be missed makes it cheaper, and
-        free at the dial's end."""
-        if not self.weighs:
-            return 0.0
-        weight = view.goal_energy_weight if self.energy_weight < 0.0 else self.energy_weight
-        return weight * (1.0 - max(0.0, self.floor_shift) / self.most)
+        """What a joule costs in points of accuracy."""
+        return weight_of(self, view)
 
-    def _keep_floor(self, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
-        """Shift by the mean deficit below the floor."""
-        if floor <= 0.0:
-            self.images = self.debt = self.bias = self.floor_shift = 0.0
-            return
-        keep = HORIZON_S / (HORIZON_S + passed_s)
-        self.images = self.images * keep + came
-        self.debt = self.debt * keep + (floor * came - gained)
-        known = self.images + FEW
-        deficit = min(MOST_DEFICIT, max(-MOST_DEFICIT, self.debt / known))
-        self.debt = deficit * known
-        if not self._is_stuck(deficit, rests):
-            moved = self.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-            self.bias = min(self.most, max(-MOST_SHIFT, moved))
-        self.floor_shift = min(self.most, max(-MOST_SHIFT, self.bias + GAIN * deficit))
 
-    def _keep_limit(self, limit_ns: int, came: int, late: int, passed_s: float, rests: bool) -> None:
-        """Shift by the share of late images beyond `AIM`."""
-        if limit_ns <= 0:
-            self.judged = self.over = self.limit_bias = self.limit_shift = 0.0
-            return
-        keep = LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
-        self.judged = self.judged * keep + came
-        self.over = self.over * keep + (late - AIM * came)
-        known = self.judged + FEW
-        excess = min(MOST_EXCESS, self.over / known)
-        self.over = excess * known
-        if not self._is_stuck(-excess, rests):
-            moved = self.limit_bias - LIMIT_GAIN_PER_S * excess * min(passed_s, LONGEST_S)
-            self.limit_bias = min(self.most, max(-MOST_SHIFT, moved))
-        self.limit_shift = min(self.most, max(-MOST_SHIFT, self.limit_bias - LIMIT_GAIN * excess))
+# These are functions, and plain, so that `policies.compiled.control` can compile them for a plan's own record.
 
-    def _is_stuck(self, wanted: float, rests: bool) -> bool:
-        """Whether the dial could not follow a wish (for accuracy above 0), so that it would only have to be undone.
 
-        One that `rests` is not followed at all, and must not wish for less than the other meanwhile.
-        """
-        return (
-            self.end == AT_BOTH
-            or (self.end == AT_WIDEST and wanted > 0.0)
-            or (self.end == AT_NARROWEST and wanted < 0.0)
-            or (rests and wanted < 0.0)
-        )
+def shift_of(control: GoalControl, view: ClusterView) -> float:
+    """`GoalControl.step`."""
+    passed_s = (view.now_ns - control.now_ns) / NS_PER_S
+    came, gained = view.completed - control.completed, view.accuracy_sum - control.accuracy_sum
+    late = view.late - control.late
+    control.now_ns, control.completed, control.late = view.now_ns, view.completed, view.late
+    control.accuracy_sum = view.accuracy_sum
+    floor = view.goal_floor if control.floor < 0.0 else control.floor
+    limit_ns = view.goal_limit_ns if control.limit_ns < 0 else control.limit_ns
+    has_both = floor > 0.0 and limit_ns > 0
+    floor_rests = has_both and control.floor_shift < control.limit_shift
+    limit_rests = has_both and control.limit_shift < control.floor_shift
+    keep_floor(control, floor, came, gained, passed_s, floor_rests)
+    keep_limit(control, limit_ns, came, late, passed_s, limit_rests)
+    if has_both:
+        control.shift = max(control.floor_shift, control.limit_shift)
+    else:
+        control.shift = control.floor_shift + control.limit_shift  # one of them, at least, is 0
+    return control.shift
+
+
+def weight_of(control: GoalControl, view: ClusterView) -> float:
+    """`GoalControl.weight`: a floor that would else be missed makes a joule cheaper, and free at the dial's end."""
+    if not control.weighs:
+        return 0.0
+    weight = view.goal_energy_weight if control.energy_weight < 0.0 else control.energy_weight
+    return weight * (1.0 - max(0.0, control.floor_shift) / control.most)
+
+
+def keep_floor(control: GoalControl, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
+    """Shift by the mean deficit below the floor."""
+    if floor <= 0.0:
+        control.images, control.debt, control.bias, control.floor_shift = 0.0, 0.0, 0.0, 0.0
+        return
+    keep = HORIZON_S / (HORIZON_S + passed_s)
+    control.images = control.images * keep + came
+    control.debt = control.debt * keep + (floor * came - gained)
+    known = control.images + FEW
+    deficit = min(MOST_DEFICIT, max(-MOST_DEFICIT, control.debt / known))
+    control.debt = deficit * known
+    if not is_stuck(control, deficit, rests):
+        moved = control.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
+        control.bias = min(control.most, max(-MOST_SHIFT, moved))
+    control.floor_shift = min(control.most, max(-MOST_SHIFT, control.bias + GAIN * deficit))
+
+
+def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed_s: float, rests: bool) -> None:
+    """Shift by the share of late images beyond `AIM`."""
+    if limit_ns <= 0:
+        control.judged, control.over, control.limit_bias, control.limit_shift = 0.0, 0.0, 0.0, 0.0
+        return
+    keep = LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
+    control.judged = control.judged * keep + came
+    control.over = control.over * keep + (late - AIM * came)
+    known = control.judged + FEW
+    excess = min(MOST_EXCESS, control.over / known)
+    control.over = excess * known
+    if not is_stuck(control, -excess, rests):
+        moved = control.limit_bias - LIMIT_GAIN_PER_S * excess * min(passed_s, LONGEST_S)
+        control.limit_bias = min(control.most, max(-MOST_SHIFT, moved))
+    control.limit_shift = min(control.most, max(-MOST_SHIFT, control.limit_bias - LIMIT_GAIN * excess))
+
+
+def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:
+    """Whether the dial could not follow a wish (for accuracy above 0), so that it would only have to be undone.
+
+    One that `rests` is not followed at all, and must not wish for less than the other meanwhile.
+    """
+    return (
+        control.end == AT_BOTH
+        or (control.end == AT_WIDEST and wanted > 0.0)
+        or (control.end == AT_NARROWEST and wanted < 0.0)
+        or (rests and wanted < 0.0)
+    )
 
 
 class Goals(Protocol):
