@@ -16,8 +16,8 @@ from hw.host.limits import core_count
 from kit.errors import InputError
 from policies.registry import TUNED
 from scenarios.files.spec import parse_duration
-from scenarios.tasks.asked import spread
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
+from slimsched.working import spread
 
 PROG: Final = "python -m benchmarks"
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative="")]

@@ -20,7 +20,7 @@ from kit.errors import InputError
 from kit.files import atomic_path, require_file, same_header
 
 SCHEMA = "slimsched.router/1"
-ROUTERS: Final = "a router's file is what `slimsched train` or `slimsched tune` wrote"
+ROUTERS: Final = "a router's file is what `slimsched train` wrote"
 CHECKSUM: Final = "checksum"  # the header's key
 MOST_BYTES: Final = 1_000_000_000
 MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them

@@ -29,7 +29,7 @@ class RouterKind:
         needs_numbers: whether there is no router of that name without them.
         is_placed: whether `@placement` may follow.
         is_rule: whether it has files of its own name: a rule's text.
-        is_tuned: whether `slimsched tune` finds its parameters.
+        is_tuned: whether `slimsched train` finds its parameters.
     """
 
     name: str

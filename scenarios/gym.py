@@ -1,6 +1,6 @@
 """The simulated cluster as a Gymnasium environment: one step is one routing decision.
 
-`gymnasium.make("slimsched:SlimCluster-v0", scenario=...)` makes one; without `slimsched:` once `slimsched` is imported.
+`gymnasium.make("slimsched.gym:SlimCluster-v0", scenario=...)` makes one, and then the name alone does.
 `gymnasium.make_vec` makes many on the compiled engine, with `num_envs=64`, say (with `vectorization_mode="sync"` one by
 one on the reference). They observe and are paid the same, bit for bit. `scenario` is a file, or the name of a shipped
 one; `changes={"workload.rate_img_s": 600}` are other values than its own. `duration_s` is the length of an episode,
@@ -18,7 +18,7 @@ Example:
     ```python
     import gymnasium
 
-    env = gymnasium.make("slimsched:SlimCluster-v0", scenario="paper", duration_s=0.5)
+    env = gymnasium.make("slimsched.gym:SlimCluster-v0", scenario="paper", duration_s=0.5)
     observation, info = env.reset(seed=0)
     truncated = False
     while not truncated:

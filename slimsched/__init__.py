@@ -1,60 +1,62 @@
 """Slim Scheduler from Python: scheduling of slimmable networks over unequal GPUs, simulated and for real.
 
-Each function does what the command of its name does (`slimsched --help`), by the same code; `save_router` has no
-command, for it takes what another library has learned. Nothing prints: results
-are dataclasses, remarks stand in them, and long work tells a `progress` callback how far it is. What is wrong in what
-was given is an `InputError`, a `ValueError` whose text names the file or argument, the key and the remedy.
+Each function is the command of its name (`slimsched --help`); `save_router` has no command, for it takes what another
+library has learned. Nothing prints: results hold numbers and remarks, and within `heard_by(callback)` long work tells
+how far it is. What is wrong in what was given is an `InputError`, a `ValueError` whose text names the file or argument,
+the key and the remedy.
 
-Importing it registers `SlimCluster-v0` and `JobCluster-v0` with Gymnasium.
+`import slimsched.gym` registers `SlimCluster-v0` and `JobCluster-v0` with Gymnasium.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import hw  # noqa: F401 - sets the environment before torch is opened
-import scenarios.gym  # noqa: F401 - registers SlimCluster-v0
-import slimsched.jobs.gym  # noqa: F401 - registers JobCluster-v0
-from kit.errors import InputError, WorkError
-from scenarios.terminal.progress import Step
-from slimsched.functions import (
-    CalibrateOptions,
-    Scenario,
-    TuneOptions,
-    bound,
-    calibrate,
-    compare,
-    load,
-    save_router,
-    simulate,
-    train,
-    tune,
-    validate,
-)
-from slimsched.results import (
-    Bound,
-    Calibration,
-    Comparison,
-    Document,
-    Estimate,
-    Pair,
-    RouterSummary,
-    RunResult,
-    ServerResult,
-    TrainedRouter,
-    Training,
-    TunedRouter,
-    Validation,
-)
+
+if TYPE_CHECKING:
+    from kit.errors import InputError, WorkError
+    from scenarios.terminal.progress import Step, heard_by
+    from slimsched.arguments import Scenario
+    from slimsched.calibrating import calibrate
+    from slimsched.clusters import check_cluster, drain
+    from slimsched.listing import names
+    from slimsched.networks import check_model, train_model
+    from slimsched.profiles import check_profile, devices, show_profile, synthesize_profile
+    from slimsched.results import (
+        Bound,
+        Calibration,
+        Capacity,
+        Comparison,
+        Document,
+        Estimate,
+        Found,
+        Job,
+        Pair,
+        RouterSummary,
+        RunResult,
+        ServerResult,
+        TrainedRouter,
+        Training,
+        Validation,
+    )
+    from slimsched.running import replay, report, run, validate
+    from slimsched.simulating import bound, capacity, compare, simulate
+    from slimsched.starting import init
+    from slimsched.training import save_router, train
+    from slimsched.working import load
 
 __all__ = [
     "Bound",
-    "CalibrateOptions",
     "Calibration",
+    "Capacity",
     "Comparison",
     "Document",
     "Estimate",
+    "Found",
     "InputError",
+    "Job",
     "Pair",
     "RouterSummary",
     "RunResult",
@@ -63,26 +65,47 @@ __all__ = [
     "Step",
     "TrainedRouter",
     "Training",
-    "TuneOptions",
-    "TunedRouter",
     "Validation",
     "WorkError",
     "bound",
     "calibrate",
+    "capacity",
+    "check_cluster",
+    "check_model",
+    "check_profile",
     "compare",
+    "devices",
+    "drain",
+    "heard_by",
+    "init",
     "load",
+    "names",
+    "replay",
+    "report",
+    "run",
     "save_router",
+    "show_profile",
     "simulate",
+    "synthesize_profile",
     "train",
-    "tune",
+    "train_model",
     "validate",
 ]
 
 
+_ROOMS: Final = (
+    "working", "arguments", "results", "simulating", "training", "running", "calibrating", "profiles", "networks",
+    "clusters", "listing", "starting",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> Any:
-    """`__version__`, looked up only where it is asked for."""
+    """What is public is opened where it is asked for: the command line opens this package, too."""
     if name == "__version__":
         from hw.version import own_version
 
         return own_version()
+    if name in __all__:
+        rooms = (import_module(f"slimsched.{room}") for room in _ROOMS)
+        return next(getattr(room, name) for room in rooms if hasattr(room, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from scenarios.cli import main
+from slimsched.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

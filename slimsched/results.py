@@ -1,22 +1,32 @@
-"""What the functions return. Numbers are called as in docs/metrics.md; shares and accuracies are from 0 to 1."""
+"""What the functions return. Numbers are called as in docs/metrics.md; shares and accuracies are from 0 to 1.
+
+A result is its document (what `--json` writes on the command line) with names and types.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from kit.errors import InputError
-from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
+from kit.errors import InputError, WorkError
 
 if TYPE_CHECKING:
     import pandas
 
+    from scenarios.metrics.comparison import Comparison as ComparisonDocument
+    from scenarios.metrics.fidelity import Validation as ValidationDocument
+    from scenarios.metrics.result import Result, Score
+    from scenarios.runs import bound as bounds
+    from scenarios.runs import capacity as capacities
+
+LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
+"""Of a run: what ran, where and on what."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Document(ABC):
+class Document:
     """What every result has.
 
     Attributes:
@@ -24,15 +34,20 @@ class Document(ABC):
         remarks: warnings and other remarks, which a command would have written to standard error.
     """
 
-    document: Mapping[str, Any] = field(repr=False)
     remarks: tuple[str, ...] = field(default=(), repr=False)
 
-    @abstractmethod
+    if TYPE_CHECKING:
+
+        @property
+        def document(self) -> Mapping[str, Any]:  # noqa: D102 - see above
+            ...
+
     def rows(self) -> list[dict[str, Any]]:
         """A table of it as plain data: a dictionary a row, all with the same keys."""
+        return [{name: value for name, value in self.document.items() if name != "schema" and _is_plain(value)}]
 
     def to_json(self) -> str:
-        """The document as JSON text: what `--json` writes on the command line."""
+        """The document as JSON text."""
         from kit.documents import json_text
 
         return json_text(dict(self.document))
@@ -49,6 +64,60 @@ class Document(ABC):
             remedy = "pip install 'slim-scheduler[frames]' (or pandas); .rows() gives the same without it"
             raise InputError("to_frame", "", f"needs pandas, which is not installed: {remedy}") from None
         return pandas.DataFrame(self.rows())
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return 0
+
+    def require_whole(self) -> None:
+        """Raises `WorkError` where the work came to nothing, though there is a result to look at."""
+
+    def with_remarks(self, remarks: Sequence[str]) -> Self:
+        """The same with what there was to remark."""
+        return replace(self, remarks=tuple(remarks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDocument(Document):
+    """A result whose fields are its document."""
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks",)
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """Its fields as plain data; paths as text."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: paths are text, and numbers of numpy are numbers."""
+    import msgspec
+
+    return msgspec.to_builtins(value, enc_hook=lambda each: each.item() if hasattr(each, "item") else str(each))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little.
+
+    A format is of both: `f"{estimate:.3f} s"` gives `0.339 +-0.158 s`.
+    """
+
+    mean: float | None
+    ci95: float | None
+
+    def __format__(self, spec: str) -> str:
+        """Both in that format; `-` for a mean of None, and no half-width where it is None."""
+        mean = "-" if self.mean is None else format(self.mean, spec)
+        return mean if self.ci95 is None else f"{mean} +-{format(self.ci95, spec)}"
 
 
 @dataclass(frozen=True)
@@ -75,123 +144,58 @@ class ServerResult:
     vram_peak_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RunResult(Document):
     """One run of one router: `slimsched.result/1`.
 
     Statistics are of the images that arrived between the end of the warm-up and the end of the arrivals; counts and
     energies are of the whole run. A number is None where it means nothing: a latency where nothing was completed, say.
 
-    Attributes:
-        scenario, router: by name.
-        seed: of arrivals, labels and chance.
-        mode: `simulation` or `hardware`.
-        engine: `simpy`, `compiled`, `torch` or `emulated`.
-        provenance: of the profiles: `measured`, `polled`, `modelled`, `emulated` or `datasheet`.
-        accuracy_provenance: `measured`, or `paper` where labels are drawn from the paper's table.
-        kept_share, floor_kept_share, p99_kept_share: of the windows of 10 s, in which all that `service` promises (its
-            floor of accuracy, its limit of p99 latency) was kept.
-        images_arrived, images_completed, images_in_flight, images_failed: counts.
-        completed_share, unfinished_share, failed_share, unserved_share: of the images that arrived.
-        accuracy: share of correct labels; `expected_accuracy`: by the network's table, of the width tuples that ran.
-        latency_mean_s, latency_std_s, latency_p50_s, latency_p95_s, latency_p99_s, latency_max_s: in seconds, from the
-            arrival at the router to the end of the last segment.
-        energy_j, energy_std_j: the paper's E of an image, in joules.
-        energy_per_image_j: of all devices, for each completed image: the sum of `energy_dynamic_j` (computing),
-            `energy_base_j` (being ready) and `energy_idle_j`.
-        gpu_var, gpu_var_std: variance of utilization over servers.
-        throughput_img_s: completed images a second; `goodput_img_s`: those that kept the deadline.
-        extrapolated_share, unmetered_share: of the time, with more batches at once than were measured, or no reading.
-        censored: images of the window without a latency, as they were still under way.
-        decisions: of the router.
-        moves_per_image: how many segments ran on another server than the one before.
-        duration_s, warmup_s: of the run; `wall_s`: what it took to compute.
-        servers: one entry a server.
-        failures: images that failed, by reason.
+    Every number of docs/metrics.md is an attribute by its name: `run.latency_p99_s`, `run.energy_per_image_j`,
+    `run.images_completed`. So are `scenario`, `router`, `seed`, `mode` (`simulation` or `hardware`), `engine`,
+    `provenance` (of the profiles) and `accuracy_provenance`.
     """
 
-    scenario: str
-    router: str
-    seed: int
-    mode: str
-    engine: str
-    provenance: str = field(repr=False)
-    accuracy_provenance: str = field(repr=False)
-    kept_share: float | None = field(repr=False)
-    floor_kept_share: float | None = field(repr=False)
-    p99_kept_share: float | None = field(repr=False)
-    images_arrived: int = field(repr=False)
-    images_completed: int = field(repr=False)
-    images_in_flight: int = field(repr=False)
-    images_failed: int = field(repr=False)
-    completed_share: float | None
-    unfinished_share: float | None = field(repr=False)
-    failed_share: float | None = field(repr=False)
-    unserved_share: float | None = field(repr=False)
-    accuracy: float | None
-    latency_mean_s: float | None
-    latency_std_s: float | None = field(repr=False)
-    latency_p50_s: float | None = field(repr=False)
-    latency_p95_s: float | None = field(repr=False)
-    latency_p99_s: float | None
-    latency_max_s: float | None = field(repr=False)
-    energy_j: float | None = field(repr=False)
-    energy_std_j: float | None = field(repr=False)
-    energy_per_image_j: float | None
-    energy_dynamic_j: float | None = field(repr=False)
-    energy_base_j: float | None = field(repr=False)
-    energy_idle_j: float | None = field(repr=False)
-    gpu_var: float | None = field(repr=False)
-    gpu_var_std: float | None = field(repr=False)
-    throughput_img_s: float
-    extrapolated_share: float | None = field(repr=False)
-    unmetered_share: float | None = field(repr=False)
-    goodput_img_s: float | None = field(repr=False)
-    censored: int = field(repr=False)
-    decisions: int = field(repr=False)
-    expected_accuracy: float | None = field(repr=False)
-    moves_per_image: float | None = field(repr=False)
-    duration_s: float = field(repr=False)
-    warmup_s: float = field(repr=False)
-    wall_s: float = field(repr=False)
-    servers: tuple[ServerResult, ...] = field(repr=False)
-    failures: Mapping[str, int] = field(repr=False)
+    document: Result = field(repr=False)
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any], remarks: Sequence[str] = ()) -> RunResult:
-        """From its document."""
-        names = ("name", *(measure.name for measure in OF_SERVERS))
-        return cls(
-            **{name: document[name] for name in LABELS},
-            **{name: measure.of(document) for name, measure in MEASURES.items()},
-            servers=tuple(ServerResult(**{name: server[name] for name in names}) for server in document["servers"]),
-            failures=document.get("failures", {}),
-            document=document,
-            remarks=tuple(remarks),
+    def __getattr__(self, name: str) -> Any:
+        """A number by its name."""
+        from scenarios.metrics.catalogue import MEASURES
+
+        if name in LABELS:
+            return self.document[name]  # type: ignore[literal-required]
+        if name in MEASURES:
+            return MEASURES[name].of(self.document)
+        raise AttributeError(f"a run has no {name!r}; docs/metrics.md names its numbers")
+
+    @property
+    def servers(self) -> tuple[ServerResult, ...]:
+        """One entry a server."""
+        known = {each.name for each in fields(ServerResult)}
+        return tuple(
+            ServerResult(**{name: value for name, value in server.items() if name in known})  # type: ignore[arg-type]
+            for server in self.document["servers"]
         )
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Images that failed, by reason."""
+        return self.document.get("failures", {})
 
     def rows(self) -> list[dict[str, Any]]:
         """One row: what ran, and every number."""
+        from scenarios.metrics.catalogue import MEASURES
+
         return [{name: getattr(self, name) for name in (*LABELS, *MEASURES)}]
 
+    def require_whole(self) -> None:
+        """Raises `WorkError` where the run completed nothing."""
+        from scenarios.show.words import require_completed
 
-LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
+        require_completed([self.document])
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over seeds, and the half-width of its 95 % interval (Student's t); None where there is too little.
-
-    A format is of both: `f"{estimate:.3f} s"` gives `0.339 +-0.158 s`.
-    """
-
-    mean: float | None
-    ci95: float | None
-
-    def __format__(self, spec: str) -> str:
-        """Both in that format; `-` for a mean of None, and no half-width where it is None."""
-        mean = "-" if self.mean is None else format(self.mean, spec)
-        return mean if self.ci95 is None else f"{mean} +-{format(self.ci95, spec)}"
+# ---------------------------------------------------------------------------------------------------------- comparison
 
 
 @dataclass(frozen=True)
@@ -213,177 +217,65 @@ class RouterSummary:
     energy_per_image_change_pct: Estimate
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison(Document):
     """Routers on the same arrivals: `slimsched.comparison/1`.
 
     Attributes:
-        baseline: whom changes are against; None where it was not compared.
-        routers: one entry a router, in the order in which they were named.
-        runs: one entry a router and seed.
+        results: documents of its runs, one a router and seed.
         folder: the run folder that keeps all of it.
     """
 
-    scenario: str
-    baseline: str | None
-    routers: tuple[RouterSummary, ...]
-    runs: tuple[RunResult, ...] = field(repr=False)
+    document: ComparisonDocument = field(repr=False)
+    results: Sequence[Result] = field(repr=False)
     folder: Path
 
-    @classmethod
-    def of(
-        cls, document: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], folder: Path, remarks: Sequence[str]
-    ) -> Comparison:
-        """From its document and those of its runs."""
-        return cls(
-            scenario=document["scenario"],
-            baseline=document["baseline"],
-            routers=tuple(map(_summary, document["rows"])),
-            runs=tuple(map(RunResult.of, runs)),
-            folder=folder,
-            document=document,
-            remarks=tuple(remarks),
-        )
+    @property
+    def scenario(self) -> str:
+        """By name."""
+        return self.document["scenario"]
+
+    @property
+    def baseline(self) -> str | None:
+        """Whom changes are against; None where it was not compared."""
+        return self.document["baseline"]
+
+    @property
+    def routers(self) -> tuple[RouterSummary, ...]:
+        """One entry a router, in the order in which they were named."""
+        return tuple(map(_summary, self.document["rows"]))
+
+    @property
+    def runs(self) -> tuple[RunResult, ...]:
+        """One entry a router and seed."""
+        return tuple(map(RunResult, self.results))
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a router and seed, with every number of the run."""
         return [row for run in self.runs for row in run.rows()]
 
+    def require_whole(self) -> None:
+        """Raises `WorkError` where a router completed nothing."""
+        from scenarios.show.words import require_completed
+
+        require_completed(self.results)
+
 
 def _summary(row: Mapping[str, Any]) -> RouterSummary:
-    estimates = {name: measure.of(row) for name, measure in MEASURES.items() if measure.is_averaged}
+    from scenarios.metrics.catalogue import MEASURES
+
+    found = {name: measure.of(row) for name, measure in MEASURES.items() if measure.is_averaged}
     return RouterSummary(
         router=row["router"],
         seeds=tuple(row["seeds"]),
         is_marked=row["is_marked"],
-        estimates={name: Estimate(**found) for name, found in estimates.items() if found is not None},
+        estimates={name: Estimate(**each) for name, each in found.items() if each is not None},
         latency_change_pct=Estimate(**row["latency_change_pct"]),
         energy_per_image_change_pct=Estimate(**row["energy_per_image_change_pct"]),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bound(Document):
-    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
-
-    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
-    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
-    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
-
-    Attributes:
-        accuracy: that was asked for, or the least that any width tuple has.
-        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
-        capacity_img_s: the largest rate that can be carried at this accuracy.
-        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
-            that meets nobody.
-        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
-        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
-        oracle_accuracy: an estimate, no bound: the accuracy of a router that knows all arrivals beforehand; None where
-            the load does not move.
-    """
-
-    accuracy: float
-    rate_img_s: float | None
-    capacity_img_s: float
-    latency_mean_s: float
-    energy_dynamic_j: float | None
-    energy_per_image_j: float | None
-    oracle_accuracy: float | None
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any], remarks: Sequence[str]) -> Bound:
-        """From its document."""
-        oracle = document["oracle"]
-        return cls(
-            **{name: document[name] for name in _BOUND},
-            oracle_accuracy=None if oracle is None else oracle["accuracy"],
-            document=document,
-            remarks=tuple(remarks),
-        )
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row."""
-        return [{name: getattr(self, name) for name in (*_BOUND, "oracle_accuracy")}]
-
-
-_BOUND = ("accuracy", "rate_img_s", "capacity_img_s", "latency_mean_s", "energy_dynamic_j", "energy_per_image_j")
-
-
-@dataclass(frozen=True)
-class TrainedRouter:
-    """One router that was trained, and what it was scored on one run that training has not seen.
-
-    Attributes:
-        kind: `ppo`, or a kind of rule.
-        path: its file, which is a router's name wherever one is expected.
-        reward: the mean of Eq. 7 over the run's blocks; None where there was none.
-        accuracy, latency_mean_s, completed_share: of that run, as in `RunResult`.
-        decisions: of that run.
-    """
-
-    kind: str
-    path: Path
-    reward: float | None
-    accuracy: float | None
-    latency_mean_s: float | None
-    completed_share: float | None
-    decisions: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training(Document):
-    """The routers that a scenario's own run makes, trained.
-
-    Attributes:
-        engine: that PPO was trained on.
-        routers: one entry a kind.
-        folder: the run folder that keeps them.
-    """
-
-    engine: str
-    routers: tuple[TrainedRouter, ...]
-    folder: Path
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row a router."""
-        return [{**vars(router), "path": str(router.path)} for router in self.routers]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TunedRouter(Document):
-    """A rule that was tuned: `slimsched.tuned/1`.
-
-    Attributes:
-        router: its kind.
-        path: its file, which is a router's name wherever one is expected.
-        floor: the mean accuracy that was to be kept.
-        accuracy, latency_mean_s, latency_p99_s: on full-length runs of tuning.
-        image_j: energy an image, in joules; `unserved`: share of the images that failed there.
-        decisions_in_all: simulated for it.
-    """
-
-    router: str
-    path: Path
-    floor: float
-    accuracy: float
-    latency_mean_s: float
-    latency_p99_s: float
-    image_j: float
-    unserved: float
-    decisions_in_all: int
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any], path: Path, remarks: Sequence[str]) -> TunedRouter:
-        """From its document."""
-        found = {name: document[name] for name in _TUNED}
-        return cls(**found, path=path, document=document, remarks=tuple(remarks))
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row."""
-        return [{**{name: getattr(self, name) for name in _TUNED}, "path": str(self.path)}]
-
-
-_TUNED = ("router", "floor", "accuracy", "latency_mean_s", "latency_p99_s", "image_j", "unserved", "decisions_in_all")
+# ---------------------------------------------------------------------------------------------------------- validation
 
 
 @dataclass(frozen=True)
@@ -407,32 +299,31 @@ class Pair:
     error_pct: Mapping[str, float | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Validation(Document):
     """Simulation beside real executors: `slimsched.validation/1`.
 
     Attributes:
-        pairs: one entry a hardware run.
-        ranking_tau: Kendall's tau between the orders of the routers in both worlds, by mean latency.
         folder: the run folder that keeps all of it.
     """
 
-    scenario: str
-    pairs: tuple[Pair, ...]
-    ranking_tau: float | None
+    document: ValidationDocument = field(repr=False)
     folder: Path
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any], folder: Path, remarks: Sequence[str]) -> Validation:
-        """From its document."""
-        return cls(
-            scenario=document["scenario"],
-            pairs=tuple(map(_pair, document["pairs"])),
-            ranking_tau=document["ranking_tau"],
-            folder=folder,
-            document=document,
-            remarks=tuple(remarks),
-        )
+    @property
+    def scenario(self) -> str:
+        """By name."""
+        return self.document["scenario"]
+
+    @property
+    def ranking_tau(self) -> float | None:
+        """Kendall's tau between the orders of the routers in both worlds, by mean latency."""
+        return self.document["ranking_tau"]
+
+    @property
+    def pairs(self) -> tuple[Pair, ...]:
+        """One entry a hardware run."""
+        return tuple(map(_pair, self.document["pairs"]))
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a run, two a pair (`mode` tells them apart), with every number of the run."""
@@ -442,14 +333,191 @@ class Validation(Document):
             for run in (pair.simulated, pair.hardware)
         ]
 
+    def require_whole(self) -> None:
+        """Raises `WorkError` where a run completed nothing, or the two worlds are too far apart to go on."""
+        from scenarios.metrics.fidelity import results_in
+        from scenarios.show.validation import require_hopeful
+        from scenarios.show.words import require_completed
+
+        require_completed(results_in(self.document))
+        require_hopeful(self.document)
+
 
 def _pair(found: Mapping[str, Any]) -> Pair:
     plain = {name: found[name] for name in ("router", "seed", "load", "rate_img_s", "repeat", "error_pct")}
-    return Pair(**plain, simulated=RunResult.of(found["simulated"]), hardware=RunResult.of(found["hardware"]))
+    return Pair(**plain, simulated=RunResult(found["simulated"]), hardware=RunResult(found["hardware"]))
+
+
+@dataclass(frozen=True)
+class Job(Document):
+    """A whole job: what was compared, what was run on executors, and the page.
+
+    Attributes:
+        validation: None where the scenario has no devices.
+        report: the page's file.
+        endings: lines that stand below all tables: wall times, and what was cut.
+    """
+
+    comparison: Comparison
+    validation: Validation | None
+    report: Path
+    endings: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """Both documents, and where the page is."""
+        validation = None if self.validation is None else self.validation.document
+        return {"comparison": self.comparison.document, "validation": validation, "report": str(self.report)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Those of the comparison."""
+        return self.comparison.rows()
+
+    def require_whole(self) -> None:
+        """As both."""
+        self.comparison.require_whole()
+        if self.validation is not None:
+            self.validation.require_whole()
+
+
+# --------------------------------------------------------------------------------------------------- bound, capacity
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration(Document):
+class Bound(OwnDocument):
+    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
+
+    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
+    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
+    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
+
+    Attributes:
+        accuracy: that was asked for, or the least that any width tuple has.
+        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
+        capacity_img_s: the largest rate that can be carried at this accuracy.
+        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
+            that meets nobody.
+        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
+        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
+        oracle: an estimate, no bound, of a router that knows all arrivals before; None where the load does not move.
+        is_least: whether no accuracy was asked for.
+    """
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "is_least")
+
+    schema: str = "slimsched.bound/2"
+    accuracy: float
+    rate_img_s: float | None
+    capacity_img_s: float
+    latency_mean_s: float
+    energy_dynamic_j: float | None
+    energy_per_image_j: float | None
+    oracle: bounds.Oracle | None
+    is_least: bool = field(default=False, repr=False)
+
+    @property
+    def oracle_accuracy(self) -> float | None:
+        """The oracle's mean accuracy."""
+        return None if self.oracle is None else self.oracle.accuracy
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        (row,) = super().rows()
+        return [{**{name: row[name] for name in row if name != "oracle"}, "oracle_accuracy": self.oracle_accuracy}]
+
+
+@dataclass(frozen=True)
+class Capacity(Document):
+    """The largest rate that is carried lies between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
+
+    What was found are attributes: `router`, `workload`, `seeds`; `runs` (simulations that said so); `floor` and
+    `p99_limit_s` (what else was asked of a rate, or None); and at `stable_img_s` `p99_s`, `accuracy` and
+    `energy_per_image_j`: means over the runs that say that it is carried.
+
+    Attributes:
+        engine: that ran.
+        duration_s: of each run.
+    """
+
+    found: capacities.Capacity
+    engine: str
+    duration_s: float
+
+    def __getattr__(self, name: str) -> Any:
+        """Of what was found."""
+        if name == "found":
+            raise AttributeError(name)
+        return getattr(self.found, name)
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """What was found, and by which engine."""
+        return {"schema": "slimsched.capacity/1", "engine": self.engine, **_plain(self.found)}
+
+
+# ------------------------------------------------------------------------------------------------------------ training
+
+
+@dataclass(frozen=True)
+class TrainedRouter:
+    """One router that was trained, and what it was scored on one run that training has not seen.
+
+    Attributes:
+        router: its file, which is a router's name wherever one is expected.
+        score: `slimsched.score/1` (docs/metrics.md).
+    """
+
+    router: Path
+    score: Score = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """`ppo`, or what a scenario calls a rule that its run makes: `tide`, `tuned:ladder`."""
+        return self.score["router"]
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.router
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(OwnDocument):
+    """Routers that were trained in simulation.
+
+    Attributes:
+        engine: that PPO was trained on.
+        routers: one entry a kind.
+        folder: the run folder that keeps them.
+    """
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "folder")
+
+    engine: str
+    routers: tuple[TrainedRouter, ...]
+    folder: Path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a router: its kind and file, and the score."""
+        return [
+            {"path": str(each.path), **{key: value for key, value in each.score.items() if _is_plain(value)}}
+            for each in self.routers
+        ]
+
+    def require_whole(self) -> None:
+        """Raises `WorkError` where a router completed nothing on the run that it was scored on."""
+        for each in self.routers:
+            if "shares" in each.score and not each.score["shares"]["completed"]:
+                problem = f"the trained {each.kind} completed nothing on the run that it was scored on"
+                remedy = "train it for longer (--set training.decisions=N, tuning.decisions=N), or lower the rate"
+                raise WorkError(f"{problem}; {remedy}")
+
+
+# ----------------------------------------------------------------------------------------------- devices, files, hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration(OwnDocument):
     """Devices that were measured.
 
     Attributes:
@@ -471,18 +539,20 @@ class Calibration(Document):
         ]
 
 
-__all__ = [
-    "Bound",
-    "Calibration",
-    "Comparison",
-    "Document",
-    "Estimate",
-    "Pair",
-    "RouterSummary",
-    "RunResult",
-    "ServerResult",
-    "TrainedRouter",
-    "Training",
-    "TunedRouter",
-    "Validation",
-]
+@dataclass(frozen=True)
+class Found(Document):
+    """What else was found or made: its document, and how it is told.
+
+    Attributes:
+        text: for people.
+        code: of the command that found it: 0 where all is well.
+    """
+
+    document: Mapping[str, Any] = field(repr=False)
+    text: str
+    code: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """Of the command."""
+        return self.code

@@ -44,11 +44,11 @@ def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path) -> None:
     """Up to its accuracy; the whole job is the release's."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     options = '{"features": 256}'
-    command = ("-m", "scenarios.cli", "model")
+    command = ("-m", "slimsched", "model")
     rules = said_by(folder, *command, "check", "own_network:Perceptron", "--options", options).splitlines()
     assert len(rules) == 10
     assert all(line.startswith("kept ") for line in rules)
-    for step in ("train", "evaluate"):
+    for step in ("train",):
         said_by(folder, *command, step, "scenario.yaml", "--out", str(run))
     top1 = load_accuracy(run / "accuracy.json").top1()
     assert len(top1) == 27
@@ -77,9 +77,7 @@ def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> Non
     (folder / "requests.csv").unlink()
     said_by(folder, "make_requests.py")
     assert (folder / "requests.csv").read_bytes() == made
-    said_by(
-        folder, "-m", "scenarios.cli", "compare", "scenario.yaml", "--engine", "compiled", "--json", "found.json", "-q"
-    )
+    said_by(folder, "-m", "slimsched", "compare", "scenario.yaml", "--engine", "compiled", "--json", "found.json", "-q")
     rows = {row["router"]: row for row in read_json(folder / "found.json")["rows"]}
     assert rows["ladder"]["latency_s"]["mean"]["mean"] < 0.5 * rows["jsq"]["latency_s"]["mean"]["mean"]
 
@@ -90,7 +88,7 @@ def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
     """By the profile that the command makes of its sheet; and so does narrowing."""
     folder = copy_of("five-gpus", tmp_path)
     sheet = ("--from", "rtx-4070.sheet.yaml", "--out", "rtx-4070.yaml")
-    said_by(folder, "-m", "scenarios.cli", "profile", "synth", *sheet)
+    said_by(folder, "-m", "slimsched", "profile", "synth", *sheet)
     lines = said_by(folder, "five_or_six.py").splitlines()
     assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "five_or_six.py")))
     five_jsq, five_ladder, six_jsq, six_ladder = (numbers(line)[0] for line in lines)
@@ -130,7 +128,7 @@ def test_a_table_and_a_plot_are_made(tmp_path: Path) -> None:
 def test_the_own_network_is_served(tmp_path: Path) -> None:
     """The whole job: a minute and more of real time."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
-    said_by(folder, "-m", "scenarios.cli", "run", "scenario.yaml", "--out", str(run))
+    said_by(folder, "-m", "slimsched", "run", "scenario.yaml", "--out", str(run))
     pairs = read_json(run / "validation.json")["pairs"]
     assert [pair["router"] for pair in pairs] == ["sticky", "ladder"]
     assert all(pair["hardware"]["images"]["completed"] > 100 for pair in pairs)

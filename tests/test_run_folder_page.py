@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from scenarios.cli import main
 from scenarios.runs.folder import FILES, FOLDERS
 from scenarios.runs.records import RECORD_FILES
+from slimsched.cli import main
 from tests.jobs.cases import trace_of, write_case
 from tests.scenarios.files import write_scenario
 from tests.test_docs import ROOT

@@ -19,10 +19,11 @@ from mkdocs.exceptions import PluginError
 
 from benchmarks.study.commands_page import commands_markdown
 from kit.errors import InputError
-from scenarios.cli import main, parse
 from scenarios.files.spec import RewardSection
+from slimsched.cli import main
 from tests.test_docs import LINK, PAGES, ROOT
 from tests.tutorial_log import FILE, tutorial_log
+from tests.typed import typed
 
 DOCS = ROOT / "docs"
 FENCED = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -122,7 +123,7 @@ def test_every_command_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
         for line in COMMAND.findall(page.read_text(encoding="utf-8").replace("\\\n", " ")):
             lines += 1
             try:
-                parse(shlex.split(line.replace(" ... ", " "))[1:])
+                typed(shlex.split(line.replace(" ... ", " "))[1:])
             except InputError as error:
                 if "no such file" not in str(error) or " scenarios/" in line:
                     wrong.append(f"{page.relative_to(ROOT)}: {line}: {error}")
@@ -161,7 +162,7 @@ def test_the_log_of_the_tutorial_is_what_its_maker_makes(tmp_path: Path) -> None
 def test_the_page_of_gymnasium_says_what_a_step_has() -> None:
     """The sizes, by the shapes that it gives for `paper`; the weights; and what the last `info` holds."""
     page = (DOCS / "how-to" / "gymnasium.md").read_text(encoding="utf-8")
-    env = gymnasium.make("slimsched:SlimCluster-v0", scenario="paper", duration_s=0.02)
+    env = gymnasium.make("slimsched.gym:SlimCluster-v0", scenario="paper", duration_s=0.02)
     observation, info = env.reset(seed=0)
     sizes = [int(size) for part in re.findall(r"has (\d), (\d) and (\d)\.", page) for size in part]
     assert sizes == env.action_space.nvec.tolist()  # type: ignore[attr-defined]

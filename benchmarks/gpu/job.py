@@ -25,7 +25,7 @@ from hw.networks.training import EpochReport, recipe, train
 from scenarios.files.reading import read_profile
 from scenarios.metrics.fidelity import PROMISED_PCT, Validation
 
-SLIMSCHED: Final = (sys.executable, "-c", "import sys; from scenarios.cli import main; sys.exit(main(sys.argv[1:]))")
+SLIMSCHED: Final = (sys.executable, "-c", "import sys; from slimsched.cli import main; sys.exit(main(sys.argv[1:]))")
 QUICKSTART: Final = ROOT / "scenarios" / "quickstart.yaml"
 DEVICES: Final = {"cuda": "cuda:0", "cpu": "cpu:0"}
 NOISE: Final = {"cuda": "benchmarks.gpu.noise:LargeNoise", "cpu": "benchmarks.gpu.noise:Noise"}
@@ -90,7 +90,7 @@ def validated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
         "validate": {"routers": [*ROUTERS], "loads": [*LOADS], "go_on": True},
     }
     path.write_text(yaml.safe_dump(scenario))
-    for words in (("model", "evaluate"), ("validate",)):
+    for words in (("model", "train"), ("validate",)):
         if wrong := _slimsched(*words, path, "--out", folder / "run", "--quiet"):
             return wrong, {}
     found: Validation = json.loads((folder / "run" / "validation.json").read_text())

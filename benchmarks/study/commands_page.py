@@ -1,4 +1,4 @@
-"""The page of all commands, made from their flags themselves so that it can't lie.
+"""The page of all commands, made from their functions themselves so that it can't lie.
 
 `python -m benchmarks.study.commands_page > docs/commands.md` writes it anew.
 """
@@ -8,19 +8,25 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
-from scenarios.cli import COMMANDS, Command
-from scenarios.terminal.flags import Parser
+from docstring_parser import parse
+
+from slimsched import commands as cli
+from slimsched.jobs import cli as jobs
+from slimsched.jobs.flags import Parser
+from slimsched.launching import app_of, function_of
 
 _HEAD: Final = """# Commands
 
-Made from `scenarios/cli.py` by `python -m benchmarks.study.commands_page`: edit the help there. The same is said by
-`slimsched COMMAND --help`.
+Made from the functions of `slimsched` by `python -m benchmarks.study.commands_page`: edit the docstrings there. The
+same is said by `slimsched COMMAND --help`.
 
-Every command also takes `-h`, `--help`; `--json FILE`: write the result as JSON there, `-` for standard output; and
-`-q`, `--quiet`: no progress, no remarks, but results and errors only. Results go to standard output, the rest to
-standard error. The exit code is 0 where all went well, 1 where the work failed, 2 where something that was given is
+Every command also takes `-h`, `--help`; `--json FILE`: write the result as JSON there, `-` for standard output; `-q`,
+`--quiet`: no progress, no remarks, but results and errors only; and `--no-own-code`: refuse to run a module:Class that
+a scenario or a flag names (so does SLIMSCHED_NO_OWN_CODE=1 in the environment). Results go to standard output, the rest
+to standard error. The exit code is 0 where all went well, 1 where the work failed, 2 where something that was given is
 wrong, and 130 after Ctrl-C.
 
 | command | does |
@@ -43,29 +49,49 @@ class _Listening(Parser):
 
 def commands_markdown() -> str:
     """The whole page: a list of all commands, then a section each."""
-    anchors = {name: f"slimsched-{name.replace(' ', '-')}" for name in COMMANDS}
-    rows = [f"| [`slimsched {name}`](#{anchors[name]}) | {known.help} |" for name, known in COMMANDS.items()]
-    sections = [_section(name, known) for name, known in COMMANDS.items()]
+    known = {name: text for name, (_, text) in cli.COMMANDS.items()}
+    known |= {
+        f"jobs {name}": f"{command.help[0].upper()}{command.help[1:]}." for name, command in jobs.COMMANDS.items()
+    }
+    rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in known.items()]
+    sections = [_section(name, text) for name, text in known.items()]
     return _HEAD + "\n".join([*rows, "", *sections])
 
 
-def _section(name: str, known: Command) -> str:
-    parser = _Listening()
-    for add in known.flags:
-        add(parser)
-    title = f"## `slimsched {name}`\n\n{known.help[0].upper()}{known.help[1:]}.\n"
-    rows = [_row(argument) for argument in parser.arguments]
+def _section(name: str, text: str) -> str:
+    rows = list(_jobs_rows(name) if name.startswith("jobs ") else _rows(name))
+    if name in cli.COMMANDS:
+        told = parse(function_of(name).__doc__ or "")
+        text = _linked(" ".join(" ".join(filter(None, (told.short_description, told.long_description))).split()))
+    title = f"## `slimsched {name}`\n\n{text}\n"
     return "\n".join([title, "| argument | meaning |", "|---|---|", *rows, ""]) if rows else title
 
 
-def _row(argument: argparse.Action) -> str:
-    value = "" if argument.nargs == 0 else argument.metavar
-    value = f"[{value}]" if argument.nargs == "?" else value
-    words = [f"`{word} {value}`" if value else f"`{word}`" for word in argument.option_strings] or [f"`{value}`"]
-    needed = "must be given: " if argument.option_strings and argument.required else ""
-    text = (argument.help or "") % vars(argument)
-    meaning = _PAGE.sub(r"[\1](\1.md)", text.replace("|", "\\|").replace("*", "\\*"))
-    return f"| {', '.join(words)} | {needed}{meaning} |"
+def _rows(name: str) -> Iterator[str]:
+    meanings = {each.arg_name: each.description for each in parse(function_of(name).__doc__ or "").params}
+    for argument in app_of(name).assemble_argument_collection():
+        flags = [each for each in argument.names if each.startswith("-")]
+        shown = ", ".join(f"`{each}`" for each in flags) or f"`{argument.name}`"
+        yield _row(shown, meanings.get(argument.field_info.name) or "")
+
+
+def _jobs_rows(name: str) -> Iterator[str]:
+    parser = _Listening()
+    for add in jobs.COMMANDS[name.partition(" ")[2]].flags:
+        add(parser)
+    for argument in parser.arguments:
+        value = f" {argument.metavar}" if argument.metavar and argument.option_strings else ""
+        names = argument.option_strings or [str(argument.metavar)]
+        yield _row(", ".join(f"`{each}{value}`" for each in names), (argument.help or "").replace("%%", "%"))
+
+
+def _row(names: str, text: str) -> str:
+    return f"| {names} | {_linked(' '.join(text.split())).replace('|', chr(92) + '|')} |"
+
+
+def _linked(text: str) -> str:
+    """Pages that a text names as files are links here."""
+    return _PAGE.sub(r"[\1](\1.md)", text)
 
 
 if __name__ == "__main__":

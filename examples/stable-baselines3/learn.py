@@ -22,7 +22,7 @@ EPISODE_S = 0.5
 def learn(decisions: int, seed: int = 0) -> MaskablePPO:
     """PPO that knows which actions are masked: it asks for `action_masks()`."""
     wanted = {"scenario": NAME, "changes": CHANGES, "duration_s": EPISODE_S, "engine": "compiled"}
-    clusters = make_vec_env("slimsched:SlimCluster-v0", n_envs=8, seed=seed, env_kwargs=wanted)
+    clusters = make_vec_env("slimsched.gym:SlimCluster-v0", n_envs=8, seed=seed, env_kwargs=wanted)
     model = MaskablePPO(
         "MlpPolicy", clusters, learning_rate=3e-3, n_steps=128, batch_size=256, n_epochs=4, gamma=0.9, seed=seed
     )

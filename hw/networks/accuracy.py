@@ -140,9 +140,7 @@ class _Document:
         except InputError as error:
             raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error.problem})") from None
         except (ValueError, RecursionError) as error:
-            problem = (
-                f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model evaluate` writes one"
-            )
+            problem = f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model train` writes one"
             raise InputError(str(path), "", problem) from None
         document = cls(str(path), found if isinstance(found, dict) else {})
         if document.fields.get("schema") != SCHEMA:
@@ -155,7 +153,7 @@ class _Document:
 
     def wrong(self, key: str, problem: str) -> InputError:
         """The error to raise, with the remedy."""
-        remedy = "delete the file and write it anew with `slimsched model evaluate`"
+        remedy = "delete the file and write it anew with `slimsched model train`"
         if self.fields.get("provenance") == PAPER:
             remedy = "correct the file, or write the paper's with `python -m benchmarks paper-table`"
         return InputError(self.source, key, f"{problem}; {remedy}")

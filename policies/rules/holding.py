@@ -33,7 +33,7 @@ class HoldSpec(StrictModel):
         """Whether it fits the network; raises `InputError` if not."""
         if len(self.requests) != config.segments:
             problem = f"holds {len(self.requests)} segments; the network has {config.segments}: one number for each"
-            problem += "; `slimsched tune` makes a rule for this network"
+            problem += "; `slimsched train` makes a rule for this network"
             raise InputError(source, f"{key}.hold" if key else "hold", problem)
 
     def rule(self) -> HoldRule:

@@ -7,7 +7,7 @@
     hold: {requests: [8, 8, 8, 8], wait_s: [2e-4, 2e-4, 2e-4, 2e-4]}    # what the core holds back; or nothing
     rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
     thresholds: [24]
-    made_by: {command: slimsched tune ..., seed: 7}         # anything; no decision depends on it
+    made_by: {command: slimsched train ..., seed: 7}         # anything; no decision depends on it
 
 What a kind is told, and what is assumed where it isn't, stands at its class: here for the plain ones, beside the rule
 for one that has a module of its own (`slackfit`, `infaas`, `milp`).

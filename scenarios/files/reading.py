@@ -77,7 +77,7 @@ def _naming_items(raw: Mapping[str, Any], source: str) -> Iterator[None]:
 def _check(scenario: Scenario, source: str) -> None:
     """All that no key says by itself; raises `InputError`."""
     if scenario.model.accuracy is not None:
-        with with_remedy("`slimsched model evaluate` writes one; slimresnet18-paper names the paper's, which ships"):
+        with with_remedy("`slimsched model train` writes one; slimresnet18-paper names the paper's, which ships"):
             read_text(Path(scenario.model.accuracy), source, "model.accuracy")
     _check_network(scenario, source)
     _check_dataset(scenario, source)

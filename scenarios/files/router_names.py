@@ -85,7 +85,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
         return
     if name.endswith(ROUTER_SUFFIX):
         if not Path(name).is_file():
-            remedy = "`slimsched train` writes one, and `slimsched tune` a rule file (*.rule.yaml)"
+            remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
             raise InputError(source, key, f"{name}: no such router file; {remedy}")
         return
     if name.endswith(RULE_SUFFIX):
@@ -159,7 +159,7 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     tensors, metadata = checkpoint.read(path)
     kind = checkpoint.kind_in(metadata)
     if kind in RULES:
-        remedy = f"`slimsched tune SCENARIO --router {kind}` writes {kind}{RULE_SUFFIX}: name that instead"
+        remedy = f"`slimsched train SCENARIO --router {kind}` writes {kind}{RULE_SUFFIX}: name that instead"
         raise InputError(str(path), "kind", f"found {kind!r}, as former versions stored it; {remedy}")
     if kind != PPO:
         raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")

@@ -758,7 +758,7 @@ class TrainingSection(StrictModel):
 
 
 class TuningSection(StrictModel):
-    """How a rule is tuned on this scenario, by its run or by `slimsched tune`."""
+    """How a rule is tuned on this scenario, by its run or by `slimsched train`."""
 
     floor: Share | None = Field(
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"

@@ -7,21 +7,24 @@ whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
 from kit.checkpoint import read
 from kit.documents import read_json, write_json
+from kit.parallel import Jobs
 from policies.ppo.router import PPORouter
 from policies.ppo.training import CHECKPOINT
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
+from scenarios.learn.course import MOST_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.train import require_compiled, score_router, train_world
 from scenarios.learn.tune import tune_world
-from scenarios.learn.tuned_files import save_tuned
-from scenarios.learn.tuning import knobs_of, tuned_text
+from scenarios.learn.tuned_files import save_tuned, with_control
+from scenarios.learn.tuning import knobs_of, train_command, tuned_text
 from scenarios.metrics.result import Score, Simulator
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
@@ -35,34 +38,49 @@ ENGINE_WORDS: dict[Simulator, str] = {
 }
 
 
-def make_routers(job: Job, world: World, engine: Simulator | None, kinds: Sequence[str]) -> dict[str, Score]:
+def make_routers(
+    job: Job,
+    world: World,
+    engine: Simulator | None,
+    kinds: Sequence[str],
+    *,
+    control: bool = False,
+    jobs: Jobs = MOST_THREADS,
+) -> dict[str, Score]:
     """Make the routers of these kinds; what each was scored, by kind.
 
     Args:
         engine: see `make_ppo`; direct search runs on the compiled engine.
+        control: rules keep the goals that the operator asks for in mid-run.
+        jobs: where direct search runs.
 
     Raises:
         UnsupportedScenario: an engine can't do what the scenario asks for.
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
-    return {kind: make_ppo(job, world, engine) if kind == PPO else make_tuned(job, world, kind) for kind in kinds}
+    return {
+        kind: make_ppo(job, world, engine) if kind == PPO else make_tuned(job, world, kind, control, jobs)
+        for kind in kinds
+    }
 
 
-def make_tuned(job: Job, world: World, kind: str) -> Score:
+def make_tuned(job: Job, world: World, kind: str, control: bool = False, jobs: Jobs = MOST_THREADS) -> Score:
     """Tune a rule by direct search, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
     tuning = given.tuning.model_dump(mode="json")
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind)
+    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind, control)
 
     def work() -> Sequence[Path]:
         require_compiled(world)
         knobs = knobs_of(world, seed=given.seed)
         kept = job.folder / "training" / fingerprint[:12] / SCORES
         with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
-            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(kept))
+            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(kept), jobs=jobs)
         job.say(f"train: {tuned_text(found)}")
-        save_tuned(found, world, knobs, path, f"slimsched train {given.name}")
+        if control:
+            found = replace(found, winner=replace(found.winner, spec=with_control(found.winner.spec)))
+        save_tuned(found, world, knobs, path, train_command(given.name, kind, knobs, control=control))
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed, "compiled")
         history = [{"decisions": float(done), "objective": cost} for done, cost in found.history if isfinite(cost)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Final
 
 from kit.errors import InputError
 from scenarios.files.router_names import made_by
@@ -11,7 +12,13 @@ from scenarios.learn.tuned_files import failed_command, failure_path, load_of
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
-_COMMAND = ["slimsched", "tune"]
+_NAMES: Final = {
+    "tuning.floor": "--floor",
+    "tuning.decisions": "--decisions",
+    "tuning.searches": "--searches",
+    "seed": "--seed",
+    "tuning.objective": "--objective",
+}
 
 
 def why_tune(path: Path, command: str, world: World) -> str:
@@ -49,14 +56,19 @@ def _differences(made: str, command: str) -> str:
 
 
 def _flags(command: str) -> dict[str, str]:
-    """By flag what follows it; the scenario by its name alone, for where it lies says nothing of it."""
+    """By setting what a command says of it; the scenario by its name alone, for where it lies says nothing of it.
+
+    Files and notes that ship were made by `slimsched tune`, whose flags `train` takes as settings of the scenario.
+    """
     try:
         words = shlex.split(command)
     except ValueError:
         words = []
-    if words[:2] != _COMMAND or len(words) % 2 == 0:
+    if words[:1] != ["slimsched"] or words[1:2] not in (["tune"], ["train"]) or len(words) % 2 == 0:
         return {"command": command}
     found = {"scenario": Path(words[2]).name}
     for flag, value in zip(words[3::2], words[4::2], strict=True):
-        found[flag] = f"{found[flag]} {value}" if flag in found else value
+        key, _, text = value.partition("=") if flag == "--set" else (flag, "", value)
+        key = _NAMES.get(key, key)
+        found[key] = f"{found[key]} {text}" if key in found else text
     return found

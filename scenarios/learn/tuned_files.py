@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
 FAILURE_SUFFIX: Final = ".failed.txt"
-_TUNED_BY: Final = b"(slimsched tune "  # stands in every note of a failure
+_TUNED_BY: Final = re.compile(r"\((slimsched (?:tune|train) .*)\)\s*$")  # ends every note of a failure
 
 
 def tuned_path(out: Path | None, kind: str) -> Path:
@@ -44,7 +45,7 @@ def tuned_path(out: Path | None, kind: str) -> Path:
 def require_tuned(path: Path) -> Path:
     """The path; raises `InputError` where a file would be replaced that tuning did not make, such as a rule by hand."""
     if path.is_file() and not _is_tuned(path):
-        problem = "was not made by `slimsched tune`; move it elsewhere, or name another file with --out"
+        problem = "was not made by `slimsched train`; move it elsewhere, or name another file with --out"
         raise InputError(str(path), "", problem)
     return path
 
@@ -66,7 +67,7 @@ def failure_path(path: Path) -> Path:
 def note_failure(path: Path, problem: str | None) -> None:
     """Write beside where a router would lie why there is none, or remove that; a file of the user's there stays."""
     place = failure_path(path)
-    if place.exists() and _TUNED_BY not in place.read_bytes():
+    if place.exists() and failed_command(path) is None:
         return
     if problem is None:
         place.unlink(missing_ok=True)
@@ -77,8 +78,8 @@ def note_failure(path: Path, problem: str | None) -> None:
 def failed_command(path: Path) -> str | None:
     """Which command could not tune it; None where the note is no such."""
     text = failure_path(path).read_text(encoding="utf-8", errors="replace").rstrip()
-    _, found, rest = text.rpartition(_TUNED_BY.decode())
-    return f"{_TUNED_BY.decode()[1:]}{rest.removesuffix(')')}" if found else None
+    found = _TUNED_BY.search(text)
+    return None if found is None else found[1]
 
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:

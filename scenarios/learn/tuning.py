@@ -25,14 +25,13 @@ from scenarios.world.world import World
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is to be tuned, as the flags of `slimsched tune` say it; None where the scenario decides.
+    """What is to be tuned into a file of its own; None where the scenario decides.
 
     Attributes:
         router: the kind.
         out: the file; by default named by its kind, in the current folder.
         objective, p99_limit_s: what is made small, at most which p99.
         control: the router is to keep the goals that the operator asks for (`policies.goal_control`).
-        changed: what is otherwise than in the scenario's file, for who reads how the router was made.
     """
 
     scenario: Path
@@ -45,7 +44,6 @@ class Tuning:
     objective: Objective | None = None
     p99_limit_s: float | None = None
     control: bool = False
-    changed: str = ""
 
     @property
     def path(self) -> Path:
@@ -69,12 +67,18 @@ class Tuning:
 
     def command(self, knobs: TuningKnobs) -> str:
         """What tunes the same again, with the numbers that the scenario decided."""
-        words = ["slimsched", "tune", str(self.scenario), "--router", self.router, "--floor", f"{knobs.floor:g}"]
-        words += ["--decisions", str(knobs.decisions), "--searches", str(knobs.searches), "--seed", str(knobs.seed)]
-        if knobs.objective != "latency":
-            words += ["--objective", knobs.objective, "--p99", f"{knobs.p99_limit_s:g}s"]
-        words += ["--control"] if self.control else []
-        return f"{shlex.join(words)}  # with {self.changed}" if self.changed else shlex.join(words)
+        return train_command(str(self.scenario), self.router, knobs, control=self.control)
+
+
+def train_command(scenario: str, kind: str, knobs: TuningKnobs, *, control: bool) -> str:
+    """What tunes the same again."""
+    settings = {"tuning.floor": f"{knobs.floor:g}", "tuning.decisions": knobs.decisions}
+    settings |= {"tuning.searches": knobs.searches, "seed": knobs.seed}
+    if knobs.objective != "latency":
+        settings |= {"tuning.objective": knobs.objective, "service.p99_limit_s": f"{knobs.p99_limit_s:g}"}
+    words = ["slimsched", "train", scenario, "--router", kind]
+    words += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return shlex.join([*words, *(["--control"] if control else [])])
 
 
 def knobs_of(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from typing import TypeVar
 
-from kit.errors import InputError
 from scenarios.terminal.screen import visible_text
 
 Answer = TypeVar("Answer")
@@ -22,7 +20,7 @@ def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
     """The answer as `read` makes it of a line; what it refuses is told, and asked again.
 
     Args:
-        read: raises `InputError` or `argparse.ArgumentTypeError` for what is none.
+        read: raises `ValueError` for what is none.
     """
     while True:
         sys.stderr.write(f"{question} [{default}]: ")
@@ -32,5 +30,5 @@ def ask(question: str, default: str, read: Callable[[str], Answer]) -> Answer:
             raise KeyboardInterrupt
         try:
             return read(line.strip() or default)
-        except (InputError, argparse.ArgumentTypeError) as error:
+        except ValueError as error:
             sys.stderr.write(f"  {visible_text(str(error))}\n")

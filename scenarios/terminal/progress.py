@@ -58,6 +58,11 @@ def heard_by(hear: Hear) -> Iterator[None]:
         _hearing.reset(before)
 
 
+def hearing() -> Hear | None:
+    """Who hears of it here; None where it is written."""
+    return _hearing.get()
+
+
 class Progress:
     """Progress of `total` steps, as a context manager.
 

@@ -91,11 +91,11 @@ def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
         problem = (
             f"not evaluated yet (no {path}; the run folder `out` is also where the network's files are looked for); "
         )
-        problem += "`slimsched run` or `slimsched model evaluate` does"
+        problem += "`slimsched run` or `slimsched model train` does"
         raise InputError(scenario.name, "model.accuracy", problem)
     if scenario.model.accuracy:
         return Accuracy.of(load_accuracy(path))
-    with with_remedy("`slimsched model evaluate` makes it again"):
+    with with_remedy("`slimsched model train` makes it again"):
         return Accuracy.of(load_accuracy(path))
 
 

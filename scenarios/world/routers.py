@@ -95,7 +95,7 @@ def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
     deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
     if deaf:
         told = ", ".join(f"service.{goal}" for goal in goals)
-        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (slimsched tune --control)"
+        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (slimsched train --control)"
         yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
     careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
     if careless:
@@ -108,7 +108,7 @@ def _how_to_make(name: str, scenario: Scenario) -> str:
     if named or kind not in TUNED:
         return train
     plain = f"; as it is before tuning it is called {UNTUNED}" if kind == TIDE else ""
-    return f"{train}, or name the file that `slimsched tune --router {kind}` makes{plain}"
+    return f"{train}, or name the file that `slimsched train --router {kind}` makes{plain}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A cluster of training jobs as a Gymnasium environment, for a scenario of `slimsched jobs`.
 
-`gymnasium.make("slimsched:JobCluster-v0", scenario="....yaml")` makes one: an episode is a window of its trace, a step
-says whose turn it is (`jobs.sim.env`).
+`gymnasium.make("slimsched.gym:JobCluster-v0", scenario="....yaml")` makes one: an episode is a window of its trace, a
+step says whose turn it is (`jobs.sim.env`).
 """
 
 from __future__ import annotations

@@ -65,11 +65,12 @@ def work(task: tuple[str, int, int, int]) -> list[Result]:
 def warm_up(*, compiled: bool = True) -> None:
     """Import all that calls need, once, and (where not told otherwise) open the compiled engine: forks have it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        from scenarios.cli import handler_of, main
+        from slimsched.cli import main
+        from slimsched.launching import function_of
         from tests.fuzz.base import base
 
         for command in ("run", "simulate", "profile show", "model check"):
-            handler_of(command)
+            function_of(command)
         for name, content in base().items():
             (Path(folder) / name).write_bytes(content)
         there, here = Path.cwd(), Path(folder)

@@ -239,12 +239,12 @@ def _work() -> Iterator[tuple[str, Case]]:
 
 def accepted() -> Iterator[tuple[str, Case]]:
     """Odd, and right: it is carried out, and nobody's file is touched."""
-    yield "a link as an output", _flags("profile", "schema", "--json", "link.json", outputs=("link.json",))
-    yield "a link to nothing as an output", _flags("profile", "schema", "--json", "dangling", outputs=("dangling",))
-    yield "a device as an output", _flags("profile", "schema", "--json", "null", outputs=("null",))
-    yield "a pipe as an output", _flags("profile", "schema", "--json", "pipe", outputs=("pipe",))
+    yield "a link as an output", _flags("list", "profiles", "--json", "link.json", outputs=("link.json",))
+    yield "a link to nothing as an output", _flags("list", "profiles", "--json", "dangling", outputs=("dangling",))
+    yield "a device as an output", _flags("list", "profiles", "--json", "null", outputs=("null",))
+    yield "a pipe as an output", _flags("list", "profiles", "--json", "pipe", outputs=("pipe",))
     odd = "$HOME `a` <b> & _%s.json"
-    yield "an odd name as an output", _flags("profile", "schema", "--json", odd, outputs=(odd,))
+    yield "an odd name as an output", _flags("list", "profiles", "--json", odd, outputs=(odd,))
     yield (
         "a scenario of an odd name",
         Case("file", {**base(), "a $b_<c>.yaml": _tiny()}, ("simulate", "a $b_<c>.yaml", "--quiet")),

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from scenarios.cli import main
 from scenarios.executors import deciding
 from scenarios.job import network, profiles, validation
+from slimsched.cli import main
 
 NAME = "small.yaml"
 SCENARIO = """\

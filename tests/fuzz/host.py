@@ -22,7 +22,7 @@ from unittest.mock import patch
 from matplotlib.figure import Figure
 
 from kit.chance import stream
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.fuzz.cases import Box, Case
 from tests.fuzz.finished import NAME, Finished
 from tests.fuzz.state import RUN, documents, scribble

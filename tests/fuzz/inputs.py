@@ -6,13 +6,15 @@ import argparse
 import json
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import yaml
 from hypothesis import strategies as st
 
-from scenarios.cli import COMMANDS, build_parser
 from scenarios.files.spec import Scenario
+from slimsched import commands as cli
+from slimsched.jobs.cli import build_parser
+from slimsched.launching import app_of
 from tests.fuzz.base import base
 from tests.fuzz.cases import Case
 from tests.fuzz.documents import documents
@@ -20,9 +22,9 @@ from tests.fuzz.hostile import NUMBERS, WORDS, changed_bytes, changed_json, chan
 
 SIMULATE: Final = ("simulate", "tiny.yaml", "--quiet", "--json", "-")
 # Their work is of minutes, so of these only the flags are fuzzed: a last one is unknown, and refused.
-HEAVY: Final = ("run", "devices", "calibrate", "profile check", "model train", "model evaluate",
+HEAVY: Final = ("run", "devices", "calibrate", "profile check", "model train",
     "model check",
-                "train", "tune", "validate")  # fmt: skip
+                "train", "validate")  # fmt: skip
 
 
 def _case(family: str, name: str, content: bytes, argv: tuple[str, ...] = SIMULATE, reading: str = "") -> Case:
@@ -173,23 +175,52 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "trace": ("fast.yaml", "pipe", "null", "folder", "loop", "no.yaml", "ppo.safetensors", ""),
     "file": PLACES,  # that `init` writes
     "kind": ("routers", "profiles", "no", ""),
+    "router": ("random", "jsq", "no", ""),
+    "routers": ("random", "jsq", "no", ""),
+    "seeds": ("0", "1", "x"),
+    "accuracy": ("0.5", "x"),
 }
-PATHS: Final = ("--json", "--out", "--plot", "--figures")
+PATHS: Final = ("--json", "--out", "--plot", "--figures", "--logs")
 
 
-def _actions() -> dict[str, list[argparse.Action]]:
+class Taken(NamedTuple):
+    """What a command takes: a positional argument, or a flag by its names."""
+
+    dest: str
+    option_strings: tuple[str, ...]
+    required: bool
+    nargs: int | None = None
+
+
+def _actions() -> dict[str, list[Taken]]:
     """Each command's positional arguments and flags."""
     found = {}
-    for command in COMMANDS:
-        parser: Any = build_parser()
-        for word in command.split():
-            group = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-            parser = group.choices[word]
-        found[command] = [action for action in parser._actions if action.dest != "help"]
+    for command in cli.COMMANDS:
+        arguments = app_of(command).assemble_argument_collection()
+        found[command] = [
+            Taken(
+                each.field_info.name,
+                tuple(sorted((name for name in each.names if name.startswith("-")), key=len)),
+                each.required,
+                0 if each.hint is bool else None,
+            )
+            for each in arguments
+        ]
+        found[command] += [Taken("json", ("--json",), False), Taken("quiet", ("-q", "--quiet"), False, 0)]
+    group = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
+    for command, parser in group.choices.items():
+        actions = [action for action in parser._actions if action.dest != "help"]
+        found[f"jobs {command}"] = [
+            Taken(
+                action.dest, tuple(action.option_strings), action.required, action.nargs if action.nargs == 0 else None
+            )
+            for action in actions
+        ]
     return found
 
 
 ACTIONS: Final = _actions()
+COMMANDS: Final = tuple(ACTIONS)
 SHORT: Final = {  # of what is sane
     "capacity": ("--precision", "0.5", "--duration", "0.5"),
     "jobs generate": ("--jobs", "50"),
@@ -225,7 +256,7 @@ def flags(draw: st.DrawFn) -> Case:
     return Case("flags", base(), tuple(words), "", tuple(outputs))
 
 
-def _text_of(action: argparse.Action) -> st.SearchStrategy[str]:
+def _text_of(action: Taken) -> st.SearchStrategy[str]:
     name = action.option_strings[-1]
     if name in PATHS:
         ending = ".svg" if name == "--plot" else ""

@@ -25,7 +25,7 @@ import yaml
 
 from kit.chance import stream
 from kit.documents import read_json
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.fuzz.cases import Box, Case
 from tests.fuzz.finished import NAME, scenario_text
 from tests.fuzz.state import RUN, documents, names_below
@@ -85,7 +85,7 @@ def begin(here: Path, *, as_command: bool = False) -> tuple[Forked | subprocess.
         return Forked(here, said), said
     with (said / "out").open("wb") as out, (said / "err").open("wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "scenarios.cli", *COMMAND],
+            [sys.executable, "-m", "slimsched", *COMMAND],
             cwd=here, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=ENVIRONMENT, start_new_session=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         )  # fmt: skip

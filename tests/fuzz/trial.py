@@ -85,7 +85,7 @@ def attempt(case: Case, root: Path, *, as_command: bool = False) -> Outcome:
     box = Box(root, case.files)
     try:
         work = None if as_command else lambda: _in_process(case, box.here)
-        ended = watched(work, ("-m", "scenarios.cli", *case.argv), box.here, root.with_name(f"{root.name}.said"))
+        ended = watched(work, ("-m", "slimsched", *case.argv), box.here, root.with_name(f"{root.name}.said"))
         changes = box.changes(case.outputs)
         return judge(ended, changes, case.argv)
     finally:
@@ -93,8 +93,8 @@ def attempt(case: Case, root: Path, *, as_command: bool = False) -> Outcome:
 
 
 def _in_process(case: Case, here: Path) -> int:
-    from scenarios.cli import main
     from scenarios.terminal.exits import exit_code
+    from slimsched.cli import main
 
     affordable = True
 

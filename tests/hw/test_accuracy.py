@@ -82,7 +82,7 @@ def test_every_tuple_has_its_line_and_bits_that_agree_are_small() -> None:
 @pytest.mark.parametrize(
     "changes, key, problem",
     [
-        ({"schema": "slimsched.accuracy/1"}, "schema", "'slimsched.accuracy/2' is wanted; delete .* model evaluate"),
+        ({"schema": "slimsched.accuracy/1"}, "schema", "'slimsched.accuracy/2' is wanted; delete .* model train"),
         ({"image": 3}, "image", "did you mean 'images'"),
         ({"provenance": "guessed"}, "provenance", "'guessed'; allowed are 'measured' and 'paper'"),
         ({"model": None}, "model", "is None; a name"),
@@ -115,7 +115,7 @@ def test_a_broken_table_is_refused(tmp_path: Path, changes: dict[str, Any], key:
     """One error names the file, the key, what was found and the remedy."""
     error = refusal(tmp_path / "bad.json", text(evaluation(), **changes))
     assert error.key == key
-    assert error.problem.endswith("write it anew with `slimsched model evaluate`")
+    assert error.problem.endswith("write it anew with `slimsched model train`")
     with pytest.raises(InputError, match=problem):
         raise error
 

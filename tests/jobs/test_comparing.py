@@ -15,8 +15,8 @@ from jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
 from jobs.comparing import bounds_of, comparison_document, fingerprint, result_document, run_all
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.files.shipped import SHIPPED
+from slimsched.cli import main
 from slimsched.jobs.texts import answers, comparison_text, result_text, share_text, time_text
 from tests.jobs.cases import case_of, trace_of, write_case
 

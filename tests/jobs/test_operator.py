@@ -18,7 +18,8 @@ from jobs.learning.course import SCORES, Course, Windows
 from jobs.operating import Limit, Tried, WhatIf, fewest_nodes, largest_load, tune, validation_document
 from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
-from scenarios.cli import JOB_REWARDS, main
+from slimsched.cli import main
+from slimsched.jobs.cli import JOB_REWARDS
 from slimsched.jobs.texts import tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 

@@ -13,11 +13,11 @@ from kit.errors import InputError
 from kit.named_files import FilePath, marker_of, named_files, with_paths
 from kit.strict import StrictModel
 from policies.rules.specs import LadderRule
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.shipped import SHIPPED
 from scenarios.files.spec import Scenario
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

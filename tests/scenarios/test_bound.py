@@ -15,7 +15,6 @@ import pytest
 
 from kit import strict
 from kit.errors import InputError, WorkError
-from scenarios.cli import main
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import (
     ORACLE_POINTS,
@@ -33,6 +32,7 @@ from scenarios.world.materials import load_world
 from scenarios.world.world import Accuracy, World
 from sim.host import HostTable
 from sim.profile import Profile
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
 

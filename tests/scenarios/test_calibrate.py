@@ -15,9 +15,9 @@ import torch
 
 from hw.networks.registry import save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
-from scenarios.cli import main
 from scenarios.executors.announce import finished_steps
 from scenarios.files.reading import read_profile
+from slimsched.cli import main
 
 pytestmark = pytest.mark.workers
 
@@ -93,7 +93,7 @@ def test_what_is_wrong_shows_before_anything_is_measured(
 
 def calibration(model: Path, folder: Path, budget: str) -> subprocess.Popen[str]:
     """A calibration in a process of its own."""
-    command = [sys.executable, "-m", "scenarios.cli", "calibrate", "--model", str(model), "--device", "cpu:0"]
+    command = [sys.executable, "-m", "slimsched", "calibrate", "--model", str(model), "--device", "cpu:0"]
     command += ["--batch-limit", "4", "--budget", budget, "--out", str(folder), "--allow-busy"]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

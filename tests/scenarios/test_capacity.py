@@ -13,13 +13,13 @@ import pytest
 from kit.errors import InputError, WorkError
 from policies.records import RunColumns
 from policies.vocabulary import NS_PER_S
-from scenarios.cli import main
 from scenarios.metrics.service import Promise
 from scenarios.runs.bound import FluidModel
 from scenarios.runs.capacity import Capacity, Reading, Search, Tried, capacity, p99_of, read
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_result import record, request
 

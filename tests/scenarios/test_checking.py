@@ -20,7 +20,6 @@ from hw.networks.registry import ModelFile, save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.executors.checking import (
     MODELLED,
     NO_SERVING,
@@ -38,6 +37,7 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.show.check import RULE, check_document, check_table
 from sim.profile import Profile, RouterHost, WorkCost
 from sim.tables import compile_tables
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.folders import simulated
 

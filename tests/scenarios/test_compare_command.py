@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
 from scenarios.metrics.comparison import compare_results
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 
@@ -67,7 +67,7 @@ def test_the_bound_is_beside_each_router(tmp_path: Path, capsys: pytest.CaptureF
     ("flags", "told"),
     [
         (["--baseline", "jqs"], "did you mean 'jsq'"),
-        (["--jobs", "0"], "'0': must be a whole number, at least 1"),
+        (["--jobs", "0"], "0: must be a whole number from 1 to 1,024"),
         (["--plot", "x.pdf"], "name a .png or .svg file"),
     ],
 )

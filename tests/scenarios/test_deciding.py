@@ -15,7 +15,6 @@ from kit.documents import read_json
 from kit.errors import InputError
 from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
-from scenarios.cli import main
 from scenarios.executors import deciding
 from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
 from scenarios.files.decision_times import DecisionTime, read_decision_time
@@ -27,6 +26,7 @@ from scenarios.runs.provenance import note_environment
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 

@@ -15,12 +15,12 @@ import torch
 
 from hw.device import DeviceSpec, formats_of
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
 from scenarios.executors.preflight import require_device
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job.job import Job
+from slimsched.cli import main
 from tests import worlds
 from tests.hw.fake_nvml import HOPPER, MAXWELL, FakeBoard, FakeNvml
 from tests.scenarios.files import write_scenario

@@ -13,9 +13,9 @@ import pytest
 
 from kit.documents import write_json
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.runs.door import drain, open_door
 from scenarios.runs.folder import DOOR, RunFolder
+from slimsched.cli import main
 from tests.scenarios.test_emulated import scenario
 
 pytestmark = pytest.mark.workers
@@ -32,13 +32,13 @@ def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pyte
     """A host stands for its servers; where a server has the name of a host, the server is meant."""
     with open_door(RunFolder(tmp_path), SERVERS[:3]) as wish:
         assert wish() == frozenset()
-        assert _asked(capsys, "drain", "beta", "--out", str(tmp_path))[0] == 0
+        assert _asked(capsys, "drain", "beta", "--run", str(tmp_path))[0] == 0
         assert wish() == {1, 2}
-        code, out, _ = _asked(capsys, "return", "gpu2", "--out", str(tmp_path), "--json", "-")
+        code, out, _ = _asked(capsys, "drain", "gpu2", "--run", str(tmp_path), "--undo", "--json", "-")
         assert (code, json.loads(out)) == (0, {"servers": ["gpu2"], "drained": ["gpu1"]})
         assert wish() == {1}
         for _ in range(2):  # twice is once
-            assert _asked(capsys, "drain", "gpu1", "--out", str(tmp_path))[0] == 0
+            assert _asked(capsys, "drain", "gpu1", "--run", str(tmp_path))[0] == 0
         assert wish() == {1}
     with open_door(RunFolder(tmp_path), SERVERS) as wish:
         assert wish() == frozenset()  # a wish is of one command
@@ -49,8 +49,8 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
     """Exit code 2, and nothing is left in the folder."""
 
     def require(said: str, name: str = "gpu0") -> None:
-        for action in ("drain", "return"):
-            code, out, err = _asked(capsys, action, name, "--out", str(tmp_path))
+        for undo in ([], ["--undo"]):
+            code, out, err = _asked(capsys, "drain", name, "--run", str(tmp_path), *undo)
             assert (code, out, len(err.splitlines())) == (2, "", 1)
             assert said in err
 

@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
 from scenarios.job.job import Job
-from scenarios.tasks import calibrating
+from slimsched.cli import main
 from tests import worlds
 
 SCENARIO = """
@@ -100,9 +99,9 @@ def test_calibrate_replaces_only_what_it_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A profile from elsewhere, or one that was edited, is kept beside; its own is not."""
-    monkeypatch.setattr(calibrating, "model_costs", lambda *_: None)
-    monkeypatch.setattr(calibrating, "calibrate_device", lambda *_, **__: CALIBRATED)
-    monkeypatch.setattr(calibrating, "with_serving", lambda *_, **__: SERVED)
+    monkeypatch.setattr("calibrate.model_costs", lambda *_: None)
+    monkeypatch.setattr("scenarios.executors.calibrate.calibrate_device", lambda *_, **__: CALIBRATED)
+    monkeypatch.setattr("scenarios.executors.checking.with_serving", lambda *_, **__: SERVED)
     (tmp_path / "model.safetensors").touch()
     place = tmp_path / "profiles" / "cpu0.yaml"
     place.parent.mkdir()

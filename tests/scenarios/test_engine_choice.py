@@ -13,7 +13,6 @@ import pytest
 
 import slimsched
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import comparison
 from scenarios.metrics.result import Result, Simulator
@@ -23,6 +22,7 @@ from scenarios.runs.engines import SHORT_IMAGES, SHORT_IMAGES_UNKEPT, engine_of
 from scenarios.runs.simulate import simulate_all
 from scenarios.world.materials import load_world, make_world
 from scenarios.world.world import World
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 

@@ -22,7 +22,6 @@ from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.gym import FIGURES, ID
 from scenarios.metrics.result import Simulator
@@ -33,6 +32,7 @@ from scenarios.world.materials import make_world
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 OLD = "workload: {kind: poisson, rate_img_s: 200}"
@@ -271,7 +271,7 @@ def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
     """A short `simulate` starts without numba, and without scipy: each takes longer to open than it runs."""
     path = write_scenario(tmp_path)
     code = (
-        "import sys; from scenarios.cli import main; "
+        "import sys; from slimsched.cli import main; "
         f"code = main(['simulate', {str(path)!r}, '--router', 'jsq', '--json', '-']); "
         "sys.exit(code or bool({'numba', 'scipy'} & {*sys.modules}))"
     )
@@ -328,7 +328,7 @@ def test_the_command_line_tells_of_a_cache_that_cannot_be_written(tmp_path: Path
     (tmp_path / "file").touch()
     arguments = ["simulate", "tiny.yaml", "--router", "learned.safetensors", "--json", "-"]
     done = subprocess.run(
-        [sys.executable, "-m", "scenarios.cli", *arguments],
+        [sys.executable, "-m", "slimsched", *arguments],
         cwd=tmp_path,
         env={**os.environ, "SLIMSCHED_CACHE": str(tmp_path / "file")},
         capture_output=True,

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kit.documents import read_json, write_text
-from scenarios.cli import main
 from scenarios.job import job
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import SCHEMA, environment, environments, note_environment
 from scenarios.show.report import build_report
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 
 from kit.errors import InputError, WorkError
-from scenarios import cli
 from scenarios.terminal.exits import exit_code
+from slimsched import cli
+from slimsched.launching import Terminal
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,6 @@ def test_an_unknown_error_is_no_ones_mistake() -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        (["tune", "x.yaml", "--router", "tide"], "nothing of it is kept"),
         (["simulate", "x.yaml"], "nothing of it is kept"),
         (["compare", "x.yaml"], "goes on from what is finished"),
     ],
@@ -52,10 +54,10 @@ def test_an_unknown_error_is_no_ones_mistake() -> None:
 def test_only_who_resumes_says_so(
     command: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_: object) -> int:
+    def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "handler_of", lambda _: interrupted)
+    monkeypatch.setattr("slimsched.launching.launch", interrupted)
     assert cli.main(command) == 130
     assert said in capsys.readouterr().err
 
@@ -73,6 +75,16 @@ def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert len(error) < 2100
 
 
+def _idle(function: Callable[..., object]) -> Callable[..., object]:
+    """It takes the same, and does nothing."""
+
+    @functools.wraps(function)
+    def idle(*_: object, **__: object) -> object:
+        return None
+
+    return idle
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_somebody_who_waits_is_told_at_once(
     is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -80,11 +92,15 @@ def test_somebody_who_waits_is_told_at_once(
     """On a terminal, before seconds of imports; elsewhere nobody waits."""
     told: list[str] = []
 
-    def handler_of(_: str) -> Callable[[object], int]:
+    def done(*_: object, **__: object) -> int:
         told.append(capsys.readouterr().err)
-        return lambda _: 0
+        return 0
 
-    monkeypatch.setattr(cli, "handler_of", handler_of)
+    monkeypatch.setattr(Terminal, "show", done)
+    for name in ("running.run", "simulating.bound", "listing.names"):
+        module, _, function = name.partition(".")
+        real = getattr(import_module(f"slimsched.{module}"), function)
+        monkeypatch.setattr(f"slimsched.{name}", _idle(real))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     assert cli.main(["run", "quickstart"]) == 0
     assert cli.main(["run", "quickstart", "--quiet"]) == 0

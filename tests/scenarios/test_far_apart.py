@@ -11,7 +11,6 @@ import pytest
 from hw.networks.registry import ModelFile
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
-from scenarios.cli import main
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
@@ -32,6 +31,7 @@ from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.show.validation import far_apart_warnings, format_validation, require_hopeful
 from scenarios.world.world import World
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_campaign import opened, side

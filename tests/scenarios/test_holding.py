@@ -15,12 +15,12 @@ from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule
 from policies.rules.tide import TideRule
 from policies.vocabulary import HoldRule
-from scenarios.cli import main
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.world.materials import load_world
 from scenarios.world.routers import make_named
 from scenarios.world.world import World
 from sim.compiled.simulation import CompiledSimulation
+from slimsched.cli import main
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
 EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)

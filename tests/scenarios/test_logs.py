@@ -15,12 +15,12 @@ import pytest
 from policies.faults import PLANNED, Outage
 from policies.records import LoggedStep, RunRecord
 from policies.vocabulary import RequestsReturned
-from scenarios.cli import main
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LIVES_FILE, LOG_FILE, read_lives, read_log, write_cores
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
+from slimsched.cli import main
 from tests import worlds
 from tests.replay.logs import apart
 from tests.scenarios.folders import summary

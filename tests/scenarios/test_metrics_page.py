@@ -11,7 +11,6 @@ import pytest
 
 from kit.documents import read_json
 from policies.records import STAGES
-from scenarios.cli import main
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results
@@ -22,6 +21,7 @@ from scenarios.show.result import servers_table
 from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
 from scenarios.show.words import downtime_table
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import simulated
 from tests.scenarios.test_comparison import run

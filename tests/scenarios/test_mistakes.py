@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 JOBS = """\
@@ -191,7 +191,7 @@ IN_THE_SCENARIO = {
         "acuracy.json",
     ),
     "a profile in place of accuracies": Mistake(
-        ("fast.yaml: is no table of accuracies", "`slimsched model evaluate` writes one"), "accuracy.json", "fast.yaml"
+        ("fast.yaml: is no table of accuracies", "`slimsched model train` writes one"), "accuracy.json", "fast.yaml"
     ),
     "no schema": Mistake(
         ("tiny.yaml: schema: missing", "`schema: slimsched.scenario/1`"), "schema: slimsched.scenario/1\n", ""
@@ -243,7 +243,7 @@ ON_THE_COMMAND_LINE = {
         prepare=_file("jobs.yaml", JOBS),
     ),
     "a rule for another network": Mistake(
-        ("other.rule.yaml: hold: ", "holds 4 segments; the network has 2", "`slimsched tune`"),
+        ("other.rule.yaml: hold: ", "holds 4 segments; the network has 2", "`slimsched train`"),
         command="simulate tiny.yaml --router other.rule.yaml",
         prepare=_file("other.rule.yaml", OTHERS_RULE),
     ),
@@ -266,10 +266,8 @@ ON_THE_COMMAND_LINE = {
         ("--router: mine.safetensors: no such router file", "`slimsched train` writes one"),
         command="simulate tiny.yaml --router mine.safetensors",
     ),
-    "a seed of letters": Mistake(
-        ("--seed: 'abc'", "a whole number, at least 0"), command="simulate tiny.yaml --seed abc"
-    ),
-    "a share of 80": Mistake(("--floor: '80'", "from 0 to 1", "80 % is 0.8"), command="capacity tiny.yaml --floor 80"),
+    "a seed of letters": Mistake(("--seed", '"abc"', "into int"), command="simulate tiny.yaml --seed abc"),
+    "a share of 80": Mistake(("--floor: 80", "from 0 to 1", "80 % is 0.8"), command="capacity tiny.yaml --floor 80"),
     "an unknown measure": Mistake(
         ("--of: unknown 'p95'", "did you mean 'p99'?", "p50, p90"), command="jobs capacity x.yaml --wait 10m --of p95"
     ),
@@ -284,7 +282,7 @@ ON_THE_COMMAND_LINE = {
         ("--out: /proc/x: can't be written", "name another place"), command="simulate tiny.yaml --out /proc/x"
     ),
     "an output with something else in it": Mistake(
-        ("mine: holds files and is no run folder (thesis.txt)", "name an empty or a new folder"),
+        ("mine: holds files and is no run folder", "name an empty or a new folder"),
         command="simulate tiny.yaml --out mine",
         prepare=_foreign_folder,
     ),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.shipped import moved
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 SHIPPED = Path("scenarios").absolute()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.test_profiles import measured
 
@@ -33,8 +33,7 @@ def _refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) ->
         ["bound", "tiny.yaml", "--json", "accuracy.json"],
         ["compare", "tiny.yaml", "--router", "jsq", "--router", "own.rule.yaml", "--json", "own.rule.yaml"],
         ["compare", "picture.svg", "--plot", "picture.svg"],
-        ["tune", "tiny.yaml", "--router", "fixed", "--json", "slow.yaml"],
-        ["tune", "own.rule.yaml", "--router", "fixed", "--out", "own.rule.yaml"],
+        ["train", "tiny.yaml", "--router", "fixed", "--json", "slow.yaml"],
         ["profile", "show", "fast.yaml", "--plot", "fast.yaml"],
         ["profile", "check", "fast.yaml", "--model", "x", "--json", "fast.yaml"],
     ],
@@ -99,20 +98,6 @@ def test_no_result_is_in_the_way_of_the_run_folder(
     write_scenario(tmp_path)
     Path(json).parent.mkdir(exist_ok=True)
     _refused(["compare", "tiny.yaml", *(["--out", out] if out else []), "--json", json], said, capsys)
-
-
-def test_tuning_replaces_only_what_it_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A rule by hand may lie where it goes by default; what is no rule at all, too."""
-    monkeypatch.chdir(tmp_path)
-    write_scenario(tmp_path)
-    for text in (RULE, "notes: mine\n", "a: ["):
-        Path("fixed.rule.yaml").write_text(text)
-        _refused(["tune", "tiny.yaml", "--router", "fixed"], "was not made by `slimsched tune`", capsys)
-    for more in ("", "of_a_former_version: 1\n"):
-        Path("fixed.rule.yaml").write_text(f"{RULE}{more}made_by: {{command: slimsched tune}}\n")
-        assert main(["tune", "tiny.yaml", "--router", "fixed", "--floor", "0", "--decisions", "1000", "--quiet"]) == 0
 
 
 def test_synthesis_replaces_only_what_it_made(

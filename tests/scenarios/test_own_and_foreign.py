@@ -17,9 +17,9 @@ import pytest
 from kit.documents import write_json, write_text
 from kit.errors import WorkError
 from kit.files import file_hash
-from scenarios.cli import main
 from scenarios.runs.folder import OWN, RunFolder
 from scenarios.runs.logs import LOG_FILE
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 

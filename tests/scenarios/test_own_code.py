@@ -1,8 +1,7 @@
-"""`--no-own-code`: on every command that may be led to a user's class, and before anything of it runs."""
+"""`--no-own-code`: before anything of a user's class runs."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -11,8 +10,8 @@ import torch
 
 from hw.networks.registry import save_model
 from kit.plugins import REFUSING
-from scenarios.cli import COMMANDS, build_parser, main
 from scenarios.job import run
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
 from tests.scenarios.own_network import DigitsPerceptron
@@ -111,34 +110,3 @@ def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFix
     told, wrong = capsys.readouterr().err.splitlines()
     assert told == "own code: refused_router.py: Net (tiny: router) runs with your rights"
     assert wrong == "slimsched: tiny: router: 'refused_router:Net' could not be made: SystemExit: 0"
-
-
-def test_every_command_that_may_be_led_to_own_code_can_refuse_it() -> None:
-    """Those that take a scenario or a network; the others need no flag, nor do scenarios of training jobs."""
-    found = {}
-    for name in COMMANDS:
-        parser: argparse.ArgumentParser = build_parser().parse_args([*name.split(), *WORDS[name]]).parser
-        options = {option for action in parser._actions for option in (*action.option_strings, action.dest)}
-        found[name] = "--no-own-code" in options
-        assert found[name] == (bool(options & {"scenario", "network"}) and not name.startswith("jobs ")), name
-    assert sum(found.values()) >= 14
-
-
-WORDS = {
-    **{name: ["x.yaml"] for name in COMMANDS},
-    "devices": [],
-    "init": [],
-    "list": [],
-    "jobs init": ["x", "--nodes", "1x1"],
-    "jobs simulate": ["x", "--policy", "fifo"],
-    "jobs whatif": ["x", "--change", "a=1"],
-    "jobs capacity": ["x", "--wait", "1m"],
-    "cluster drain": ["x", "--out", "x"],
-    "cluster return": ["x", "--out", "x"],
-    "profile schema": [],
-    "profile synth": [],
-    "jobs generate": [],
-    "calibrate": ["--model", "x"],
-    "profile check": ["x", "--model", "x"],
-    "tune": ["x.yaml", "--router", "tide"],
-}

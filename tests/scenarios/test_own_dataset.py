@@ -13,9 +13,9 @@ from sklearn.datasets import load_digits
 from hw.networks.accuracy import Evaluation
 from hw.networks.datasets import dataset_label
 from kit.errors import InputError
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.job.network import load_measured
+from slimsched.cli import main
 
 SCENARIO = """
 schema: slimsched.scenario/1

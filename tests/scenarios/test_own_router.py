@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 MODULE = """

@@ -8,46 +8,39 @@ from pathlib import Path
 import pytest
 
 from kit.errors import InputError
-from scenarios.cli import COMMANDS, main
 from scenarios.terminal.places import writable_file, writable_folder
+from slimsched.cli import main
+from slimsched.commands import COMMANDS
+from slimsched.jobs import cli as jobs
+from slimsched.launching import flags_of
 from tests.scenarios.files import write_scenario
 
 READ = ("--model", "--accuracy", "--policy")  # files that are there already
 GIVEN = {
-    "calibrate": ["--model", "x"],
-    "tune": ["--router", "tide"],
+    "profile check": ["--model", "x"],
+    "cluster drain": ["--run", "x"],
     "model check": ["x"],
     "jobs init": ["--nodes", "1x1"],
     "jobs simulate": ["--policy", "fifo"],
     "jobs whatif": ["--change", "a=1"],
     "jobs capacity": ["--wait", "1m"],
 }
-NAMES = {  # that end as they must
-    "tune": "x.rule.yaml",
-    "--plot": "x.png",
-    "jobs tune": "x.jobpolicy.yaml",
-    "jobs train": "x.safetensors",
-}
-WITHOUT = (
-    "devices",
-    "profile schema",
-    "profile synth",
-    "calibrate",
-    "model check",
-    "jobs generate",
-    "list",
-    "init",
-)
+NAMES = {"--plot": "x.png", "jobs tune": "x.jobpolicy.yaml", "jobs train": "x.safetensors"}  # that end as they must
+WITHOUT = ("devices", "profile synth", "calibrate", "model check", "jobs generate", "list", "init")
+WRITTEN = ("--json", "--out", "--plot", "--figures", "--logs")
 
 
 def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
-    """Of each command, the flags that name what it writes: (command, flag, metavar), from its help."""
-    found = []
+    """Of each command, the flags that name what it writes: (command, flag, FILE or DIR)."""
+    found = [(command, "--json", "FILE") for command in COMMANDS]
     for command in COMMANDS:
+        for flag in {*flags_of(command)} & {*WRITTEN}:
+            found.append((command, flag, "FILE" if flag == "--plot" or command == "profile synth" else "DIR"))
+    for command in jobs.COMMANDS:
         with pytest.raises(SystemExit):
-            main([*command.split(), "--help"])
+            main(["jobs", command, "--help"])
         usage = re.findall(r"(--[a-z]+) (FILE\S*|DIR|PATH)", capsys.readouterr().out.partition("options:")[2])
-        found += [(command, flag, kind) for flag, kind in sorted(set(usage)) if flag not in READ]
+        found += [(f"jobs {command}", flag, kind) for flag, kind in sorted(set(usage)) if flag not in READ]
     return found
 
 
@@ -65,7 +58,7 @@ def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: p
     for name in NAMES.values():
         (tmp_path / "folder" / name).mkdir(parents=True)
     flags = _flags(capsys)
-    assert {flag for _, flag, _ in flags} == {"--json", "--out", "--plot", "--figures"}
+    assert {flag for _, flag, _ in flags} == {*WRITTEN}
     for command, flag, kind in flags:
         name = NAMES.get(command if flag == "--out" else flag, "x")
         there = (

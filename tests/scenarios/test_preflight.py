@@ -21,13 +21,13 @@ from kit.errors import InputError
 from policies.interfaces import GROUPS
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from scenarios.cli import main
 from scenarios.executors import preflight
 from scenarios.executors.devices import chosen_devices, device_spec
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import DeviceSection
 from scenarios.job import comparison, network, profiles, run, validation
 from scenarios.metrics import fidelity
+from slimsched.cli import main
 from tests import worlds
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 from tests.scenarios.files import write_scenario

@@ -19,7 +19,6 @@ from hw.networks.registry import Network
 from kit import strict
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.cli import main
 from scenarios.files import shipped
 from scenarios.files.reading import load_scenario, read_profile, relative_paths
 from scenarios.files.shipped import profile_file
@@ -37,6 +36,7 @@ from scenarios.world.materials import load_world
 from sim.host import HostTable
 from sim.profile import Profile, Range, Slowdown, StatedError
 from sim.steady import knee
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
 

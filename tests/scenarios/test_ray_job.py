@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
+from slimsched.cli import main
 from tests.ray_nodes import RAY_HOSTS, RayNodes
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray, pytest.mark.slow]
@@ -65,7 +65,7 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
     assert all(abs(clock["offset_s"]) <= clock["error_s"] < 0.05 for clock in clocks.values())  # it is one machine
     assert "Clocks of other hosts beside the router's" in capsys.readouterr().out
     assert main(["replay", str(folder)]) == 0
-    assert main(["cluster", "logs", str(scenario), "--out", "logs"]) == 0
+    assert main(["cluster", "check", str(scenario), "--logs", "logs"]) == 0
     assert main(["run", str(scenario)]) == 0
     assert "validate: skipped, done before" in capsys.readouterr().err
 
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_a_host_is_one_line(
     """Before anything is measured; exit code 2, as `cluster check` has it, too. A process of its own ends without a
     traceback."""
     write(scenario.parent, ray_hosts, host="delta")
-    command = [sys.executable, "-m", "scenarios.cli", "run", "three.yaml"]
+    command = [sys.executable, "-m", "slimsched", "run", "three.yaml"]
     done = subprocess.run(command, cwd=scenario.parent, capture_output=True, text=True)
     checked, streams = main(["cluster", "check", "three.yaml"]), capsys.readouterr()
     for code, said in ((done.returncode, done.stdout + done.stderr), (checked, streams.out + streams.err)):

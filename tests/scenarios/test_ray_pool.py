@@ -30,7 +30,6 @@ import yaml
 from kit.errors import InputError, WorkError
 from kit.parallel import ONE_THREAD, each
 from policies.rules.specs import LadderRule
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.learn.course import Run, Scorer
 from scenarios.learn.tune import tune_world
@@ -40,6 +39,7 @@ from scenarios.runs import ray_pool as pools
 from scenarios.runs.ray_pool import RayPool, facts_here, ray_pool
 from scenarios.runs.simulate import simulate_all, simulate_metrics, simulate_world
 from scenarios.world.materials import load_world, make_world
+from slimsched.cli import main
 from tests.ray_nodes import RayNodes, ray_nodes
 from tests.scenarios.files import write_scenario
 from tests.scenarios.tasks import answer, wait_marked
@@ -279,7 +279,7 @@ COMPARISON = f"workload: {{kind: poisson, rate_img_s: 2000}}\ncompare: {{routers
 def begun(folder: Path, address: str) -> tuple[subprocess.Popen[str], Path]:
     """A comparison of two dozen runs, each of a quarter of a second, some of which are made."""
     path = write_scenario(folder, f"{OLD}\ncompare: {{routers: [random, jsq], seeds: [0, 1]}}", COMPARISON)
-    command = [sys.executable, "-m", "scenarios.cli", "compare", str(path), "--out", str(folder / "run")]
+    command = [sys.executable, "-m", "slimsched", "compare", str(path), "--out", str(folder / "run")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address}
     process = subprocess.Popen([*command, "--ray"], stderr=subprocess.PIPE, text=True, env=environment)
     for _ in range(600):

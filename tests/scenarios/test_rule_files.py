@@ -12,11 +12,11 @@ from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
 from policies.rules.widths import Ladder
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.router_names import display_name, read_rule, write_rule
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), group=8, made_by={"seed": 1})

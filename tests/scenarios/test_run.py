@@ -10,11 +10,11 @@ import pytest
 
 from hw.networks.accuracy import load_accuracy
 from kit.documents import read_json
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.job import network, profiles, router, validation
 from scenarios.job.job import Job
 from scenarios.job.run import Outcome, carry_out
+from slimsched.cli import main
 
 pytestmark = pytest.mark.workers
 

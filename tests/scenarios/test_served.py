@@ -16,7 +16,6 @@ from kit.documents import read_json
 from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
-from scenarios.cli import main
 from scenarios.executors.campaign import Finished, PlannedRun
 from scenarios.files.reading import load_scenario
 from scenarios.job import validation as stage
@@ -29,6 +28,7 @@ from scenarios.show.comparison import comparison_table, comparison_tables
 from scenarios.show.result import format_result, format_score
 from scenarios.show.validation import errors_tables, format_validation, saturation_tables
 from scenarios.show.words import require_completed
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary, validation_run
 from tests.scenarios.test_result import WINDOW, record, request

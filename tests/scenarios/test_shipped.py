@@ -16,7 +16,6 @@ from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network
 from policies.registry import RULES
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.files.shipped import scenario_file
@@ -26,6 +25,7 @@ from scenarios.learn.stale import why_tune
 from scenarios.learn.tuning import Tuning
 from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
+from slimsched.cli import main
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "scenarios" / "data" / "models"

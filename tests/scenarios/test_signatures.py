@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from policies.vocabulary import Choice, ClusterView
-from scenarios.cli import main
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import Result, Signature
 from scenarios.metrics.signatures import (
@@ -29,6 +28,7 @@ from scenarios.show.report import build_report
 from scenarios.show.result import format_result
 from sim.cluster import ClusterSpec, Simulation
 from sim.costs import ProfileCosts
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kit import strict
 from kit.errors import InputError
 from kit.units import parse_duration
-from scenarios.cli import main
 from scenarios.files.keys_page import scenario_keys_markdown
 from scenarios.files.reading import load_scenario
 from scenarios.files.series import read_trace
 from scenarios.files.spec import Scenario
+from slimsched.cli import main
 from tests.scenarios.files import SCENARIO, profile_text, write_scenario
 
 MISTAKES = {

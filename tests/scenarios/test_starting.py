@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 
@@ -78,7 +78,7 @@ def test_profiles_and_accuracies_of_ones_own(tmp_path: Path, capsys: pytest.Capt
         (["--gpu", "rtx-2080"], "--gpu: rtx-2080: no such profile; did you mean 'rtx-2080-ti'"),
         (["--gpu", ""], "--gpu: "),
         (["--link", "10gb"], "--link: unknown '10gb'; did you mean '10gbe'"),
-        (["--rate", "0"], "--rate: '0': must be a number"),
+        (["--rate", "0"], "--rate: 0: must be a number"),
         (["--router", "jqs"], "--router: .*did you mean 'jsq'"),
         (["--router", "jsq", "--router", "jsq"], "--router: 'jsq' is given twice"),
         (["--duration", "1 fortnight"], "--duration: no duration: '1 fortnight'"),
@@ -114,7 +114,7 @@ def test_no_file_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
 def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     """What no flag says; Enter takes what stands in brackets, and what is none is asked again."""
     ours, theirs = pty.openpty()
-    words = [sys.executable, "-m", "scenarios.cli", "init", "asked.yaml", "--gpu", "t4"]
+    words = [sys.executable, "-m", "slimsched", "init", "asked.yaml", "--gpu", "t4"]
     begun = subprocess.Popen(words, cwd=tmp_path, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True)
     os.close(theirs)
     os.write(ours, b"wifi\n10gbe\n\nrandom tide\n2s\n")

@@ -14,7 +14,6 @@ import scenarios.learn.train as train_module
 from kit import checkpoint
 from kit.errors import WorkError
 from policies.ppo import PPORouter
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.job.job import Job
@@ -24,6 +23,7 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
 from sim.compiled import UnsupportedScenario
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 OLD = "compare: {routers: [random, jsq], seeds: [0, 1]}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from math import exp, log
@@ -20,21 +19,20 @@ from policies.registry import TUNED
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import FixedRule, Space
-from policies.rules.tide import TideRule
-from scenarios.cli import main
-from scenarios.files.router_names import made_by, read_router, read_rule
+from scenarios.files.router_names import made_by, read_router
 from scenarios.learn.course import Course, Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.race import Racer, run_race
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import FloorError, Tuned, _first, _generation, _search, floor_to, natural_floor, tune_world
-from scenarios.learn.tuned_files import failure_path, note_failure
-from scenarios.learn.tuning import tuned_text
+from scenarios.learn.tune import FloorError, _first, _generation, _search, floor_to, natural_floor, tune_world
+from scenarios.learn.tuned_files import failed_command, failure_path, note_failure
+from scenarios.learn.tuning import Tuning, tune_router, tuned_text
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
+from slimsched.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENARIO = {
@@ -164,15 +162,14 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
     scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And then how much it took; the file has that by part, and what each search had."""
-    out = tmp_path / "ladder.rule.yaml"
-    flags = ["--router", "ladder", "--floor", "0.75", "--decisions", "5000", "--searches", "2", "--out", str(out)]
-    assert main(["tune", str(scenario), *flags]) == 0
+    flags = ["--router", "ladder", *set_("tuning.floor=0.75", "tuning.decisions=5000", "tuning.searches=2")]
+    assert main(["train", str(scenario), *flags, "--out", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().err.splitlines()
-    told = made_by(out)
+    told = made_by(tmp_path / "run" / "ladder.rule.yaml")
     parts = [told[f"{name}decisions"] for name in ("", "settings_", "level_", "race_")]
-    assert re.match(r"tune ladder: about [\d,]+ decisions \(10,000 of searches, ", lines[0])
-    assert f"tune: {sum(parts):,} decisions ({parts[0]:,} of searches" in lines[-1]
-    assert f"tune ladder: {sum(parts)} of {sum(parts)} decisions" in lines[-2]
+    about = next(line for line in lines if line.startswith("tune ladder: about"))
+    assert re.match(r"tune ladder: about [\d,]+ decisions \(10,000 of searches, ", about)
+    assert any(f"runs of tuning, {sum(parts):,} decisions" in line for line in lines)
     assert told["decisions_in_all"] == sum(parts)
     assert [each["of"] for each in told["race"]][:2] == ["search 1", "search 2"]
     assert all({"mean_s", "p99_s", "image_j", "accuracy"} < each.keys() for each in told["race"])
@@ -188,35 +185,16 @@ def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> N
 
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "milp.rule.yaml"
-    command = ["tune", str(scenario), "--router", "milp", "--floor", "0.7643", "--decisions", "1000", "--quiet"]
     before = "schema: slimsched.rule/1\nkind: fixed\ntuple: [1.0]\nmade_by: {command: slimsched tune}\n"
     out.write_text(before)
-    assert main([*command, "--out", str(out)]) == 1
+    with pytest.raises(FloorError):
+        tune_router(Tuning(scenario, "milp", out, floor=0.7643, decisions=1000), quiet=True)
     assert out.read_text() == before
     told = failure_path(out).read_text()
     assert "no setting keeps an accuracy of 0.7643 on tiny; the most was 0.7" in told
-    assert f"(slimsched tune {scenario} --router milp --floor 0.7643 --decisions 1000 --searches 1 --seed 0)" in told
-
-
-def test_the_command_that_is_kept_is_the_one_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the scenario lies and however its file is called."""
-    monkeypatch.chdir(tmp_path)
-    Path("mine").mkdir()
-    Path("mine/a case.yaml").write_text(yaml.safe_dump(SCENARIO))
-    flags = ["mine/a case.yaml", "--router", "tide", "--floor", "0.75", "--decisions", "1000"]
-    flags += ["--searches", "1", "--seed", "3"]
-    assert main(["tune", *flags, "--quiet"]) == 0
-    assert shlex.split(made_by(Path("tide.rule.yaml"))["command"]) == ["slimsched", "tune", *flags]
-    found = read_rule(Path("tide.rule.yaml"))
-    assert isinstance(found, TideRule)
-
-    def refuse(*_: object, **__: object) -> Tuned:
-        raise FloorError("none")
-
-    monkeypatch.setattr("scenarios.learn.tuning.tune_world", refuse)
-    assert main(["tune", *flags, "--quiet", "--out", "third.rule.yaml"]) == 1
-    told = Path("third.failed.txt").read_text().removeprefix("none (").removesuffix(")\n")
-    assert shlex.split(told) == ["slimsched", "tune", *flags]
+    settings = "--set tuning.floor=0.7643 --set tuning.decisions=1000 --set tuning.searches=1 --set seed=0"
+    assert f"(slimsched train {scenario} --router milp {settings})" in told
+    assert failed_command(out) == f"slimsched train {scenario} --router milp {settings}"
 
 
 def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,6 +213,10 @@ def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.
 def test_why_there_is_none_lies_where_the_router_would() -> None:
     assert failure_path(Path("a/ladder.rule.yaml")) == Path("a/ladder.failed.txt")
     assert failure_path(Path("a/tide.v1.2.rule.yaml")) == Path("a/tide.v1.2.failed.txt")
+
+
+def set_(*changes: str) -> list[str]:
+    return [word for change in changes for word in ("--set", change)]
 
 
 def score(mean_s: float, p99_s: float, accuracy: float = 0.75) -> RunScore:
@@ -340,10 +322,11 @@ def test_the_natural_floor_is_a_multiple_of_a_tenth_of_a_point(world: World) -> 
 def test_the_command_writes_a_file_that_runs(
     scenario: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / f"{kind}.rule.yaml"
-    flags = ["--floor", "0.76", "--decisions", "5000", "--out", str(path), "--quiet", "--json", "-"]
-    assert main(["tune", str(scenario), "--router", kind, *flags, "--control"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    path = tmp_path / "run" / f"{kind}.rule.yaml"
+    flags = [*set_("tuning.floor=0.76", "tuning.decisions=5000"), "--out", str(path.parent), "--quiet", "--control"]
+    assert main(["train", str(scenario), "--router", kind, *flags]) == 0
+    capsys.readouterr()
+    told = made_by(path)
     assert told["command"].endswith(" --control")
     assert cast(Any, read_router(path)).control == ControlSpec()
     assert told["accuracy"] >= 0.76
@@ -361,8 +344,7 @@ def test_the_command_writes_a_file_that_runs(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--router", "tide", "--out", "x.safetensors"], "ends with .rule.yaml"),
-        (["--router", "tyde", "--out", "tide.rule.yaml"], "'tyde' can't be tuned; did you mean 'tide'?"),
+        (["--router", "tyde"], "'tyde' can't be trained; did you mean 'tide'?"),
         (["--router", "milp", "--control"], "--control: 'milp' has nothing that goals could move; allowed with ladder"),
     ],
 )
@@ -375,7 +357,8 @@ def test_wrong_flags_are_told_before_anything_runs(
 ) -> None:
     """Even without a floor, which is found by running the ladder."""
     monkeypatch.setattr(Course, "measure", None)
-    assert main(["tune", str(scenario), *flags, "--quiet"]) == 2
+    monkeypatch.chdir(scenario.parent)
+    assert main(["train", str(scenario), *flags, "--quiet"]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -397,11 +380,10 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     workload = {"kind": "poisson", "rate_img_s": 60_000}
     changes = {"workload": workload, "deadline_s": 0.02, "shed": True, "duration_s": 0.5}
     path.write_text(yaml.safe_dump({**SCENARIO, **changes}))
-    out = tmp_path / "fixed.rule.yaml"
-    command = ["tune", str(path), "--router", "fixed", "--floor", "0.75", "--decisions", "2000", "--out", str(out)]
-    assert main(command) == 0
-    assert "beware: it leaves " in capsys.readouterr().out
-    assert made_by(out)["unserved"] > 0.01
+    flags = set_("tuning.floor=0.75", "tuning.decisions=2000")
+    assert main(["train", str(path), "--router", "fixed", *flags, "--out", str(tmp_path / "run")]) == 0
+    assert "beware: it leaves " in capsys.readouterr().err
+    assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01
 
 
 def test_a_users_note_is_no_failure_of_ours(tmp_path: Path) -> None:
@@ -464,13 +446,11 @@ def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     assert frugal.figures.p99_s <= limit_s
 
 
-def test_energy_needs_a_limit(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_energy_needs_a_limit(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Else whoever waits longest has the least."""
-    assert main(["tune", str(scenario), "--router", "ladder", "--objective", "energy"]) == 2
-    told = capsys.readouterr().err
-    assert "tuning.objective: energy needs a limit of the p99 latency: --p99 TIME" in told
-    assert main(["tune", str(scenario), "--router", "ladder", "--p99", "50ms"]) == 2
-    assert "--p99: limits the search for energy alone; add --objective energy" in capsys.readouterr().err
+    flags = [*set_("tuning.objective=energy"), "--out", str(tmp_path / "run"), "--quiet"]
+    assert main(["train", str(scenario), "--router", "ladder", *flags]) == 2
+    assert "tuning.objective: energy needs a limit of the p99 latency" in capsys.readouterr().err
 
 
 def test_a_limit_that_was_missed_is_told(world: World) -> None:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from kit.errors import InputError
 from policies.faults import Crash, Outage
-from scenarios.cli import main
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
 from scenarios.world.materials import load_world
 from scenarios.world.workloads import Excerpt, arrivals_ns
 from scenarios.world.world import World
+from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
 POISSON = "{kind: poisson, rate_img_s: 200}"

@@ -14,10 +14,11 @@ import pytest
 import slimsched
 from kit.documents import read_json
 from policies.ppo.router import PPORouter
-from scenarios.cli import COMMANDS, main
 from scenarios.executors.checking import SERVING_S
-from scenarios.tasks import calibrating
+from scenarios.files.router_names import made_by
 from slimsched import InputError, Step
+from slimsched.cli import main
+from slimsched.commands import COMMANDS
 from tests import worlds
 from tests.scenarios.files import write_scenario
 
@@ -47,9 +48,7 @@ def test_it_is_typed_and_whole() -> None:
     """Tools that check types look for the mark; what is named as public is there, functions as commands are called."""
     assert Path(slimsched.__file__).with_name("py.typed").is_file()
     assert all(hasattr(slimsched, name) for name in slimsched.__all__)
-    assert {"simulate", "compare", "bound", "train", "tune", "validate", "calibrate"} <= COMMANDS.keys() & set(
-        slimsched.__all__
-    )
+    assert {module.partition(".")[2] for module, _ in COMMANDS.values()} <= set(slimsched.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'simulat'"):
         _ = slimsched.simulat
 
@@ -82,7 +81,8 @@ def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
     theirs = command("compare", scenario, "--router", "random", "--router", "jsq", "--seed", "4", "--out", "theirs")
     capfd.readouterr()
     steps: list[Step] = []
-    ours = slimsched.compare(scenario, ["random", "jsq"], [4], out=Path("ours"), progress=steps.append)
+    with slimsched.heard_by(steps.append):
+        ours = slimsched.compare(scenario, ["random", "jsq"], [4], out=Path("ours"))
     assert json.loads(ours.to_json()) == theirs
     assert ours.folder == Path("ours")
     assert [(step.done, step.total, step.unit) for step in steps if step.title == "compare"] == [
@@ -99,7 +99,8 @@ def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pyte
     theirs = command("bound", scenario, "--accuracy", "0.8")
     capfd.readouterr()
     steps: list[Step] = []
-    ours = slimsched.bound(scenario, 0.8, progress=steps.append)
+    with slimsched.heard_by(steps.append):
+        ours = slimsched.bound(scenario, 0.8)
     assert json.loads(ours.to_json()) == theirs
     assert [step.done for step in steps if step.title == "bound"] == [0, 1, 2, 3]
     assert ours.rows() == [{name: theirs[name] for name in theirs if name not in ("schema", "oracle")} | NO_ORACLE]
@@ -130,10 +131,11 @@ def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
         if step.done == 2:
             raise TimeoutError("enough")
 
-    with pytest.raises(TimeoutError, match="enough"):
-        slimsched.compare(scenario, out="run", progress=stop)
+    with slimsched.heard_by(stop), pytest.raises(TimeoutError, match="enough"):
+        slimsched.compare(scenario, out="run")
     begun: list[Step] = []
-    slimsched.compare(scenario, out="run", progress=begun.append)
+    with slimsched.heard_by(begun.append):
+        slimsched.compare(scenario, out="run")
     assert max(step.done for step in begun if step.title == "compare") == 4
     assert [step.done for step in begun if step.title == "compare"][:3] == [0, 1, 2]
 
@@ -200,15 +202,15 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
     with pytest.raises(InputError, match=r"^baseline: 'jsq' is not compared here"):
         slimsched.compare(scenario, ["random"], [0], baseline="jsq")
     for accuracy in (-0.1, 75, float("nan")):
-        with pytest.raises(InputError, match=rf"^accuracy: {accuracy:g} is no share; allowed is 0 to 1"):
+        with pytest.raises(InputError, match=rf"^accuracy: {accuracy:g}: must be a number from 0 to 1"):
             slimsched.bound(scenario, accuracy)
     for window_s in (0, float("nan")):
         with pytest.raises(InputError, match=rf"^window_s: {window_s:g} s are no length; allowed is more than 0"):
             slimsched.bound(scenario, window_s=window_s)
-    with pytest.raises(InputError, match=r"^decisions: 7 is less than training.batch"):
-        slimsched.train(scenario, decisions=7)
-    with pytest.raises(InputError, match=r"^p99_limit_s: "):
-        slimsched.tune(scenario, "fixed", p99_limit_s=0.1)
+    with pytest.raises(InputError, match=r"training: decisions \(7\) must be at least batch"):
+        slimsched.train(scenario, ["ppo"], changes={"training.decisions": 7})
+    with pytest.raises(InputError, match=r"^routers: 'jsq' can't be trained"):
+        slimsched.train(scenario, ["jsq"])
     with pytest.raises(InputError, match=r"^model: give the network's file"):
         slimsched.calibrate()
     with pytest.raises(InputError, match=r"tiny: validate: .*give one to 'fast', 'slow'"):
@@ -232,13 +234,12 @@ def test_own_code_is_told_and_can_be_refused(scenario: Path, monkeypatch: pytest
 
 def test_a_rule_is_tuned_into_its_file(scenario: Path) -> None:
     """What changed in the scenario stands with how it was made; the file is a router's name."""
-    changed = slimsched.load(scenario, {"duration_s": 0.6, "tuning": {"levels": 1, "episode_s": 0.3}})
-    found = slimsched.tune(changed, "fixed", floor=0.6, out="mine.rule.yaml")
-    assert (found.router, found.path, found.floor) == ("fixed", Path("mine.rule.yaml"), 0.6)
-    assert found.accuracy >= 0.6
-    assert '# with {"duration_s": 0.6' in found.document["command"]
-    assert slimsched.simulate(changed, found.path).router == "mine"
-    assert found.rows()[0]["latency_p99_s"] == found.document["latency_p99_s"]
+    changed = slimsched.load(scenario, {"duration_s": 0.6, "tuning": {"levels": 1, "episode_s": 0.3, "floor": 0.6}})
+    (made,) = slimsched.train(changed, ["fixed"], out="mine").routers
+    assert (made.kind, made.path) == ("tuned:fixed", Path("mine/fixed.rule.yaml"))
+    assert made_by(made.path)["accuracy"] >= 0.6
+    assert "--set tuning.floor=0.6" in made_by(made.path)["command"]
+    assert slimsched.simulate(changed, made.path).router == "fixed"
 
 
 def layers_for(*shapes: tuple[int, int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -310,8 +311,8 @@ def test_devices_are_calibrated(scenario: Path, monkeypatch: pytest.MonkeyPatch)
         asked.append(wanted)
         return PROFILE
 
-    monkeypatch.setattr(calibrating, "calibrate_device", measured)
-    monkeypatch.setattr(calibrating, "with_serving", lambda profile, *_, **__: profile)
+    monkeypatch.setattr("scenarios.executors.calibrate.calibrate_device", measured)
+    monkeypatch.setattr("scenarios.executors.checking.with_serving", lambda profile, *_, **__: profile)
     found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=100, out="here", batch_limit=8, seed=5)
     assert found.profiles == (Path("here/emulated-rtx-2080-ti-x4.yaml"),)
     assert (asked[0].batch_limit, asked[0].seed, asked[0].budget_s) == (8, 5, 100 - SERVING_S)

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Final
 
 from kit.errors import InputError
 from scenarios.runs.folder import FILES, FOLDERS, RunFolder
 
-_READ: Final = ("scenario", "router", "model", "profile", "log", "trace", "tasks")
-_WRITTEN: Final = ("json", "plot", "file")
-_OUT_IS_A_FILE: Final = (
-    "tune",
-    "profile synth",
-    "jobs import",
-    "jobs generate",
-    "jobs init",
-    "jobs simulate",
-    "jobs tune",
-    "jobs train",
-)
 
-
-def require_apart(arguments: Namespace, named: Iterable[Path] = ()) -> None:
-    """Whether the files that a command's flags ask for are none that it reads, and differ.
-
-    Args:
-        named: what it reads beside the files that its flags name.
+def require_apart(written: Sequence[Path], read: Iterable[Path]) -> None:
+    """Whether the files that a command writes are none that it reads, and differ.
 
     Raises:
         InputError: a result would take the place of an input, of another result, or of a run folder's file.
     """
-    read = [*_given(arguments, _READ), *named]
-    written = list(_given(arguments, (*_WRITTEN, *(("out",) if arguments.command in _OUT_IS_A_FILE else ()))))
+    read = list(read)
     for place in written:
         if any(_are_one(place, path) for path in read):
-            raise InputError(
-                str(place), "", "the command reads this file, and its result would replace it; name another"
-            )
+            problem = "the command reads this file, and its result would replace it; name another"
+            raise InputError(str(place), "", problem)
         if (folder := _run_folder_of(place)) is not None:
             raise InputError(
                 str(place), "", f"was made in the run folder {folder}, and would be replaced; name another"
@@ -50,27 +30,19 @@ def require_apart(arguments: Namespace, named: Iterable[Path] = ()) -> None:
             raise InputError(str(one), "", "two results can't go into one file; name another for one of them")
 
 
-def require_beside(arguments: Namespace, folder: Path) -> None:
-    """Whether the files that a command's flags ask for can lie beside what it makes in its run folder.
+def require_beside(written: Sequence[Path], folder: Path) -> None:
+    """Whether the files that a command writes can lie beside what it makes in its run folder.
 
     Raises:
         InputError: one would be the folder, or above it, or take the place of a file that a run makes.
     """
     real = folder.resolve()
-    for place in _given(arguments, _WRITTEN):
+    for place in written:
         wanted = place.parent.resolve() / place.name
         if wanted == real or wanted in real.parents:
             raise InputError(str(place), "", f"the run folder {folder} is to be made there; name another")
         if wanted.is_relative_to(real) and _is_of_a_run(wanted.relative_to(real)):
             raise InputError(str(place), "", f"is a name of the run folder {folder}'s own files; name another")
-
-
-def _given(arguments: Namespace, names: Iterable[str]) -> Iterator[Path]:
-    for name in names:
-        value = getattr(arguments, name, None)
-        for each in value if isinstance(value, list) else [value]:
-            if each is not None and str(each) != "-":
-                yield Path(each)
 
 
 def _are_one(place: Path, path: Path) -> bool:

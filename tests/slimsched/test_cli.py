@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -14,8 +16,6 @@ import pytest
 
 from kit.documents import write_text
 from kit.errors import WorkError
-from scenarios.cli import COMMANDS, handler_of, main
-from scenarios.commands import profile as profile_commands
 from scenarios.files.reading import load_scenario
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import LOG_FILE, write_cores
@@ -23,6 +23,9 @@ from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from sim.profile import Profile
+from slimsched.cli import main
+from slimsched.commands import COMMANDS
+from slimsched.launching import flags_of, function_of
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder
 
@@ -30,18 +33,32 @@ from tests.scenarios.folders import run_folder
 def test_help_is_fast_to_import() -> None:
     """Asking for help opens none of the heavy rooms."""
     heavy = ("torch", "matplotlib", "scipy", "pydantic", "numba")
-    code = f"import sys, scenarios.cli; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, slimsched.cli; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_its_function(command: str) -> None:
-    """Each command and action of the parser has a handler and a help text."""
-    with pytest.raises(SystemExit) as stop:
-        main([*command.split(), "--help"])
-    assert stop.value.code == 0
-    assert callable(handler_of(command))
+def test_every_command_is_its_function(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list of all has the first line of its docstring; its help explains each argument."""
+    assert f"{function_of(command).__doc__}\n".startswith(f"{COMMANDS[command][1]}\n")
+    assert main([*command.split(), "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Usage: slimsched {command}" in told
+    for name in inspect.signature(function_of(command)).parameters:
+        assert re.search(rf"^ +{name}: ", function_of(command).__doc__ or "", re.MULTILINE), name
+
+
+def test_the_surface_is_small(capsys: pytest.CaptureFixture[str]) -> None:
+    """At most 20 commands; each is in the list of all."""
+    assert len(COMMANDS) <= 20
+    assert sum(len(flags_of(command)) for command in COMMANDS) <= 90
+    for words in (["--help"], ["-h"]):
+        assert main(words) == 0
+        out = capsys.readouterr().out
+        assert [name for name in COMMANDS if f"  {name} " not in out] == []
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("slimsched ")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +68,8 @@ def test_every_command_has_its_function(command: str) -> None:
         (["profile", "sho"], ["'sho'", "did you mean 'show'"]),
         (["simulate", "x.yaml", "--sed", "3"], ["'--sed'", "did you mean '--seed'"]),
         (["simulate", "x.yaml", "--see", "3"], ["'--see'", "did you mean '--seed'"]),
-        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "'-1'", "at least 0"]),
-        (["simulate", "x.yaml", "--seed", "x"], ["--seed", "'x'", "whole number"]),
+        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "-1", "from 0 to"]),
+        (["simulate", "x.yaml", "--seed", "x"], ["--seed", '"x"', "into int"]),
         (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
         (["train", "x.yaml", "--engine", "torch"], ["--engine", "'torch'", "known: compiled, simpy"]),
         (["simulate", "x.yaml", "--plot", "x.svg"], ["'--plot'", "take it: slimsched profile show, slimsched compare"]),
@@ -65,7 +82,14 @@ def test_every_command_has_its_function(command: str) -> None:
         (["replay", "no-such-run"], ["no-such-run", "no event log"]),
         (["profile", "show", "no.yaml"], ["no.yaml", "no such file"]),
         (["profile", "synth", "rtx-2080"], ["rtx-2080", "did you mean 'rtx-2080-ti'"]),
-        ([], ["COMMAND"]),
+        (["bound", "paper", "--accuracy", "75"], ["--accuracy", "75", "from 0 to 1", "75 % is 0.75"]),
+        (["simulate", "paper", "--set", "duration_s"], ["--set", "'duration_s'", "KEY=VALUE"]),
+        (["simulate", "paper", "--set", "durations_s=1"], ["durations_s: unknown key", "did you mean 'duration_s'"]),
+        (["simulate"], ["SCENARIO", "requires an argument", "try slimsched simulate --help"]),
+        (["simulate", "paper", "jsq", "more"], ["'more'", "takes no such argument"]),
+        (["train", "paper", "--router", "jsq"], ["--router", "'jsq' can't be trained", "tide"]),
+        (["train", "paper", "--router", "fixed", "--control"], ["--control", "nothing that goals could move"]),
+        (["jobs", "simulat"], ["'simulat'", "did you mean 'simulate'"]),
     ],
 )
 def test_a_wrong_command_line(arguments: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,12 +172,6 @@ def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.Captur
     assert Profile.from_yaml(path.read_text(), "x").batch_limit == 16
 
 
-def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    """`profile schema` prints a JSON Schema."""
-    assert main(["profile", "schema"]) == 0
-    assert json.loads(capsys.readouterr().out)["title"] == "Profile"
-
-
 def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`report` writes the page again and says where."""
     run_folder(tmp_path, routers=("random",), seeds=(0,))
@@ -200,10 +218,10 @@ def test_other_failures_have_their_codes(
 ) -> None:
     """Failed work is 1, an interruption 130; each with one line."""
 
-    def fail(_: object) -> int:
+    def fail() -> int:
         raise error
 
-    monkeypatch.setattr(profile_commands, "devices", fail)
+    monkeypatch.setattr("slimsched.profiles.devices", fail)
     assert main(["devices"]) == code
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -229,7 +247,7 @@ def test_a_trained_router_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[
         tmp_path, "warmup_s: 100ms", "warmup_s: 0\ntraining: {batch: 64, minibatch: 32, horizon_s: 1}"
     )
     folder = tmp_path / "run"
-    assert main(["train", str(path), "--decisions", "200", "--out", str(folder), "--quiet"]) == 0
+    assert main(["train", str(path), "--set", "training.decisions=200", "--out", str(folder), "--quiet"]) == 0
     router = folder / "router.safetensors"
     assert router.is_file()
     capsys.readouterr()

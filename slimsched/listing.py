@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from textwrap import shorten
+from typing import Final, Literal
 
-from policies.names import ROUTER_NAMES
-from policies.registry import KINDS, TUNED
-from scenarios.files.made_routers import MADE_KINDS, RULE_SUFFIX, TUNED_HERE, made_file, made_name
 from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
-from scenarios.runs.folder import RunFolder
+from slimsched.results import Found
+from slimsched.working import verb
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
 _RUNS: Final = Path("runs")
@@ -35,7 +34,6 @@ _PLACEMENTS: Final = {  # which server each takes, as docs/routers.md says; ever
     "packed": "where the activations are; for new images by energy an image",
     "sticky-coming": "where the activations are; for new images `least-work-coming`",
 }
-_MADE: Final = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +51,38 @@ class Named:
     ships: bool = True
 
 
-@dataclass(frozen=True)
-class Found:
-    """All of it."""
+@verb
+def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = None, /) -> Found:
+    """List what commands can name, and the runs here.
 
-    scenarios: tuple[Named, ...]
-    routers: tuple[Named, ...]
-    profiles: tuple[Named, ...]
-    runs: tuple[Named, ...]
+    Args:
+        kind: one of them; all by default.
+    """
+    kinds: Mapping[str, Callable[[], Iterator[Named]]] = {
+        "scenarios": _scenarios,
+        "routers": _routers,
+        "profiles": _profiles,
+        "runs": _runs,
+    }
+    found = {name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)}
+    text = "\n\n".join(_table(name, entries) for name, entries in found.items())
+    return Found({"schema": "slimsched.list/1", **found}, text)
 
 
-def what_is_here() -> Found:
-    """From the current folder."""
-    return Found(tuple(_scenarios()), tuple(_routers()), tuple(_profiles()), tuple(_runs()))
+def _table(kind: str, entries: list[dict[str, str]]) -> str:
+    """On a terminal each in a line of it."""
+    from scenarios.show.table import GAP, Column, Table, to_text
+    from scenarios.terminal.screen import screen_width
+
+    if not entries:
+        return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
+    width = screen_width()
+    room = None if width is None else width - GAP - max(len(each["name"]) for each in entries)
+    rows = []
+    for each in entries:
+        about = each["about"] if each["ships"] else f"here: {each['about']}"
+        rows.append([each["name"], about if room is None else shorten(about, max(room, 20), placeholder=" ...")])
+    return to_text([Table([Column(kind), Column("", is_text=True)], rows)], width)
 
 
 def _scenarios() -> Iterator[Named]:
@@ -76,6 +93,10 @@ def _scenarios() -> Iterator[Named]:
 
 
 def _routers() -> Iterator[Named]:
+    from policies.names import ROUTER_NAMES
+    from policies.registry import KINDS, TUNED
+    from scenarios.files.made_routers import MADE_KINDS, RULE_SUFFIX, TUNED_HERE, made_name
+
     for name in ROUTER_NAMES:
         yield Named(name, KINDS[name].help if name in KINDS else f"full width, the server {_PLACEMENTS[name]}")
     yield from (Named(f"{kind.name}:...", kind.help) for kind in KINDS.values() if kind.needs_numbers)
@@ -92,11 +113,15 @@ def _profiles() -> Iterator[Named]:
 
 
 def _runs() -> Iterator[Named]:
+    from scenarios.files.made_routers import MADE_KINDS, made_file
+    from scenarios.runs.folder import RunFolder
+
+    files = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
     for folder in (Path(), *_folders(Path()), *_folders(_RUNS)):
         known = RunFolder(folder)
         if known.is_marked:
             scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
-            made = [name for name in _MADE if (folder / name).exists()]
+            made = [name for name in files if (folder / name).exists()]
             runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
             told = [*([f"{len(runs)} runs kept"] if runs else []), *made]
             yield Named(

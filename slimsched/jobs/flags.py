@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from kit.documents import no_number
 from kit.errors import InputError, nearest
 from kit.files import possible_path
-from scenarios.files.shipped import moved, scenario_file
 
 SHORTEST_S: Final = 1e-3
 
@@ -55,17 +51,6 @@ class Parser(argparse.ArgumentParser):
         """Raises `InputError` for a word that is not known, with the nearest that is."""
         if word not in (words := tuple(known)):
             self.error(f"{name}: unknown {word!r}; {nearest(word, words)}")
-
-
-class Version(argparse.Action):
-    """Tells the version that runs here, which is looked up only now, and ends the command."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """As argparse's own action for versions."""
-        from hw.version import own_version
-
-        sys.stdout.write(f"slimsched {own_version()}\n")
-        parser.exit()
 
 
 # ------------------------------------------------------------------------------------------------ what a flag's text is
@@ -125,11 +110,6 @@ def load(text: str) -> float:
     return value
 
 
-def rate(text: str) -> float:
-    """Of images a second."""
-    return _between(text, 1e-3, 1e9)
-
-
 def pairs(text: str) -> dict[str, str]:
     """`a=b,c=d`: words by other words."""
     found: dict[str, str] = {}
@@ -163,11 +143,6 @@ def duration_s(text: str) -> float:
     return _duration_s(text, SHORTEST_S)
 
 
-def duration_or_none_s(text: str) -> float:
-    """The same, or 0."""
-    return _duration_s(text, 0.0)
-
-
 def _duration_s(text: str, least_s: float) -> float:
     from kit.units import parse_duration
     from scenarios.files.spec import LONGEST_S
@@ -181,17 +156,6 @@ def _duration_s(text: str, least_s: float) -> float:
     return value_s
 
 
-def options(text: str) -> dict[str, Any]:
-    """What the class of a network of your own is called with."""
-    try:
-        value = json.loads(text, parse_constant=no_number)
-    except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text!r:.80} is no JSON object, such as {{"classes": 10}}')
-    return value
-
-
 def path(text: str) -> Path:
     """A path."""
     if not text:
@@ -200,39 +164,6 @@ def path(text: str) -> Path:
         return Path(possible_path(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def scenario(text: str) -> Path:
-    """A scenario's file, or the name of one that ships with the project."""
-    try:
-        return scenario_file(path(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def file_here(text: str) -> Path:
-    """A file to read; what ships with the project may be named as it lay before `scenarios/data`."""
-    return moved(path(text))
-
-
-def router(text: str) -> str:
-    """A router's name, or its file as above."""
-    now = moved(path(text))
-    return text if now == Path(text) else str(now)
-
-
-def add_ray(parser: argparse.ArgumentParser) -> None:
-    """`--ray`, for commands whose runs can be made elsewhere."""
-    text = "spread over the cores of a running Ray cluster, by the address of its head; without one: what RAY_ADDRESS "
-    text += "says, or the cluster that runs here (docs/cluster.md). What comes out is the same"
-    parser.add_argument("--ray", type=ray_address, nargs="?", const="auto", metavar="ADDRESS", help=text)
-
-
-def ray_address(text: str) -> str:
-    """A Ray cluster's; who leaves it out before the scenario is told."""
-    if text.endswith((".yaml", ".yml")):
-        raise argparse.ArgumentTypeError(f"{text} is no address; write --ray after the scenario, or --ray=auto")
-    return text
 
 
 def new_file(text: str) -> Path:
@@ -266,13 +197,6 @@ def new_folder(text: str) -> Path:
     from scenarios.terminal.places import writable_folder
 
     return _checked(text, writable_folder)
-
-
-def new_folder_here(text: str) -> Path:
-    """The same, in a folder that is there."""
-    from scenarios.terminal.places import in_a_folder, writable_folder
-
-    return _checked(text, in_a_folder, writable_folder)
 
 
 def _checked(text: str, *checks: Callable[[Path], Path]) -> Path:

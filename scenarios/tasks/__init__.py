@@ -1,1 +1,0 @@
-"""What a command does, without its flags and its words: so the command line and `import slimsched` do the same."""

@@ -1,0 +1,198 @@
+"""What the functions' arguments may be: types, and how a text of the command line is read as one.
+
+The command line is made from the functions' signatures, so what an argument may be is said here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from kit.errors import InputError
+
+if TYPE_CHECKING:
+    from cyclopts import Token
+
+    from scenarios.files.spec import Scenario as Keys
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario that was read and checked whole.
+
+    Attributes:
+        path: its file.
+        keys: what it says, key by key (docs/scenario-keys.md): `scenario.keys.duration_s`. Paths are absolute.
+        changed: what is otherwise than in the file, as JSON; empty where nothing is.
+    """
+
+    path: Path
+    keys: Keys = field(repr=False)
+    changed: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the file says it; its run folder is `runs/NAME` where nobody names another."""
+        return self.keys.name
+
+
+# ------------------------------------------------------------------------------------------------ how a text is read
+
+
+def flag_of(name: str) -> str:
+    """A parameter's flag: `budget_s` is `--budget`, for its unit is part of the value there."""
+    return f"--{name.strip('_').removesuffix('_s').replace('_', '-')}"
+
+
+def read_by(read: Callable[[str], Any], name: str | None = None, **options: Any) -> Parameter:
+    """Of one text; what `read` refuses (`ValueError`) is told with the flag."""
+
+    def converted(_: Any, tokens: Sequence[Token]) -> Any:
+        return read(tokens[0].value)
+
+    names: tuple[str, ...] = () if name is None else (name,)
+    return Parameter(name=names, converter=converted, accepts_keys=False, n_tokens=1, **options)
+
+
+def duration_s(text: str) -> float:
+    """`45s`, `5m`, `1h`, in seconds."""
+    from kit.units import parse_duration
+    from scenarios.files.spec import LONGEST_S
+
+    value_s = parse_duration(text)
+    if not 0 <= value_s <= LONGEST_S:
+        raise ValueError(f"{text!r:.40}: must be from 0 to {LONGEST_S:g} seconds")
+    return value_s
+
+
+def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
+    """Other values of a scenario, by dotted keys: as Python gives them, or as texts `KEY=VALUE` with YAML's values.
+
+    Raises:
+        InputError: a text is none such.
+    """
+    import yaml
+
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    found = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            problem = f"{text!r:.80}: must be KEY=VALUE, such as workload.rate_img_s=600"
+            raise InputError("--set", "", problem)
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise InputError("--set", "", f"{text!r:.80}: the value is not valid YAML") from None
+    return found
+
+
+def options_of(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """What the class of a network is called with: as Python gives it, or as a JSON object.
+
+    Raises:
+        InputError: a text is none such.
+    """
+    import json
+
+    from kit.documents import no_number
+
+    if not isinstance(given, str):
+        return dict(given or {})
+    try:
+        value = json.loads(given, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise InputError("--options", "", f"{given!r:.80} is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError("--options", "", f'{given!r:.80} is no JSON object, such as {{"classes": 10}}')
+    return value
+
+
+def path(text: str) -> Path:
+    """A path that a system can have."""
+    from kit.files import possible_path
+
+    if not text:
+        raise ValueError("the path is empty")
+    return Path(possible_path(text))
+
+
+def new_file(text: str) -> Path:
+    """One that can be written, into a folder that is there: a mistyped path makes no folders."""
+    from scenarios.terminal.places import in_a_folder, writable_file
+
+    return writable_file(in_a_folder(path(text)))
+
+
+def picture(text: str) -> Path:
+    """A file for a picture."""
+    if path(text).suffix not in (".png", ".svg"):
+        raise ValueError(f"{text}: name a .png or .svg file")
+    return new_file(text)
+
+
+def new_folder(text: str) -> Path:
+    """One that files can be written into."""
+    from scenarios.terminal.places import writable_folder
+
+    return writable_folder(path(text))
+
+
+# ------------------------------------------------------------------------------------------------------------ the types
+
+Engine = Literal["auto", "simpy", "compiled"]
+if TYPE_CHECKING:  # as Python takes them
+    ScenarioLike = Scenario | str | Path
+    File = str | Path
+    NewFile = str | Path
+    Picture = str | Path
+    NewFolder = str | Path
+    Router = str | Path
+    Out = str | Path | None
+    Routers = Sequence[str | Path]
+    Seeds = Sequence[int]
+    Seed = int | None
+    Duration = float
+    Options = Mapping[str, Any]
+    Changes = Mapping[str, Any]
+else:  # as the command line does
+    ScenarioLike = File = Annotated[Path, read_by(path)]
+    NewFile = Annotated[Path, read_by(new_file)]
+    Picture = Annotated[Path, read_by(picture)]
+    NewFolder = Annotated[Path, read_by(new_folder)]
+    Out = Annotated[Path | None, read_by(new_folder, alias="-o")]
+    Router = Annotated[str, Parameter(alias="-r")]
+    Routers = Annotated[list[str], Parameter(name="--router", alias="-r", show_default=False)]
+    Seeds = Annotated[list[int], Parameter(name="--seed", alias="-s", show_default=False)]
+    Seed = Annotated[int | None, Parameter(alias="-s")]
+    Duration = Annotated[float, read_by(duration_s, show_default=False)]
+    Options = str
+    Changes = Annotated[list[str], Parameter(name="--set", show_default=False)]
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+LONGEST: Final = 10**15  # of any whole number: beyond, no machine gets there
+
+
+def require_within(flag: str, value: float | None, least: float, most: float) -> None:
+    """Raises `InputError` for a number out of its range, and helps where a share was meant in per cent."""
+    if value is None or least <= value <= most:
+        return
+    kind = "a whole number" if isinstance(value, int) and most > 1 else "a number"
+    helps = f"; {value:g} % is {value / 100:g}" if most == 1 and 1 < value <= 100 else ""
+    raise InputError(flag, "", f"{value:g}: must be {kind} from {least:g} to {most:,.15g}{helps}")
+
+
+def require_unique(flag: str, values: Sequence[Any]) -> tuple[Any, ...]:
+    """The values; raises `InputError` where one is given twice."""
+    from scenarios.files.spec import unique
+
+    try:
+        return unique(tuple(values))
+    except ValueError as error:
+        raise InputError(flag, "", str(error)) from None

@@ -1,0 +1,273 @@
+"""Calibration: devices of this machine, of the hosts of a cluster, or emulated; each gets a profile."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kit.errors import InputError
+from slimsched.arguments import Duration, File, NewFolder, Options, options_of, require_within
+from slimsched.results import Calibration
+from slimsched.working import listener, verb
+
+if TYPE_CHECKING:
+    from calibrate import Calibration as Measuring
+    from hw.networks.registry import Network
+    from scenarios.files.spec import DeviceSection
+    from sim.profile import Profile
+
+LINKS_FILE: Final = "links.json"
+
+
+@verb
+def calibrate(
+    *,
+    model: File | None = None,
+    network: str | None = None,
+    options: Options | None = None,
+    device: str | None = None,
+    budget_s: Duration = 300.0,
+    batch_limit: int = 32,
+    seed: int = 0,
+    allow_busy: bool = False,
+    cluster: str | None = None,
+    beyond_loopback: bool = False,
+    out: NewFolder = "profiles",
+) -> Calibration:
+    """Measure how devices run a network, into profiles.
+
+    Interrupted, it goes on from the log it left.
+
+    Args:
+        model: a trained network's file (safetensors); an emulated device runs none.
+        network: which network the file is of, where it does not say: by name, or `module:Class`.
+        options: what the class of a network of your own is called with (JSON).
+        device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are
+            two unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core,
+            and the last core without oneDNN. Or emulated:PROFILE[:SLOWDOWN]: a device that plays a profile
+            (docs/emulated.md).
+        budget_s: for each device, 5m by default: the start and all measuring, those of an interrupted calibration
+            counted; 12 s of it (at most a quarter) are for what serving costs. What is required is always measured.
+        batch_limit: the largest batch that is measured.
+        seed: of the order and the held-out points.
+        allow_busy: measure although other programs use the device.
+        cluster: every host of a Ray cluster (docs/cluster.md) and their links; by its head's address, or `auto` for the
+            one that runs here.
+        beyond_loopback: with cluster: hosts that others can reach may be used; needs Ray's token.
+        out: the folder for profiles and logs.
+
+    Raises:
+        InputError: something wanted is wrong, the budget is too small, or a device is busy or can't be used.
+
+    Example:
+        ```python
+        found = slimsched.calibrate(device="emulated:rtx-2080-ti:4", budget_s=20, batch_limit=8)
+        print(found.profiles, found.warnings)
+        ```
+    """
+    require_within("--batch-limit", batch_limit, 1, 4096)
+    file, folder = None if model is None else Path(model), Path(out)
+    how: dict[str, Any] = {"network": network, "options": options_of(options), "device": device, "budget_s": budget_s}
+    how |= {"batch_limit": batch_limit, "seed": seed, "allow_busy": allow_busy}
+    if cluster is not None:
+        paths, warnings = _of_cluster(cluster, file, folder, how, beyond_loopback=beyond_loopback)
+    else:
+        paths, warnings = _measured(file, folder, **how)
+    for warning in warnings:
+        listener().remark(f"warning: {warning}")
+    return Calibration(profiles=tuple(paths), warnings=tuple(warnings))
+
+
+def _measured(
+    model: Path | None,
+    out: Path,
+    *,
+    network: str | None,
+    options: Mapping[str, Any],
+    device: str | None,
+    budget_s: float,
+    **how: Any,
+) -> tuple[list[Path], list[str]]:
+    """The profiles of devices of this machine, and what is wrong with them."""
+    from hw.networks.registry import Network
+    from hw.telemetry import available_devices, unusable_devices
+    from kit.documents import write_text
+    from scenarios.executors.checking import SERVING_S, with_serving
+    from scenarios.executors.devices import EMULATED
+    from scenarios.show.profile import spoilt
+    from scenarios.terminal.places import writable_file
+
+    named = None if network is None else Network(network, dict(options), "--network", "")
+    for warning in unusable_devices(available_devices()):
+        listener().remark(warning)
+    measuring_s = max(budget_s - SERVING_S, 0.75 * budget_s)
+    how |= {"budget_s": measuring_s, "out": out}
+    if device is not None and device.startswith(EMULATED):
+        chosen = [_emulated(model, device, named, **how)]
+    else:
+        chosen = list(_local(model, device, named, **how))
+    for subject in chosen:  # an --out that can't be written shows before anything is measured
+        writable_file(subject.path)
+    warnings = []
+    for subject in chosen:
+        profile = _calibrated(subject, budget_s - measuring_s)
+        name, measuring = subject.measuring.name, subject.measuring
+        write_text(subject.path, profile.to_yaml())
+        listener().remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
+        with _naming(subject.device):
+            served = with_serving(
+                profile, measuring.file, subject.section, measuring.seed, allow_busy=measuring.allow_busy
+            )
+        write_text(subject.path, served.to_yaml())
+        if problem := spoilt(profile):
+            warnings.append(f"{name}: {problem}")
+    return [subject.path for subject in chosen], warnings
+
+
+def _of_cluster(
+    address: str, file: Path | None, out: Path, how: Mapping[str, Any], *, beyond_loopback: bool
+) -> tuple[list[Path], list[str]]:
+    """The same on every host of a Ray cluster, hosts of different machines beside each other; and links and clocks.
+
+    What brings activations to a host is measured between hosts, and takes the place of its own link.
+    """
+    from hw.ray.cluster import joined
+    from kit.documents import write_json, write_text
+    from scenarios.executors.devices import EMULATED
+    from scenarios.executors.hosts import Hosts
+    from scenarios.executors.links import measure_links
+    from sim.profile import Profile
+
+    if file is None or (how["device"] or "").startswith(EMULATED):
+        problem = "measures the devices of hosts for a network: give --model, and no emulated one"
+        raise InputError("--cluster", "", problem)
+    model, paths, warnings = file.read_bytes(), list[Path](), list[str]()
+    with joined(address, "--cluster", "", beyond_loopback=beyond_loopback) as cluster:
+        hosts = Hosts(cluster, "--cluster")
+        machines: dict[str, list[str]] = {}
+        for host in hosts.names():
+            machines.setdefault(hosts.facts_of(host, "").machine, []).append(host)
+        measured = measure_links(hosts, hosts.names(), listener().remark)
+        write_json(out / LINKS_FILE, measured.document())
+        listener().remark(f"calibrate: {', '.join(hosts.names())}; each device about {how['budget_s']:.0f} s")
+
+        def of_machine(on_it: list[str]) -> list[tuple[str, dict[str, str], Sequence[str]]]:
+            return [(host, *hosts.ask(host, "", calibrated_there, dict(how), model)) for host in on_it]
+
+        with ThreadPoolExecutor(len(machines)) as beside:
+            found = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
+    for host, profiles, said in found:
+        warnings += [f"{host}: {text}" for text in said]
+        for name, text in profiles.items():
+            profile = Profile.from_yaml(text, f"host {host}").model_copy(update={"link": measured.into(host)})
+            paths.append(out / f"{host}-{name}.yaml")
+            write_text(paths[-1], profile.to_yaml())
+    return paths, warnings
+
+
+def calibrated_there(how: dict[str, Any], model: bytes) -> tuple[dict[str, str], Sequence[str]]:
+    """On a host: its devices' profiles by name, and what is wrong with them. Logs are kept there until it is done."""
+    from hw.ray.host import cache, kept
+    from kit.documents import inputs_hash
+
+    path = kept(model)
+    out = cache() / "calibrations" / inputs_hash(path.name, repr(sorted(how.items())))[:16]
+    out.mkdir(parents=True, exist_ok=True)
+    found = calibrate(model=path, out=out, **how)
+    profiles = {path.stem: path.read_text(encoding="utf-8") for path in found.profiles}
+    shutil.rmtree(out)
+    return profiles, found.warnings
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A device to calibrate: as it was asked for, how, where its profile goes, and as a scenario would name it."""
+
+    device: str
+    measuring: Measuring
+    path: Path
+    section: DeviceSection
+
+
+def _local(model: Path | None, asked_for: str | None, network: Network | None, **how: Any) -> Iterator[_Subject]:
+    """Devices of this machine; what is no model shows now."""
+    from calibrate import model_costs
+    from hw.networks.registry import ModelFile
+    from scenarios.executors.devices import CALIBRATING, chosen_devices, require_free, require_served
+    from scenarios.world.build import device_section
+
+    if model is None:
+        problem = "give the network's file (safetensors); only an emulated device (--device emulated:PROFILE) runs none"
+        raise InputError("--model", "", problem)
+    file = ModelFile(model, network)
+    model_costs(file)
+    for name, device in chosen_devices(asked_for):
+        if device.kind == "cuda":
+            require_served(device.index, CALIBRATING, "--device", "")
+            require_free(device.index, "--device", "")
+        of_device: dict[str, Any] = {"file": file, "device": device, "peer": device}
+        yield _subject(name, name.replace(":", ""), device_section(device), **of_device, **how)
+
+
+def _emulated(model: Path | None, asked_for: str, network: Network | None, **how: Any) -> _Subject:
+    """The one that is asked for."""
+    from scenarios.executors.devices import emulated_section
+    from scenarios.executors.emulation import played
+
+    if model is not None:
+        raise InputError("--model", "", "an emulated device runs no network; leave it out")
+    section = emulated_section(asked_for)
+    device, known = played(section, how["batch_limit"], how["seed"], network)
+    assert section.emulated is not None, "it is emulated"
+    slow = f"-x{section.slowdown:g}" if section.slowdown > 1 else ""
+    name = f"emulated-{Path(section.emulated).stem}{slow}"
+    return _subject(asked_for, name, section, file=None, device=device, played=known, **how)
+
+
+def _subject(asked_for: str, name: str, section: DeviceSection, *, device: Any, out: Path, **how: Any) -> _Subject:
+    from calibrate import Calibration as Measuring
+    from hw.device import DeviceSpec
+    from scenarios.executors.devices import candidates
+
+    with _naming(asked_for):
+        measuring = Measuring(
+            device=device,
+            candidates=candidates(device) if isinstance(device, DeviceSpec) else (),
+            log_path=out / f"{name}.jsonl",
+            name=name,
+            **how,
+        )
+    return _Subject(asked_for, measuring, out / f"{name}.yaml", section)
+
+
+def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
+    """Measured; a file in its place that is no profile of ours is kept."""
+    from kit.files import set_aside
+    from scenarios.executors.calibrate import calibrate_device
+    from scenarios.files.reading import as_made
+
+    path = subject.path
+    is_ours = path.with_suffix(".jsonl").is_file() and as_made(path) is not None
+    told = listener()
+    with _naming(subject.device):
+        profile = calibrate_device(subject.measuring, quiet=told.quiet, say=told.remark, reserved_s=reserved_s)
+    if path.exists() and not is_ours:
+        aside = set_aside(path, ".kept")
+        told.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
+    return profile
+
+
+@contextlib.contextmanager
+def _naming(device: str) -> Iterator[None]:
+    """What is wrong with a device is told of the one that was asked for, by that name."""
+    try:
+        yield
+    except InputError as error:
+        if error.source != "calibrate":
+            raise
+        raise InputError(f"calibrate {device}", error.key, error.problem) from None

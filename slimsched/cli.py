@@ -1,0 +1,83 @@
+"""The command line, made from the functions' signatures and docstrings; each command prints what its function returns.
+
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import hw  # noqa: F401 - sets the environment before torch is opened
+from kit.errors import InputError, nearest
+from scenarios.terminal.exits import BEGINS_ANEW, RESUMES, exit_code
+from slimsched.commands import COMMANDS, JOBS, RESUMING
+
+
+def overview(group: str = "") -> str:
+    """All commands, or those of a group, a line each."""
+    known = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(group)}
+    known |= {} if group else {"jobs ...": JOBS}
+    width = max(map(len, known))
+    return "\n".join(
+        [
+            f"Usage: slimsched {group + ' ' if group else ''}COMMAND ...",
+            "",
+            "Compares and runs schedulers of slimmable networks on unequal devices, and of training jobs.",
+            "",
+            *(f"  {name:<{width}}  {text}" for name, text in known.items()),
+            "",
+            "slimsched COMMAND --help explains one; slimsched --version tells the version.",
+        ]
+    )
+
+
+def command_of(words: Sequence[str]) -> str:
+    """The command that words begin with; empty where they ask for the list of them (of a group).
+
+    Raises:
+        InputError: they begin with none; it names the nearest.
+    """
+    names = [*(words[:count] for count in (1, 2))]
+    for name in map(" ".join, names):
+        if name in COMMANDS:
+            return name
+    groups = {name.partition(" ")[0] for name in COMMANDS if " " in name}
+    is_group = words[:1] and words[0] in groups
+    rest = words[1:] if is_group else words
+    if not rest or rest[0] in ("--help", "-h"):
+        return ""
+    tops = {name.partition(" ")[0] for name in COMMANDS} | {"jobs"}
+    known = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")] if is_group else tops
+    where = f"slimsched {words[0]}" if is_group else "slimsched"
+    raise InputError(where, "", f"unknown {rest[0]!r}; {nearest(rest[0], known)} (try {where} --help)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words, command = list(sys.argv[1:] if argv is None else argv), ""
+
+    def work() -> int:
+        nonlocal command
+        if words[:1] == ["jobs"]:
+            from slimsched.jobs.cli import run as run_jobs
+
+            return run_jobs(words[1:])
+        if words[:1] in (["--version"], ["-V"]):
+            from hw.version import own_version
+
+            sys.stdout.write(f"slimsched {own_version()}\n")
+            return 0
+        command = command_of(words)
+        if not command:
+            sys.stdout.write(f"{overview('' if not words or words[0].startswith('-') else words[0])}\n")
+            return 0 if words else 2
+        from slimsched.launching import launch  # opens what reads the words of one command
+
+        return launch(command, words[len(command.split()) :])
+
+    return exit_code("slimsched", work, lambda: RESUMES if command in RESUMING else BEGINS_ANEW)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""Hosts of a cluster: looked at before a run, drained while one goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from slimsched.arguments import Changes, File, NewFolder, ScenarioLike
+from slimsched.results import Found
+from slimsched.working import listener, load, verb
+
+if TYPE_CHECKING:
+    from scenarios.executors.hosts import Hosts
+
+DOES_NOT_FIT = 2
+
+
+@verb
+def check_cluster(scenario: ScenarioLike, /, *, logs: NewFolder | None = None, changes: Changes | None = None) -> Found:
+    """Look at every host of a scenario before a run.
+
+    Told is what each has, and what does not fit.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        logs: instead gather there what agents have printed on every host.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: the scenario names no hosts, or their cluster is not there.
+    """
+    from hw.networks.registry import ModelFile
+    from scenarios.executors import cluster_check
+    from scenarios.executors.hosts import joined_hosts
+    from scenarios.show.cluster import format_cluster
+
+    keys = load(scenario, changes).keys
+    if keys.cluster.backend == "local":
+        raise cluster_check.none_here(keys.cluster, keys.name)
+    with joined_hosts(keys.cluster, keys.name) as hosts:
+        if logs is not None:
+            paths = [path for host in hosts.names() for path in _gathered(hosts, host, Path(logs) / host)]
+            lines = "\n".join(f"log: {path}" for path in paths) or "no agent has printed anything"
+            return Found({"logs": [str(path) for path in paths]}, lines)
+        given = keys.model.checkpoint
+        model = None if given is None else ModelFile(Path(given))
+        found = cluster_check.check_cluster(keys, model, hosts, listener().remark)
+    return Found(found.document(), format_cluster(found), code=0 if found.fits else DOES_NOT_FIT)
+
+
+def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
+    """What agents have printed on a host, in files here."""
+    from hw.ray.host import kept_logs
+    from kit.files import atomic_path
+
+    paths = []
+    for name, content in hosts.ask(host, "", kept_logs).items():
+        paths.append(folder / name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_path(paths[-1]) as temporary:
+            temporary.write_bytes(content)
+    return paths
+
+
+@verb
+def drain(name: str, /, *, run: File, undo: bool = False) -> Found:
+    """Send no new block to a server while a run goes on.
+
+    The run says when it is empty.
+
+    Args:
+        name: a server's name, or a host's: all servers there.
+        run: the folder of the `run` or `validate` that serves now.
+        undo: send blocks there again.
+
+    Raises:
+        InputError: nothing serves in that folder, or it has no such server or host.
+    """
+    from scenarios.runs import door
+
+    names, drained = door.drain(Path(run), name, is_wanted=not undo)
+    what = "to get blocks again" if undo else "to be drained; the command that serves says when it is empty"
+    return Found({"servers": names, "drained": drained}, f"{', '.join(names)}: {what}")

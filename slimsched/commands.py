@@ -1,0 +1,32 @@
+"""All commands by name; it opens none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "init": ("starting.init", "Write a first scenario of your own."),
+    "list": ("listing.names", "List what commands can name, and the runs here."),
+    "run": ("running.run", "Do the whole job, from the network to the report."),
+    "devices": ("profiles.devices", "List the devices here, and which of their sensors work."),
+    "calibrate": ("calibrating.calibrate", "Measure how devices run a network, into profiles."),
+    "profile show": ("profiles.show_profile", "Print, check and plot a profile."),
+    "profile synth": ("profiles.synthesize_profile", "Make a profile of a GPU from its data sheet."),
+    "profile check": ("profiles.check_profile", "Measure a device again: does its profile still hold?"),
+    "model train": ("networks.train_model", "Train the scenario's network, and fill its accuracy table."),
+    "model check": ("networks.check_model", "Check that a network keeps the rules of slimmable ones."),
+    "train": ("training.train", "Train routers in simulation."),
+    "simulate": ("simulating.simulate", "Simulate one run with one router."),
+    "compare": ("simulating.compare", "Compare routers in simulation, on the same arrivals."),
+    "validate": ("running.validate", "Compare simulation with runs on real processes."),
+    "capacity": ("simulating.capacity", "Find the largest rate that a router carries, by simulation."),
+    "bound": ("simulating.bound", "Compute a bound that no router can beat."),
+    "cluster check": ("clusters.check_cluster", "Look at every host of a scenario before a run."),
+    "cluster drain": ("clusters.drain", "Send no new block to a server while a run goes on."),
+    "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
+    "report": ("running.report", "Write a run folder's report.html again."),
+}
+"""Each command's function in `slimsched`, and the first line of its docstring: the list of all opens none of them."""
+JOBS: Final = "Training jobs: read a cluster's log, look at a trace, compare policies."
+RESUMING: Final = ("run", "train", "compare", "validate", "calibrate", "model train")  # they keep what is finished

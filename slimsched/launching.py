@@ -1,0 +1,174 @@
+"""One command, made from its function's signature and docstring: what is typed, what is done, what is printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from inspect import BoundArguments
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
+
+from cyclopts import App, Parameter
+from cyclopts.exceptions import CoercionError, CycloptsError, UnknownOptionError, UnusedCliTokensError
+
+from kit.errors import InputError, nearest
+from kit.plugins import telling
+from scenarios.terminal.progress import say
+from scenarios.terminal.screen import visible_text
+from slimsched.arguments import flag_of, new_file, read_by
+from slimsched.commands import COMMANDS, RESUMING
+from slimsched.outputs import require_apart
+from slimsched.results import Document
+from slimsched.views import text_of
+from slimsched.working import told_to
+
+STANDARD_OUTPUT: Final = Path("-")
+_OPENS_MUCH: Final = (*RESUMING, "simulate", "capacity", "bound", "profile check")  # torch and numba take seconds
+_READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy")
+_WRITTEN: Final = ("plot", "file")  # and the JSON
+_RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}
+
+
+def function_of(command: str) -> Callable[..., Document]:
+    """What does it; its module is opened now."""
+    module, _, name = COMMANDS[command][0].partition(".")
+    found: Callable[..., Document] = getattr(import_module(f"slimsched.{module}"), name)
+    return found
+
+
+def app_of(command: str) -> App:
+    """The command line of one command."""
+    app = App(
+        name=f"slimsched {command}",
+        help_format="markdown",
+        version_flags=(),
+        default_parameter=Parameter(negative=(), name_transform=lambda name: flag_of(name)[2:]),
+    )
+    app.default(function_of(command))
+    return app
+
+
+# ------------------------------------------------------------------------------------------------------ what is wrong
+
+
+def _problem(error: CycloptsError, command: str) -> InputError:
+    """What is wrong with a command's words, with the nearest flag that is known."""
+    where = f"slimsched {command}"
+    if isinstance(error, UnknownOptionError):
+        text = _unknown_flag(error.token.value.partition("=")[0], command)
+    elif isinstance(error, UnusedCliTokensError):
+        text = f"unknown {(error.unused_tokens or [''])[0]!r}; it takes no such argument"
+    elif isinstance(error.__cause__, ValueError) and str(error.__cause__) and error.argument is not None:
+        return InputError(error.argument.name, "", str(error.__cause__))
+    elif isinstance(error, CoercionError) and get_origin(error.target_type) is Literal and error.token is not None:
+        flag = f"{error.token.keyword}: " if error.token.keyword else ""
+        text = f"{flag}unknown {error.token.value!r}; {nearest(error.token.value, get_args(error.target_type))}"
+    else:
+        text = str(error)
+    return InputError(where, "", f"{text} (try {where} --help)")
+
+
+def _unknown_flag(flag: str, command: str) -> str:
+    others = [f"slimsched {name}" for name in COMMANDS if flag in flags_of(name)]
+    told = f"commands that take it: {', '.join(others)}; " if others else ""
+    return f"unknown {flag!r}; {told}{nearest(flag, flags_of(command))}"
+
+
+def flags_of(command: str) -> list[str]:
+    """Its long flags."""
+    arguments = app_of(command).assemble_argument_collection()
+    return [name for argument in arguments for name in argument.names if name.startswith("--")]
+
+
+# -------------------------------------------------------------------------------------------------------- what is done
+
+
+class Terminal:
+    """Where words go: results to standard output (unless that is kept for JSON), remarks to standard error."""
+
+    def __init__(self, *, quiet: bool, json: Path | None, written: Sequence[Path]) -> None:
+        self.quiet, self.written, self._json = quiet, written, json
+
+    def remark(self, text: str) -> None:
+        """Something about the work."""
+        if not self.quiet:
+            say(text)
+
+    def show(self, result: Document) -> int:
+        """The result for people, and as a document where one was asked for; returns the exit code."""
+        from kit.documents import json_text, write_json
+
+        if self._json is not None and self._json != STANDARD_OUTPUT:
+            write_json(self._json, dict(result.document))
+        text = text_of(result)
+        if self._json == STANDARD_OUTPUT:
+            sys.stdout.write(json_text(dict(result.document)))
+            self.remark(text)
+        else:
+            sys.stdout.write(visible_text(text) + "\n")
+        result.require_whole()
+        return result.exit_code
+
+
+def _json_file(text: str) -> Path:
+    return STANDARD_OUTPUT if text == "-" else new_file(text)
+
+
+Words = Annotated[str, Parameter(show=False, allow_leading_hyphen=True)]
+Json = Annotated[Path | None, read_by(_json_file, allow_leading_hyphen=True)]
+Quiet = Annotated[bool, Parameter(alias="-q")]
+
+
+def launch(command: str, words: Sequence[str], do: Callable[..., int] | None = None) -> int:
+    """Do one command with these words behind it; returns the exit code.
+
+    Args:
+        do: what is done with command, function and bound arguments; by default the function is called, and its result
+            printed.
+
+    Raises:
+        InputError: a word is wrong, or something that the command was given.
+    """
+    app = app_of(command)
+
+    def take(*words: Words, json: Json = None, quiet: Quiet = False, no_own_code: bool = False) -> int:
+        """Do the command.
+
+        Args:
+            json: write the result as JSON there; - for standard output.
+            quiet: no progress, no remarks: results and errors only.
+            no_own_code: refuse to run a module:Class that a scenario or a flag names.
+        """
+        function, bound, *_ = app.parse_args(words, **_RAISING)
+        return (do or _show)(command, function, bound, json=json, quiet=quiet, refuses_own_code=no_own_code)
+
+    app.meta.default(take)
+    try:
+        function, bound, *_ = app.meta.parse_args(words, **_RAISING)
+        return function(*bound.args, **bound.kwargs) or 0  # help returns nothing
+    except CycloptsError as error:
+        raise _problem(error, command) from None
+
+
+def _show(
+    command: str, function: Callable[..., Document], bound: BoundArguments, *, json: Path | None, quiet: bool,
+    refuses_own_code: bool,
+) -> int:  # fmt: skip
+    """Do it, and print what it returns."""
+    given = bound.arguments
+    outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command == "profile synth" else ())))]
+    written = list(_paths(outputs))
+    require_apart(written, _paths(given.get(name) for name in _READ))
+    terminal = Terminal(quiet=quiet, json=json, written=written)
+    if command in _OPENS_MUCH and sys.stderr.isatty():
+        terminal.remark(f"{command}: opening what it needs ...")
+    with telling(terminal.remark, is_refused=refuses_own_code), told_to(terminal):
+        return terminal.show(function(*bound.args, **bound.kwargs))
+
+
+def _paths(values: Iterable[Any]) -> Iterator[Path]:
+    for value in values:
+        for each in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(each, str | Path) and str(each) != "-":
+                yield Path(each)

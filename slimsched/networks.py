@@ -1,0 +1,74 @@
+"""Slimmable networks: trained and evaluated, and checked against the rules."""
+
+from __future__ import annotations
+
+from kit.errors import InputError
+from slimsched.arguments import Changes, Options, Out, ScenarioLike, options_of
+from slimsched.results import Found
+from slimsched.working import begin, verb
+
+
+@verb
+def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Found:
+    """Train the scenario's network, and fill its accuracy table.
+
+    One that is trained already (`model.checkpoint`) is only evaluated, on every test image at every width tuple.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        out: the run folder, which keeps network and table; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: the scenario names no network.
+    """
+    from scenarios.job.network import make_accuracy, make_model
+    from scenarios.show.table import Table, columns, to_text
+    from scenarios.world.materials import ACCURACY_FILE, read_accuracy
+
+    session = begin(scenario, changes, out).with_section("model", accuracy=None)  # the network itself is looked at
+    given = session.scenario.model
+    if given.network is None and given.checkpoint is None:
+        problem = "missing; it names the network to train (or model.checkpoint one that is trained)"
+        raise InputError(str(session.path), "model.network", problem)
+    job = session.job()
+    with job.folder.opened(session.path):
+        if given.checkpoint is None:
+            make_model(job)
+        make_accuracy(job)
+    top1 = read_accuracy(session.scenario, session.folder).prior.top1
+    rows = [[", ".join(f"{width:g}" for width in widths), f"{100 * value:.2f}"] for widths, value in top1.items()]
+    notes = [f"model: {job.model.path}", f"accuracy: {session.folder / ACCURACY_FILE}"]
+    document = {
+        "schema": "slimsched.top1/1",
+        "model": str(job.model.path),
+        "accuracy": str(session.folder / ACCURACY_FILE),
+        "tuples": [{"widths": list(widths), "top1": value} for widths, value in top1.items()],
+    }
+    return Found(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)]))
+
+
+@verb
+def check_model(network: str, /, *, options: Options | None = None) -> Found:
+    """Check that a network keeps the rules of slimmable ones.
+
+    The exit code is 1 where one is broken.
+
+    Args:
+        network: by name, or `module:Class`.
+        options: what the class of a network of your own is called with (JSON).
+
+    Raises:
+        InputError: there is no such network.
+    """
+    from hw.networks.conformance import RULES, broken_rules, unchecked_rules
+    from hw.networks.registry import Network
+
+    named = Network(network, options_of(options), "NETWORK", "")
+    broken = broken_rules(named)
+    unchecked = unchecked_rules(broken)
+    words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
+    lines = [f"{words[name]:<9}  {rule}" for name, rule in RULES.items()]
+    lines += [f"{name}: {problem}" for name, problem in broken.items()]
+    document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": broken}
+    return Found(document, "\n".join(lines), code=1 if broken else 0)

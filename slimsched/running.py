@@ -1,0 +1,150 @@
+"""The whole job, its validation on real executors, and what is done with its run folder afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.errors import InputError
+from slimsched.arguments import Changes, File, Out, Picture, Routers, ScenarioLike, Seeds
+from slimsched.results import Comparison, Found, Job, Validation
+from slimsched.working import announcing_compilation, begin, listener, require_made, verb
+
+
+@verb
+def run(scenario: ScenarioLike, /, *, go_on: bool = False, out: Out = None, changes: Changes | None = None) -> Job:
+    """Do the whole job, from the network to the report.
+
+    That is: network, calibration, routers, comparison, validation, report. It goes on from what is finished.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
+        go_on: validate also where the first two hardware runs are more than 50 % from their simulation.
+        out: the run folder, which keeps all of it; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+
+    Raises:
+        InputError: something is wrong with the scenario, or does not fit this machine.
+        WorkError: the work failed; what is finished is kept.
+
+    Example:
+        ```python
+        job = slimsched.run("scenario.yaml")
+        print(job.report)
+        ```
+    """
+    from scenarios.job.comparison import results_of
+    from scenarios.job.run import carry_out
+    from scenarios.job.sizes import cuts_text
+
+    session = begin(scenario, changes, out)
+    job = (session.with_section("validate_", go_on=True) if go_on else session).job()
+    with (
+        job.folder.opened(session.path),
+        announcing_compilation(job.routers, "compiled"),  # which the comparison may come to
+    ):
+        outcome = carry_out(job)
+    return Job(
+        Comparison(outcome.comparison, results_of(job), session.folder),
+        None if outcome.validation is None else Validation(outcome.validation, session.folder),
+        outcome.report,
+        tuple(filter(None, (job.wall_text, cuts_text(session.scenario)))),
+    )
+
+
+@verb
+def validate(
+    scenario: ScenarioLike,
+    /,
+    routers: Routers = (),
+    seeds: Seeds = (),
+    *,
+    go_on: bool = False,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Validation:
+    """Compare simulation with runs on real processes.
+
+    The same arrivals run in both worlds, on processes in real time.
+
+    Every server needs a device, real or emulated (docs/emulated.md), and its profile: `run` or `calibrate` makes that
+    of a real one. It goes on from what is finished. Agents are processes: a Python script must keep what it does under
+    `if __name__ == "__main__":`.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        routers: by name or file, instead of the scenario's (`validate.routers`); may be given several times.
+        seeds: instead of the scenario's (`validate.seeds`); may be given several times.
+        go_on: also where the first two hardware runs are more than 50 % from their simulation.
+        out: the run folder, which keeps every run's record; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: a router is not known or not made yet, or something does not fit this machine.
+        WorkError: executors failed.
+
+    Example:
+        ```python
+        live = slimsched.load("paper-live", {"validate": {"routers": ["jsq"], "duration_s": 3, "warmup_s": 1}})
+        checked = slimsched.validate(live, out="runs/live")
+        print({name: error for name, error in checked.pairs[0].error_pct.items() if error is not None})
+        ```
+    """
+    session = begin(scenario, changes, out).with_routers("validate_", routers, seeds)
+    require_made(session.scenario.validate_, "validate.routers", session.folder)
+    from scenarios.job import validation as stage
+    from scenarios.job.deciding import with_decision_times
+
+    if go_on:
+        session = session.with_section("validate_", go_on=True)
+    named = session.scenario.validate_.routers
+    job = session.job()
+    with job.folder.opened(session.path), announcing_compilation(named):
+        world = job.world()
+        job.describe()
+        return Validation(stage.validate(job, with_decision_times(job, world, named)), session.folder)
+
+
+@verb
+def replay(run: File, /) -> Found:
+    """Feed a run's logs to fresh cores: do they decide the same?
+
+    Args:
+        run: a run folder.
+
+    Raises:
+        InputError: it holds no event log.
+    """
+    from scenarios.runs.folder import RunFolder
+    from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
+    from scenarios.runs.replays import replay_folder
+    from scenarios.show.replay import format_replay
+
+    folder = RunFolder(Path(run))
+    if not logged_places(folder):
+        raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
+    runs = replay_folder(folder, *read_cores(folder))
+    is_wrong = any(each["problems"] for each in runs.values())
+    return Found({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
+
+
+@verb
+def report(run: File, /, *, plot: Picture | None = None) -> Found:
+    """Write a run folder's report.html again.
+
+    Args:
+        run: a run folder.
+        plot: also write the latency distributions of both worlds there (.png or .svg).
+
+    Raises:
+        InputError: it is no run folder, or something in it can't be read.
+    """
+    from kit.documents import told_of
+    from scenarios.runs.folder import RunFolder
+    from scenarios.show.report import build_report, save_picture
+
+    place = Path(run)
+    with told_of(place, "make it anew with `slimsched run`"):
+        path = build_report(RunFolder(place, listener().remark))
+        if plot is not None:
+            save_picture(place, Path(plot))
+    return Found({"report": str(path)}, f"report: {path}")

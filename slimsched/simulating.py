@@ -1,0 +1,355 @@
+"""What needs the simulator alone: one run, a comparison, a capacity, a bound."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from kit.errors import InputError
+from slimsched.arguments import (
+    LONGEST,
+    Changes,
+    Duration,
+    Engine,
+    Out,
+    Picture,
+    Router,
+    Routers,
+    ScenarioLike,
+    Seed,
+    Seeds,
+    require_unique,
+    require_within,
+)
+from slimsched.results import Bound, Capacity, Comparison, RunResult
+from slimsched.working import (
+    Session,
+    announcing_compilation,
+    begin,
+    listener,
+    ready_engine,
+    require_made,
+    router_name,
+    solving,
+    spread,
+    tell_foreign,
+    tell_overload,
+    verb,
+)
+
+if TYPE_CHECKING:
+    from scenarios.metrics.comparison import Bounds
+    from scenarios.metrics.comparison import Comparison as Document
+    from scenarios.world.world import World
+
+CAPACITY_RUNS = 8  # that a search takes, about
+
+
+@verb
+def simulate(
+    scenario: ScenarioLike,
+    /,
+    router: Router = "random",
+    *,
+    seed: Seed = None,
+    engine: Engine = "auto",
+    out: Out = None,
+    changes: Changes | None = None,
+) -> RunResult:
+    """Simulate one run with one router.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
+        router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
+        seed: the scenario's by default.
+        engine: `simpy`, the reference, or `compiled`: the same to the last bit, many times as fast once it is compiled
+            (10 to 20 s, once on a machine). `auto` takes the quicker for this run alone.
+        out: a run folder that keeps the run's record; without one nothing is written.
+        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+
+    Returns:
+        The run's numbers. One that completed nothing has latencies of None.
+
+    Raises:
+        InputError: no such scenario or router, or something that it needs is missing.
+        UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
+
+    Example:
+        ```python
+        result = slimsched.simulate(short, "jsq", seed=1)
+        print(f"{1000 * result.latency_p99_s:.1f} ms at {result.accuracy:.1%}, {result.energy_per_image_j:.3f} J")
+        print([(server.name, round(server.utilization, 2)) for server in result.servers])
+        ```
+    """
+    from scenarios.files.reading import require_router
+    from scenarios.files.router_names import check_router, display_name
+    from scenarios.runs.folder import RunFolder
+    from scenarios.runs.records import write_run
+    from scenarios.runs.simulate import run_simulation, simulate_metrics
+
+    named = router_name(router)
+    require_within("--seed", seed, 0, LONGEST)
+    check_router(named, "--router")
+    session = begin(scenario, changes, out)
+    require_router(named, session.scenario)
+    world = session.world()
+    seed = session.scenario.seed if seed is None else seed
+    chosen = ready_engine(world, engine, 1, seed)
+    tell_foreign(world, (named,))
+    tell_overload(world)
+    policy, name = world.router(named, session.folder), display_name(named)
+    with announcing_compilation((named,), chosen):
+        if out is None:
+            return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
+        folder = RunFolder(session.folder, listener().remark)
+        with folder.opened(session.path):
+            result, record = run_simulation(world, policy, name, seed, engine=chosen)
+            write_run(folder, result, record)
+    return RunResult(result)
+
+
+@verb
+def compare(
+    scenario: ScenarioLike,
+    /,
+    routers: Routers = (),
+    seeds: Seeds = (),
+    *,
+    engine: Engine = "auto",
+    jobs: Annotated[int | None, Parameter(alias="-j")] = None,
+    ray: str | None = None,
+    baseline: str | None = None,
+    bound: bool = False,
+    plot: Picture | None = None,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Comparison:
+    """Compare routers in simulation, on the same arrivals.
+
+    Each router runs with each seed. Interrupted, the same call goes on from what is finished.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times.
+        seeds: instead of the scenario's (`compare.seeds`); may be given several times.
+        engine: as for `simulate`; `auto` goes on with the one that has begun the comparison.
+        jobs: runs beside each other, each in a process of its own; by default one a core, or one where work is little.
+            A Python script must then keep what it does under `if __name__ == "__main__":`.
+        ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
+            says or the cluster that runs here (docs/cluster.md). What comes out is the same.
+        baseline: changes and differences are to this router, seed by seed; to random by default, where it is compared.
+        bound: also compute the bound that no router can beat; takes some seconds.
+        plot: also draw accuracy against latency, its p99 and energy there (.png or .svg).
+        out: the run folder, which keeps the results; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
+
+    Raises:
+        InputError: a router is not known or not made yet, `baseline` is not compared, or something is missing.
+        UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
+
+    Example:
+        ```python
+        table = slimsched.compare(short, ["random", "jsq", "ladder"], seeds=[0, 1], out="runs/short")
+        for summary in table.routers:
+            print(summary.router, f"{summary.estimates['latency_mean_s']:.4f} s")
+        rows = table.rows()  # a row a router and seed; table.to_frame() is the same for pandas
+        ```
+    """
+    require_within("--jobs", jobs, 1, 1024)
+    session = begin(scenario, changes, out).with_routers("compare", routers, seeds)
+    require_made(session.scenario.compare, "compare.routers", session.folder)
+    from scenarios.files.router_names import display_name
+    from scenarios.job import comparison as stage
+    from scenarios.job.deciding import with_decision_times
+    from scenarios.runs.bound import require_solvable
+    from scenarios.runs.engines import engine_of, require_memory
+    from scenarios.runs.simulate import default_jobs
+
+    given = session.scenario.compare
+    runs = len(given.routers) * len(given.seeds)
+    job = session.job()
+    world = job.world()
+    chosen = engine_of(world, engine, runs)
+    require_memory(world, chosen, processes=jobs or 1)
+    if bound:
+        require_solvable(world)
+    tell_foreign(world, given.routers)
+    with job.folder.opened(session.path):
+        job.describe()
+        with announcing_compilation(given.routers):
+            world = with_decision_times(job, world, given.routers)
+        tell_overload(world)
+        if engine == "auto":
+            chosen = stage.engine_to_go_on(job, world, chosen)
+        with (
+            announcing_compilation(given.routers, chosen),
+            spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], chosen)) as places,
+        ):
+            document = stage.compare(
+                job,
+                world,
+                chosen,
+                jobs=places,
+                baseline=None if baseline is None else display_name(router_name(baseline)),
+                bounds=partial(_bounds, world) if bound else None,
+            )
+    if plot is not None:
+        _draw(document, Path(plot))
+    return Comparison(document, stage.results_of(job), session.folder)
+
+
+def _draw(document: Document, picture: Path) -> None:
+    from scenarios.show import charts
+
+    if any(document["pareto"]["fronts"].values()):
+        charts.save(charts.trade_off_chart(document), picture)
+    else:
+        listener().remark(f"--plot: {picture} was not written: no router completed an image in each run")
+
+
+def _bounds(world: World, comparison: Document) -> Bounds:
+    """The fluid bound at each router's accuracy and between, as points (accuracy, least cost)."""
+    from scenarios.metrics.comparison import bound_accuracies
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel
+
+    accuracies = bound_accuracies(comparison)
+    curves: dict[str, list[tuple[float, float]]] = {"latency_mean_s": [], "energy_dynamic_j": []}
+    with solving(OF_A_BOUND * len(accuracies)) as progress:
+        model = FluidModel(world, on_solved=progress.update)
+        for accuracy in accuracies:
+            found = model.bound(accuracy, world.mean_rate_img_s)
+            curves["latency_mean_s"].append((accuracy, found.latency_s))
+            if found.energy_per_image_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
+    return curves
+
+
+@verb
+def capacity(
+    scenario: ScenarioLike,
+    /,
+    router: Router = "random",
+    seeds: Seeds = (),
+    *,
+    p99_s: Duration | None = None,
+    floor: float | None = None,
+    duration_s: Duration = 20.0,
+    precision: float = 0.05,
+    workload: Literal["poisson", "own"] = "poisson",
+    engine: Engine = "auto",
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Capacity:
+    """Find the largest rate that a router carries, by simulation.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        router: by name, or a trained router's file.
+        seeds: the scenario's by default; may be given several times: then most of them must be stable.
+        p99_s: also ask for a p99 latency of at most that, such as 10ms.
+        floor: also ask for at least this mean accuracy, 0 to 1, by the table, of the widths that ran.
+        duration_s: of each run, 20s by default; near its limit a router may take long to show that it fails.
+        precision: of the rate, as a share of it.
+        workload: `poisson`, without faults, is a rate that can last; `own` takes the scenario's arrivals and faults.
+        engine: as for `simulate`.
+        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: no such scenario or router, or something that it needs is missing.
+
+    Example:
+        ```python
+        limit = slimsched.capacity(short, "jsq", p99_s=0.2, duration_s=2, precision=0.2)
+        print(f"{limit.stable_img_s:.0f} images/s are carried, {limit.unstable_img_s:.0f} are not")
+        ```
+    """
+    from scenarios.files.reading import require_router
+    from scenarios.files.router_names import check_router, display_name
+    from scenarios.metrics.service import Promise
+    from scenarios.runs import capacity as searching
+    from scenarios.show.capacity import tried_text
+
+    require_within("--floor", floor, 0, 1)
+    require_within("--precision", precision, 0.001, 0.5)
+    named = router_name(router)
+    check_router(named, "--router")
+    session = begin(scenario, changes, out)
+    require_router(named, session.scenario)
+    world = session.world()
+    chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
+    searched = searching.under_poisson(world)
+    runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
+    chosen = ready_engine(searched, engine, runs, chosen_seeds[0], duration_s=duration_s)
+    tell_foreign(world, (named,))
+    promise = Promise(floor, p99_s)
+    search = searching.Search(
+        display_name(named), chosen_seeds, duration_s, precision, workload == "own", chosen, promise
+    )
+    with announcing_compilation((named,), chosen):
+        found = searching.capacity(
+            world,
+            lambda: world.router(named, session.folder),
+            search,
+            on_progress=lambda tried: listener().remark(tried_text(tried, promise)),
+        )
+    return Capacity(found, chosen, duration_s)
+
+
+@verb
+def bound(
+    scenario: ScenarioLike,
+    /,
+    accuracy: float | None = None,
+    *,
+    window_s: Duration = 1.0,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Bound:
+    """Compute a bound that no router can beat.
+
+    It is a linear programme; nothing is simulated.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        accuracy: at least this mean accuracy, 0 to 1; any by default.
+        window_s: length of the windows for the oracle's estimate under a load that moves; 1s by default.
+        out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys.
+
+    Raises:
+        InputError: no width tuple is so accurate, the windows don't fit, or something that it needs is missing.
+
+    Example:
+        ```python
+        limit = slimsched.bound(short, accuracy=0.75)
+        print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
+        ```
+    """
+    from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
+    from scenarios.runs.engines import require_memory
+
+    require_within("--accuracy", accuracy, 0, 1)
+    if not window_s > 0:
+        raise InputError("--window", "", f"{window_s:g} s are no length; allowed is more than 0")
+    session: Session = begin(scenario, changes, out)
+    world = session.world()
+    require_memory(world, "compiled")
+    least = min(world.accuracy.prior.top1.values()) if accuracy is None else accuracy
+    with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
+        model = FluidModel(world, on_solved=progress.update)
+        found = model.bound(least, world.mean_rate_img_s)
+        oracle = oracle_of(model, window_s)
+    return Bound(
+        accuracy=found.accuracy,
+        rate_img_s=found.rate_img_s,
+        capacity_img_s=found.capacity_img_s,
+        latency_mean_s=found.latency_s,
+        energy_dynamic_j=found.energy_per_image_j,
+        energy_per_image_j=found.total_energy_per_image_j,
+        oracle=oracle,
+        is_least=accuracy is None,
+    )

@@ -1,0 +1,132 @@
+"""Routers that learn in simulation: trained here, or brought from another library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from kit.errors import InputError, nearest
+from slimsched.arguments import Changes, Out, Scenario, ScenarioLike
+from slimsched.results import TrainedRouter, Training
+from slimsched.working import announcing_compilation, begin, load, spread, tell_overload, verb
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+@verb
+def train(
+    scenario: ScenarioLike,
+    /,
+    routers: Annotated[Sequence[str], Parameter(name="--router", alias="-r")] = (),
+    *,
+    control: bool = False,
+    engine: Literal["simpy", "compiled"] = "compiled",
+    ray: str | None = None,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> Training:
+    """Train routers in simulation.
+
+    PPO learns by gradients, rules by direct search over whole runs.
+
+    Interrupted, the same call goes on from its last checkpoint.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        routers: which kinds, such as ppo, tide or ladder (docs/routers.md); may be given several times. By default
+            those that the scenario's own run makes, PPO where it names none.
+        control: rules keep the goals that the operator asks for in mid-run (`service`); for ladder, lookahead, tide.
+        engine: of PPO's training: the compiled engine, or simpy for the reference and torch.
+        ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
+        out: the run folder, which keeps the routers' files; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
+            tuning.decisions, tuning.searches, tuning.objective ...
+
+    Raises:
+        InputError: no such kind, too few decisions, or something that it needs is missing.
+        UnsupportedScenario: the engine can't do what the scenario asks for.
+        WorkError: no setting of a rule keeps the accuracy that is asked for.
+
+    Example:
+        ```python
+        learning = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "training.decisions": 20_000})
+        made = slimsched.train(learning, out="runs/learning")
+        result = slimsched.simulate(learning, made.routers[0].path)
+        ```
+    """
+    from policies.registry import CONTROLLED
+    from scenarios.files.made_routers import MADE_KINDS, PPO, made_kind, made_kinds
+
+    session = begin(scenario, changes, out)
+    given = session.scenario
+    kinds = tuple(made_kind(name) or name for name in routers)
+    kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*given.compare.routers, *given.validate_.routers)) or (PPO,)
+    for kind in kinds:
+        if kind not in MADE_KINDS:
+            raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
+        if control and kind not in CONTROLLED:
+            problem = f"{kind!r} has nothing that goals could move; allowed with {' or '.join(CONTROLLED)}"
+            raise InputError("--control", "", problem)
+    from scenarios.job.router import make_routers
+    from scenarios.learn.course import MOST_THREADS
+    from scenarios.runs.engines import require_memory
+
+    job = session.job()
+    with job.folder.opened(session.path), announcing_compilation((PPO,), engine):
+        world = job.world()
+        job.describe()
+        require_memory(world, engine)  # of the runs that score them
+        tell_overload(world)
+        with spread(ray, None, lambda: MOST_THREADS) as places:
+            scores = make_routers(job, world, engine, kinds, control=control, jobs=places)
+    made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
+    return Training(engine=engine, routers=made, folder=session.folder)
+
+
+def save_router(
+    scenario: Scenario | str | Path,
+    layers: Sequence[tuple[ArrayLike, ArrayLike]],
+    out: str | Path,
+    *,
+    deterministic: bool = False,
+) -> Path:
+    """Write what another library has learned on `SlimCluster-v0` as a router's file.
+
+    The network takes an observation of the environment and has a tanh after each layer but the last. The last one gives
+    the logits of server, width and group, side by side (and of the hold, where `training.holds_s` names waits). The
+    router chooses each part by its logits, among what is not masked: of widths, those that the chosen server holds.
+
+    Args:
+        scenario: the one that was learned on; what `load` returned, or takes.
+        layers: from the input on, each its weights (outputs, inputs) and its biases (outputs,), as `torch.nn.Linear`
+            has them.
+        out: the file, `NAME.safetensors`. A router that is there is replaced, another file is not.
+        deterministic: the router takes the most probable of each part; else it draws, as libraries do in training.
+
+    Returns:
+        The file, which is a router's name wherever one is expected.
+
+    Raises:
+        InputError: the network does not fit the scenario, or the file can't be written.
+
+    Example:
+        ```python
+        from torch import nn
+
+        seen, chosen = 2 + 3 * 3, 3 + 4 + 6  # by 3 servers; of servers, 4 widths and 6 groups
+        network = nn.Sequential(nn.Linear(seen, 64), nn.Tanh(), nn.Linear(64, chosen))
+        layers = [(each.weight.detach(), each.bias.detach()) for each in network if isinstance(each, nn.Linear)]
+        path = slimsched.save_router(short, layers, "untrained.safetensors")
+        print(slimsched.simulate(short, path).router)
+        ```
+    """
+    from scenarios.learn.brought import write_router
+    from scenarios.world.materials import default_folder, make_world
+
+    keys, path = load(scenario).keys, Path(out)
+    write_router(make_world(keys, default_folder(keys)), layers, path, deterministic)
+    return path

@@ -1,0 +1,315 @@
+"""Around the work of every function: who hears of it, the scenario and run folder, and what is told beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from kit.errors import InputError
+from kit.plugins import telling
+from scenarios.terminal.progress import Step, heard_by, hearing
+from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_unique, require_within
+
+if TYPE_CHECKING:
+    from kit.parallel import Jobs
+    from scenarios.files.spec import Scenario as Keys
+    from scenarios.job.job import Job
+    from scenarios.metrics.result import Simulator
+    from scenarios.runs.engines import EngineChoice
+    from scenarios.terminal.progress import Progress
+    from scenarios.world.world import World
+    from slimsched.results import Document
+
+P = ParamSpec("P")
+R = TypeVar("R", bound="Document")
+
+# ------------------------------------------------------------------------------------------------------ who hears of it
+
+
+class Listener(Protocol):
+    """Who hears of the work.
+
+    Attributes:
+        quiet: whether nobody wants to.
+        written: the files that are to be written beside the run folder.
+    """
+
+    quiet: bool
+    written: Sequence[Path]
+
+    def remark(self, text: str) -> None:
+        """Something about the work."""
+
+
+@dataclass
+class Remarks:
+    """Keeps what there is to remark, for the result, and tells it to who hears of progress."""
+
+    hear: Callable[[Step], None]
+    said: list[str] = field(default_factory=list)
+    quiet: bool = False  # what there is to remark is found out
+    written: Sequence[Path] = ()
+
+    def remark(self, text: str) -> None:
+        """Kept, and told at once."""
+        self.said.append(text)
+        self.hear(Step(text=text))
+
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextlib.contextmanager
+def told_to(listener: Listener) -> Iterator[None]:
+    """Within it, functions tell this one of their work."""
+    before = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(before)
+
+
+def listener() -> Listener:
+    """Whom the function that works now tells of it."""
+    found = _listener.get()
+    assert found is not None, "it is a verb"
+    return found
+
+
+def verb(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that a command does, too: from Python it prints nothing, and names its own arguments in errors."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _listener.get() is not None:
+            return function(*args, **kwargs)
+        hear = hearing() or (lambda _: None)
+        remarks = Remarks(hear)
+        with told_to(remarks), telling(remarks.remark), heard_by(hear), _naming(function):
+            return function(*args, **kwargs).with_remarks(remarks.said)
+
+    return called
+
+
+@contextlib.contextmanager
+def _naming(function: Callable[..., Any]) -> Iterator[None]:
+    """What is wrong with a flag is told of the argument of that function."""
+    try:
+        yield
+    except InputError as error:
+        names = {flag_of(name): name for name in inspect.signature(function).parameters}
+        plural = {f"{flag}s": flag for flag in (error.source,)}
+        found = names.get(error.source) or next((names[each] for each in plural if each in names), None)
+        if found is None:
+            raise
+        error.source = found
+        error.args = (str(InputError(found, error.key, error.problem)),)
+        raise
+
+
+# ------------------------------------------------------------------------------------------------- scenario and folder
+
+
+@dataclass(frozen=True)
+class Session:
+    """A scenario that something is done with, and its run folder, which may not be there yet."""
+
+    path: Path
+    scenario: Keys
+    folder: Path
+
+    def with_routers(self, section: str, routers: Sequence[str | Path], seeds: Sequence[int]) -> Session:
+        """With these routers and seeds in a section (`compare`, `validate_`), where some are named.
+
+        Raises:
+            InputError: one is not known, or named twice.
+        """
+        from scenarios.files.reading import require_router
+        from scenarios.files.router_names import is_router_file
+
+        update: dict[str, Any] = {}
+        names = [router_name(router) for router in routers]
+        if names:
+            for name in names:
+                require_router(name, self.scenario)
+            update["routers"] = require_unique(
+                "--router", [str(Path(name).absolute()) if is_router_file(name) else name for name in names]
+            )
+        if seeds:
+            for seed in seeds:
+                require_within("--seed", seed, 0, LONGEST)
+            update["seeds"] = require_unique("--seed", seeds)
+        return self.with_section(section, **update)
+
+    def with_section(self, section: str, **update: Any) -> Session:
+        """With other values in a section of the scenario."""
+        changed = getattr(self.scenario, section).model_copy(update=update)
+        return replace(self, scenario=self.scenario.model_copy(update={section: changed}))
+
+    def world(self) -> World:
+        """The world that scenario and run folder make."""
+        from scenarios.world.materials import make_world
+
+        return make_world(self.scenario, self.folder)
+
+    def job(self) -> Job:
+        """Its stages."""
+        from scenarios.job.job import Job
+
+        return Job(self.scenario, self.folder, say=listener().remark, quiet=listener().quiet)
+
+
+def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None) -> Scenario:
+    """Read a scenario, and check it whole.
+
+    Args:
+        scenario: a file, or the name of a shipped one: `paper`, `live/bursts` (docs/scenarios.md).
+        changes: other values than the file's, by dotted keys. `cluster.servers.0` is the first of a list, and the
+            number after the last adds one. They are checked as the file is.
+
+    Raises:
+        InputError: there is none, or anything in it, or in a file that it names, is wrong.
+
+    Example:
+        ```python
+        short = slimsched.load("paper", {"duration_s": 2, "warmup_s": 0.5, "workload.rate_img_s": 300})
+        print(short.name, short.keys.duration_s, [server.name for server in short.keys.cluster.named_servers])
+        ```
+    """
+    from scenarios.files.reading import load_scenario, scenario_path
+
+    other = changes_of(changes)
+    if isinstance(scenario, Scenario):
+        if not other:
+            return scenario
+        raise InputError("changes", "", "this scenario was read before; name its file, and all changes at once")
+    path = scenario_path(scenario)
+    return Scenario(path, load_scenario(path, other), json.dumps(other, default=str) if other else "")
+
+
+def begin(
+    scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None, out: str | Path | None = None
+) -> Session:
+    """A scenario, and the run folder `out`, or else the scenario's own, which must not be that of another file.
+
+    Raises:
+        InputError: something is wrong with the one or the other, or a result would replace a file that is read.
+    """
+    from kit.named_files import named_files
+    from scenarios.runs.folder import RunFolder
+    from scenarios.terminal.places import writable_folder
+    from scenarios.world.materials import default_folder
+    from slimsched.outputs import require_apart, require_beside
+
+    given = load(scenario, changes)
+    require_apart(listener().written, (file.path for file in named_files(given.keys)))
+    folder = writable_folder(default_folder(given.keys) if out is None else Path(out))
+    if out is None:
+        RunFolder(folder).require_scenario(given.path)
+    require_beside(listener().written, folder)
+    return Session(given.path, given.keys, folder)
+
+
+def router_name(named: str | Path) -> str:
+    """A router's name, or its file."""
+    return str(named)
+
+
+# ---------------------------------------------------------------------------------------------- told before the work
+
+
+def ready_engine(
+    world: World, choice: EngineChoice, runs: int, seed: int, *, duration_s: float | None = None
+) -> Simulator:
+    """The engine of runs that nobody has begun yet, of which this is one's seed.
+
+    Raises:
+        InputError: the runs take more memory than this machine has.
+    """
+    from scenarios.runs.engines import able_to_run, engine_of, require_memory
+
+    engine = engine_of(world, choice, runs, duration_s=duration_s)
+    require_memory(world, engine, duration_s=duration_s)
+    if choice != "auto":
+        return engine
+    return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), listener().remark)
+
+
+def tell_foreign(world: World, routers: Sequence[str]) -> None:
+    """Warn of routers that were tuned for another cluster, and of those that can't follow what `service` asks for."""
+    from scenarios.world.routers import deaf_routers, foreign_routers
+
+    foreign = foreign_routers(routers, world.device_names, world.cluster)
+    for warning in (*foreign, *deaf_routers(routers, world.scenario)):
+        listener().remark(warning)
+
+
+def tell_overload(world: World) -> None:
+    """Warn of an odd trace, and of a rate beyond any router's capacity: the work goes on, for it may be looked at."""
+    from scenarios.runs.bound import busy_router_of, overload_of
+
+    if listener().quiet:
+        return
+    for problem in filter(None, (*world.trace_doubts(), busy_router_of(world), overload_of(world))):
+        listener().remark(f"warning: {problem}")
+
+
+def announcing_compilation(
+    routers: Sequence[str], engine: Simulator = "simpy"
+) -> contextlib.AbstractContextManager[None]:
+    """Within it, what must be compiled is told; numba is opened only where the engine or a trained router needs it."""
+    from scenarios.files.router_names import is_compiled
+
+    if engine == "simpy" and not any(map(is_compiled, routers)):
+        return contextlib.nullcontext()
+    from scenarios.terminal.compiling import telling as telling_compilation
+
+    return telling_compilation(listener().remark)
+
+
+def solving(programmes: int) -> Progress:
+    """A bar over the programmes of a bound."""
+    from scenarios.terminal.progress import Progress
+
+    return Progress("bound", programmes, unit="programme", quiet=listener().quiet)
+
+
+@contextlib.contextmanager
+def spread(ray: str | None, jobs: int | None, own: Callable[[], Jobs]) -> Iterator[Jobs]:
+    """Where runs are made: on the Ray cluster at an address, or on this machine.
+
+    Args:
+        jobs: how many processes were asked for here.
+        own: how many there are where nobody asked.
+
+    Raises:
+        InputError: there is no such cluster, or processes are asked for, too.
+    """
+    if ray is None:
+        yield jobs or own()
+        return
+    if jobs is not None:
+        raise InputError("--jobs", "", "says how many processes run here, and --ray that they run elsewhere; give one")
+    from scenarios.runs.ray_pool import ray_pool
+
+    with ray_pool(ray) as pool:
+        yield pool
+
+
+def require_made(section: Any, key: str, folder: Path) -> None:
+    """Raises `InputError` where a router of the section is one that the scenario's run makes, and it is not there."""
+    from scenarios.files.made_routers import made_file, made_kinds
+
+    for kind in made_kinds(section.routers):
+        if not (folder / made_file(kind)).is_file():
+            default = ", ".join(type(section).model_fields["routers"].default)
+            remedy = f"add {kind} to compare.routers, then `slimsched train`"
+            remedy += f", or name others in {key} (left out, it is: {default})"
+            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; {remedy}")
