@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,32 +37,6 @@ def test_variance_is_the_populations() -> None:
     assert variance([0.0, 1.0]) == 0.25
 
 
-def test_prior_of_a_prefix_is_the_mean_of_its_tuples() -> None:
-    """A partial tuple has the mean of the complete ones that begin with it; mean_top1 that of all."""
-    prior = AccuracyPrior({(0.5, 0.5): 0.6, (0.5, 1.0): 0.8, (1.0, 1.0): 0.9})
-    assert prior((0.5,)) == pytest.approx(0.7)
-    assert prior((1.0,)) == pytest.approx(0.9)
-    assert prior((0.5, 1.0)) == pytest.approx(0.8)
-    assert prior.mean_top1 == pytest.approx(2.3 / 3)
-
-
-def test_a_missing_tuple_has_its_nearest_neighbors_value() -> None:
-    """Nearest by the sum of absolute width differences; a tie goes to the smallest tuple."""
-    prior = AccuracyPrior({(0.25, 0.25): 0.1, (0.75, 0.75): 0.2, (1.0, 1.0): 0.3})
-    assert prior((1.0, 0.75)) == 0.2  # 0.25 from both (0.75, 0.75) and (1, 1)
-    assert prior((0.5,)) == 0.1  # a prefix, too: 0.25 from both 0.25 and 0.75
-    assert prior((0.25, 0.5)) == 0.1
-
-
-@given(st.permutations(list(itertools.product((0.25, 0.5, 0.75, 1.0), repeat=2))))
-def test_prior_does_not_depend_on_what_was_asked_before(order: list[tuple[float, ...]]) -> None:
-    """An answer for a missing tuple never becomes a neighbor of another one."""
-    table: dict[tuple[float, ...], float] = {(0.25, 0.25): 0.1, (1.0, 1.0): 0.9}
-    asked = AccuracyPrior(table)
-    answers = {widths: asked(widths) for widths in order}
-    assert answers == {widths: AccuracyPrior(table)(widths) for widths in order}
-
-
 WIDTHS = (0.1, 0.2, 0.3, 0.6, 1.0)  # most are no binary fractions: 0.3 - 0.2 is not 0.2 - 0.1
 TABLES = st.dictionaries(st.tuples(*[st.sampled_from(WIDTHS)] * 3), SHARES, min_size=1, max_size=12)
 ASKED = st.lists(st.sampled_from((*WIDTHS, 0.4, 0.8)), min_size=1, max_size=3).map(tuple)
@@ -91,6 +63,7 @@ def test_any_prior_is_the_mean_of_the_nearest_beginning(
 def test_means_of_prefixes_keep_within_what_they_are_means_of(table: dict[tuple[float, ...], float]) -> None:
     """A complete tuple has its own value; a prefix is between its tuples' least and most; order is nothing."""
     prior, reverse = AccuracyPrior(table), AccuracyPrior(dict(reversed(table.items())))
+    assert prior.mean_top1 == pytest.approx(sum(table.values()) / len(table))
     for widths, value in table.items():
         assert prior(widths) == value
         for length in (1, 2):
