@@ -62,7 +62,7 @@ def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == ""
 
 
-def test_a_terminal_has_a_bar() -> None:
+def test_a_terminal_has_a_bar(clock: list[float]) -> None:
     """On a terminal the bar is drawn in place, and cleared at the end."""
     stream = Terminal()
     with Progress("measure", 4, unit="point", stream=stream) as bar:

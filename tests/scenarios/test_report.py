@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import shutil
 from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
@@ -103,13 +104,18 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     assert text.count("/timeline.json") == 4
 
 
-def test_what_never_ran_on_executors_is_not_in_a_legend(folder: RunFolder, page: str, tmp_path: Path) -> None:
+def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str, tmp_path: Path) -> None:
+    """Neither in a legend, nor as a second line of the latencies."""
     assert ">on executors</text>" in page
+    assert "Simulated (solid) and on real executors (dashed)" in page
     other = marked(tmp_path)
     write_json(other / "comparison.json", read_json(folder / "comparison.json"))
+    shutil.copytree(folder.path / "simulation", other.path / "simulation")
     text = build_report(other).read_text(encoding="utf-8")
     assert ">simulated</text>" in text
     assert ">on executors</text>" not in text
+    assert "Latency distributions in simulation" in text
+    assert "on real executors (dashed)" not in text
 
 
 def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> None:
