@@ -18,7 +18,7 @@ from kit.errors import InputError, nearest
 from kit.named_files import with_paths
 from kit.plugins import is_own
 from scenarios.files.router_names import check_fits, check_router
-from scenarios.files.shipped import accuracy_file, moved, profile_file, scenario_file
+from scenarios.files.shipped import accuracy_file, profile_file, scenario_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -58,7 +58,7 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     if parsed.model.accuracy is not None:
         shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
         parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=shipped)})
-    scenario = with_paths(parsed, lambda text: str(moved(folder / Path(text).expanduser())))
+    scenario = with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
     with _naming_items(raw, source):
         _check(scenario, source)
     return scenario

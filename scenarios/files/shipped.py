@@ -1,4 +1,4 @@
-"""What ships with the project: scenarios and profiles by name, and all of `scenarios/data` by its former path as well.
+"""What ships with the project: scenarios, profiles and accuracies by name.
 
 All of it lies inside the packages, so that an installed wheel has it, too.
 """
@@ -16,17 +16,6 @@ SHIPPED_PROFILES: Final = SHIPPED / "profiles"
 SHIPPED_SCENARIOS: Final = SHIPPED.parent  # with those of `scenarios/live` below it
 SHIPPED_HOST: Final = SHIPPED / "host.yaml"  # what serving cost the host that datasheet profiles name
 CALIBRATED: Final = Path("profiles")  # where `slimsched calibrate` writes by default
-_MOVED: Final = ("models", "profiles", "routers", "traces")  # they lay beside the scenarios; now they lie in `data`
-
-
-def moved(path: Path) -> Path:
-    """A path, or where its file lies now: `models/x` and the like have moved to `data/models/x`."""
-    if not lies_there(path):
-        for place, part in reversed(list(enumerate(path.parts))):
-            now = Path(*path.parts[:place], SHIPPED.name, *path.parts[place:])
-            if part in _MOVED and now.exists() and now.resolve().is_relative_to(SHIPPED.resolve()):
-                return now
-    return path
 
 
 def profile_file(named: Path | str, source: str | None = None, key: str = "") -> Path:
@@ -35,7 +24,7 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
     Raises:
         InputError: a bare word that no shipped profile has.
     """
-    path = moved(Path(named))
+    path = Path(named)
     if not is_shipped_name(str(path)) or path.exists():
         return path
     shipped = {file.stem: file for file in SHIPPED_PROFILES.glob("*.yaml")}

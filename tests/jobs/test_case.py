@@ -16,18 +16,10 @@ from jobs.comparing import fingerprint, run_policy
 from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
 from kit.errors import InputError
 from slimsched.jobs.gym import JOBS_ID
-from slimsched.jobs.keys_page import jobs_keys_markdown
 from tests.jobs.cases import case_of, trace_of, write_case
 
 FOUR = [(0, 100, 1), (10, 50, 2), (20, 50, 4), (30, 10, 1)]
 MINE = "schema: slimsched.jobpolicy/1\n"
-
-
-def test_the_page_of_keys_is_up_to_date() -> None:
-    """`docs/jobs-scenario-keys.md` is what `python -m slimsched.jobs.keys_page` writes."""
-    page = jobs_keys_markdown()
-    assert Path("docs/jobs-scenario-keys.md").read_text(encoding="utf-8") == page
-    assert "|  |" not in page
 
 
 def test_a_window_and_what_had_ended_before(tmp_path: Path) -> None:

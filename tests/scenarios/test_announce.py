@@ -14,8 +14,7 @@ from kit.errors import InputError
 from scenarios.executors.announce import (
     SENSIBLE_STEP_S,
     announcement,
-    finished_steps,
-    read_logged,
+    read_log,
     require_budget,
     span,
 )
@@ -39,16 +38,12 @@ def announced(made: Plan, budget_s: float, log: Path) -> str:
 
 
 def test_it_says_what_is_measured_and_what_is_left_out(tmp_path: Path) -> None:
-    """The device, keys x batch sizes x rounds, sets, power points, time, log, and every omission of the plan."""
+    """The device, keys x batch sizes, steps, time, log, and every omission of the plan."""
     made = plan(30)
     text = announced(made, 30, tmp_path / "log")
-    sizes, rounds = len(made.batches), made.effort.rounds
-    sets = len({p.id for p in made.steps if "together" in p.id and p.round == 1})
-    powers = sum("steady" in p.id for p in made.steps)
-    for wanted in ("A Processor", f"6 keys x {sizes} batch sizes", f"x {rounds} round", f"{sets} concurrency sets"):
-        assert wanted in text
-    assert f"{powers} power points" in text
-    assert f"{len(made.steps)} steps" in text
+    required = sum(planned.required for planned in made.steps)
+    assert "A Processor" in text
+    assert f"{required} in any case, {len(made.steps) - required} more while time is left: 6 keys x " in text
     assert made.omitted
     assert [words for words in made.omitted if f"left out    {words}" not in text] == []
 
@@ -56,28 +51,27 @@ def test_it_says_what_is_measured_and_what_is_left_out(tmp_path: Path) -> None:
 def test_time_is_what_is_left_within_the_budget(tmp_path: Path) -> None:
     """Steps of the log cost nothing any more; optional steps end with the budget, required ones do not."""
     made, log = plan(30), tmp_path / "log"
-    assert f"about {span(min(made.estimated_s, 30))} of a budget of 30 s" in announced(made, 30, log)
+    assert f"about {span(min(made.estimated_s, 30))}; the budget is 30 s" in announced(made, 30, log)
     half = len(made.steps) // 2
     write_log(log, made, half)
     left_s = sum(planned.estimated_s for planned in made.steps[half:])
-    assert f"about {span(min(left_s, 30))} of a budget" in announced(made, 30, log)
-    assert f"{half} of {len(made.steps)} steps are done already" in announced(made, 30, log)
+    assert f"about {span(min(left_s, 30))}; the budget is 30 s" in announced(made, 30, log)
+    assert f"{half} of {len(made.steps)} steps are done" in announced(made, 30, log)
     tight = plan(1.0)
     needed_s = sum(planned.estimated_s for planned in tight.steps if planned.required)
-    told = f"about {span(needed_s)}. That is more than the budget of 1 s, but all of it is required"
-    assert told in announced(tight, 1.0, tmp_path / "none")
+    assert f"about {span(needed_s)}, all of which is required; the budget is 1 s" in announced(
+        tight, 1.0, tmp_path / "none"
+    )
 
 
 def test_a_log_is_read_however_it_ended(tmp_path: Path) -> None:
     """No file, an empty one, a torn line, lines that are no steps."""
     made, log = plan(30), tmp_path / "log"
-    assert finished_steps(log) == set()
-    log.write_text("")
-    assert finished_steps(log) == set()
+    assert read_log(log) == (set(), 0)
     write_log(log, made, 3)
-    assert finished_steps(log) == {planned.id for planned in made.steps[:3]}
+    assert read_log(log)[0] == {planned.id for planned in made.steps[:3]}
     log.write_bytes(b'[1]\n{"step": 3}\n\xff\xfe\n')
-    assert finished_steps(log) == set()
+    assert read_log(log) == (set(), 0)
 
 
 def test_a_budget_for_nothing_is_refused_with_a_sensible_one(tmp_path: Path) -> None:
@@ -140,26 +134,11 @@ def test_a_budget_that_the_log_has_used_is_said_to_be_used(tmp_path: Path) -> No
     required = sum(planned.required for planned in made.steps)
     assert required < len(made.steps)
     write_times(log, made, required, 59 / required)
-    assert read_logged(log).spent_s == pytest.approx(59)
-    said = announced(made, 60, log)
-    assert "the log has used 59 s of the budget of 1 min" in said
-    assert "nothing is measured; give more to go on" in said
+    assert read_log(log)[1] == pytest.approx(59)
+    assert "nothing more fits: give more to go on" in announced(made, 60, log)
     told = announcement(made, name="cpu0", device="x", budget_s=60, log_path=log, reserved_s=12)
-    assert "the log has used 59 s of the budget of 1 min 12 s" in told
+    assert "the budget is 1 min 12 s, of which the log has used 59 s" in told
     write_times(log, made, required, 10 / required)
     assert "give more" not in announced(made, 60, log)
     write_times(log, made, len(made.steps), 0.1)
     assert "finished already; nothing is left to do" in announced(made, 60, log)
-
-
-def test_it_tells_what_is_required_from_what_fills_the_time(tmp_path: Path) -> None:
-    """Two numbers that add up to the steps; and what a log holds that this plan does not ask for."""
-    made, log = plan(60), tmp_path / "log"
-    required = sum(planned.required for planned in made.steps)
-    said = announced(made, 60, log)
-    assert f"{required} in any case, {len(made.steps) - required} more while time is left" in said
-    write_log(log, made, 5)
-    with log.open("a") as file:
-        file.write('\n{"step": "solo 0/0/0/3 round 1"}\n{"step": "solo 1/1/1/1 round 0"}\n')
-    assert "5 of" in announced(made, 60, log)
-    assert "are done already; 1 more in it are not of this plan" in announced(made, 60, log)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.study.keys_page import pages
 from kit import strict
 from kit.errors import InputError
 from kit.units import parse_duration
-from scenarios.files.keys_page import scenario_keys_markdown
 from scenarios.files.reading import load_scenario
 from scenarios.files.series import read_trace
 from scenarios.files.spec import Scenario
@@ -308,11 +308,11 @@ def test_a_cluster_needs_a_server() -> None:
         strict.parse(Scenario, SCENARIO[:start] + "  servers: []\n" + SCENARIO[end:], "x")
 
 
-def test_the_page_of_keys_is_up_to_date() -> None:
-    """`docs/scenario-keys.md` is what `python -m scenarios.files.keys_page` writes, and every key has a meaning."""
-    page = scenario_keys_markdown()
-    assert Path("docs/scenario-keys.md").read_text(encoding="utf-8") == page
-    assert "|  |" not in page
+@pytest.mark.parametrize("name", pages())
+def test_the_pages_of_keys_are_up_to_date(name: str) -> None:
+    """They are what `python -m benchmarks.study.keys_page` writes, and every key has a meaning."""
+    assert Path("docs", name).read_text(encoding="utf-8") == pages()[name]
+    assert "|  |" not in pages()[name]
 
 
 def test_the_scenarios_of_the_project_are_valid() -> None:

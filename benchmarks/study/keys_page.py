@@ -1,39 +1,50 @@
-"""The page of a scenario's keys, made from the schema itself so that it can't lie. It knows Markdown and nothing else.
+"""The pages of scenarios' keys, made from the schemas themselves so that they can't lie.
 
-`python -m scenarios.files.keys_page > docs/scenario-keys.md` writes it anew; `slimsched.jobs.keys_page` does
-so for scenarios of training jobs.
+`python -m benchmarks.study.keys_page` writes them anew.
 """
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Discriminator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from jobs.spec import JobsScenario, PolicyFile
 from scenarios.files.spec import Scenario
 
 _HEAD = """# The keys of a scenario file
 
-Made from `scenarios/files/spec.py` by `python -m scenarios.files.keys_page`: edit the descriptions there.
+Made from `scenarios/files/spec.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
 
 A scenario is a YAML file. Unknown keys are refused. Paths are relative to the file's own folder. Durations are
 seconds, as a number or as `45s`, `5m`, `1h`, `2d`, `200ms`. `null` stands for what the description says.
 """
+_JOBS_HEAD = """# The keys of a scenario of training jobs
+
+Made from `jobs/spec.py` by `python -m benchmarks.study.keys_page`: edit descriptions there.
+
+`slimsched jobs init TRACE --nodes 64x8` writes a first one. Unknown keys are refused. Paths are relative to the file's
+own folder. Times are seconds, as a number or as `45s`, `5m`, `1h`, `2d`. `null` stands for what the description says.
+"""
+_POLICY_HEAD = """# The keys of a policy's file
+
+`NAME.jobpolicy.yaml`, for policies that no name means: other numbers of preemption, other combinations.
+"""
 _BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 
 
-def scenario_keys_markdown() -> str:
-    """The whole page: one table a section, in the file's order."""
-    return keys_markdown(Scenario, _HEAD)
+def pages() -> dict[str, str]:
+    """Each page of `docs`: one table a section, in the file's order."""
+    jobs = f"{_page(JobsScenario, _JOBS_HEAD)}\n{_page(PolicyFile, _POLICY_HEAD)}"
+    return {"scenario-keys.md": _page(Scenario, _HEAD), "jobs-scenario-keys.md": jobs}
 
 
-def keys_markdown(document: type[BaseModel], head: str) -> str:
-    """A document's keys under a head of one's own."""
+def _page(document: type[BaseModel], head: str) -> str:
     parts = [head]
     shown: dict[type[BaseModel], str] = {}
     for title, model in _sections(document, ""):
@@ -116,4 +127,5 @@ def _type(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(scenario_keys_markdown())
+    for name, text in pages().items():
+        (Path("docs") / name).write_text(text, encoding="utf-8")
