@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hw.telemetry import available_devices, unusable_devices
 from hw.version import code_here
 from kit.documents import inputs_hash, write_text
 from kit.errors import InputError
@@ -100,6 +99,8 @@ class Job:
     @cached_property
     def environment(self) -> dict[str, Any]:
         """What is made now is made with."""
+        from hw.telemetry import available_devices, unusable_devices  # where something is made
+
         found = available_devices()
         for warning in unusable_devices(found):
             self.warn(warning)

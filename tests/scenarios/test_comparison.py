@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.special import stdtrit
 
 from kit.errors import InputError
 from policies.vocabulary import Provenance
@@ -16,7 +17,7 @@ from scenarios.metrics.catalogue import COSTS, PAIRED
 from scenarios.metrics.comparison import bound_accuracies, compare_results, least_cost
 from scenarios.metrics.pareto import Point
 from scenarios.metrics.result import Result
-from scenarios.metrics.statistics import estimate, paired_difference
+from scenarios.metrics.statistics import estimate, paired_difference, student_t
 from scenarios.show.comparison import comparison_table
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import WINDOW, record, request
@@ -178,3 +179,8 @@ def test_the_gap_is_to_the_bound_at_no_more_accuracy() -> None:
     assert asked_for == pytest.approx([0.60, 0.65, 0.70, 0.75], abs=1e-8)
     assert all(least_cost([(x, 1.0) for x in asked_for], y) == 1.0 for y in (0.60, 0.75))
     assert set(found["pareto"]["fronts"]) == {cost.name for cost in COSTS}
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 9, 19, 20, 200])
+def test_students_quantiles_are_those_of_scipy(freedom: int) -> None:
+    assert student_t(freedom) == stdtrit(freedom, 0.975)
