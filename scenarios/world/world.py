@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
-from policies.faults import Supervision
+from policies.faults import Crash, Fault, Hang, Poison, Supervision
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.rules.costs import held_top1
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
+from scenarios.files.reading import check_fault_server
 from scenarios.files.router_names import code_of
-from scenarios.files.spec import Scenario
+from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
-from scenarios.world.faults import faults_of
 from scenarios.world.routers import RouterMaker, make_named, maker_of
 from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, doubts_of, series_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
@@ -287,3 +287,54 @@ class World:
         """What makes such routers on any machine; the arguments and errors are those of `router`."""
         maker = maker_of(name, self.scenario, self.device_names, made_in, "router")
         return replace(maker, code=code_of(name, self.scenario.name))
+
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def faults_of(
+    scenario: Scenario, servers: Sequence[str], seed: int, start_s: float, horizon_s: float, requests: int
+) -> tuple[Fault, ...]:
+    """What the scenario plans, and what it leaves to chance, for one run.
+
+    Args:
+        servers: their names.
+        start_s: where in the scenario the run begins.
+        requests: how many arrive.
+
+    Raises:
+        InputError: a fault is of a server that there is not.
+    """
+    poison, chaos = stream(seed, "poison"), stream(seed, "chaos")
+    faults: list[Fault] = []
+    for index, fault in enumerate(scenario.faults):
+        match fault:
+            case PoisonedFault(share=share):
+                drawn = np.flatnonzero(poison.random(requests) < share)
+                faults.append(Poison(frozenset(drawn.tolist())))
+            case ChaosFault():
+                faults.extend(chaos_of(fault, len(servers), nanoseconds(horizon_s), chaos))
+            case _:
+                check_fault_server(fault.server, servers, scenario.name, index)
+                if (met := shifted(fault, start_s)) is not None:
+                    faults.append(met.planned(servers.index(fault.server)))
+    return tuple(faults)
+
+
+def shifted(fault: SpanFault | MomentFault, start_s: float) -> SpanFault | MomentFault | None:
+    """A fault as a run that begins at `start_s` meets it; None where it is over by then."""
+    if isinstance(fault, MomentFault):
+        return fault.model_copy(update={"at_s": fault.at_s - start_s}) if fault.at_s >= start_s else None
+    end_s = None if fault.end_s is None else fault.end_s - start_s
+    if end_s is not None and end_s <= 0:
+        return None
+    return fault.model_copy(update={"start_s": max(0.0, fault.start_s - start_s), "end_s": end_s})
+
+
+def chaos_of(fault: ChaosFault, servers: int, horizon_ns: int, rng: np.random.Generator) -> Iterator[Fault]:
+    """Deaths and hangs with exponential gaps until the horizon."""
+    at_ns = 0
+    while (at_ns := at_ns + nanoseconds(rng.exponential(fault.mean_gap_s))) < horizon_ns:
+        server = int(rng.integers(servers))
+        kind = fault.kinds[int(rng.integers(len(fault.kinds)))]
+        yield Crash(server, at_ns) if kind == "worker_killed" else Hang(server, at_ns)
