@@ -109,7 +109,7 @@ def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> Non
         said += begun.stderr.readline()
     assert "calibrate cpu0: " in said
     assert "6 keys x " in said
-    assert " of a budget of " in said
+    assert "; the budget is " in said
     log = tmp_path / "cpu0.jsonl"
     while len(read_log(log)[0]) < 40 and begun.poll() is None:
         select.select([], [], [], 0.05)
