@@ -79,7 +79,7 @@ class RayPool:
 
     def require_alike(self) -> None:
         """Raises `InputError` where a host has other versions, or where no host lends a core."""
-        for node, facts in self._everywhere(facts_here, PROBE_S):
+        for node, facts in self._everywhere(_facts, PROBE_S):
             if (problem := difference(facts)) is not None:
                 raise InputError(FLAG, "", f"host {node.host} ({node.address}) {problem}; install the same on both")
         if self._ray.cluster_resources().get("CPU", 0) < 1:
@@ -178,6 +178,11 @@ def facts_here() -> Facts:
     versions = {name: str(version_of(name)) for name in ALIKE}
     facts = {"Python": platform.python_version(), **versions, "code": code_here()}
     return {**facts, "the last digits of sin, exp and so on": digits}
+
+
+def _facts() -> Facts:
+    """Of the host on which it is called: Ray takes no cached function."""
+    return facts_here()
 
 
 def difference(theirs: Facts, ours: Facts | None = None) -> str | None:
