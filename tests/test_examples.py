@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
+import slimsched
+from policies.ppo.router import PPORouter
 from scenarios.files.reading import load_scenario
 from scenarios.world.materials import load_world
 from tests.test_docs import ROOT
@@ -110,3 +116,46 @@ def test_ray_takes_the_cluster_file() -> None:
     starts = [line for key in ("head", "worker") for line in document[f"{key}_start_ray_commands"] if " start " in line]
     assert len(starts) == 2
     assert all("RAY_AUTH_MODE=token" in line and "--labels=host=" in line for line in starts)
+
+
+def _trainer() -> Any:
+    spec = importlib.util.spec_from_file_location("train_router", ROOT / "examples" / "train_router.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_router"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_trainers_advantages_are_sums_of_what_follows() -> None:
+    """By the definition: discounted errors of the value, until the episode ends."""
+    trainer = _trainer()
+    args = trainer.Args(gamma=0.9, lam=0.8)
+    rng = torch.Generator().manual_seed(0)
+    values, rewards, last = (torch.rand(shape, generator=rng) for shape in ((6, 2), (6, 2), (2,)))
+    dones = torch.zeros(6, 2)
+    dones[2, 0] = 1
+    found = trainer.advantages_of(values, rewards, dones, last, args)
+    following = torch.cat([values[1:], last[None]])
+    errors = rewards + 0.9 * following * (1 - dones) - values
+    for env in range(2):
+        for step in range(6):
+            wanted, weight = 0.0, 1.0
+            for later in range(step, 6):
+                wanted += weight * float(errors[later, env])
+                if dones[later, env]:
+                    break
+                weight *= 0.9 * 0.8
+            assert float(found[step, env]) == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_what_the_trainer_saves_decides_as_it_did(tmp_path: Path) -> None:
+    """The router's file has the logits of the network that was trained; and the example stays short."""
+    trainer = _trainer()
+    agent = trainer.learn(trainer.Args(decisions=64, environments=2, steps=16, epochs=1, episode_s=0.1))
+    path = slimsched.save_router("paper", agent.layers(), tmp_path / "x.safetensors", deterministic=True)
+    seen = torch.rand(11)
+    assert PPORouter.load(path).logits(seen.numpy()) == pytest.approx(agent.actor(seen).detach().numpy(), abs=1e-5)
+    assert len((ROOT / "examples" / "train_router.py").read_text(encoding="utf-8").splitlines()) <= 200
