@@ -17,7 +17,8 @@ from slimsched.commands import COMMANDS, JOBS, RESUMING
 def overview(group: str = "") -> str:
     """All commands, or those of a group, a line each."""
     known = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(group)}
-    known |= {} if group else {"jobs ...": JOBS}
+    if not group:
+        known = {name: text for name, text in known.items() if not name.startswith("jobs ")} | {"jobs ...": JOBS}
     width = max(map(len, known))
     return "\n".join(
         [
@@ -47,7 +48,7 @@ def command_of(words: Sequence[str]) -> str:
     rest = words[1:] if is_group else words
     if not rest or rest[0] in ("--help", "-h"):
         return ""
-    tops = {name.partition(" ")[0] for name in COMMANDS} | {"jobs"}
+    tops = {name.partition(" ")[0] for name in COMMANDS}
     known = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")] if is_group else tops
     where = f"slimsched {words[0]}" if is_group else "slimsched"
     raise InputError(where, "", f"unknown {rest[0]!r}; {nearest(rest[0], known)} (try {where} --help)")
@@ -59,10 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         nonlocal command
-        if words[:1] == ["jobs"]:
-            from slimsched.jobs.cli import run as run_jobs
-
-            return run_jobs(words[1:])
         if words[:1] in (["--version"], ["-V"]):
             from hw.version import own_version
 

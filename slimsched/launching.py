@@ -24,15 +24,18 @@ from slimsched.views import text_of
 from slimsched.working import told_to
 
 STANDARD_OUTPUT: Final = Path("-")
-_OPENS_MUCH: Final = (*RESUMING, "simulate", "capacity", "bound", "profile check")  # torch and numba take seconds
-_READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy")
+_OPENS_MUCH: Final = (  # torch and numba take seconds
+    *RESUMING, "simulate", "capacity", "bound", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
+)  # fmt: skip
+_READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks")
+_OUT_IS_A_FILE: Final = ("profile synth", "jobs import", "jobs generate", "jobs init")
 _WRITTEN: Final = ("plot", "file")  # and the JSON
 _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}
 
 
 def function_of(command: str) -> Callable[..., Document]:
     """What does it; its module is opened now."""
-    module, _, name = COMMANDS[command][0].partition(".")
+    module, _, name = COMMANDS[command][0].rpartition(".")
     found: Callable[..., Document] = getattr(import_module(f"slimsched.{module}"), name)
     return found
 
@@ -157,7 +160,7 @@ def _show(
 ) -> int:  # fmt: skip
     """Do it, and print what it returns."""
     given = bound.arguments
-    outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command == "profile synth" else ())))]
+    outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command in _OUT_IS_A_FILE else ())))]
     written = list(_paths(outputs))
     require_apart(written, _paths(given.get(name) for name in _READ))
     terminal = Terminal(quiet=quiet, json=json, written=written)

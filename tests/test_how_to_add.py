@@ -15,7 +15,6 @@ import pytest
 
 from policies.names import make_router
 from slimsched.commands import COMMANDS
-from slimsched.jobs.cli import COMMANDS as JOBS
 from tests.policies.cluster_views import choice_of, context, server, view
 from tests.test_architecture import ROOT, sources
 
@@ -113,7 +112,7 @@ def test_every_file_and_command_of_the_page_is_there() -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).is_file()] == []
     given = re.findall(r"slimsched ((?:profile |model |jobs )?\w+)", text)
     assert given
-    assert set(given) <= {*COMMANDS, *(f"jobs {name}" for name in JOBS)}
+    assert set(given) <= {*COMMANDS}
 
 
 def test_the_router_of_the_page_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

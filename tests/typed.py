@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slimsched.cli import command_of
-from slimsched.jobs import cli as jobs
 from slimsched.launching import launch
 
 
 def typed(words: Sequence[str]) -> str:
     """The command; raises `InputError` for a word that is none of its own."""
-    if words[:1] == ["jobs"]:
-        return f"jobs {jobs.parse(words[1:]).command}"
     command = command_of(words)
     if command:
         launch(command, words[len(command.split()) :], do=lambda *_, **__: 0)

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from docstring_parser import parse
 
 from slimsched import commands as cli
-from slimsched.jobs import cli as jobs
-from slimsched.jobs.flags import Parser
 from slimsched.launching import app_of, function_of
 
 _HEAD: Final = """# Commands
@@ -35,34 +32,18 @@ wrong, and 130 after Ctrl-C.
 _PAGE: Final = re.compile(r"docs/([\w-]+)\.md")
 
 
-class _Listening(Parser):
-    """A parser that tells which arguments it was given."""
-
-    def __init__(self) -> None:
-        self.arguments: list[argparse.Action] = []
-        super().__init__(add_help=False)
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        self.arguments.append(super().add_argument(*names, **options))
-        return self.arguments[-1]
-
-
 def commands_markdown() -> str:
     """The whole page: a list of all commands, then a section each."""
     known = {name: text for name, (_, text) in cli.COMMANDS.items()}
-    known |= {
-        f"jobs {name}": f"{command.help[0].upper()}{command.help[1:]}." for name, command in jobs.COMMANDS.items()
-    }
     rows = [f"| [`slimsched {name}`](#slimsched-{name.replace(' ', '-')}) | {text} |" for name, text in known.items()]
-    sections = [_section(name, text) for name, text in known.items()]
+    sections = [_section(name) for name in known]
     return _HEAD + "\n".join([*rows, "", *sections])
 
 
-def _section(name: str, text: str) -> str:
-    rows = list(_jobs_rows(name) if name.startswith("jobs ") else _rows(name))
-    if name in cli.COMMANDS:
-        told = parse(function_of(name).__doc__ or "")
-        text = _linked(" ".join(" ".join(filter(None, (told.short_description, told.long_description))).split()))
+def _section(name: str) -> str:
+    rows = list(_rows(name))
+    told = parse(function_of(name).__doc__ or "")
+    text = _linked(" ".join(" ".join(filter(None, (told.short_description, told.long_description))).split()))
     title = f"## `slimsched {name}`\n\n{text}\n"
     return "\n".join([title, "| argument | meaning |", "|---|---|", *rows, ""]) if rows else title
 
@@ -73,16 +54,6 @@ def _rows(name: str) -> Iterator[str]:
         flags = [each for each in argument.names if each.startswith("-")]
         shown = ", ".join(f"`{each}`" for each in flags) or f"`{argument.name}`"
         yield _row(shown, meanings.get(argument.field_info.name) or "")
-
-
-def _jobs_rows(name: str) -> Iterator[str]:
-    parser = _Listening()
-    for add in jobs.COMMANDS[name.partition(" ")[2]].flags:
-        add(parser)
-    for argument in parser.arguments:
-        value = f" {argument.metavar}" if argument.metavar and argument.option_strings else ""
-        names = argument.option_strings or [str(argument.metavar)]
-        yield _row(", ".join(f"`{each}{value}`" for each in names), (argument.help or "").replace("%%", "%"))
 
 
 def _row(names: str, text: str) -> str:

@@ -1,1 +1,29 @@
-"""Training jobs: what the commands of `slimsched jobs` do and say."""
+"""Training jobs from Python: the functions that `slimsched jobs` does, and `tune` and `train` besides."""
+
+from __future__ import annotations
+
+from slimsched.jobs.verbs import (
+    bound,
+    capacity,
+    compare,
+    generate,
+    import_log,
+    init,
+    inspect,
+    train,
+    tune,
+    whatif,
+)
+
+__all__ = [
+    "bound",
+    "capacity",
+    "compare",
+    "generate",
+    "import_log",
+    "init",
+    "inspect",
+    "train",
+    "tune",
+    "whatif",
+]

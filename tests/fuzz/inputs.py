@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from scenarios.files.spec import Scenario
 from slimsched import commands as cli
-from slimsched.jobs.cli import build_parser
 from slimsched.launching import app_of
 from tests.fuzz.base import base
 from tests.fuzz.cases import Case
@@ -207,15 +205,6 @@ def _actions() -> dict[str, list[Taken]]:
             for each in arguments
         ]
         found[command] += [Taken("json", ("--json",), False), Taken("quiet", ("-q", "--quiet"), False, 0)]
-    group = next(action for action in build_parser()._actions if isinstance(action, argparse._SubParsersAction))
-    for command, parser in group.choices.items():
-        actions = [action for action in parser._actions if action.dest != "help"]
-        found[f"jobs {command}"] = [
-            Taken(
-                action.dest, tuple(action.option_strings), action.required, action.nargs if action.nargs == 0 else None
-            )
-            for action in actions
-        ]
     return found
 
 

@@ -198,15 +198,15 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
 
 def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
-    flags = ["--policy", "smallest", "--load", "1.2", "--out", "r.parquet"]
-    assert main(["jobs", "simulate", "s.yaml", *flags, "--json", "r.json"]) == 0
+    flags = ["--policy", "smallest", "--load", "1.2", "--out", "r"]
+    assert main(["jobs", "compare", "s.yaml", *flags, "--json", "r.json"]) == 0
     streams = capsys.readouterr()
     assert "warning: the load is 1.20" in streams.err
     assert "smallest, 1,659 jobs measured, load 1.20" in streams.out
     case = read_case(read_scenario(here / "s.yaml"), "s.yaml")  # its load moves no job past another
     from pyarrow import parquet
 
-    table = parquet.read_table(here / "r.parquet")
+    table = parquet.read_table(here / "r" / "smallest.jobsrun.parquet")
     assert table["job_id"].to_pylist() == case.jobs.job_id.tolist()
     waits = (table["end_ns"].to_numpy() - table["submit_ns"].to_numpy() - table["best_ns"].to_numpy()) / 1e9
     mean_s = waits[table["is_measured"].to_numpy()].mean()
@@ -225,8 +225,7 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "s.yaml", "--policy", "fitgins"], "did you mean"),
         (["compare", "s.yaml", "--policy", "fifo", "--policy", "fifo"], "given twice"),
         (["compare", "s.yaml", "--load", "0"], "--load"),
-        (["simulate", "s.yaml"], "--policy"),
-        (["simulate", "s.yaml", "--policy", "fifo", "--out", "s.yaml"], "the command reads this file"),
+        (["compare", "s.yaml", "--json", "s.yaml"], "the command reads this file"),
         (["bound", "s.yaml", "--plot", "p.bmp"], "p.bmp"),
     ],
 )

@@ -79,7 +79,7 @@ def test_a_table_with_doubtful_numbers(here: Path, capsys: pytest.CaptureFixture
         (["import", "a.log", "--columns", "a=b,a=c"], "each word once"),
         (["import", "a.log", "--timezone", "Mars/Base"], "--timezone: unknown 'Mars/Base'"),
         (["import", "a.log", "--out", "a.log"], "the command reads this file"),
-        (["import", "a.log", "--gpus-per-node", "0"], "at least 1"),
+        (["import", "a.log", "--gpus-per-node", "0"], "from 1 to 1,024"),
         (["inspect", "a.log"], "not a trace of jobs"),
         (["generate", "--out", "t", "--load", "0"], "--load"),
         (["generate", "--out", "t", "--sizes", "1"], "--sizes"),

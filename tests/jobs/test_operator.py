@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from jobs.operating import Limit, Tried, WhatIf, fewest_nodes, largest_load, tun
 from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
-from slimsched.jobs.cli import JOB_REWARDS
+from slimsched.jobs import verbs
 from slimsched.jobs.texts import tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
@@ -112,7 +113,7 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
 
 @pytest.mark.parametrize(
     "words",
-    [["validate-log"], ["whatif", "--change", "seed=2"], ["capacity", "--wait", "1h"], ["compare"], ["bound"]],
+    [["compare", "--against-log"], ["whatif", "--change", "seed=2"], ["capacity", "--wait", "1h"], ["bound"]],
     ids=lambda words: words[0],
 )
 @pytest.mark.parametrize(
@@ -296,38 +297,32 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--policy", "las", "--tries", "4", "--jobs", "1", "--out", "mine.jobpolicy.yaml", "--json", "t.json"]
-    assert main(["jobs", "tune", "s.yaml", *flags]) == 0
-    streams = capsys.readouterr()
-    assert "On later ones" in streams.out
-    assert "trys" not in streams.err
-    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", streams.out)
-    assert "written: mine.jobpolicy.yaml" in streams.out
+    tuned = verbs.tune("s.yaml", policy="las", tries=4, jobs=1, out="mine.jobpolicy.yaml")
+    assert "On later ones" in tuned.text
+    assert re.search(r"wait has a mean of [\d.]+ (s|min|h|d) -> [\d.]+ (s|min|h|d), after 4 tries", tuned.text)
+    assert "written: mine.jobpolicy.yaml" in tuned.text
     case = read_case(read_scenario(here / "s.yaml"), "s.yaml")
-    assert main(["jobs", "simulate", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
-    found = json.loads((here / "t.json").read_text())
-    assert found["best_figure"] <= found["own_figure"]
+    assert main(["jobs", "compare", "s.yaml", "--policy", "mine.jobpolicy.yaml", "--json", "r.json"]) == 0
+    assert tuned.document["best_figure"] <= tuned.document["own_figure"]
     assert json.loads((here / "r.json").read_text())["policy"] == "mine"
     assert len(case.jobs) == 120
 
 
 def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Trained for two epochs on short windows, judged beside rivals, and run by its file."""
-    flags = ["--epochs", "2", "--episodes", "4", "--window", "16", "--judged", "4", "--jobs", "1", "--json", "t.json"]
-    assert main(["jobs", "train", "s.yaml", *flags]) == 0
-    assert "| rltune-fixed |" in capsys.readouterr().out
-    found = json.loads((here / "t.json").read_text())
-    assert found["windows"] == 4
-    assert {"smallest", "fifo-easy-oracle", "rltune-fixed"} <= set(found["mean_wait_s"])
-    assert main(["jobs", "simulate", "s.yaml", "--policy", "rltune.safetensors"]) == 0
+    found = verbs.train("s.yaml", epochs=2, episodes=4, window=16, judged=4, jobs=1)
+    assert "| rltune-fixed |" in found.text
+    assert found.document["windows"] == 4
+    assert {"smallest", "fifo-easy-oracle", "rltune-fixed"} <= set(found.document["mean_wait_s"])
+    assert main(["jobs", "compare", "s.yaml", "--policy", "rltune.safetensors"]) == 0
     assert "small: rltune, 120 jobs measured" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "flags, score", [([], "bounded slowdown"), *((["--reward", word], word.replace("-", " ")) for word in JOB_REWARDS)]
+    "reward, score", [(None, "bounded slowdown"), *((score.replace(" ", "-"), score) for score in SCORES)]
 )
 def test_the_faithful_kind_learns_as_its_authors_do(
-    flags: list[str], score: str, here: Path, monkeypatch: pytest.MonkeyPatch
+    reward: Any, score: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On bounded slowdown where nothing is said, on the first jobs of the trace; windows begin on an empty cluster."""
     courses: list[Course] = []
@@ -338,8 +333,8 @@ def test_the_faithful_kind_learns_as_its_authors_do(
 
     monkeypatch.setattr("jobs.learning.course.train", stop)
     monkeypatch.setattr("jobs.learning.course.TRAINING_JOBS", 50)
-    assert main(["jobs", "train", "s.yaml", "--kind", "rltune-faithful", "--window", "8", *flags]) == 1
-    assert {word.replace("-", " ") for word in JOB_REWARDS} == set(SCORES)
+    with pytest.raises(WorkError, match="enough"):
+        verbs.train("s.yaml", kind="rltune-faithful", window=8, reward=reward)
     (course,) = courses
     assert course.score == score
     assert (course.windows.first, course.windows.last, course.windows.warm) == (8, 50 - 8 - 2, 0)
@@ -365,19 +360,12 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
         (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
         (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
-        (["validate-log", "--load", "71"], "--load: '71' is a share of the cluster; 71 % is 0.71"),
+        (["compare", "--load", "71"], "--load: 71 is a share of the cluster; 71 % is 0.71"),
         (["capacity"], "--wait"),
         (["capacity", "--wait", "soon"], "no duration"),
         (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
-        (["validate-log"], "the log recorded no waits"),
-        (["tune", "--out", "x.yaml"], "ends in .jobpolicy.yaml"),
-        (["tune", "--policy", "fifo"], "has no numbers to tune"),
-        (["train", "--out", "x.yaml"], ".safetensors"),
-        (["train", "--window", "5000"], "leave no window of 5000"),
-        (["train", "--kind", "rltune"], "did you mean"),
-        (["train", "--reward", "wait"], "rltune-fixed is rewarded for job seconds after each choice"),
-        (["train", "--kind", "rltune-faithful", "--reward", "slow"], "did you mean"),
-        (["simulate", "--policy", "no.safetensors"], "no.safetensors"),
+        (["compare", "--against-log"], "the log recorded no waits"),
+        (["compare", "--policy", "no.safetensors"], "no.safetensors"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -385,3 +373,18 @@ def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest
     streams = capsys.readouterr()
     assert said in streams.err
     assert "Traceback" not in streams.err
+
+
+@pytest.mark.parametrize(
+    "work, said",
+    [
+        (lambda: verbs.tune("s.yaml", out="x.yaml"), r"ends in \.jobpolicy\.yaml"),
+        (lambda: verbs.tune("s.yaml", policy="fifo"), "has no numbers to tune"),
+        (lambda: verbs.train("s.yaml", out="x.yaml"), r"\.safetensors"),
+        (lambda: verbs.train("s.yaml", window=5000), "leave no window of 5000"),
+        (lambda: verbs.train("s.yaml", reward="wait"), "rltune-fixed is rewarded for job seconds after each choice"),
+    ],
+)
+def test_what_python_is_refused(work: Callable[[], object], said: str, here: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        work()

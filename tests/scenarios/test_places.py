@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from kit.errors import InputError
 from scenarios.terminal.places import writable_file, writable_folder
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
-from slimsched.jobs import cli as jobs
 from slimsched.launching import flags_of
 from tests.scenarios.files import write_scenario
 
@@ -21,12 +19,12 @@ GIVEN = {
     "cluster drain": ["--run", "x"],
     "model check": ["x"],
     "jobs init": ["--nodes", "1x1"],
-    "jobs simulate": ["--policy", "fifo"],
     "jobs whatif": ["--change", "a=1"],
     "jobs capacity": ["--wait", "1m"],
 }
-NAMES = {"--plot": "x.png", "jobs tune": "x.jobpolicy.yaml", "jobs train": "x.safetensors"}  # that end as they must
+NAMES = {"--plot": "x.png"}  # that end as they must
 WITHOUT = ("devices", "profile synth", "calibrate", "model check", "jobs generate", "list", "init")
+FILES = ("profile synth", "jobs import", "jobs generate", "jobs init")  # whose --out is one
 WRITTEN = ("--json", "--out", "--plot", "--figures", "--logs")
 
 
@@ -35,12 +33,7 @@ def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
     found = [(command, "--json", "FILE") for command in COMMANDS]
     for command in COMMANDS:
         for flag in {*flags_of(command)} & {*WRITTEN}:
-            found.append((command, flag, "FILE" if flag == "--plot" or command == "profile synth" else "DIR"))
-    for command in jobs.COMMANDS:
-        with pytest.raises(SystemExit):
-            main(["jobs", command, "--help"])
-        usage = re.findall(r"(--[a-z]+) (FILE\S*|DIR|PATH)", capsys.readouterr().out.partition("options:")[2])
-        found += [(f"jobs {command}", flag, kind) for flag, kind in sorted(set(usage)) if flag not in READ]
+            found.append((command, flag, "FILE" if flag == "--plot" or command in FILES else "DIR"))
     return found
 
 

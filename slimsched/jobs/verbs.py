@@ -1,0 +1,672 @@
+"""What is done with training jobs: a cluster's log as a trace, what a trace holds, and policies on it.
+
+`slimsched jobs NAME` does the first eight; `tune` and `train` are for Python alone.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+from cyclopts import Parameter
+
+from kit.errors import InputError
+from slimsched.arguments import LONGEST, Duration, File, NewFolder, path, read_by, require_within
+from slimsched.results import Found
+from slimsched.working import listener, verb
+
+if TYPE_CHECKING:
+    from jobs.case import JobsCase
+    from jobs.comparing import CaseBound
+
+    NewFile = str | Path
+    Policies = Sequence[str | Path]
+    Pairs = Mapping[str, str] | None
+    Nodes = Sequence[str]
+else:
+
+    def _pairs(text: str) -> dict[str, str]:
+        """`a=b,c=d`: words by other words."""
+        found: dict[str, str] = {}
+        for part in text.split(","):
+            key, equals, value = (each.strip() for each in part.partition("="))
+            if not (key and equals and value) or key in found:
+                raise ValueError(f"{part!r:.80}: must be pairs such as a=b,c=d, each word once")
+            found[key] = value
+        return found
+
+    NewFile = Annotated[Path, read_by(path)]
+    Policies = Annotated[list[str], Parameter(name="--policy", show_default=False)]
+    Pairs = Annotated[dict | None, read_by(_pairs, show_default=False)]
+    Nodes = Annotated[list[str], Parameter(name="--nodes")]
+
+Changes = Annotated[Sequence[str], Parameter(name="--change", show_default=False)]
+Beside = Annotated[int | None, Parameter(alias="-j")]
+FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
+_ENDING: Final = ".jobtrace.parquet"
+_MOST_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
+_COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
+
+
+# --------------------------------------------------------------------------------------------------------------- traces
+
+
+@verb
+def import_log(
+    log: File,
+    /,
+    *,
+    format: FormatName = "auto",
+    out: NewFile | None = None,
+    columns: Pairs = None,
+    unit: Literal["s", "ms", "us", "ns", "min", "h"] = "s",
+    gpus_per_node: int | None = None,
+    vc: Literal["partition", "account", "qos"] = "partition",
+    timezone: str | None = None,
+    lives: Literal["sum", "last"] = "sum",
+    tasks: File | None = None,
+) -> Found:
+    """Make a trace of a cluster's log; tells what is left out, and why.
+
+    Args:
+        log: a cluster's log, plain or compressed with gzip.
+        format: by default the file tells it.
+        out: the trace; LOG's name with .jobtrace.parquet, here, by default.
+        columns: of a CSV file of your own: its column for each of a trace, such as
+            submit_s=submitted,run_s=seconds,gpus=n.
+        unit: what plain numbers of a CSV file's times and run times are.
+        gpus_per_node: GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes.
+        vc: what a Slurm log's virtual cluster is.
+        timezone: of dates without one, such as Europe/Berlin; UTC by default.
+        lives: a requeued job's run time: that of all its lives together, or of the last one.
+        tasks: alibaba-pai: pai_task_table.csv, which says what jobs ask for.
+
+    Raises:
+        InputError: the file can't be read as such a log, or no row of it makes a job.
+    """
+    from jobs.logs.importing import import_log as read_log
+    from jobs.logs.rows import UNITS_S, Options
+    from jobs.trace import is_imported
+    from scenarios.terminal.places import writable_file
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.texts import imported_text
+
+    log = Path(log)
+    require_within("--gpus-per-node", gpus_per_node, 1, 1024)
+    place = writable_file(Path(out or f"{log.name.partition('.')[0] or 'log'}{_ENDING}"))
+    if place.is_file() and not is_imported(place):
+        raise InputError(str(place), "", "is there, and no trace that `jobs import` made; name another file with --out")
+    options = Options(
+        gpus_per_node=gpus_per_node,
+        vc=vc,
+        timezone=_timezone(timezone),
+        columns=columns or {},
+        unit_s=UNITS_S[unit],
+        tasks=None if tasks is None else Path(tasks),
+    )
+    with Progress(f"reading {log.name}", unit="row", quiet=listener().quiet) as progress:
+        found = read_log(log, place, format, options, sums=lives == "sum", told=progress.set)
+    return Found({**found.document(), "trace": str(place)}, imported_text(found, log, place))
+
+
+@verb
+def inspect(trace: File, /, *, gpus: int | None = None) -> Found:
+    """Tell what a trace holds: load, sizes, run times, users, waits, predictability.
+
+    Args:
+        trace: one that `jobs import` or `generate` made.
+        gpus: also tell the load on a cluster of so many GPUs.
+
+    Raises:
+        InputError: it is no trace.
+    """
+    from jobs.summary import summarize
+    from jobs.trace import read_trace
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.texts import summary_text
+
+    require_within("--gpus", gpus, 1, LONGEST)
+    jobs = read_trace(Path(trace))
+    is_quiet = listener().quiet or len(jobs) < _MOST_AT_ONCE
+    with Progress("looking at jobs", len(jobs), unit="job", quiet=is_quiet) as progress:
+        found = summarize(jobs, gpus, progress.set)
+    return Found(found, summary_text(found, Path(trace).name))
+
+
+@verb
+def generate(
+    *,
+    out: NewFile = Path(f"drawn{_ENDING}"),
+    jobs: int = 2000,
+    gpus: int = 64,
+    load: float = 0.7,
+    arrivals: str = "poisson",
+    durations: str = "lognormal",
+    sizes: str = "1:0.7,2:0.1,4:0.1,8:0.08,16:0.02",
+    users: int = 20,
+    vcs: int = 4,
+    alike: float = 0.5,
+    seed: int = 0,
+) -> Found:
+    """Draw a trace with a load, sizes and run times that you choose.
+
+    Args:
+        out: the trace.
+        jobs: how many.
+        gpus: of the cluster.
+        load: the share of these GPUs that the jobs keep busy on average; the rate of arrivals follows from it.
+        arrivals: poisson, or mmpp:burst_factor=4,burst_share=0.1,burst_s=7200.
+        durations: exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5, lognormal:mean_s=3600,cv2=10 or
+            hyperexponential:mean_s=3600,cv2=10; cv2 is the variance over the squared mean.
+        sizes: weights of jobs by their GPUs.
+        users: the k-th has a share like 1/k.
+        vcs: virtual clusters, the same way.
+        alike: of the jobs that run as long as their user's last one of that size.
+        seed: the same seed, the same trace.
+
+    Raises:
+        InputError: no such law, or one of no such trace.
+    """
+    from jobs import generate as drawing
+    from jobs.summary import summarize
+    from jobs.trace import write_trace
+    from scenarios.terminal.places import writable_file
+    from slimsched.jobs.texts import summary_text
+
+    for flag, number, most in (("jobs", jobs, 20_000_000), ("gpus", gpus, 1_000_000), ("users", users, 100_000)):
+        require_within(f"--{flag}", number, 1, most)
+    require_within("--vcs", vcs, 1, 10_000)
+    require_within("--alike", alike, 0.0, 1.0)
+    require_within("--seed", seed, 0, LONGEST)
+    _require_load(load)
+    place = writable_file(Path(out))
+    trace = drawing.draw(
+        drawing.Drawing(
+            jobs=jobs,
+            gpus=gpus,
+            load=load,
+            durations=drawing.law(durations, drawing.DURATIONS, "--durations"),
+            arrivals=drawing.law(arrivals, drawing.ARRIVALS, "--arrivals"),
+            sizes=drawing.sizes(sizes, "--sizes"),
+            users=users,
+            vcs=vcs,
+            alike=alike,
+            seed=seed,
+        )
+    )
+    write_trace(place, trace)
+    found = summarize(trace, gpus)
+    return Found({**found, "trace": str(place)}, f"trace: {place}\n\n{summary_text(found, place.name)}")
+
+
+@verb
+def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Found:
+    """Write a first scenario for a trace and a cluster, with a comment at each choice.
+
+    Args:
+        trace: one that `jobs import` or `generate` made.
+        nodes: equal nodes, such as 64x8, 64x8:v100 or 16x4:a100=VC; may be given several times.
+        out: the scenario; TRACE's name with .yaml by default.
+
+    Raises:
+        InputError: no such nodes, or they do not fit the trace.
+    """
+    from jobs.starter import nodes_of, starter, typed
+    from jobs.trace import read_trace
+    from kit.documents import write_text
+    from scenarios.terminal.places import writable_file
+
+    place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
+    if place.exists():
+        raise InputError(str(place), "", "is there already; name another file with --out, or remove it")
+    groups, jobs = tuple(nodes_of(text) for text in nodes), read_trace(Path(trace))
+    write_text(place, starter(jobs, Path(trace).absolute(), typed(groups, jobs)))
+    text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
+    return Found({"scenario": str(place)}, text)
+
+
+# ------------------------------------------------------------------------------------------------------------- policies
+
+
+@verb
+def compare(
+    scenario: File,
+    /,
+    policies: Policies = (),
+    *,
+    load: float | None = None,
+    jobs: Beside = None,
+    out: NewFolder | None = None,
+    no_bound: bool = False,
+    against_log: bool = False,
+) -> Found:
+    """Compare policies on the same trace: waits, fairness, who wins, how far from the bound.
+
+    One policy alone is simulated, and its own figures told.
+
+    Args:
+        scenario: a scenario of training jobs (YAML); `jobs init` writes a first one.
+        policies: by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may be given
+            several times, the first is the baseline.
+        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
+        jobs: runs beside each other, each in a process of its own; by default one a core.
+        out: keep every run there, so that none is made twice, with comparison.json and prices.svg.
+        no_bound: leave the bound out, which takes some seconds.
+        against_log: tell instead how far the first policy's waits are from those in the log.
+
+    Raises:
+        InputError: anything in the scenario, or in a file that it names, is wrong.
+    """
+    from hw.host.limits import core_count
+    from jobs.comparing import comparison_document, result_document, run_all
+    from kit.documents import write_json
+    from scenarios.show.charts import save
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.prices_chart import prices_chart
+    from slimsched.jobs.texts import comparison_text, result_text
+
+    require_within("--jobs", jobs, 1, 1024)
+    case = _case(scenario, policies, load)
+    if against_log:
+        return _against_log(case)
+    folder = None if out is None else Path(out)
+    with Progress("policies", len(case.policies), unit="run", quiet=listener().quiet) as progress:
+
+        def told(name: str, was_there: bool) -> None:
+            progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
+            progress.update()
+
+        runs = run_all(case, jobs or min(core_count(), len(case.policies)), folder, told)
+    kinds = (False, True) if len(runs) > 1 else (runs[0].is_preemptive,)
+    bounds = [] if no_bound else _bounds(case, kinds)
+    found = comparison_document(case, runs, bounds) if len(runs) > 1 else result_document(case, runs[0], bounds)
+    if folder is not None:
+        write_json(folder / "comparison.json", found)
+        if bounds:
+            save(prices_chart(bounds), folder / "prices.svg")
+    return Found(found, comparison_text(found) if len(runs) > 1 else result_text(found))
+
+
+def _against_log(case: JobsCase) -> Found:
+    from jobs.operating import validation_document
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.texts import validation_text
+
+    with Progress("replaying the log", 1, unit="run", quiet=listener().quiet) as progress:
+        found = validation_document(case, case.policies[0])
+        progress.update()
+    return Found(found, validation_text(found))
+
+
+@verb
+def bound(scenario: File, /, *, load: float | None = None, plot: NewFile | None = None) -> Found:
+    """Compute a bound that no policy can beat, and the price of a GPU-hour over time.
+
+    Args:
+        scenario: a scenario of training jobs (YAML).
+        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
+        plot: draw the price of a GPU-hour over time there (.png or .svg).
+
+    Raises:
+        InputError: anything in the scenario is wrong, or no job of it fits into the cluster.
+    """
+    from scenarios.show.charts import save
+    from scenarios.terminal.places import writable_file
+    from slimsched.jobs.prices_chart import prices_chart
+    from slimsched.jobs.texts import bound_text
+
+    if plot is not None and writable_file(Path(plot)).suffix not in (".png", ".svg"):
+        raise InputError("--plot", "", f"{plot}: name a .png or .svg file")
+    case = _case(scenario, (), load)
+    bounds = _bounds(case)
+    if plot is not None:
+        save(prices_chart(bounds), Path(plot))
+    found = {
+        "schema": "slimsched.jobsbound/1",
+        "scenario": case.scenario.name,
+        "jobs": bounds[0].jobs,
+        "gpus": case.scenario.cluster.gpus,
+        "load": case.load,
+        "bounds": [_bound_document(each) for each in bounds],
+    }
+    return Found(found, bound_text(found))
+
+
+def _bound_document(bound: CaseBound) -> dict[str, Any]:
+    """Its prices are hours of completion time that a GPU-hour is worth: by pool, over time."""
+    prices = bound.bound.prices
+    return {
+        "is_preemptive": bound.is_preemptive,
+        "jct_mean_s": bound.jct_mean_s,
+        "wait_mean_s": bound.wait_mean_s,
+        "price_mean": float(prices.mean()),
+        "price_max": float(prices.max()),
+        "free_share": float((prices == 0).mean()),
+        "cell_s": bound.bound.cell_s,
+        "begins_s": bound.bound.begins_s,
+        "prices": dict(zip(bound.pools, prices.tolist(), strict=True)),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------ operators
+
+
+@verb
+def whatif(
+    scenario: File,
+    /,
+    changes: Changes = (),
+    policies: Policies = (),
+    *,
+    load: float | None = None,
+    jobs: Beside = None,
+) -> Found:
+    """Compare the same jobs before and after a change of the scenario.
+
+    Args:
+        scenario: a scenario of training jobs (YAML).
+        changes: must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given
+            several times.
+        policies: by name, or a file; the scenario's by default; may be given several times.
+        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
+        jobs: runs beside each other, each in a process of its own; by default one a core.
+
+    Raises:
+        InputError: a change that does not fit, or one of the jobs.
+    """
+    from hw.host.limits import core_count
+    from jobs.operating import WhatIf
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.texts import whatif_text
+
+    require_within("--jobs", jobs, 1, 1024)
+    if not changes:
+        raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
+    changed = _changed(changes)
+    both = WhatIf(_case(scenario, policies, load), _case(scenario, policies, load, changed))
+    runs = 2 * len(both.now.policies)
+    with Progress("what if", runs, unit="run", quiet=listener().quiet) as progress:
+        found = both.document(jobs or min(core_count(), runs))
+        progress.update(runs)
+    return Found({**found, "changes": changed}, whatif_text(found, changes))
+
+
+@verb
+def capacity(
+    scenario: File,
+    /,
+    *,
+    wait_s: Duration,
+    of: Literal["mean", "p50", "p90", "p99"] = "mean",
+    by: Literal["load", "nodes"] = "load",
+    policy: str | None = None,
+    load: float | None = None,
+    precision: float = 0.02,
+) -> Found:
+    """Find the largest load, or the fewest nodes, at which waits stay below a limit.
+
+    Args:
+        scenario: a scenario of training jobs (YAML).
+        wait_s: the limit, such as 10m.
+        of: of all waits what must keep it.
+        by: what is sought: the largest load, or the fewest nodes of the first group.
+        policy: by name, or a file; the scenario's first by default.
+        load: the load to look for nodes at; the scenario's by default.
+        precision: of a load, as a share.
+
+    Raises:
+        InputError: the scenario begins with what a log found, or no number of nodes is enough.
+    """
+    from jobs.operating import Limit, Tried, capacity_document, fewest_nodes, largest_load
+    from slimsched.jobs.texts import load_text, nodes_text, tried_text
+
+    require_within("--precision", precision, 0.001, 0.5)
+    case = _case(scenario, () if policy is None else (policy,), load)
+    if case.found is not None:
+        raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
+    limit = Limit(of, wait_s)
+
+    def told(tried: Tried) -> None:
+        listener().remark(tried_text(tried, by))
+
+    if by == "nodes":
+        found = capacity_document(case, limit, nodes=fewest_nodes(case, limit, told))
+        return Found(found, nodes_text(found, limit))
+    low, high = largest_load(case, limit, precision, told)
+    found = capacity_document(case, limit, load_kept=low, load_broken=high)
+    return Found(found, load_text(found, limit))
+
+
+# ------------------------------------------------------------------------------------------------------------- learning
+
+
+@verb
+def tune(
+    scenario: File,
+    /,
+    *,
+    policy: str | None = None,
+    out: NewFile = Path("tuned.jobpolicy.yaml"),
+    tries: int = 30,
+    split: float = 0.5,
+    objective: Literal["wait", "jct", "slowdown"] = "wait",
+    load: float | None = None,
+    jobs: int | None = None,
+) -> Found:
+    """Seek a policy's numbers on earlier weeks, and judge them on later ones.
+
+    Args:
+        scenario: a scenario of training jobs (YAML).
+        policy: by name, or a file; the scenario's first by default.
+        out: where it goes; ends in .jobpolicy.yaml.
+        tries: of numbers.
+        split: the share of the time that is searched on; the rest judges.
+        objective: whose mean is made small.
+        load: of `jobs`, as a scenario has it.
+        jobs: processes; by default one a core.
+
+    Raises:
+        InputError: a policy without numbers, or a scenario whose weeks can't be told apart.
+    """
+    import yaml
+
+    from hw.host.limits import core_count
+    from jobs.operating import TUNING_SCHEMA, policy_document, ranges_of
+    from jobs.operating import tune as search
+    from jobs.spec import POLICY_SUFFIX
+    from kit.documents import write_text
+    from scenarios.terminal.places import writable_file
+    from scenarios.terminal.progress import Progress
+    from slimsched.jobs.texts import tuning_text
+
+    if not Path(out).name.endswith(POLICY_SUFFIX):
+        raise InputError("out", "", f"{Path(out).name!r}: the file of a policy ends in {POLICY_SUFFIX}")
+    place, named = writable_file(Path(out)), () if policy is None else (policy,)
+    whole = _case(scenario, named, load)
+    ranges_of(whole.policies[0].policy)
+    cut_s = _cut_s(whole, split)
+    earlier = _case(scenario, named, load, {"window.until_s": cut_s}, is_told=False)
+    later = _case(scenario, named, load, {"window.from_s": cut_s}, is_told=False)
+    key = {"wait": "wait_s", "jct": "jct_s", "slowdown": "slowdown"}[objective]
+    with Progress("tries", tries + 1, unit="try", quiet=listener().quiet) as progress:
+        found = search(earlier, later, tries, jobs or core_count(), key, lambda numbers, figure: progress.update())
+    write_text(place, yaml.safe_dump(policy_document(found.best.policy), sort_keys=False))
+    best, figure = min(found.tried, key=lambda tried: tried[1])
+    own, own_figure = found.tried[0]
+    document = {
+        "schema": TUNING_SCHEMA,
+        "policy": found.best.name,
+        "key": objective,
+        "tries": tries,
+        "own": dict(own),
+        "own_figure": own_figure,
+        "best": dict(best),
+        "best_figure": figure,
+        "judged": found.judged,
+        "file": str(place),
+    }
+    return Found(document, tuning_text(document))
+
+
+@verb
+def train(
+    scenario: File,
+    /,
+    *,
+    kind: Literal["rltune-fixed", "rltune-faithful"] = "rltune-fixed",
+    base: str = "fifo",
+    reward: Literal["bounded-slowdown", "wait", "turnaround", "utilisation", "slowdown"] | None = None,
+    out: NewFile = Path("rltune.safetensors"),
+    epochs: int = 20,
+    episodes: int = 100,
+    window: int = 256,
+    judged: int = 50,
+    load: float | None = None,
+    jobs: int | None = None,
+) -> Found:
+    """Train RLTune on windows of a scenario's trace, and judge it on windows that it has not seen.
+
+    Args:
+        scenario: a scenario of training jobs (YAML).
+        kind: rltune-fixed learns on the first 60 % of the time; rltune-faithful on the first 10,000 jobs
+            (docs/jobs-learning.md).
+        base: the order that it sees jobs in.
+        reward: what rltune-faithful is rewarded for; bounded-slowdown by default, as its authors do.
+        out: where it goes; goes on from there where it was interrupted.
+        epochs: updates.
+        episodes: windows an epoch.
+        window: jobs of a window.
+        judged: windows that judge it.
+        load: as a scenario has it.
+        jobs: processes; by default one a core.
+
+    Raises:
+        InputError: the trace is too short, or the file is of another training.
+    """
+    from hw.host.limits import core_count
+    from jobs.learning.course import Course, Windows
+    from jobs.learning.course import train as learn
+    from jobs.learning.judging import BASELINES, judge, learned_choice, table_of
+    from jobs.learning.learned import FIXED, LearnedSpec
+    from jobs.spec import LEARNED_SUFFIX
+    from scenarios.terminal.places import writable_file
+    from scenarios.terminal.progress import Progress
+
+    if not Path(out).name.endswith(LEARNED_SUFFIX):
+        raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
+    place = writable_file(Path(out))
+    if kind == FIXED and reward is not None:
+        problem = f"{FIXED} is rewarded for job seconds after each choice; only rltune-faithful has a score at the end"
+        raise InputError("reward", "", problem)
+    case = _case(scenario, (), load)
+    earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, kind != FIXED, window)
+    course = Course(
+        LearnedSpec(kind, base=base, trace=case.scenario.name),
+        earlier,
+        score=(reward or "bounded-slowdown").replace("-", " "),
+        epochs=epochs,
+        episodes=episodes,
+        seed=case.scenario.seed,
+    )
+    processes = jobs or core_count()
+    with Progress("epochs", epochs, unit="epoch", quiet=listener().quiet) as progress:
+        learned = learn(course, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
+    starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
+    contenders = [*BASELINES, learned_choice(kind, learned)]
+    folder = place.with_suffix(".windows")
+    waits = {each.name: found for each, found in judge(contenders, later, starts, folder, jobs=processes)}
+    document = {
+        "schema": "slimsched.jobstraining/1",
+        "file": str(place),
+        "kind": kind,
+        "windows": len(starts),
+        "mean_wait_s": {name: float(found.mean()) for name, found in waits.items()},
+    }
+    head = f"written: {place}\n{len(starts)} later windows of {window} jobs, above it: than {kind}"
+    return Found(document, f"{head}\n\n{table_of(waits, kind)}")
+
+
+# ------------------------------------------------------------------------------------------------------------ scenarios
+
+
+def _case(
+    scenario: str | Path,
+    policies: Sequence[str | Path],
+    load: float | None,
+    changes: Mapping[str, Any] | None = None,
+    is_told: bool = True,
+) -> JobsCase:
+    """The scenario, changed, with the policies and the load that are given instead of its own."""
+    from jobs.case import doubts, read_case, read_scenario, require_a_fit, with_flags
+    from slimsched.jobs.profiles import profile_images_s
+
+    if load is not None:
+        _require_load(load)
+    found = with_flags(read_scenario(Path(scenario), changes), tuple(map(str, policies)), load)
+    case = read_case(found, str(scenario), profile_images_s)
+    require_a_fit(case)
+    for doubt in doubts(case) if is_told else ():
+        listener().remark(f"warning: {doubt}")
+    return case
+
+
+def _require_load(load: float) -> None:
+    """A share of a cluster; one above 10 is meant in percent."""
+    if 10 < load <= 1000:
+        raise InputError("--load", "", f"{load:g} is a share of the cluster; {load:g} % is {load / 100:g}")
+    require_within("--load", load, 1e-6, 10.0)
+
+
+def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[CaseBound]:
+    """Without preemption (False) and with."""
+    from jobs.comparing import bounds_of
+    from scenarios.terminal.compiling import telling
+    from scenarios.terminal.progress import Progress
+
+    quiet = listener().quiet
+    with telling(listener().remark), Progress("bounds", len(kinds), unit="bound", quiet=quiet) as progress:
+        return bounds_of(case, kinds, progress.update)
+
+
+def _changed(given: Sequence[str]) -> dict[str, Any]:
+    """`cluster.nodes.0.count=74`: values as a scenario's file would have them."""
+    from kit import strict
+
+    found: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals):
+            raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
+        if key.strip().partition(".")[0] in ("policy", "policies"):
+            raise InputError("--change", key.strip(), f"a cluster is changed here; {_COMPARE}")
+        if value.strip().startswith("+"):
+            problem = f"{value.strip()!r:.80} is taken for the new number, not for what is added"
+            raise InputError("--change", key.strip(), f"{problem}: write the new number, without +")
+        found[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
+    return found
+
+
+def _cut_s(case: JobsCase, share: float) -> float:
+    """The time of the trace by which so much of the window's time is over."""
+    if case.found is not None:
+        raise InputError(case.source, "begin", "what the log found is of one time; begin empty")
+    if case.scenario.load is not None:
+        raise InputError(case.source, "load", "weeks are told apart by the trace's own times; leave load out")
+    first, last = float(case.jobs.submit_s[0]), float(case.jobs.submit_s[-1])
+    return first + share * (last - first)
+
+
+def _timezone(name: str | None) -> str | None:
+    """Raises `InputError` for one that this machine does not know."""
+    if name is None:
+        return None
+    from zoneinfo import ZoneInfo
+
+    try:
+        ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        problem = f"unknown {name!r:.80}; allowed are names such as UTC, Europe/Berlin, America/New_York"
+        raise InputError("--timezone", "", problem) from None
+    return name
