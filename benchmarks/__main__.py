@@ -14,8 +14,8 @@ from benchmarks.study.contenders import SCENARIOS
 from benchmarks.study.tables import DATA, Budget
 from hw.host.limits import core_count
 from kit.errors import InputError
+from kit.units import parse_duration
 from policies.registry import TUNED
-from scenarios.files.spec import parse_duration
 from scenarios.terminal.exits import exit_code, terminated_as_interrupted
 from slimsched.working import spread
 
@@ -201,7 +201,7 @@ def _jobs(
     docs: Path = DATA.parent,
     jobs: int | None = None,
 ) -> None:
-    """Train RLTune, take it apart and judge it; write docs/jobs-results.md.
+    """Train RLTune, take it apart and judge it; write docs/jobs-results.md and docs/data.
 
     Args:
         trace: of training jobs, as `slimsched jobs import` makes it.
@@ -209,12 +209,12 @@ def _jobs(
         episodes: windows before each update.
         windows: of each judgement.
         out: for what is trained and judged; an interrupted command goes on there.
-        docs: where the page goes.
+        docs: where the page goes, and its data.
         jobs: windows beside each other; one a core by default.
     """
     effort = jobs_results.Effort(epochs, episodes, windows, jobs or core_count())
     with terminated_as_interrupted():
-        jobs_results.make_page(trace, out, docs / "jobs-results.md", effort)
+        jobs_results.make_page(trace, out, docs, effort)
     print(docs / "jobs-results.md")
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.study.explaining import explain
-from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, curves_chart, page_of
+from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, make_pages
 from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
 from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, history_in, philly_cluster, train
@@ -31,9 +31,8 @@ from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
 from jobs.trace import read_trace
 from kit.chance import stream
-from kit.documents import inputs_hash, read_checked, write_checked, write_text
+from kit.documents import inputs_hash, read_checked, write_checked
 from kit.errors import InputError
-from scenarios.show import charts
 
 DRAWN_JOBS: Final = 20_000
 BURSTS: Final = Law("mmpp", ARRIVALS["mmpp"])
@@ -44,7 +43,6 @@ ALIBABA: Final = tuple(
     NodeGroup(nodes, gpus, gpu_type)
     for gpu_type, nodes, gpus in (("t4", 8, 2), ("misc", 8, 8), ("p100", 15, 2), ("v100-16", 10, 8), ("v100-32", 8, 8))
 )
-PICTURE: Final = "images/jobs-training.svg"
 Say = Callable[[str], None]
 
 
@@ -146,8 +144,8 @@ def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: in
 # --------------------------------------------------------------------------------------------------------------- work
 
 
-def make_page(trace: Path, out: Path, page: Path, effort: Effort, say: Say | None = None) -> None:
-    """Everything that the folder lacks, then the page and its picture.
+def make_page(trace: Path, out: Path, docs: Path, effort: Effort, say: Say | None = None) -> None:
+    """Everything that the folder lacks, then the data, the page and its picture.
 
     Raises:
         InputError: the trace is no trace or too short, or the folder is of another trace or effort.
@@ -169,12 +167,8 @@ def make_page(trace: Path, out: Path, page: Path, effort: Effort, say: Say | Non
         effort={key: value for key, value in asdict(effort).items() if key != "processes"},
         judged=judged,
         lessons=_lessons(cases, learned, out, effort, say),
-        picture=PICTURE,
     )
-    picture = page.parent / PICTURE
-    picture.parent.mkdir(parents=True, exist_ok=True)
-    charts.save(curves_chart(study.lessons), picture)
-    write_text(page, page_of(study))
+    make_pages(study, docs)
 
 
 def _say(text: str) -> None:

@@ -317,8 +317,7 @@ def router_rows(name: str, measured: Measured) -> list[Row]:
 def _scaled(name: str, measure: Any, found: Estimate) -> Row:
     """In percent where the measure is shown so; seconds stay seconds."""
     scale = measure.scale if measure.unit == "%" else 1.0
-    scaled = (None if found[key] is None else scale * found[key] for key in ("mean", "ci95"))  # type: ignore[literal-required]
-    mean, half = scaled
+    mean, half = (None if value is None else scale * value for value in (found["mean"], found["ci95"]))
     title = f"{name}_pct" if measure.unit == "%" else name
     return columns(title, Estimate(mean=mean, ci95=half))
 

@@ -385,9 +385,9 @@ def carried_points(scenarios: Sequence[Path], seeds: int) -> list[Point]:
     for path in scenarios:
         world = load_world(path)
         scenario, its = world.scenario, world.scenario.compare.seeds
-        for key in ("floor", "p99_limit_s"):
-            if getattr(scenario.service, key) is None:
-                raise InputError(str(path), f"service.{key}", "missing; both a floor and a limit are asked for here")
+        for name in ("floor", "p99_limit_s"):
+            if getattr(scenario.service, name) is None:
+                raise InputError(str(path), f"service.{name}", "missing; both a floor and a limit are asked for here")
         if len(its) < seeds:
             raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(its)}")
         for kind in TUNED_KINDS:
@@ -525,7 +525,7 @@ def _is_of_now(row: Row, cases: Sequence[Case]) -> bool:
     budget = {name: row[name] for name in ("decisions", "searches", "duration_s")}
     names = ("scenario", "switch", "router", "decision_us", "blocks", "may_wait", "limit", "limit_ms")
     key = {name: row[name] for name in names if name in row}
-    return Point({**key, **budget}, inputs_hash(state_of(case.scenario), budget)).inputs == row["inputs"]
+    return Point({**key, **budget}, inputs_hash(state_of(case.scenario), budget)).inputs == str(row["inputs"])
 
 
 def make_table(

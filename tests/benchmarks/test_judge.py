@@ -58,7 +58,9 @@ def tide(mean_ms: float, **changes: Any) -> Router:
 def found(*routers: Router, load: str = "moving", carries: float | None = 106.0, **changes: Any) -> Found:
     """A scenario in which Tide carries so many images/s, and the ladder 100."""
     rows = pd.DataFrame([each["row"] for each in routers])
-    carried = {} if carries is None else {"tide": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
+    carried: dict[str, list[float]] = (
+        {} if carries is None else {"tide": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
+    )
     return Found(
         name="main-x",
         load=load,

@@ -20,6 +20,7 @@ from benchmarks.study.contenders import (
     scenario_files,
     state_of,
 )
+from benchmarks.study.pictures import gains_chart
 from benchmarks.study.results import make_results
 from policies.rules.specs import FixedRule
 from scenarios.files.router_names import write_rule
@@ -156,7 +157,7 @@ def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
     """Within it there is none."""
     for change, told in ((160.0, ["+160 %", "+160 %"]), (90.0, [])):
         row = {"scenario": "x", "mean_pct": change, "mean_pct_ci95": 0.0, "p99_pct": change, "p99_pct_ci95": None}
-        (axes,) = pages.pictures.gains_chart(pd.DataFrame([row])).axes
+        (axes,) = gains_chart(pd.DataFrame([row])).axes
         assert [text.get_text() for text in axes.texts] == told
         assert axes.get_xlim()[1] == pytest.approx(100 if told else 95)
 

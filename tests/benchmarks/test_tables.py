@@ -70,7 +70,7 @@ def test_a_faster_router_is_worse_beyond_both_ranges_alone() -> None:
     """Rows with flaws, or of one search, are compared with nobody."""
 
     def point(us: int, *means: float, **changes: Any) -> Row:
-        key = {"router": "ladder", "blocks": 4, "may_wait": True, "decision_us": us}
+        key: Row = {"router": "ladder", "blocks": 4, "may_wait": True, "decision_us": us}
         return row(means[0], **key, **changes) | {"searches_found": [{"mean_ms": mean} for mean in means]}
 
     rows = [point(1000, 5, 6), point(100, 5.5, 7), point(10, 7.1, 8), point(3, 9, 9.5, accuracy=0.74)]
