@@ -52,6 +52,7 @@ def changed_times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.release
 def test_the_page_of_a_trace_is_made_once_from_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
