@@ -67,7 +67,7 @@ def test_what_it_names_in_passing_is_a_command() -> None:
     named = re.findall(r"`(?:slimsched ([a-z]+)|(jobs [a-z-]+))`", README)
     assert len(named) > 3
     for words in map("".join, named):
-        assert command_of(words.split())
+        assert words == "jobs" or command_of(words.split())
 
 
 def test_it_is_easy_to_read() -> None:
