@@ -38,7 +38,7 @@ class Wanted:
     @property
     def command(self) -> str:
         """That does it."""
-        return f"slimsched tune {self.tuning.scenario} --router {self.tuning.router} --out {self.tuning.out}"
+        return f"slimsched train {self.tuning.scenario} --router {self.tuning.router} --out {self.tuning.out}"
 
 
 def tunings(

@@ -246,7 +246,7 @@ def test_a_stale_file_is_tuned_again_and_why_is_said(
     assert main(["tune", "--scenarios", str(tmp_path), "--router", "ladder", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert (why or "nothing to tune") in out
-    assert why is None or out.startswith(f"slimsched tune {path} --router ladder --out {tmp_path / PLACE}/ladder.rule")
+    assert why is None or out.startswith(f"slimsched train {path} --router ladder --out {tmp_path / PLACE}/ladder.rule")
     forced = tunings(tmp_path, router=KINDS, force=True)
     assert [each.tuning.router for each in forced] == list(KINDS)
 
