@@ -76,7 +76,7 @@ def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     def work() -> list[Path]:
         now_s[0] += 12.4
-        job.folder.write_text(job.folder / "made.txt", "made")
+        (job.folder / "made.txt").write_text("made")
         return [job.folder / "made.txt"]
 
     with job.folder.opened():
