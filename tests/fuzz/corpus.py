@@ -215,8 +215,6 @@ def _command_lines() -> Iterator[tuple[str, Case]]:
 
 def _work() -> Iterator[tuple[str, Case]]:
     """Absurd work is refused, or told before it begins."""
-    servers = "\n".join(f"  - {{name: s{number}, profile: fast.yaml, link: 10gbe}}" for number in range(5000))
-    old = base()["tiny.yaml"].decode().split("  servers:\n")[1].split("workload")[0]
     texts = {
         "1e7 seconds": ("duration_s: 1\n", "duration_s: 1e7\n"),
         "1e12 images a second": ("rate_img_s: 200", "rate_img_s: 1e12"),
@@ -228,11 +226,6 @@ def _work() -> Iterator[tuple[str, Case]]:
     }
     for name, (part, new) in texts.items():
         yield f"work: {name}", _scenario(part, new, ("simulate", "tiny.yaml"), "work")
-    many = _tiny(old, f"{servers}\n").replace(b"duration_s: 1\n", b"duration_s: 60\n")
-    yield (
-        "work: 5,000 servers",
-        Case("work", {**base(), "tiny.yaml": many}, ("simulate", "tiny.yaml", "--engine", "simpy")),
-    )
     seeds = f"seeds: [{', '.join(map(str, range(200_000)))}]"
     yield "work: 200,000 seeds", _scenario("seeds: [0, 1]", seeds, ("compare", "tiny.yaml"), "work")
 

@@ -33,7 +33,6 @@ BAD: Final[tuple[Kind, ...]] = (
 )  # fmt: skip
 
 MOST_CPU_S: Final = 10.0
-TOLD_CPU_S: Final = 2.5  # of long work that was told before it began: the rest of it would tell nothing
 MOST_WALL_S: Final = 60.0  # beside others on a busy machine; what waits for ever uses no CPU
 MOST_BYTES: Final = 2_000_000_000
 LONGEST_LINE: Final = 2100  # characters of a message, the paths in it included
@@ -133,7 +132,7 @@ def watched(
     process = os.fork()
     if process == 0:
         be_the_child(work, command, here, said, prepare)
-    stopped = _watch(process, began_s, said / "err")
+    stopped = _watch(process, began_s)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)  # nor may anything that it started live on
     _, status, used = os.wait4(process, 0)
@@ -175,7 +174,7 @@ def be_the_child(
         os._exit(code)
 
 
-def _watch(process: int, began_s: float, err: Path) -> Literal["", "too slow", "too large"]:
+def _watch(process: int, began_s: float) -> Literal["", "too slow", "too large"]:
     """Until it ends, or has to be ended."""
     handle = os.pidfd_open(process)
     try:
@@ -183,8 +182,7 @@ def _watch(process: int, began_s: float, err: Path) -> Literal["", "too slow", "
         poll.register(handle, select.POLLIN)
         while not poll.poll(LOOK_EVERY_S * 1000):
             cpu_s, resident_bytes = _used(process)
-            is_told = cpu_s > TOLD_CPU_S and TOLD.search(_text(err))
-            if is_told or cpu_s > MOST_CPU_S or time.monotonic() - began_s > MOST_WALL_S:
+            if cpu_s > MOST_CPU_S or time.monotonic() - began_s > MOST_WALL_S:
                 return "too slow"
             if resident_bytes > MOST_BYTES:
                 return "too large"
