@@ -78,7 +78,7 @@ def test_ray_that_is_missing_is_told_with_the_remedy(
     monkeypatch.setitem(sys.modules, "ray", None)
     path = write_scenario(tmp_path)
     command = ["compare", str(path), "--router", "random", "--seed", "0", "--quiet"]
-    assert main([*command, "--ray"]) == 2
+    assert main([*command, "--ray", "auto"]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "pip install 'slim-scheduler[ray]'" in told
@@ -281,7 +281,7 @@ def begun(folder: Path, address: str) -> tuple[subprocess.Popen[str], Path]:
     path = write_scenario(folder, f"{OLD}\ncompare: {{routers: [random, jsq], seeds: [0, 1]}}", COMPARISON)
     command = [sys.executable, "-m", "slimsched", "compare", str(path), "--out", str(folder / "run")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address}
-    process = subprocess.Popen([*command, "--ray"], stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen([*command, "--ray", "auto"], stderr=subprocess.PIPE, text=True, env=environment)
     for _ in range(600):
         if len(kept(folder)) > 1:
             return process, path
