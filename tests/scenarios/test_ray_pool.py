@@ -126,11 +126,6 @@ def test_flags_that_say_nothing_are_refused(
     assert told in capsys.readouterr().err
 
 
-def test_a_scenario_after_the_flag_is_no_address(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--ray", str(write_scenario(tmp_path))]) == 2
-    assert "--ray after the scenario" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("workload", ["{kind: trace, file: series.csv}", "{kind: rates, file: series.csv, load: 0.5}"])
 def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
     """Neither that of a workload nor a router's, also where tuning draws its runs."""
