@@ -27,13 +27,28 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
     "report": ("running.report", "Write a run folder's report.html again."),
     "jobs import": ("jobs.verbs.import_log", "Make a trace of a cluster's log; tells what is left out, and why."),
-    "jobs inspect": ("jobs.verbs.inspect", "Tell what a trace holds: load, sizes, waits, predictability."),
+    "jobs inspect": (
+        "jobs.verbs.inspect",
+        "Tell what a trace holds: load, sizes, run times, users, waits, predictability.",
+    ),
     "jobs generate": ("jobs.verbs.generate", "Draw a trace with a load, sizes and run times that you choose."),
-    "jobs init": ("jobs.verbs.init", "Write a first scenario for a trace and a cluster."),
-    "jobs compare": ("jobs.verbs.compare", "Compare policies on the same trace, and with the bound."),
-    "jobs whatif": ("jobs.verbs.whatif", "Compare the same jobs before and after a change."),
-    "jobs capacity": ("jobs.verbs.capacity", "Find the largest load, or the fewest nodes, for a limit of waits."),
-    "jobs bound": ("jobs.verbs.bound", "Compute a bound that no policy can beat."),
+    "jobs init": (
+        "jobs.verbs.init",
+        "Write a first scenario for a trace and a cluster, with a comment at each choice.",
+    ),
+    "jobs compare": (
+        "jobs.verbs.compare",
+        "Compare policies on the same trace: waits, fairness, who wins, how far from the bound.",
+    ),
+    "jobs whatif": ("jobs.verbs.whatif", "Compare the same jobs before and after a change of the scenario."),
+    "jobs capacity": (
+        "jobs.verbs.capacity",
+        "Find the largest load, or the fewest nodes, at which waits stay below a limit.",
+    ),
+    "jobs bound": (
+        "jobs.verbs.bound",
+        "Compute a bound that no policy can beat, and the price of a GPU-hour over time.",
+    ),
 }
 """Each command's function in `slimsched`, and the first line of its docstring: the list of all opens none of them."""
 JOBS: Final = "Training jobs: read a cluster's log, look at a trace, compare policies."
