@@ -86,7 +86,7 @@ class Agent(nn.Module):
 
 def masks(info: dict[str, np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
     """Which servers are free, and which widths each holds, by environment."""
-    return torch.as_tensor(np.stack(info["server_mask"])), torch.as_tensor(np.stack(info["width_mask"]))
+    return torch.as_tensor(np.stack([*info["server_mask"]])), torch.as_tensor(np.stack([*info["width_mask"]]))
 
 
 def learn(args: Args) -> Agent:
@@ -99,8 +99,10 @@ def learn(args: Args) -> Agent:
         changes=CHANGES,
         duration_s=args.episode_s,
     )
-    choices = clusters.single_action_space.nvec.tolist()
-    agent = Agent(clusters.single_observation_space.shape[0], choices, args.hidden)
+    actions, observations = clusters.single_action_space, clusters.single_observation_space
+    assert isinstance(actions, gymnasium.spaces.MultiDiscrete)
+    assert isinstance(observations, gymnasium.spaces.Box)
+    agent = Agent(observations.shape[0], actions.nvec.tolist(), args.hidden)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
     observation, info = clusters.reset(seed=args.seed)
     seen = torch.as_tensor(observation)
