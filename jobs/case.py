@@ -169,6 +169,11 @@ class JobsCase:
         return self.jobs.load_on(self.scenario.cluster.gpus)
 
     @property
+    def offered_load(self) -> float | None:
+        """`load` as documents have it: None where all jobs come at once."""
+        return self.load if np.isfinite(self.load) else None
+
+    @property
     def baseline(self) -> NamedPolicy:
         """What the others are set against."""
         named = self.scenario.baseline

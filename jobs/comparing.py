@@ -251,7 +251,7 @@ def result_document(case: JobsCase, run: PolicyRun, bounds: Sequence[CaseBound] 
         "scenario": case.scenario.name,
         "policy": run.name,
         "is_preemptive": run.is_preemptive,
-        "load": case.load,
+        "load": case.offered_load,
         **figures(run.record, gpus),
         "bounds": _documents(bounds),
         "above_bound": _above(job_columns(run.record, gpus), bounds, run.is_preemptive),
@@ -285,7 +285,7 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
     return {
         "schema": SCHEMA,
         "scenario": case.scenario.name,
-        "load": case.load,
+        "load": case.offered_load,
         "gpus": gpus,
         "jobs": len(case.jobs),
         "warmup_s": case.scenario.warmup_s,

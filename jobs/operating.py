@@ -53,7 +53,7 @@ class WhatIf:
             "days": self.now.jobs.days,
             "run_cv2": self.now.jobs.run_cv2,
             "gpus": [case.scenario.cluster.gpus for case in (self.now, self.then)],
-            "load": [case.load for case in (self.now, self.then)],
+            "load": [case.offered_load for case in (self.now, self.then)],
             "policies": rows,
         }
 
@@ -214,7 +214,7 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
         "policy": named.name,
-        "load": case.load,
+        "load": case.offered_load,
         "jobs": int(both.sum()),
         "left_out": int(len(case.jobs) - both.sum()),
         "simulated_s": spread(simulated[both]),

@@ -11,6 +11,7 @@ OURS: Final = ("kit", "policies", "sim", "hw", "calibrate", "scenarios", "jobs",
 
 _FORMS = r"""from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+([\w., \t]+)"""
 _AT_THE_TOP = re.compile(rf"^(?:{_FORMS})()", re.MULTILINE)
+_FOR_TYPES = re.compile(r"^if (?:typing\.)?TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)  # never imported
 _ANYWHERE = re.compile(rf"""^[ \t]*(?:{_FORMS})|(?:import_module|__import__)\([ \t]*["']([\w.]+)""", re.MULTILINE)
 
 
@@ -39,7 +40,7 @@ def with_imports(
 def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
     """Every name that a source imports, whether it is a module's or that of something in one."""
     found: list[str] = []
-    for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(source):
+    for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(_FOR_TYPES.sub("", source)):
         if modules:
             found += [each.split()[0] for each in modules.split(",") if each.strip()]
         else:

@@ -143,6 +143,13 @@ def new_folder(text: str) -> Path:
     return writable_folder(path(text))
 
 
+def new_pictures(text: str) -> Path:
+    """A folder for pictures, in one that is there."""
+    from scenarios.terminal.places import in_a_folder
+
+    return new_folder(str(in_a_folder(path(text))))
+
+
 # ------------------------------------------------------------------------------------------------------------ the types
 
 Engine = Literal["auto", "simpy", "compiled"]
@@ -152,6 +159,7 @@ if TYPE_CHECKING:  # as Python takes them
     NewFile = str | Path
     Picture = str | Path
     NewFolder = str | Path
+    NewPictures = str | Path
     Router = str | Path
     Out = str | Path | None
     Routers = Sequence[str | Path]
@@ -165,6 +173,7 @@ else:  # as the command line does
     NewFile = Annotated[Path, read_by(new_file)]
     Picture = Annotated[Path, read_by(picture)]
     NewFolder = Annotated[Path, read_by(new_folder)]
+    NewPictures = Annotated[Path, read_by(new_pictures)]
     Out = Annotated[Path | None, read_by(new_folder, alias="-o")]
     Router = Annotated[str, Parameter(alias="-r")]
     Routers = Annotated[list[str], Parameter(name="--router", alias="-r", show_default=False)]

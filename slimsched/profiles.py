@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from kit.errors import InputError
-from slimsched.arguments import Duration, File, NewFile, NewFolder, Options, options_of, require_within
+from slimsched.arguments import Duration, File, NewFile, NewPictures, Options, options_of, require_within
 from slimsched.results import Found
 from slimsched.working import listener, verb
 
@@ -31,7 +31,7 @@ def devices() -> Found:
 
 
 @verb
-def show_profile(profile: File, /, *, plot: NewFile | None = None, figures: NewFolder | None = None) -> Found:
+def show_profile(profile: File, /, *, plot: NewFile | None = None, figures: NewPictures | None = None) -> Found:
     """Print, check and plot a profile.
 
     Args:

@@ -51,9 +51,10 @@ def test_the_columns_are_those_that_a_run_writes(tmp_path: Path) -> None:
 
 
 def test_the_columns_are_those_of_training_jobs(tmp_path: Path) -> None:
-    path, out = write_case(tmp_path, trace_of([(0, 10, 1)])), tmp_path / "fifo.jobsrun.parquet"
-    assert main(["jobs", "simulate", str(path), "--policy", "fifo", "--out", str(out), "--quiet"]) == 0
-    assert first_cells("### `POLICY.jobsrun.parquet`") == parquet.read_schema(out).names
+    path, out = write_case(tmp_path, trace_of([(0, 10, 1)])), tmp_path / "runs"
+    assert main(["jobs", "compare", str(path), "--policy", "fifo", "--out", str(out), "--quiet"]) == 0
+    (run,) = out.rglob("*.jobsrun.parquet")
+    assert first_cells("### `POLICY.jobsrun.parquet`") == parquet.read_schema(run).names
 
 
 @pytest.mark.parametrize("table", ["results", "requests"])

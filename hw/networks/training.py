@@ -390,7 +390,7 @@ class _Training:
 def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A checkpoint's tensors and metadata; raises `InputError` where it is damaged or something else."""
     tensors, metadata = load_tensors(path, CHECKPOINT_SCHEMA)
-    if metadata.get("hash", found := model_hash(tensors)) != found:  # checkpoints of a former version have no hash
+    if metadata.get("hash") != model_hash(tensors):
         raise InputError(str(path), "hash", "damaged: its tensors are not those that were written; remove the file")
     return tensors, metadata
 

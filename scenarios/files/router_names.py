@@ -18,7 +18,7 @@ from kit.documents import read_text, write_text
 from kit.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
-from policies.registry import RULES, TUNED
+from policies.registry import TUNED
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.made_routers import LEARNED, PPO, ROUTER_SUFFIX, RULE_SUFFIX, made_kind
@@ -158,9 +158,6 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
 
     tensors, metadata = checkpoint.read(path)
     kind = checkpoint.kind_in(metadata)
-    if kind in RULES:
-        remedy = f"`slimsched train SCENARIO --router {kind}` writes {kind}{RULE_SUFFIX}: name that instead"
-        raise InputError(str(path), "kind", f"found {kind!r}, as former versions stored it; {remedy}")
     if kind != PPO:
         raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}

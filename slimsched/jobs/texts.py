@@ -491,6 +491,11 @@ def signed_time(time_s: float) -> str:
     return f"{time_s / unit_s:+.1f} {unit}"
 
 
+def _load(load: float | None) -> str:
+    """A burst, whose jobs come at once, has none."""
+    return "-" if load is None else f"{load:.2f}"
+
+
 def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
     """Before and after, and the change in one sentence a policy."""
     rows, said = [], []
@@ -505,7 +510,7 @@ def whatif_text(found: Mapping[str, Any], changes: Sequence[str]) -> str:
     (before, after), (load_now, load_then) = found["gpus"], found["load"]
     head = (
         f"{found['scenario']}, {found['jobs']:,} jobs; what if {', '.join(changes)}?\n"
-        f"GPUs {before:,} -> {after:,}, load {load_now:.2f} -> {load_then:.2f}"
+        f"GPUs {before:,} -> {after:,}, load {_load(load_now)} -> {_load(load_then)}"
     )
     heads = ("", "mean wait", "median", "p99", "max", "utilization")
     block = time_text(found["policies"][0]["block_s"])
@@ -622,7 +627,7 @@ def _verdict(found: Mapping[str, Any]) -> str:
     size = abs(share["value"])
     if size <= 0.2 and found["near_share"] >= 0.8:
         return "The simulation waits as the log did: within a fifth in the mean, and for four jobs of five."
-    if found["load"] > 1 and share["value"] > 0:
+    if (found["load"] or 0) > 1 and share["value"] > 0:
         cause = (
             f"the load is {found['load']:.2f}, more work than the GPUs can do, so simulated queues grow; the log's "
             "cluster has probably more GPUs than the scenario"

@@ -293,8 +293,8 @@ def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:
     """With the remedy."""
     for name, remedy in (
         ("ppo", "run `slimsched train` first, with ppo in compare.routers"),
-        ("tuned:fixed", "in compare.routers, or name the file that `slimsched tune --router fixed` makes"),
-        ("tide", "`slimsched tune --router tide` makes; as it is before tuning it is called tide-untuned"),
+        ("tuned:fixed", "in compare.routers, or name the file that `slimsched train --router fixed` makes"),
+        ("tide", "`slimsched train --router tide` makes; as it is before tuning it is called tide-untuned"),
     ):
         with pytest.raises(InputError) as refused:
             world.router(name)

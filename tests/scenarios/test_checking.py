@@ -279,7 +279,7 @@ def of_model(profile: Profile, model: Path) -> Profile:
         ({}, ["--device", "cpu:1"], ["--device: not the device", " instead of ", "leave --device out"]),
         ({"name": "Another Processor"}, [], ["p.yaml: execution: ", "instead of Another Processor", "calibrate"]),
         ({"cores": "4096"}, [], ["p.yaml: execution.cores", "no core 4096"]),
-        ({}, ["--points", "0"], ["--points", "at least 1"]),
+        ({}, ["--points", "0"], ["--points", "from 1 to 10,000"]),
     ],
 )
 def test_who_may_not_ask(

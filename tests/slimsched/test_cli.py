@@ -90,7 +90,7 @@ def test_the_surface_is_small(capsys: pytest.CaptureFixture[str]) -> None:
         (["simulate", "paper", "jsq", "more"], ["'more'", "takes no such argument"]),
         (["train", "paper", "--router", "jsq"], ["--router", "'jsq' can't be trained", "tide"]),
         (["train", "paper", "--router", "fixed", "--control"], ["--control", "nothing that goals could move"]),
-        (["jobs", "simulat"], ["'simulat'", "did you mean 'simulate'"]),
+        (["jobs", "compar"], ["'compar'", "did you mean 'compare'"]),
     ],
 )
 def test_a_wrong_command_line(arguments: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
