@@ -278,7 +278,7 @@ def result_text(found: Mapping[str, Any]) -> str:
         ["bounded slowdown", *(number(value, 2) for value in found["slowdown"].values())],
         ["finish-time fairness", *(number(value, 2) for value in found["finish_time_fairness"].values())],
     ]
-    head = f"{found['scenario']}: {found['policy']}, {_counts(found)}, load {found['load']:.2f}"
+    head = f"{found['scenario']}: {found['policy']}, {_counts(found)}, load {_load(found['load'])}"
     said = (
         f"makespan {time_text(found['makespan_s'])}, utilization {share_text(found['utilization'])}, of which useful "
         f"{share_text(found['goodput_share'])}; {number(found['preemptions_per_job'], 2)} preemptions a job"
@@ -312,7 +312,9 @@ def comparison_text(found: Mapping[str, Any]) -> str:
     refused = max(row["jobs"]["refused"] for row in rows)
     warm = time_text(found["warmup_s"])
     measured = f", {rows[0]['jobs']['measured']:,} measured after a warm-up of {warm}," if found["warmup_s"] else ""
-    head = f"{found['scenario']}: {found['jobs']:,} jobs{measured} on {found['gpus']:,} GPUs, load {found['load']:.2f}"
+    head = (
+        f"{found['scenario']}: {found['jobs']:,} jobs{measured} on {found['gpus']:,} GPUs, load {_load(found['load'])}"
+    )
     head += f"; {refused:,} can never fit and are refused" if refused else ""
     tables = [_waits(found), _slowdowns(rows), _cluster(rows), *_groups(found)]
     found_answers = answers(found)
@@ -455,7 +457,7 @@ def _won(group: Mapping[str, Any]) -> str:
 
 def bound_text(found: Mapping[str, Any]) -> str:
     """Both bounds, and when GPU time is dear."""
-    head = f"{found['scenario']}: {found['jobs']:,} jobs on {found['gpus']:,} GPUs, load {found['load']:.2f}"
+    head = f"{found['scenario']}: {found['jobs']:,} jobs on {found['gpus']:,} GPUs, load {_load(found['load'])}"
     rows = [
         [
             "may preempt" if bound["is_preemptive"] else "does not preempt",
@@ -578,7 +580,7 @@ def nodes_text(found: Mapping[str, Any], limit: Limit) -> str:
 def validation_text(found: Mapping[str, Any]) -> str:
     """The verdict first, then how far all is apart."""
     simulated, recorded = found["simulated_s"], found["recorded_s"]
-    said = f"{found['policy']}, {found['jobs']:,} jobs with a recorded wait, load {found['load']:.2f}"
+    said = f"{found['policy']}, {found['jobs']:,} jobs with a recorded wait, load {_load(found['load'])}"
     head = f"{found['scenario']}: {said}\n{_verdict(found)}"
     rows = [
         ["simulated", *map(time_text, simulated.values())],
@@ -629,7 +631,7 @@ def _verdict(found: Mapping[str, Any]) -> str:
         return "The simulation waits as the log did: within a fifth in the mean, and for four jobs of five."
     if (found["load"] or 0) > 1 and share["value"] > 0:
         cause = (
-            f"the load is {found['load']:.2f}, more work than the GPUs can do, so simulated queues grow; the log's "
+            f"the load is {_load(found['load'])}, more work than the GPUs can do, so simulated queues grow; the log's "
             "cluster has probably more GPUs than the scenario"
         )
         return f"Simulated waits are not the recorded ones: {cause}. Correct cluster.nodes first."
