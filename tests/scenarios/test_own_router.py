@@ -32,7 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the user is; Python does not look there by itself, as an installed command's does not."""
     monkeypatch.chdir(tmp_path)
     sys.modules.pop("mine", None)
-    monkeypatch.setattr(sys, "path", [part for part in sys.path if part not in ("", str(tmp_path))])
+    elsewhere = [part for part in sys.path if part not in ("", str(tmp_path)) and not Path(part, "mine.py").exists()]
+    monkeypatch.setattr(sys, "path", elsewhere)  # commands of other tests have added folders, with such a file in them
     yield tmp_path
     sys.modules.pop("mine", None)
 
