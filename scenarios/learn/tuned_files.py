@@ -51,7 +51,7 @@ def require_tuned(path: Path) -> Path:
 
 
 def _is_tuned(path: Path) -> bool:
-    """As the file says, also where a key in it is of a former version."""
+    """As the file says; its other keys are not looked at."""
     try:
         told = mapping(read_text(path), str(path)).get("made_by")
     except InputError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from hw.networks.accuracy import MEASURED
 from kit import strict
@@ -179,12 +180,18 @@ def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[
     """What HTML does not allow in a name is written out; the only program is named by its hash, so that it may run."""
     script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
     filters = environment().filters
-    filters["interval_small"], filters["plus_minus"] = _interval, lambda text: text.replace(PLUS_MINUS, " \u00b1")
+    filters["interval_small"], filters["prose"] = _interval, _prose
     filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
     text = environment().get_template("page.html.j2").render(
         title=title, run=run, profiles=profiles, script=Markup(script)  # noqa: S704 - our own
     )  # fmt: skip
     return visible_text(text)
+
+
+def _prose(text: str) -> Markup:
+    """A sentence of the terminal's as HTML: its keys and commands as code."""
+    escaped = str(escape(text)).replace(PLUS_MINUS, " \u00b1")
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", escaped))  # noqa: S704 - escaped
 
 
 def _interval(cell: str) -> Markup:

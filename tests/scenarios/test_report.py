@@ -133,7 +133,7 @@ def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> N
 
 
 def test_the_answers_stand_before_all_else(page: str) -> None:
-    """In a frame, above the paragraph and the first heading."""
+    """In a frame, above the first picture; keys and commands in them are code."""
     box = page[page.index('<div class="box">') : page.index("</div>", page.index('<div class="box">'))]
     assert re.findall(r'<h2 class="(\w+)">([^<]*)</h2>', box) == [
         ("open", "Did a learned router win?"),
@@ -141,6 +141,8 @@ def test_the_answers_stand_before_all_else(page: str) -> None:
         ("open", "What to do next?"),
     ]
     assert page.index('<div class="box">') < page.index("<figure>")
+    assert "<code>" in box
+    assert "`" not in box
 
 
 def test_devices_are_told_in_words(page: str) -> None:
