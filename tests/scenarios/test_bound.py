@@ -17,7 +17,6 @@ from kit import strict
 from kit.errors import InputError, WorkError
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.runs.bound import (
-    ORACLE_POINTS,
     FluidModel,
     busy_router_of,
     oracle_accuracy,
@@ -70,17 +69,6 @@ def made(
     scenario = strict.parse(Scenario, text, "fluid")
     accuracy = Accuracy(worlds.prior(2, WIDTHS))
     return build_world(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
-
-
-def test_an_accuracy_that_the_servers_cant_hold_is_refused() -> None:
-    """With what they can."""
-    world = made(toy("a", 1.0))
-    config = world.cluster.router
-    narrow = replace(world.cluster, router=replace(config, holds=(((True, True), (True, False)),)))
-    best = worlds.prior(2, WIDTHS)((1.0, 0.5))
-    assert max(replace(world, cluster=narrow).held_top1.values()) == best < max(world.held_top1.values())
-    with pytest.raises(InputError, match=f"width tuple that the servers can hold; allowed is up to {best:.4f}"):
-        FluidModel(replace(world, cluster=narrow)).bound(0.99 * max(world.held_top1.values()), 100)
 
 
 def at_rate(world: World, rate_img_s: float) -> World:
@@ -185,16 +173,6 @@ def test_the_routers_host_and_the_ways_to_it_by_hand() -> None:
     sooner = FluidModel(made(early, link="{latency_s: 0.003, bandwidth_bytes_s: 1e9}")).bound(0.7, 1.0)
     assert found.latency_s - sooner.latency_s == pytest.approx(2 * 0.8 * 2.5e-4, rel=1e-6)
     assert sooner.capacity_img_s == pytest.approx(found.capacity_img_s, rel=1e-6)
-
-
-def test_an_image_alone_takes_what_the_bound_says() -> None:
-    """Where the router keeps its books while a block is under way, and where that takes longer than the block does."""
-    for cost_s in (1e-3, 2e-2):
-        early = {"decision": {"block_s": cost_s, "image_s": 0.0}, "returned": {"block_s": 1e-5, "image_s": 0.0}}
-        world = at_rate(made(toy("a", 1.0, router_host={**early, "sent_share": 0.1})), 3.0)
-        world = replace(world, scenario=world.scenario.model_copy(update={"duration_s": 20.0}))
-        found = simulate_metrics(world, world.router("fixed:1,1@sticky"), "fixed", 1, warmup_s=0.0)
-        assert found["latency_s"]["p50"] == pytest.approx(FluidModel(world).bound(0.7, 3.0).latency_s, rel=1e-3)
 
 
 def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() -> None:
@@ -304,23 +282,6 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     assert "at a mean accuracy of at least 80.00 %, no router can" in told
     assert "at 480.0 images/s" in told
     assert "in 0.1 s: a router that knew it" in told
-    assert main(["bound", str(moving), "--window", "2s"]) == 2
-    assert "longer than the scenario (1 s)" in capsys.readouterr().err
-
-
-def test_every_programme_is_told_and_no_more_than_announced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Three of a bound, beyond the capacity, too; then those of the oracle; of a comparison three a point."""
-    mmpp = "{kind: mmpp, rate_img_s: 50, burst_factor: 1.5, burst_share: 0.5, dwell_s: 0.02}"
-    for workload, told in (
-        ("{kind: poisson, rate_img_s: 200}", "bound: 3 of 3 programmes"),
-        ("{kind: poisson, rate_img_s: 200000}", "bound: 3 of 3 programmes"),
-        (mmpp, f"bound: {3 + 1 + ORACLE_POINTS} of {3 + 1 + ORACLE_POINTS} programmes"),
-    ):
-        path = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", workload)
-        assert main(["bound", str(path)]) == 0
-        assert told in capsys.readouterr().err
-        assert main(["bound", str(path), "--quiet"]) == 0
-        assert not capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("usual_interrupts")
@@ -384,14 +345,6 @@ def test_what_a_rate_asks_of_the_router_by_hand() -> None:
     assert "router.groups, cluster.greedy.batch_limit" in told
 
 
-def test_a_router_that_nobody_measured_has_its_policy_only() -> None:
-    """One millisecond for 32 images of two segments: 16,000 a second."""
-    world = made(toy("a", 1.0))
-    assert busy_router_of(at_rate(world, 14_000.0)) is None
-    told = busy_router_of(at_rate(world, 16_000.0)) or ""
-    assert "1000 us to decide and send, and 0 us to take back (in at least 2 messages): 100 % of" in told
-
-
 def test_a_busy_router_is_told_by_the_commands_that_simulate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,21 +357,3 @@ def test_a_busy_router_is_told_by_the_commands_that_simulate(
         assert "warning: tiny: the router's process can't keep up: " in capsys.readouterr().err
     assert main(["simulate", str(path), *flags, "--quiet"]) == 0
     assert "keep up" not in capsys.readouterr().err
-
-
-def test_no_warning_where_only_the_narrowest_is_slow() -> None:
-    """Small kernels may gain nothing from narrowing: the whole model is asked before anybody is warned."""
-    text = made(toy("a", 1.0)).profiles[0].to_yaml()
-    profile = Profile.from_yaml(text, "toy")
-    slow = [
-        curve.model_copy(
-            update={"mean_s": tuple(3 * s for s in curve.mean_s), "p50_s": tuple(3 * s for s in curve.p50_s)}
-        )
-        if curve.width == WIDTHS[0]
-        else curve
-        for curve in profile.latency
-    ]
-    world = made(profile.model_copy(update={"latency": tuple(slow)}))
-    narrow, whole = FluidModel(world, WIDTHS[:1]).capacity_img_s(), FluidModel(world).capacity_img_s()
-    assert narrow < 0.6 * whole
-    assert overload_of(at_rate(world, 0.9 * whole)) is None

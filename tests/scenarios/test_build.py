@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,14 +17,11 @@ from hw.networks.accuracy import Evaluation, PaperTable, save_accuracy
 from kit.errors import InputError
 from policies.faults import Crash, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.vocabulary import NS_PER_S
-from scenarios.files.reading import load_scenario
-from scenarios.files.spec import MomentFault, SpanFault
 from scenarios.gym import ID, world_env
 from scenarios.metrics.comparison import compare_results
 from scenarios.runs.simulate import run_simulation, simulate_all, simulate_world
-from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
-from scenarios.world.world import Accuracy, World
+from scenarios.world.world import World
 from sim.cluster import Simulation
 from tests import worlds
 
@@ -82,19 +79,6 @@ def test_same_seed_same_result_but_for_wall_time(world: World) -> None:
     assert first["latency_s"] != simulate_world(world, "random", 8)["latency_s"]
 
 
-def test_an_interrupted_comparison_runs_only_what_is_missing(world: World) -> None:
-    """Finished runs are taken as they are."""
-    whole = simulate_all(world, ["random", "sticky"], [0, 1])
-    done = [simulate_world(world, "random", seed) for seed in (0, 1)]
-    ran: list[str] = []
-    resumed = simulate_all(
-        world, ["random", "sticky"], [0, 1], finished=done, on_result=lambda r: ran.append(r["router"])
-    )
-    assert ran == ["random", "random", "sticky", "sticky"]
-    without_wall = [[{**result, "wall_s": None} for result in results] for results in (whole, resumed)]
-    assert without_wall[0] == without_wall[1]
-
-
 def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
     """`gymnasium.make` with a scenario's file, and Gymnasium's own checker."""
     env = gymnasium.make(ID, scenario=str(write(tmp_path)))
@@ -102,39 +86,6 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
     assert env.observation_space.contains(observation)
     assert info["server_mask"].all()
     check_env(world_env(load_world(tmp_path / "tiny.yaml")), skip_render_check=True)
-
-
-@pytest.mark.parametrize(
-    "change, problem",
-    [
-        (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.101}"), "no server can hold segment 1"),
-        (("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.3, preload: all}"), "preload less or raise"),
-        (
-            ("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.05}"),
-            "less than the context of 'a' alone takes: it takes 0.1 GB",
-        ),
-        (("rate_img_s: 150", "rate_img_s: 0.0001"), "no image arrives"),
-        (
-            ("greedy: {vram_cap_gb: 3}", "greedy: {vram_cap_gb: 0.17}\nservice: {floor: 0.99}"),
-            "service.floor: is 0.99, and no width tuple that the servers can hold is so accurate; the nearest is",
-        ),
-    ],
-)
-def test_what_cannot_work_is_refused_before_it_runs(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
-    """Instances larger than the cap, preloads beyond it, a workload without arrivals."""
-    path = write(tmp_path, SCENARIO.replace(*change))
-    with pytest.raises(InputError, match=problem):
-        load_world(path).run_spec(0)
-
-
-def test_profiles_of_two_models_are_refused(tmp_path: Path) -> None:
-    """All servers run one network, and it is the one whose accuracy is known."""
-    scenario = load_scenario(write(tmp_path))
-    model = worlds.profile().model
-    other = worlds.profile("b", model=model.model_copy(update={"hash": "1"}).model_dump(mode="json"))
-    accuracy = Accuracy(worlds.prior())
-    with pytest.raises(InputError, match="calibrate both with one model"):
-        build_world(scenario, {"a": worlds.profile("a"), "b": other}, accuracy)
 
 
 def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -179,7 +130,7 @@ def test_the_papers_table_simulates_end_to_end(tmp_path: Path) -> None:
     """Labels are drawn from it: every tuple that ran is right as often as it says, and the result says whose it is."""
     text = SCENARIO.replace("accuracy.json", str(FILE)).replace("duration_s: 4", "duration_s: 20")
     world = load_world(write(tmp_path, text, provenance="datasheet"))
-    result, record = run_simulation(world, world.router("random"), "random", 0)
+    result, record = run_simulation(world, world.router("random"), "random", 0, engine="compiled")
     assert (result["accuracy_provenance"], result["mode"]) == ("paper", "simulation")
     done = [request for request in record.requests if request.status == "completed"]
     expected = np.array([world.accuracy.prior(request.widths) for request in done])
@@ -238,20 +189,6 @@ def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> No
         assert sum(isinstance(fault, kind) and fault.server == server for fault in chaos) > 60
 
 
-def test_chaos_may_be_of_one_kind(tmp_path: Path) -> None:
-    """Only what is listed happens."""
-    world = load_world(write(tmp_path, SCENARIO + "faults: [{kind: chaos, mean_gap_s: 50ms, kinds: [worker_hung]}]\n"))
-    faults = world.run_spec(0).faults
-    assert len(faults) > 10
-    assert all(isinstance(fault, Hang) for fault in faults)
-
-
-def test_every_kind_of_fault_says_what_it_plans() -> None:
-    """Its section: nothing else in `scenarios` has to know of a new kind."""
-    kinds = get_args(SpanFault) + get_args(MomentFault)
-    assert [kind.__name__ for kind in kinds if "planned" not in vars(kind)] == []
-
-
 def test_a_run_with_every_fault_accounts_for_every_request(tmp_path: Path) -> None:
     """From the file to the record, the same twice."""
     more = "\n  - {kind: poisoned, share: 0.02}\n  - {kind: chaos, mean_gap_s: 1}\nsupervision"
@@ -287,15 +224,3 @@ def test_emulated_links_are_the_simulations_own_but_for_measured_ones(tmp_path: 
     assert network.transfer(-1, 1, 10**9, 77) == (77, 77)
     everywhere = SCENARIO.replace("link: 10gbe", "link: measured")
     assert load_world(write(tmp_path, everywhere, link=measured)).emulated_links(5) is None
-
-
-def test_a_router_that_is_not_trained_yet_is_refused(world: World) -> None:
-    """With the remedy."""
-    for name, remedy in (
-        ("ppo", "run `slimsched train` first, with ppo in compare.routers"),
-        ("tuned:fixed", "in compare.routers, or name the file that `slimsched train --router fixed` makes"),
-        ("tide", "`slimsched train --router tide` makes; as it is before tuning it is called tide-untuned"),
-    ):
-        with pytest.raises(InputError) as refused:
-            world.router(name)
-        assert refused.value.problem.endswith(remedy)

@@ -136,22 +136,6 @@ def test_other_code_of_one_version_is_told() -> None:
         require_same_code("beta", "0.0.0", code_here())
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
-        ("backend: ray\n  address: 127.0.0.2:6379", "backend: local", "a's host, b's host: only under backend: ray"),
-        ("backend: ray\n  ", "", "address, a's host, b's host: only under backend: ray"),
-        ("host: beta,", "host: beta, shares_device_with: a,", "leave out its host"),
-    ],
-)
-def test_a_host_means_something_in_a_cluster_only(before: str, after: str, words: str, tmp_path: Path) -> None:
-    text = SCENARIO.replace(before, after)
-    if "shares" in after:
-        text = text.replace("device: {emulated: t4}}\n    - {name: c", "link: loopback}\n    - {name: c")
-    with pytest.raises(InputError, match=words):
-        scenario(tmp_path, text)
-
-
 def test_who_brings_activations_to_a_host_is_the_slowest_of_those_that_may() -> None:
     """Of one host alone it is its own."""
     slow, fast = Link(latency_s=1e-3, bandwidth_bytes_s=1e8), Link(latency_s=2e-3, bandwidth_bytes_s=1e10)

@@ -142,10 +142,3 @@ def test_expected_accuracy_has_no_noise_of_labels() -> None:
 
 def _with_requests(record: RunRecord, requests: Iterable[RequestRecord]) -> RunRecord:
     return dataclasses.replace(record, requests=tuple(requests))
-
-
-def test_partly_detailed_requests_are_refused() -> None:
-    """A mean over some of them would be nobody's."""
-    _, record = simulated("random", 0)
-    with pytest.raises(ValueError, match="only some"):
-        RequestColumns.of([replace(record.requests[0], stages_ns=()), *record.requests[1:]])

@@ -63,24 +63,6 @@ def test_the_bound_is_beside_each_router(tmp_path: Path, capsys: pytest.CaptureF
     assert fronts["latency_p99_s"][0]["bound"] is None  # the model knows means
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--baseline", "jqs"], "did you mean 'jsq'"),
-        (["--jobs", "0"], "0: must be a whole number from 1 to 1,024"),
-        (["--plot", "x.pdf"], "name a .png or .svg file"),
-    ],
-)
-def test_wrong_flags_run_nothing(
-    flags: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The user's mistakes: exit code 2, one line with what is allowed, before anything is simulated."""
-    path = write_scenario(tmp_path)
-    assert main(["compare", str(path), "--out", str(tmp_path / "r"), *flags]) == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "r" / "results.json").exists()
-
-
 def test_records_of_long_runs_are_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 import torch
 
-from hw.device import DeviceSpec, formats_of
+from hw.device import DeviceSpec
 from kit.errors import InputError
 from scenarios.executors.devices import as_calibrated, candidates, chosen_devices, device_spec, why_unseen
 from scenarios.executors.preflight import require_device
@@ -143,9 +143,3 @@ def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[
     found = as_calibrated(device_spec(section), section, profile)
     assert (found.channels_last, found.dtype) == wanted
     assert as_calibrated(DeviceSpec(), DeviceSection(), profile) == DeviceSpec()
-
-
-def test_how_a_gpu_computes_survives_a_profile() -> None:
-    """Its formats, by name."""
-    assert replace(LAST, **formats_of(FIRST.execution())) == FIRST
-    assert formats_of({"dtype": "int8"}) == {}

@@ -80,20 +80,6 @@ def test_what_a_killed_command_has_left_drains_nothing(tmp_path: Path) -> None:
         drain(tmp_path, "gpu0", is_wanted=True)
 
 
-def test_a_wish_stays_when_it_cant_be_read(tmp_path: Path) -> None:
-    """A server that was taken away must not get blocks because a disk is away for a moment."""
-    with open_door(RunFolder(tmp_path), SERVERS) as wish:
-        drain(tmp_path, "gpu0", is_wanted=True)
-        assert wish() == {0}
-        (tmp_path / DOOR).rename(tmp_path / "away")
-        assert wish() == {0}
-        with pytest.raises(InputError, match="has no servers up now"):
-            drain(tmp_path, "gpu0", is_wanted=False)
-        (tmp_path / "away").rename(tmp_path / DOOR)
-        drain(tmp_path, "gpu0", is_wanted=False)
-        assert wish() == frozenset()
-
-
 def test_a_validation_is_drained_while_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

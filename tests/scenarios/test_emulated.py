@@ -15,11 +15,9 @@ from scenarios.files.reading import load_scenario
 from scenarios.job.job import Job
 from scenarios.job.profiles import make_profiles
 from scenarios.job.validation import validate
-from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
 from scenarios.runs.simulate import simulate_world
-from scenarios.show.comparison import format_comparison
 from scenarios.show.profile import described
 from scenarios.show.report import gather, report
 from scenarios.show.result import format_result
@@ -63,28 +61,11 @@ def test_a_slowed_device_is_another_one_to_a_router(tmp_path: Path) -> None:
     assert load_world(scenario(tmp_path, 1, 20), tmp_path).device_names == ("toy", "toy x20")
 
 
-def test_devices_of_several_slowdowns_are_told_apart(tmp_path: Path) -> None:
-    world = load_world(scenario(tmp_path, 1, 20), tmp_path / "run")
-    results = [simulate_world(world, router, seed) for router in ("jsq", "random") for seed in (0, 1)]
-    found = compare_results(results)
-    assert found["emulated_slowdowns"] == [1.0, 20.0]
-    assert "tiny (emulated x1/x20)" in format_comparison(found)
-
-
 def test_an_emulated_profile_is_never_taken_for_a_measured_one(tmp_path: Path) -> None:
     profile = load_world(scenario(tmp_path, 10), tmp_path / "run").profiles[0]
     assert profile.origin == "emulated x10"
     assert described(profile).splitlines()[0].endswith(", emulated x10")
     assert {profile.power.provenance, profile.concurrency.provenance} == {Provenance.EMULATED}
-
-
-def test_an_emulated_device_of_another_network_is_refused(tmp_path: Path) -> None:
-    """Two of them agree with each other, and not with the accuracy."""
-    path = scenario(tmp_path)
-    path.write_text(path.read_text().replace("fast.yaml", "t4").replace("slow.yaml", "rtx-2080-ti"))
-    with pytest.raises(InputError, match="the accuracy table has 2 segments") as refused:
-        load_world(path, tmp_path / "run")
-    assert refused.value.source == "tiny"
 
 
 # ------------------------------------------------------------------------------------------------ in a run folder
@@ -151,12 +132,6 @@ def test_a_result_says_how_late_ends_were_seen() -> None:
     assert "beware      ends seen" in format_result(emulated_result(150_000))
 
 
-def test_real_executors_and_simulations_are_never_late() -> None:
-    found = record(request(0, 3, 1.0), ended_s=20, batches=(batch(1, 5),))
-    assert summary(found, **WINDOW, mode="hardware", engine="torch")["lateness_s"] is None
-    assert summary(found, **WINDOW)["lateness_s"] is None
-
-
 def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
     """That of the worst run of a row: more than 10 % of a mean pass."""
     saturated = pair(200_000, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
@@ -191,10 +166,3 @@ def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp
         Provenance.MEASURED,
     )
     assert not any("emulated" in table.title for table in errors_tables(real))
-
-
-def test_joules_of_emulated_devices_are_compared() -> None:
-    """Its sensor tells what it has drawn in this very run: no formula makes it of the same numbers."""
-    found = validate_results([pair(0)], Provenance.EMULATED)["pairs"][0]
-    assert found["not_applicable"] == {}
-    assert found["error_pct"]["energy_per_image"] is not None

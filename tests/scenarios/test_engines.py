@@ -24,14 +24,10 @@ from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice
 from scenarios.files.reading import load_scenario
 from scenarios.gym import FIGURES, ID
-from scenarios.metrics.result import Simulator
-from scenarios.runs.capacity import Search, capacity
-from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.compiling import compiling_text, telling
 from scenarios.world.materials import make_world
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
-from sim.compiled import UnsupportedScenario
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -54,7 +50,6 @@ WORLDS = {
     "bursts": "workload: {kind: mmpp, rate_img_s: 900, burst_factor: 4, burst_share: 0.2, dwell_s: 0.1}\nend: cut",
     "faults": OLD + FAULTS,
 }
-ENGINES: tuple[Simulator, ...] = ("simpy", "compiled")
 ROUTERS = ("random", "jsq", "shortest-delay", "slackfit", "ladder", "drawn.safetensors", "likeliest.safetensors")
 
 
@@ -130,16 +125,6 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
     assert found[0] == found[1] == found[2]
 
 
-def test_the_capacity_is_the_same(tmp_path: Path) -> None:
-    """As many runs, between the same rates."""
-    world = world_of(tmp_path)
-    ours, theirs = (
-        capacity(world, lambda: world.router("jsq"), Search("jsq", (0,), 0.5, 0.3, engine=engine)) for engine in ENGINES
-    )
-    assert ours == theirs
-    assert ours.runs > 1
-
-
 @pytest.mark.parametrize("options", [{}, {"holds_s": [0.005]}])
 def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, options: dict[str, Any]) -> None:
     """One on each engine, and the vector environment, from a scenario's file; with waits, too."""
@@ -198,20 +183,6 @@ def test_an_environment_may_be_sent_elsewhere(engine: str, tmp_path: Path) -> No
     assert again.reset(seed=3)[0].shape == sent.reset(seed=3)[0].shape
 
 
-@pytest.mark.skipif(not IS_ON, reason="nothing is compiled")
-def test_a_long_beginning_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of environments on the compiled engine, where its code is not kept; of no other."""
-    path = str(write_scenario(tmp_path))
-    for is_kept, told in ((True, 0), (False, 2)):
-        monkeypatch.setattr("scenarios.gym.is_kept", lambda *_, kept=is_kept: kept)
-        gymnasium.make(ID, scenario=path)
-        gymnasium.make(ID, scenario=path, engine="compiled")
-        gymnasium.make_vec(ID, scenario=path, num_envs=1)
-        assert capsys.readouterr().err.count("compiling the engine: ") == told
-
-
 def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     """The same numbers on both engines, by one environment and by many, and those of the same run by itself."""
     path = str(write_scenario(tmp_path))
@@ -260,13 +231,6 @@ def test_what_the_engine_cannot_do_is_refused(command: str, tmp_path: Path, caps
     assert streams.err == f"slimsched: --engine: {problem}\n"
 
 
-def test_a_log_is_kept_by_the_reference_alone(tmp_path: Path) -> None:
-    """From Python, where it can be asked for."""
-    world = world_of(tmp_path)
-    with pytest.raises(UnsupportedScenario, match="can't do a log of every step; use --engine simpy"):
-        run_simulation(world, world.router("jsq"), "jsq", 0, keep_log=True, engine="compiled")
-
-
 def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
     """A short `simulate` starts without numba, and without scipy: each takes longer to open than it runs."""
     path = write_scenario(tmp_path)
@@ -304,20 +268,6 @@ def test_compiling_is_told_once_and_beforehand(tmp_path: Path, monkeypatch: pyte
     assert compiling_text("sim.compiled.simulation").startswith("compiling the engine: 10 to 20 s; once")
     assert compiling_text("sim.compiled.rollout").startswith("compiling the engine's rollouts: ")
     assert compiling_text("policies.ppo.kernels").startswith("compiling the router: ")
-
-
-def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It works all the same, compiles each time, and names the folder and the remedy."""
-    file = tmp_path / "file"
-    file.touch()
-    monkeypatch.setenv("SLIMSCHED_CACHE", str(file))
-    for _ in range(2):
-        said: list[str] = []
-        with telling(said.append):
-            assert compiled_anew() == 42
-        assert len(said) == 1
-        assert f"{file} can't be written" in said[0]
-        assert "set SLIMSCHED_CACHE" in said[0]
 
 
 @pytest.mark.skipif(not IS_ON, reason="nothing is compiled with SLIMSCHED_JIT=0")

@@ -29,7 +29,7 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.show.validation import far_apart_warnings, format_validation, require_hopeful
+from scenarios.show.validation import format_validation, require_hopeful
 from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -57,14 +57,6 @@ def run(simulated_s: float, hardware_s: float, images: int = FEWEST_IMAGES, **pl
 def test_far_is_an_error_of_more_than_half(simulated_s: float, hardware_s: float, is_far: bool) -> None:
     """As tables have it: relative to the hardware, of either sign."""
     assert bool(far_runs([run(simulated_s, hardware_s)])) is is_far
-
-
-def test_throughput_counts_too() -> None:
-    """Images that the hardware leaves have no latency."""
-    both = run(1.0, 1.0)
-    both["hardware"]["throughput_img_s"] = both["simulated"]["throughput_img_s"] / 2
-    (found,) = far_runs([both])
-    assert found["error_pct"] == {"latency_mean": 0.0, "throughput": pytest.approx(100.0)}
 
 
 def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
@@ -168,14 +160,6 @@ def test_a_validation_near_its_simulation_goes_on(tmp_path: Path, monkeypatch: p
     bench.hardware = opened(tmp_path / "slow", 4.0)
     assert bench.validate().get("far_apart") is None
     assert [each.router for each in bench.asked] == ["jsq", "sticky"]
-
-
-def test_nothing_is_stopped_where_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single pair has its table and its warning."""
-    found = Bench(tmp_path, 4.0, monkeypatch).validate(("jsq",))
-    assert not was_stopped(found)
-    (warning,) = far_apart_warnings(found)
-    assert warning.startswith("Far apart: 1 hardware run: more than 50 % from simulation: jsq, seed 0")
 
 
 @pytest.mark.parametrize("command", ["validate", "run"])

@@ -20,7 +20,6 @@ from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.job import comparison, job, network, profiles, router, validation
 from scenarios.job.job import Job
-from tests import worlds
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
@@ -251,16 +250,6 @@ def test_another_version_makes_all_anew(folder: Path, monkeypatch: pytest.Monkey
     assert changed(before, fingerprints(scenario, folder)) == ALL
 
 
-def test_another_form_of_profiles_measures_anew_what_serving_costs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a run folder was left with by a former form is refused; the same command then writes it anew."""
-    scenario = load_scenario(folder / "own.yaml")
-    before = fingerprints(scenario, folder)
-    monkeypatch.setattr(profiles, "PROFILE_SCHEMA", "slimsched.profile/9")
-    assert changed(before, fingerprints(scenario, folder)) == {"serving"}
-
-
 def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -> None:
     """What is in a file counts, not its place; and of code what it does."""
     before = fingerprints(load_scenario(folder / "own.yaml"), folder)
@@ -268,45 +257,3 @@ def test_where_files_lie_and_what_is_remarked_makes_nothing_anew(folder: Path) -
     (folder / "own.yaml").write_text(OWN.replace("curves/", "elsewhere/"))
     (folder / "own_net.py").write_text(TEXTS["own_net.py"].replace("# remark", "# another"))
     assert changed(before, fingerprints(load_scenario(folder / "own.yaml"), folder)) == set()
-
-
-def test_a_profile_in_its_place_is_from_its_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scenario that names a file, and then none again, has what was calibrated, with what serving costs; by no stage
-    that runs again."""
-    calibrated = worlds.profile("calibrated")
-    monkeypatch.setattr(profiles, "calibrate_device", lambda *_, **__: calibrated)
-    monkeypatch.setattr(profiles, "measure_serving", lambda *_, **__: None)
-    monkeypatch.setattr(profiles, "load_dataset", lambda _: None)
-    monkeypatch.setattr(profiles, "with_overheads", lambda profile, *_: profile.model_copy(update={"dispatch_s": 0.5}))
-    monkeypatch.setattr(Job, "world", lambda _: None)
-    said: list[str] = []
-    (folder / "run/profiles/cpu.yaml").unlink()
-
-    def made(scenario: str) -> str:
-        (folder / "own.yaml").write_text(scenario)
-        job = Job(load_scenario(folder / "own.yaml"), folder / "run", say=said.append)
-        profiles.make_profiles(job)
-        first = (folder / "run/profiles/cpu.yaml").read_text()
-        profiles.make_serving(job)
-        last = (folder / "run/profiles/cpu.yaml").read_text()
-        assert len(said) < 3 or first == last  # what serving costs is there at once, where it is known
-        return last
-
-    served = calibrated.model_copy(update={"dispatch_s": 0.5}).to_yaml()
-    assert made(OWN) == served
-    assert (
-        made(OWN.replace("{cores: [0]}}", "{cores: [0]}, profile: given.yaml, link: 1gbe}"))
-        == (folder / "given.yaml").read_text()
-    )
-    assert made(OWN) == served
-    (folder / "run/profiles/cpu.yaml").unlink()
-    assert made(OWN) == served
-    lines = [line for line in served.splitlines(keepends=True) if not line.startswith("checksum:")]
-    edited = "".join(lines).replace("dispatch_s: 0.5", "dispatch_s: 0.25")
-    (folder / "run/profiles/cpu.yaml").write_text(edited)
-    assert made(OWN) == edited  # the user's stays, and is told
-    assert [line for line in said if "skipped" not in line] == [
-        "calibrate-cpu: begins",
-        "serving: begins",
-        "profiles/cpu.yaml was edited since, and is taken so",
-    ]

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from kit.chance import stream
-from kit.errors import InputError
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import FixedRule
 from policies.rules.tide import TideRule
@@ -20,7 +18,6 @@ from scenarios.world.materials import load_world
 from scenarios.world.routers import make_named
 from scenarios.world.world import World
 from sim.compiled.simulation import CompiledSimulation
-from slimsched.cli import main
 
 SCENARIO = Path("scenarios/main-mmpp-10g.yaml")
 EAGER = HoldSpec(requests=(8,) * 4, wait_s=(2e-3,) * 4)
@@ -42,24 +39,6 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
     return np.asarray(simulation.columns().requests.finished_ns)
 
 
-BEFORE = """
-schema: slimsched.rule/1
-kind: ladder
-placement: sticky
-group: largest
-rungs: [[1, 1, 1, 1], [0.25, 0.5, 0.75, 1]]
-thresholds: [24]
-"""
-
-
-def test_a_file_from_before_waiting_holds_nobody(world: World, tmp_path: Path) -> None:
-    """It decides the same where requests may be held and where not: a rule's file that names no hold."""
-    rule = tmp_path / "before.rule.yaml"
-    rule.write_text(BEFORE)
-    assert read_rule(rule).hold is None
-    assert (finished_ns(world, str(rule), 16_000_000) == finished_ns(world, str(rule), 0)).all()
-
-
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
     """Written, read back, and no longer the same run, but where nobody may be held."""
     rule, tide = tmp_path / "held.rule.yaml", tmp_path / "tide.rule.yaml"
@@ -72,15 +51,3 @@ def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
     made = read_rule(rule).make(world.context)
     assert isinstance(made, HoldingRouter)
     assert made.hold == HoldRule((8,) * 4, (2_000_000,) * 4)
-
-
-def test_a_hold_of_another_network_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It names the file, the key, and what is asked for."""
-    path = tmp_path / "two.rule.yaml"
-    hold = {"requests": [8, 8], "wait_s": [1e-3, 1e-3]}
-    path.write_text(yaml.safe_dump({"schema": "slimsched.rule/1", "kind": "fixed", "hold": hold}))
-    assert main(["simulate", str(SCENARIO), "--router", str(path)]) == 2
-    assert "holds 2 segments; the network has 4: one number for each" in capsys.readouterr().err
-    path.write_text(yaml.safe_dump({"schema": "slimsched.rule/1", "kind": "fixed", "hold": {**hold, "wait_s": [1]}}))
-    with pytest.raises(InputError, match="2 requests and 1 wait_s; each needs one a segment"):
-        read_rule(path)

@@ -149,14 +149,6 @@ def test_a_picture_says_names_as_they_are(chart: str) -> None:
     assert [name for name in SHORT if name not in texts] == []
 
 
-def test_axes_and_headings_say_names_as_they_are() -> None:
-    server = charts.Telemetry("$b_1$", [0.0, 1.0], [0.5, 0.6], [10.0, 11.0])
-    assert "$b_1$: utilization, %" in drawn(charts.both_over_time([server], [server]))
-    profile = named("$b_1$")
-    heading = drawn(latency_curves(profile, latency_bands(profile)))
-    assert any(text.startswith("$b_1$: $b_1$, latency") for text in heading)
-
-
 @pytest.mark.parametrize("chart", CHARTS)
 def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
     """Long ones go on in the next line; the SVG can be read; what can't be seen is written out."""
@@ -183,18 +175,6 @@ def _shows_something(picture: Path) -> bool:
     if picture.suffix == ".svg":
         return any(text.text for text in ElementTree.parse(picture).iter(f"{SVG}text"))
     return float(imread(picture).std()) > 0
-
-
-@pytest.mark.parametrize("name", ["jsq", "a-router-of-some-length", "W" * 2 * charts.LINE])
-@pytest.mark.parametrize("chart", ["latency", "trade-off", "over time"])
-def test_a_legend_is_no_wider_than_its_picture(chart: str, name: str) -> None:
-    """Fewer names stand beside each other where they are long."""
-    figure = of_routers(tuple(f"{name}{number}" for number in range(3)))[chart]
-    figure.draw_without_rendering()
-    assert figure.legends
-    for legend in figure.legends:
-        box = legend.get_window_extent()
-        assert 0 <= box.x0 <= box.x1 <= figure.bbox.width
 
 
 # ------------------------------------------------------------------------------------------------------- a terminal

@@ -64,49 +64,6 @@ def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
 
 
-def test_a_network_that_breaks_a_rule_is_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is found out before hours are spent, and before the data is opened."""
-    own = "{network: 'tests.hw.test_networks:Pooled', options: {fault: no neighbours}, dataset: cifar100}"
-    error = refused(["model", "train", str(scenario(tmp_path, own)), "--out", str(tmp_path / "run"), "--quiet"], capsys)
-    assert "model.network" in error
-    assert "depends on the others of its batch" in error
-
-
-@pytest.mark.parametrize(
-    "model, wanted",
-    [
-        ("{network: slimresnet-tinny}", "model.network: unknown network 'slimresnet-tinny'; did you mean"),
-        ("{network: digits, options: {classes: 3}}", "options are for a network of your own"),
-        ("{dataset: digits}", "give one of network, checkpoint, accuracy"),
-        (
-            "{network: digits, training: {device: 'cuda:99'}}",
-            "small: model.training.device: 'cuda:99' can't",
-        ),
-        ("{network: digits, training: {growth: [[1.0, 4]]}}", "slimsched: small: model.training.growth: found"),
-        ("{network: digits, training: {batch: 9999}}", "slimsched: small: model.training.batch: digits has too few"),
-        ("{network: slimresnet-tiny}", "slimsched: small: model.dataset: digits has images of"),
-        ("{network: digits, dataset: cifar100}", "damaged or incomplete"),
-        ("{network: 'no_module:Net'}", "No module named 'no_module'"),
-    ],
-)
-def test_what_cannot_be_trained(
-    model: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each mistake in one line that names the key; exit code 2."""
-    (tmp_path / "cifar-100-python").mkdir()
-    monkeypatch.setenv("SLIMSCHED_DATA", str(tmp_path))
-    path = scenario(tmp_path, model)
-    assert wanted in refused(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
-
-
-def test_a_checkpoint_of_another_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file's network and the scenario's must be one."""
-    save_model(tmp_path / "model.safetensors", Network("digits").build(), "digits", {})
-    path = scenario(tmp_path, "{network: slimresnet18, checkpoint: model.safetensors}")
-    error = refused(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
-    assert "holds weights of 'digits', not of 'slimresnet18'" in error
-
-
 def digits_scenario(folder: Path, more: str = "") -> Path:
     """An untrained digits network as a checkpoint."""
     save_model(folder / "model.safetensors", Network("digits").build(), "digits", {})
@@ -123,19 +80,6 @@ def test_evaluation_looks_at_the_network_itself(tmp_path: Path, capsys: pytest.C
     assert max(row["top1"] for row in found) < 0.5  # the paper's are above 0.7
 
 
-@pytest.mark.parametrize(
-    "more, wanted",
-    [
-        (", training: {device: 'cuda:99'}", "training.device"),
-        (", training: {device: meta}", "training.device"),
-    ],
-)
-def test_what_cannot_be_evaluated(more: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A device that is not there, in one line."""
-    path = digits_scenario(tmp_path, more)
-    assert wanted in refused(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
-
-
 def test_an_error_in_a_users_network_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 1, with the network's name; no traceback."""
     network = Network("tests.scenarios.own_network:Fragile")
@@ -143,14 +87,6 @@ def test_an_error_in_a_users_network_is_one_line(tmp_path: Path, capsys: pytest.
     path = scenario(tmp_path, f"{{network: '{network.name}', dataset: digits, checkpoint: model.safetensors}}")
     assert main(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"]) == 1
     assert capsys.readouterr().err == f"slimsched: {network.name}: RuntimeError: too large a batch\n"
-
-
-def test_a_network_for_other_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A checkpoint whose images are not those of the data set."""
-    save_model(tmp_path / "model.safetensors", Network("slimresnet-tiny").build(), "slimresnet-tiny", {})
-    path = scenario(tmp_path, "{checkpoint: model.safetensors, dataset: digits}")
-    error = refused(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"], capsys)
-    assert "choose a model and a data set that fit" in error
 
 
 def test_a_table_of_another_network_stops_the_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,25 +60,6 @@ def test_a_folder_beside_the_scenario_is_trained_on(scenario: Path, capsys: pyte
     assert "accuracy: its inputs have changed" in told[2]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "words"),
-    [
-        ("digts", ["own.yaml", "model.dataset", "no such data set or folder", "did you mean 'digits'", "module:Class"]),
-        ("images/train", ["own.yaml", "model.dataset", "has no folder 'train'"]),
-        ("'no_such_module_here:Mine'", ["model.dataset", "ModuleNotFoundError"]),
-    ],
-)
-def test_a_set_that_is_not_there(
-    dataset: str, words: list[str], scenario: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One line, before anything is trained."""
-    scenario.write_text(SCENARIO.replace("dataset: images", f"dataset: {dataset}"))
-    assert main(["model", "train", str(scenario), "--out", str(scenario.parent / "run"), "--quiet"]) == 2
-    error = capsys.readouterr().err
-    assert [word for word in words if word not in error] == []
-    assert len(error.strip().splitlines()) == 1
-
-
 def test_an_accuracy_of_other_images_is_refused(scenario: Path) -> None:
     """Real executors would serve images that it says nothing of."""
     loaded, tuples = load_scenario(scenario), ((0.5, 0.5),)

@@ -54,28 +54,6 @@ def test_it_is_found_where_the_user_is_and_decides(
     assert "mine:Mine" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("engine", ["simpy", "compiled"])
-@pytest.mark.parametrize(
-    ("returned", "told"),
-    [
-        ("3", "mine:Mine: choose returned 3; allowed is a policies.vocabulary.Choice(server, width, group)"),
-        ("Choice(99, 1.0, 4)", "allowed servers are those that are valid now: 0, 1"),
-        ("Choice(1, 0.3, 4)", "allowed widths on server 1 are 0.5, 1.0"),
-        ("Choice(1, 1.0, 0)", "allowed groups are whole numbers from 1"),
-        ("1 / 0", "mine:Mine: choose: ZeroDivisionError: division by zero"),
-    ],
-)
-def test_its_nonsense_ends_in_one_line(
-    engine: str, returned: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 1, as where a user's network fails."""
-    path = write(folder, returned)
-    assert main(["simulate", str(path), "--router", "mine:Mine", "--engine", engine, "--quiet"]) == 1
-    error = capsys.readouterr().err
-    assert told in error
-    assert len(error.strip().splitlines()) == 1
-
-
 def test_a_stage_is_made_anew_when_its_code_has_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """But not for a comment."""
     path = write(folder, FINE)

@@ -41,17 +41,6 @@ def test_a_plain_line_every_few_seconds(clock: list[float]) -> None:
     ]
 
 
-def test_what_was_done_before_says_nothing_of_the_pace(clock: list[float]) -> None:
-    """Work that goes on from 80 of 100 at one step a second has 10 s left at 90."""
-    stream = io.StringIO()
-    with Progress("train", 100, unit="step", stream=stream) as bar:
-        bar.set(80)
-        clock[0] = 10.0
-        bar.set(90)
-        clock[0] = 12.0
-    assert stream.getvalue().splitlines()[0] == "train: 90 of 100 steps, 10 s left"
-
-
 def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """Neither on a terminal nor elsewhere."""
     for stream in (io.StringIO(), Terminal()):
@@ -70,17 +59,6 @@ def test_a_terminal_has_a_bar(clock: list[float]) -> None:
     assert "measure" in stream.getvalue()
     assert "\r" in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].endswith("in 0.0 s")
-
-
-def test_a_total_that_is_known_late(clock: list[float]) -> None:
-    """`set` takes the total when it is known, and never counts twice."""
-    stream = io.StringIO()
-    with Progress("x", stream=stream) as bar:
-        bar.set(3)
-        bar.set(7, 10)
-        clock[0] = 6.0
-        bar.set(7)
-    assert stream.getvalue().splitlines()[0].startswith("x: 7 of 10 steps")
 
 
 def test_an_error_ends_without_a_summary() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from kit.errors import InputError
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
@@ -60,39 +59,6 @@ def test_rules_are_compared_on_the_command_line(tmp_path: Path, capsys: pytest.C
     rule = str(tmp_path / "rules" / "mine.rule.yaml")
     assert main(["simulate", str(path), "--router", rule, "--json", "-", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["router"] == "mine"
-
-
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        (None, ["compare.routers.1", "mine.rule.yaml", "no such file"]),
-        ("kind: [", ["mine.rule.yaml", "not valid YAML"]),
-        ("- 1", ["mine.rule.yaml", "expected keys and values"]),
-        ("{schema: slimsched.rule/1, kind: fixed, kind: ladder}", ["mine.rule.yaml", "'kind' is given twice"]),
-        ("{schema: slimsched.rule/1, kind: fixed, tupel: [1]}", ["mine.rule.yaml: tupel: ", "did you mean 'tuple'"]),
-    ],
-)
-def test_a_broken_rule_is_found_with_the_scenario(tmp_path: Path, text: str | None, words: list[str]) -> None:
-    """Before anything starts."""
-    path = with_rule(tmp_path)
-    file = tmp_path / "rules" / "mine.rule.yaml"
-    if text is None:
-        file.unlink()
-    else:
-        file.write_text(text)
-    with pytest.raises(InputError) as caught:
-        load_scenario(path)
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_rule_of_another_network_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And what would fit, as one message without a traceback."""
-    path = with_rule(tmp_path)
-    rule = tmp_path / "four.rule.yaml"
-    rule.write_text("{schema: slimsched.rule/1, kind: fixed, tuple: [1, 1, 1, 1]}")
-    assert main(["simulate", str(path), "--router", str(rule)]) == 2
-    assert "four.rule.yaml: [1.0, 1.0, 1.0, 1.0] does not fit" in capsys.readouterr().err
 
 
 def test_a_router_that_was_tuned_elsewhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

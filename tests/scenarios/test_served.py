@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import pytest
 from msgspec.structs import replace
@@ -16,10 +13,6 @@ from kit.documents import read_json
 from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
-from scenarios.executors.campaign import Finished, PlannedRun
-from scenarios.files.reading import load_scenario
-from scenarios.job import validation as stage
-from scenarios.job.job import Job
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
@@ -247,9 +240,6 @@ def test_servers_that_were_down_are_rows_of_a_validation() -> None:
     ]
 
 
-# -------------------------------------------------------------------------------------------------------------- report
-
-
 # ------------------------------------------------------------------------------------------------ nothing was completed
 
 
@@ -331,47 +321,6 @@ def test_compare_keeps_the_others_and_ends_with_an_error(
     assert rows["sticky"]["latency_s"]["mean"]["mean"] > 0
     assert len(read_json(Path("run/results.json"))) == 4
     sys.modules.pop("slow")
-
-
-def finished(router: str, hardware: Result) -> Finished:
-    """A paired run with its twin, as a campaign leaves it."""
-    planned = PlannedRun("pair", router, None, None, 1.0, 0)
-    return Finished(validation_run(result(router), hardware), planned, record(), record())
-
-
-def test_a_hardware_run_that_completed_nothing_is_made_again_and_the_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Results of all are there; the stage is not done until every run has served somebody."""
-    good, barren = (result("a", mode="hardware"), result("b", mode="hardware", failed=IMAGES))
-    made = [[finished("a", good), finished("b", barren)], [finished("b", {**barren, **good, "router": "b"})], []]
-    seen: list[list[str]] = []
-
-    def runs(*_: Any, finished: Sequence[ValidationRun], **__: Any) -> Iterator[Finished]:
-        seen.append([run["router"] for run in finished])
-        yield from made[len(seen) - 1]
-
-    warn = ("warn_of_another_stack", "warn_of_other_programs")
-    for name in ("require_devices", "require_ready", *warn, "load_measured", "write_cores"):
-        monkeypatch.setattr(stage, name, MagicMock())
-    plan = SimpleNamespace(duration_s=1.0, hardware_runs=2, repeats=1, in_order=list, goes_on=False)
-    monkeypatch.setattr(stage, "Plan", SimpleNamespace(of=lambda *_: plan))
-    monkeypatch.setattr(stage, "validate_runs", runs)
-    monkeypatch.setattr(stage, "CORES_FILE", "validation.json")  # nobody writes it here
-    job = Job(load_scenario(write_scenario(tmp_path)), tmp_path / "run", say=lambda _: None, quiet=True)
-    monkeypatch.setattr(Job, "can_validate", True)
-    monkeypatch.setattr(Job, "fingerprint", lambda *_: "the same")
-    monkeypatch.setattr(stage, "foreign_routers", lambda *_: [])
-    for name in ("world_parts", "router_parts"):
-        monkeypatch.setattr(Job, name, lambda *_: [])
-    monkeypatch.setattr(Job, "images", "")
-    monkeypatch.setattr(Job, "model", SimpleNamespace(path=tmp_path / "tiny.yaml"))
-    world = MagicMock(power_provenance=Provenance.MEASURED)
-    for completed in ([IMAGES, 0], [IMAGES, IMAGES], [IMAGES, IMAGES]):
-        with job.folder.opened():
-            pairs = stage.validate(job, world)["pairs"]
-        assert [pair["hardware"]["images"]["completed"] for pair in pairs] == completed
-    assert seen == [[], ["a"]], "the third time nothing is run"
 
 
 def test_a_run_in_which_nothing_happened_is_reported_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

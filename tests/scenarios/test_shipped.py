@@ -25,7 +25,6 @@ from scenarios.learn.stale import why_tune
 from scenarios.learn.tuning import Tuning
 from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
-from slimsched.cli import main
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "scenarios" / "data" / "models"
@@ -96,20 +95,6 @@ def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch:
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text("a user's own")
     assert scenario_file(Path(name)) == Path(name)
-
-
-def test_a_name_that_no_scenario_has_is_told_with_the_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nor is one of what lies below the scenarios, and is none, taken for one."""
-    monkeypatch.chdir(tmp_path)
-    assert main(["simulate", "quikstart"]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "quikstart: no such file, and no shipped scenario has this name; did you mean 'quickstart'?" in told
-    assert scenario_file(Path("data/profiles/t4")) == Path("data/profiles/t4")
-    assert main(["simulate", "live-burst"]) == 2
-    assert "did you mean 'live-bursts'? known: cifar100, live-bursts, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +19,6 @@ from scenarios.metrics.signatures import (
     against_reference,
     context_of,
     signatures,
-    tally,
-    tally_text,
 )
 from scenarios.show.comparison import comparison_table
 from scenarios.show.report import build_report
@@ -167,27 +164,6 @@ def test_memory_that_is_too_small_for_what_is_asked() -> None:
     assert names(run(narrow, 600, **TIGHT), **TIGHT) == ["accuracy collapse"]
 
 
-def test_memory_where_no_detail_was_kept() -> None:
-    """Loads a batch tell it, or images that were never finished."""
-    tight = context(cluster(**TIGHT))
-    result = edited(run(every_width, 600, **TIGHT), stages_s=None)
-    assert [found["name"] for found in signatures(result, tight)] == ["VRAM exhaustion"]
-    calm = edited(result, servers=[{**server, "loads": 3} for server in result["servers"]])
-    assert signatures(calm, tight) == ()
-    stuck = edited(calm, images={**result["images"], "in_flight": result["images"]["arrived"] // 5})
-    assert [found["name"] for found in signatures(stuck, tight)] == ["VRAM exhaustion"]
-
-
-def test_images_that_memory_refused() -> None:
-    """From one in a thousand on; other failures are another matter."""
-    result = moderate(sticky)
-    one, few = int(0.0005 * result["images"]["arrived"]), int(0.01 * result["images"]["arrived"])
-    assert names(edited(result, failures={"out_of_memory": one})) == []
-    assert names(edited(result, failures={"out_of_memory": few})) == ["VRAM exhaustion"]
-    assert names(edited(result, failures={"instance_too_large": few})) == ["VRAM exhaustion"]
-    assert names(edited(result, failures={"server_down": few})) == []
-
-
 def test_always_the_narrowest_widths() -> None:
     """By what the widths are expected to get right, not by the luck of labels."""
     [found] = signatures(moderate(narrow), context(cluster()))
@@ -224,33 +200,6 @@ def test_few_images_say_nothing() -> None:
     result = moderate(narrow)
     for completed, found in ((99, []), (100, ["accuracy collapse"])):
         assert names(edited(result, images={**result["images"], "completed": completed})) == found
-
-
-def test_servers_that_share_a_device_share_its_speed() -> None:
-    """Shares of the speed add up to one."""
-    alone = context(cluster())
-    spec = cluster()
-    two = replace(spec, servers=(*spec.servers, replace(spec.servers[0], name="a-again")))
-    together = context_of(two, ProfileCosts(
-        [spec.devices[server.device] for server in two.servers],
-        [server.knobs.batch_limit for server in two.servers],
-        [server.attachment for server in two.servers],
-    ))  # fmt: skip
-    for found in (alone, together):
-        assert sum(server.speed for server in found.servers) == pytest.approx(1)
-    assert alone.servers[0].speed == pytest.approx(2 * together.servers[0].speed)
-    assert alone.servers[0].speed == pytest.approx(1 / 2.1)
-    assert (alone.narrowest_accuracy, alone.best_accuracy) == pytest.approx((0.6, 0.9))
-
-
-def test_how_many_runs_show_it() -> None:
-    """Counted over runs, in words for a table; runs that nobody looked at count as runs."""
-    shown = signatures(moderate(narrow), context(cluster()))
-    counts = tally([shown, None, (), shown])
-    assert counts == {"accuracy collapse": 2}
-    assert tally_text(counts, 4) == "accuracy collapse (2 of 4 runs)"
-    assert tally_text({"reward hacking": 1}, 1) == "reward hacking (1 of 1 run)"
-    assert tally_text({}, 3) == ""
 
 
 def test_a_comparison_holds_runs_against_the_sticky_one() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,42 +71,11 @@ def test_profiles_and_accuracies_of_ones_own(tmp_path: Path, capsys: pytest.Capt
     assert main(["simulate", "out/own.yaml", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (["--gpu", "rtx-2080"], "--gpu: rtx-2080: no such profile; did you mean 'rtx-2080-ti'"),
-        (["--gpu", ""], "--gpu: "),
-        (["--link", "10gb"], "--link: unknown '10gb'; did you mean '10gbe'"),
-        (["--rate", "0"], "--rate: 0: must be a number"),
-        (["--router", "jqs"], "--router: .*did you mean 'jsq'"),
-        (["--router", "jsq", "--router", "jsq"], "--router: 'jsq' is given twice"),
-        (["--duration", "1 fortnight"], "--duration: no duration: '1 fortnight'"),
-        (["--accuracy", "no.json"], "no.json"),
-    ],
-)
-def test_what_is_none_is_told(flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line, and nothing is written."""
-    assert main(["init", *flags]) == 2
-    error = capsys.readouterr().err
-    assert re.search(problem, error), error
-    assert error.count("\n") == 1
-    assert not Path("scenario.yaml").exists()
-
-
 def test_a_name_with_blanks_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
     """What is told can be pasted into a shell."""
     assert main(["init", "my first file.yaml", "--quiet"]) == 0
     assert "\nnext: slimsched compare 'my first file.yaml'\n" in capsys.readouterr().out
     assert "#   slimsched simulate 'my first file.yaml' " in Path("my first file.yaml").read_text()
-
-
-def test_no_file_is_written_over(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("mine.yaml").write_text("mine")
-    assert main(["init", "mine.yaml"]) == 2
-    assert "is there already" in capsys.readouterr().err
-    assert Path("mine.yaml").read_text() == "mine"
-    assert main(["init", "new.yaml", "--json", "new.yaml"]) == 2
-    assert "one file" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(60)  # one that waits for another answer would wait for ever

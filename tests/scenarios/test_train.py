@@ -17,7 +17,7 @@ from policies.ppo import PPORouter
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.job.job import Job
-from scenarios.job.router import able_engine, make_ppo
+from scenarios.job.router import make_ppo
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
@@ -127,12 +127,6 @@ def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.Captur
     assert read_rule(files[1]).make(world_of(tmp_path).context).width == by_name.width  # type: ignore[attr-defined]
 
 
-def test_a_rule_that_nobody_tunes_cant_be_named_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, ("[random, ppo]", '["tuned:laddr"]'))
-    assert train(path) == 2
-    assert "'tuned:laddr': no such rule is tuned; did you mean 'ladder'?" in capsys.readouterr().err
-
-
 def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
     world = world_of(tmp_path)
@@ -202,14 +196,6 @@ def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatc
     refused = said.index("train: the compiled engine can't do a thing")
     assert said[refused + 2].startswith("train: on the reference")
     assert json.loads((tmp_path / "run" / "score.json").read_text())["trained_on"] == "simpy"
-
-
-def test_a_scenario_that_cannot_be_trained_compiled_is_known_beforehand(tmp_path: Path) -> None:
-    """Episodes that are too long are seen before anything is trained."""
-    scenario = load_scenario(write(tmp_path, TOO_LONG))
-    job = Job(scenario, tmp_path / "run", say=lambda _: None, quiet=True)
-    assert able_engine(job, make_world(scenario, tmp_path)) == "simpy"
-    assert able_engine(job, world_of(tmp_path)) == "compiled"
 
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

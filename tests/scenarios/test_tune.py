@@ -24,11 +24,11 @@ from scenarios.learn.course import Course, Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.race import Racer, run_race
+from scenarios.learn.race import Racer
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import FloorError, _first, _generation, _search, floor_to, natural_floor, tune_world
-from scenarios.learn.tuned_files import failed_command, failure_path, note_failure
-from scenarios.learn.tuning import Tuning, tune_router, tuned_text
+from scenarios.learn.tune import FloorError, _first, _generation, _search, tune_world
+from scenarios.learn.tuned_files import failed_command, failure_path
+from scenarios.learn.tuning import Tuning, tune_router
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -52,14 +52,6 @@ SCENARIO = {
     "compare": {"seeds": [100, 101]},
 }
 KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, levels=2, population=4, elite=2)
-
-
-def write_promising(path: Path) -> Path:
-    """A scenario that promises a floor and a limit of the p99, of a tuning that takes seconds."""
-    tuning = {"floor": 0.75, "levels": 1, "decisions": 4000, "episodes": 2, "episode_s": 0.5}
-    service = {"floor": 0.75, "p99_limit_s": 0.05}
-    path.write_text(yaml.safe_dump({**SCENARIO, "tuning": tuning, "service": service}))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -121,28 +113,6 @@ def test_it_does_not_depend_on_threads(world: World) -> None:
 
 def racer(name: str) -> Racer:
     return Racer(name, "", np.zeros(1), cast(Any, name))
-
-
-@pytest.mark.parametrize(
-    ("runs", "winner"),
-    [
-        ({"slow": (0.2, 0.76), "quick": (0.1, 0.75)}, "quick"),
-        ({"slow": (0.2, 0.76), "quick": (0.1, 0.7497)}, "slow"),
-        ({"slow": (0.2, 0.76), "quick": (0.1, 0.7499)}, "quick"),
-        ({"slow": (0.2, 0.746), "quick": (0.1, 0.7459)}, "quick"),
-        ({"slow": (0.2, 0.746), "quick": (0.1, 0.7457)}, "slow"),
-    ],
-)
-def test_who_misses_the_floor_by_more_than_tuning_does_wins_no_race(
-    runs: dict[str, tuple[float, float]], winner: str
-) -> None:
-    """But where all miss it, only by more than the most accurate does."""
-    course = _Watched(replace(KNOBS, floor=0.75))
-    course.measure = lambda tries: [score(runs[name][0], 1.0, runs[name][1]) for name, _ in tries]  # type: ignore[method-assign]
-    found, raced = run_race([racer(name) for name in runs], course)
-    assert found.name == winner
-    assert [each.told["of"] for each in raced] == list(runs)
-    assert raced[0].told["mean_s"] == runs["slow"][0]
 
 
 @pytest.mark.parametrize("kind", ["ladder", "tide", "fixed"])
@@ -208,11 +178,6 @@ def test_the_search_stops_when_it_has_settled(world: World, monkeypatch: pytest.
     monkeypatch.setattr(CrossEntropy, "settled", property(settled))
     found = tune_world(world, "ladder", replace(KNOBS, floor=0.75, decisions=10**9))
     assert len(found.history) == 3
-
-
-def test_why_there_is_none_lies_where_the_router_would() -> None:
-    assert failure_path(Path("a/ladder.rule.yaml")) == Path("a/ladder.failed.txt")
-    assert failure_path(Path("a/tide.v1.2.rule.yaml")) == Path("a/tide.v1.2.failed.txt")
 
 
 def set_(*changes: str) -> list[str]:
@@ -311,13 +276,6 @@ def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> No
         tune_world(world, "lader", KNOBS)
 
 
-def test_the_natural_floor_is_a_multiple_of_a_tenth_of_a_point(world: World) -> None:
-    floor = natural_floor(world, KNOBS)
-    assert 0.703 <= floor <= 0.7643
-    assert round(floor * 1000, 6) == int(round(floor * 1000, 6))
-    assert floor_to(0.75999, 0.001) == pytest.approx(0.759)
-
-
 @pytest.mark.parametrize("kind", ["tide", "ladder"])
 def test_the_command_writes_a_file_that_runs(
     scenario: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
@@ -339,27 +297,6 @@ def test_the_command_writes_a_file_that_runs(
     for result in results:
         del result["wall_s"], result["engine"]
     assert results[0] == results[1], "the reference and the compiled engine decide the same, bit for bit"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--router", "tyde"], "'tyde' can't be trained; did you mean 'tide'?"),
-        (["--router", "milp", "--control"], "--control: 'milp' has nothing that goals could move; allowed with ladder"),
-    ],
-)
-def test_wrong_flags_are_told_before_anything_runs(
-    scenario: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    flags: list[str],
-    said: str,
-) -> None:
-    """Even without a floor, which is found by running the ladder."""
-    monkeypatch.setattr(Course, "measure", None)
-    monkeypatch.chdir(scenario.parent)
-    assert main(["train", str(scenario), *flags, "--quiet"]) == 2
-    assert said in capsys.readouterr().err
 
 
 def scored(mean_s: float, failed: int = 0, unfinished: int = 0) -> RunScore:
@@ -384,20 +321,6 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     assert main(["train", str(path), "--router", "fixed", *flags, "--out", str(tmp_path / "run")]) == 0
     assert "beware: it leaves " in capsys.readouterr().err
     assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01
-
-
-def test_a_users_note_is_no_failure_of_ours(tmp_path: Path) -> None:
-    """What lies beside a router under our note's name is neither replaced nor removed, unless it is such a note."""
-    out, note = tmp_path / "tide.rule.yaml", tmp_path / "tide.failed.txt"
-    note_failure(out, "none (slimsched tune x.yaml)")
-    note_failure(out, "other (slimsched tune x.yaml)")
-    assert note.read_text() == "other (slimsched tune x.yaml)\n"
-    note_failure(out, None)
-    assert not note.exists()
-    note.write_text("mine")
-    note_failure(out, "none (slimsched tune x.yaml)")
-    note_failure(out, None)
-    assert note.read_text() == "mine"
 
 
 @pytest.mark.parametrize("damage", ["none", "torn", "garbage"])
@@ -444,20 +367,6 @@ def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:
     frugal = tune_world(world, "ladder", replace(KNOBS, objective="energy", p99_limit_s=limit_s))
     assert frugal.figures.image_j < quick.figures.image_j
     assert frugal.figures.p99_s <= limit_s
-
-
-def test_energy_needs_a_limit(scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Else whoever waits longest has the least."""
-    flags = [*set_("tuning.objective=energy"), "--out", str(tmp_path / "run"), "--quiet"]
-    assert main(["train", str(scenario), "--router", "ladder", *flags]) == 2
-    assert "tuning.objective: energy needs a limit of the p99 latency" in capsys.readouterr().err
-
-
-def test_a_limit_that_was_missed_is_told(world: World) -> None:
-    found = tune_world(world, "fixed", replace(KNOBS, objective="energy", p99_limit_s=1e-6))
-    assert "beware: its p99 is above the limit of 0.001 ms" in tuned_text(found, 1e-6)
-    assert "beware" not in tuned_text(found, 2 * found.figures.p99_s)
-    assert "beware" not in tuned_text(found)
 
 
 def test_a_tuple_is_one_that_servers_hold_and_that_keeps_the_floor(world: World) -> None:

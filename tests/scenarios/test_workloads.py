@@ -63,29 +63,6 @@ def test_paths_of_curves_stay_relative_to_the_file(tmp_path: Path) -> None:
     assert (elsewhere.file, elsewhere.tuning_file) == ("../../report.csv", "../../tuning.csv")
 
 
-@pytest.mark.parametrize(
-    "text, wanted",
-    [
-        ("", "is empty; it needs a header line"),
-        ("counts\n1\n", "no column 'count'; did you mean 'counts'"),
-        ("count\n1\n-2\n", "line 3: '-2' is no count or rate"),
-        ("count\n1\n3,4\nmany\n", "1 of 3 rows don't have the header's 1 fields, the first is line 3 (2 fields)"),
-        ("count\n1\n\n2\nmany\n", "line 3: '' is no count or rate"),
-        ("count\n0\n0\n", "nothing above zero"),
-        ("count\n", "nothing above zero"),
-    ],
-)
-@pytest.mark.parametrize("name", ["report.csv", "tuning.csv"])
-def test_a_bad_curve(name: str, text: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is refused when the scenario is read, with its file and line."""
-    path = write(tmp_path, CURVE)
-    (tmp_path / name).write_text(text)
-    assert main(["simulate", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert name in error
-    assert wanted in error
-
-
 def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) -> None:
     """`rate_img_s` is the rate outside the crowd; the mean over the run is what arrives, cut crowds included."""
     world = load_world(write(tmp_path, FLASH))

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -62,46 +61,6 @@ def test_the_surface_is_small(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("slimsched ")
 
 
-@pytest.mark.parametrize(
-    "arguments, wanted",
-    [
-        (["simulat"], ["'simulat'", "did you mean 'simulate'"]),
-        (["profile", "sho"], ["'sho'", "did you mean 'show'"]),
-        (["simulate", "x.yaml", "--sed", "3"], ["'--sed'", "did you mean '--seed'"]),
-        (["simulate", "x.yaml", "--see", "3"], ["'--see'", "did you mean '--seed'"]),
-        (["simulate", "x.yaml", "--seed", "-1"], ["--seed", "-1", "from 0 to"]),
-        (["simulate", "x.yaml", "--seed", "x"], ["--seed", '"x"', "into int"]),
-        (["simulate", "x.yaml", "--engine", "simpi"], ["--engine", "'simpi'", "did you mean 'simpy'"]),
-        (["train", "x.yaml", "--engine", "torch"], ["--engine", "'torch'", "known: compiled, simpy"]),
-        (["simulate", "x.yaml", "--plot", "x.svg"], ["'--plot'", "take it: slimsched profile show, slimsched compare"]),
-        (["simulate", "x.yaml", "--router", "jqs"], ["--router", "'jqs'", "did you mean 'jsq'"]),
-        (["simulate", "x.yaml", "--router", "a.safetensors"], ["--router", "a.safetensors", "no such router file"]),
-        (["simulate", "x.yaml", "--json", "/no/such/folder/x.json"], ["--json", "/no/such/folder/x.json"]),
-        (["calibrate"], ["--model", "give the network's file"]),
-        (["calibrate", "--model", "x", "--budget", "1 fortnight"], ["--budget", "1 fortnight", "45s"]),
-        (["report", "no-such-run"], ["no-such-run", "no such run folder"]),
-        (["replay", "no-such-run"], ["no-such-run", "no event log"]),
-        (["profile", "show", "no.yaml"], ["no.yaml", "no such file"]),
-        (["profile", "synth", "rtx-2080"], ["rtx-2080", "did you mean 'rtx-2080-ti'"]),
-        (["bound", "paper", "--accuracy", "75"], ["--accuracy", "75", "from 0 to 1", "75 % is 0.75"]),
-        (["simulate", "paper", "--set", "duration_s"], ["--set", "'duration_s'", "KEY=VALUE"]),
-        (["simulate", "paper", "--set", "durations_s=1"], ["durations_s: unknown key", "did you mean 'duration_s'"]),
-        (["simulate"], ["SCENARIO", "requires an argument", "try slimsched simulate --help"]),
-        (["simulate", "paper", "jsq", "more"], ["'more'", "takes no such argument"]),
-        (["train", "paper", "--router", "jsq"], ["--router", "'jsq' can't be trained", "tide"]),
-        (["train", "paper", "--router", "fixed", "--control"], ["--control", "nothing that goals could move"]),
-        (["jobs", "compar"], ["'compar'", "did you mean 'compare'"]),
-    ],
-)
-def test_a_wrong_command_line(arguments: list[str], wanted: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that names the flag, the value and what is allowed; exit code 2; nothing on standard output."""
-    assert main(arguments) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    assert len(streams.err.strip().splitlines()) == 1
-    assert [word for word in wanted if word not in streams.err] == []
-
-
 def test_simulate_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The same scenario, router and seed give the same JSON but for wall_s, and standard output holds only it."""
     path = write_scenario(tmp_path)
@@ -139,24 +98,6 @@ def test_compare_takes_routers_and_seeds(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["compare", str(path), *flags, "--json", "-"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["router"], row["seeds"]) for row in rows] == [("sticky", [4]), ("fixed:0.5,1", [4])]
-
-
-def test_a_router_that_was_not_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`ppo` before any training names the command that trains."""
-    path = write_scenario(tmp_path)
-    for command in ("simulate", "compare"):
-        assert main([command, str(path), "--router", "ppo", "--out", str(tmp_path / "r")]) == 2
-        assert "slimsched train" in capsys.readouterr().err
-
-
-def test_the_fluid_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`bound` gives the capacity, and refuses an accuracy that no tuple has."""
-    path = write_scenario(tmp_path)
-    assert main(["bound", str(path), "--json", "-"]) == 0
-    bound: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert main(["bound", str(path), "--accuracy", "0.99"]) == 2
-    assert "0.9" in capsys.readouterr().err
-    assert bound["capacity_img_s"] > 0
 
 
 def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
