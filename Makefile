@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench bench-peers sb3 bench-sb3 clean
+.PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench sb3 clean
 
 $(BIN)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -68,17 +68,6 @@ gpu:  ## what only a GPU can tell, in nine minutes (docs/gpu-measurements.md); i
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= benchmarks/speed --benchmark-only --benchmark-columns=min,median,rounds
 
-PEERS := .venv-peers
-
-$(PEERS)/bin/.installed: pyproject.toml benchmarks/speed/peers/requirements.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
-	$(PEERS)/bin/python -m pip install --quiet --editable . --requirement benchmarks/speed/peers/requirements.txt
-	touch $@
-
-bench-peers: $(PEERS)/bin/.installed  ## our executors beside Ray Serve and LitServe; about half an hour
-	$(PEERS)/bin/python -m benchmarks.speed.peers --json runs/peers.json
-
 SB3 := .venv-sb3
 SB3_NEEDS := examples/stable-baselines3/requirements.txt
 
@@ -89,8 +78,5 @@ $(SB3)/.installed: $(BIN)/.installed $(SB3_NEEDS)  # beside the environment, whi
 sb3: $(SB3)/.installed  ## examples/stable-baselines3, in short: what was learned there chooses the same here
 	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m pytest examples/stable-baselines3
 
-bench-sb3: $(SB3)/.installed  ## our PPO beside Stable-Baselines3's on one cluster; about fifteen minutes
-	PYTHONPATH=$(CURDIR)/$(SB3):$(CURDIR) $(BIN)/python -m benchmarks.speed.sb3 --json runs/sb3.json
-
 clean:
-	rm -rf $(VENV) $(PEERS) $(SB3) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(SB3) runs build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
+from benchmarks.grid import Point, Row
 from benchmarks.study import jobs_results, live, paper_table, results, tables, tune
 from benchmarks.study.contenders import SCENARIOS
 from benchmarks.study.tables import DATA, Budget
@@ -81,84 +83,83 @@ def _tune(
             tune.tune_all(wanted, jobs or core_count())
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Grid:
+    """What a table of tuned routers is made with.
+
+    Attributes:
+        decisions: of a search; 2,000,000 for `faster`, 5,000,000 for the others.
+        searches: of each row; 3 for `ablation`, 2 for `faster`, 1 for `fronts`.
+        duration: of the full-length runs, such as 60s; the scenario's by default.
+        json: where rows are kept, docs/data/NAME.jsonl by default; an interrupted command goes on there.
+        jobs: rows beside each other.
+    """
+
+    decisions: int | None = None
+    searches: int | None = None
+    duration: str = ""
+    json: Path | None = None
+    jobs: int = 1
+
+    def budget(self, decisions: int, searches: int) -> Budget:
+        """With these where none was given."""
+        duration_s = parse_duration(self.duration) if self.duration else None
+        return Budget(self.decisions or decisions, self.searches or searches, duration_s)
+
+    def rows(
+        self,
+        name: str,
+        points: Sequence[Point],
+        work: Callable[[Budget, Point], Row],
+        budget: Budget,
+        *,
+        is_whole: bool = True,
+    ) -> list[Row]:
+        """A table's, made where its file lacks them."""
+        return tables.make_table(points, work, budget, self.json or DATA / name, self.jobs, is_whole=is_whole)
+
+
 @app.command(name="ablation")
-def _ablation(
-    *scenario: Path,
-    decisions: int = 5_000_000,
-    searches: int = 3,
-    duration: str = "",
-    json: Path = DATA / tables.ABLATION,
-    jobs: int = 1,
-) -> None:
+def _ablation(*scenario: Path, grid: Grid = Grid()) -> None:
     """What each ingredient of Tide is worth: tuned without it, with the same budget, on seeds that no tuning saw.
 
     Args:
         scenario: files with a floor to keep.
-        decisions: of a search.
-        searches: of each row.
-        duration: of the full-length runs, such as 60s; the scenario's by default.
-        json: where rows are kept; an interrupted command goes on there.
-        jobs: rows beside each other.
     """
-    budget = _budget(decisions, searches, duration)
-    rows = tables.make_table(tables.ablation_points(scenario, budget), tables.ablate, budget, json, jobs)
+    budget = grid.budget(5_000_000, 3)
+    rows = grid.rows(tables.ABLATION, tables.ablation_points(scenario, budget), tables.ablate, budget)
     print(tables.ablation_frame(rows).to_string(index=False))
 
 
 @app.command(name="faster")
-def _faster(
-    *scenario: Path,
-    router: str = "ladder",
-    decisions: int = 2_000_000,
-    searches: int = 2,
-    duration: str = "",
-    json: Path = DATA / tables.FASTER,
-    jobs: int = 1,
-) -> None:
+def _faster(*scenario: Path, router: str = "ladder", grid: Grid = Grid()) -> None:
     """Is a faster router ever worse? One kind tuned at several decision times and blocks a server, waiting or not.
 
     Args:
         scenario: files with a floor to keep, in which requests may wait.
         router: the kind.
-        decisions: of a search.
-        searches: of each row.
-        duration: of the full-length runs, such as 60s; the scenario's by default.
-        json: where rows are kept; an interrupted command goes on there.
-        jobs: rows beside each other.
     """
-    budget = _budget(decisions, searches, duration)
+    budget = grid.budget(2_000_000, 2)
     points = tables.faster_points(scenario, budget, _kind(router))
-    rows = tables.make_table(points, tables.try_speed, budget, json, jobs)
+    rows = grid.rows(tables.FASTER, points, tables.try_speed, budget)
     print(tables.faster_frame(rows).to_string(index=False))
 
 
 @app.command(name="fronts")
-def _fronts(
-    *scenario: Path,
-    router: Names = tables.FRONT_KINDS,
-    decisions: int = 5_000_000,
-    searches: int = 1,
-    duration: str = "",
-    json: Path = DATA / tables.FRONTS,
-    jobs: int = 1,
-) -> None:
+def _fronts(*scenario: Path, router: Names = tables.FRONT_KINDS, grid: Grid = Grid()) -> None:
     """The least energy an image that each kind takes at limits of its p99 latency which all kinds have in common.
 
     Args:
         scenario: files with a floor to keep.
         router: the kinds.
-        decisions: of a search.
-        searches: of each row.
-        duration: of the full-length runs, such as 60s; the scenario's by default.
-        json: where rows are kept; an interrupted command goes on there.
-        jobs: rows beside each other.
     """
-    budget = _budget(decisions, searches, duration)
+    budget = grid.budget(5_000_000, 1)
     kinds = [_kind(name) for name in router]
     points = tables.front_points(scenario, budget, kinds)
-    quickest = tables.make_table(points, tables.try_limit, budget, json, jobs, is_whole=False)
+    quickest = grid.rows(tables.FRONTS, points, tables.try_limit, budget, is_whole=False)
     points += tables.limited_points(scenario, budget, kinds, quickest)
-    rows = tables.make_table(points, tables.try_limit, budget, json, jobs)
+    rows = grid.rows(tables.FRONTS, points, tables.try_limit, budget)
     print(tables.front_frame(rows).to_string(index=False))
 
 
@@ -222,10 +223,6 @@ def _jobs(
 def _paper_table() -> None:
     """Print the paper's Tables I and II, completed to all 256 width tuples."""
     sys.stdout.write(paper_table.text())
-
-
-def _budget(decisions: int, searches: int, duration: str) -> Budget:
-    return Budget(decisions, searches, parse_duration(duration) if duration else None)
 
 
 def _kind(name: str) -> str:

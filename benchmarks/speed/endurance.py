@@ -6,9 +6,9 @@
 `chaos`: one run in which random agents are killed (SIGKILL) or stopped (SIGSTOP) at random times. At its end every
 request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
 agree with each other.
-`soak`: one run (or several of `--run-s`, one after another) on one set of agents; the memory of each process is read
-about every 30 seconds, and a straight line laid through it. The router keeps a record of every request until its run
-has ended, by design: what it grows by an image is told as `router_bytes_per_image`.
+`soak`: one run; the memory of each process is read about every 30 seconds, and a straight line laid through it. The
+router keeps a record of every request until its run has ended, by design: what it grows by an image is told as
+`router_bytes_per_image`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import psutil
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.speed.peers.ours import _NoCosts
+from benchmarks.speed.hollow import EvenCosts
 from hw.device import local_devices
 from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
@@ -89,7 +89,7 @@ class Bench:
             arrivals_ns, self.images, self.labels, round(seconds * NS_PER_S), faults=tuple(faults), keep_log=keep_log,
             drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
         )  # fmt: skip
-        policy = make_router("random", RouterContext(self.config, _NoCosts(), self.prior, (1.0,) * len(self.servers)))
+        policy = make_router("random", RouterContext(self.config, EvenCosts(), self.prior, (1.0,) * len(self.servers)))
         routing = Routing(policy, stream(seed, "router:random"), RewardWeights(), self.prior)
         return cluster.run(plan, self.config, routing, on_progress or _tell)
 
@@ -151,36 +151,29 @@ class Memory:
     at_s: list[float] = field(default_factory=list)
     images: list[int] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
-    _before_s: float = 0.0
-    _before_images: int = 0
 
     def tell(self, progress: Progress) -> None:
         """Read it, if it is time."""
         _tell(progress)
-        now_s = self._before_s + progress.now_ns / NS_PER_S
+        now_s = progress.now_ns / NS_PER_S
         if self.at_s and now_s < self.at_s[-1] + self.sample_s:
             return
         self.at_s.append(now_s)
-        self.images.append(self._before_images + progress.completed)
+        self.images.append(progress.completed)
         self.rows.append({name: float(psutil.Process(pid).memory_full_info().uss) for name, pid in self.pids().items()})
-
-    def next_run(self, seconds: float, images: int) -> None:
-        """A run of so many images has ended: the next one's clock begins at 0 again."""
-        self._before_s += seconds
-        self._before_images += images
 
     def slopes(self) -> dict[str, dict[str, float]]:
         """For each process its first and last reading, and the slope in MiB an hour; the first sixth fills caches."""
         settled = len(self.rows) // 6
         hours = np.asarray(self.at_s[settled:]) / 3600
-        found = {}
+        slopes = {}
         for name in self.rows[0]:
             values = np.asarray([row[name] for row in self.rows]) / 2**20
             slope, half = _line(hours, values[settled:])
-            found[name] = {
+            slopes[name] = {
                 "first_mib": float(values[0]), "last_mib": float(values[-1]), "slope_mib_h": slope, "ci95": half,
             }  # fmt: skip
-        return found
+        return slopes
 
     def router_bytes_per_image(self) -> float:
         """By how much the router's process grows with each completed image."""
@@ -195,37 +188,30 @@ def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]
     return float(fit.slope), float(stats.t.ppf(0.975, max(1, len(x) - 2)) * fit.stderr)
 
 
-def soak(minutes: float, rate: float, servers: int, run_s: float | None = None) -> dict[str, Any]:
-    """Memory of every process over one run (or several of `run_s`), and the slope of a line through it.
+def soak(minutes: float, rate: float, servers: int) -> dict[str, Any]:
+    """Memory of every process over one run, and the slope of a line through it.
 
     Raises:
         AssertionError: a request did not complete, or there was too little time for three readings.
     """
-    bench, total_s = Bench(servers), minutes * 60
-    each_s = min(total_s, run_s or total_s)
-    images = 0
+    bench, seconds = Bench(servers), minutes * 60
     with bench.start() as cluster:
 
         def pids() -> dict[str, int]:
             slots = zip(bench.servers, cluster.slots, strict=True)
             return {"router": os.getpid()} | {server.name: slot.agent.pid for server, slot in slots}
 
-        memory = Memory(pids, min(SAMPLE_S, total_s / 10))
-        for number in range(max(1, round(total_s / each_s))):
-            record = bench.run(cluster, each_s, rate, number, on_progress=memory.tell)
-            assert all(request.status == "completed" for request in record.requests)
-            images += len(record.requests)
-            memory.next_run(each_s, len(record.requests))
-            del record
+        memory = Memory(pids, min(SAMPLE_S, seconds / 10))
+        record = bench.run(cluster, seconds, rate, 0, on_progress=memory.tell)
+    assert all(request.status == "completed" for request in record.requests)
     assert len(memory.rows) >= 3, "too little time"
     return {
         "minutes": minutes,
-        "run_s": each_s,
         "rate_img_s": rate,
-        "images": images,
+        "images": len(record.requests),
         "readings": len(memory.rows),
         "memory": memory.slopes(),
-        "router_bytes_per_image": memory.router_bytes_per_image(),  # records, kept until a run's end by design
+        "router_bytes_per_image": memory.router_bytes_per_image(),
     }
 
 
@@ -243,15 +229,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=40.0, help="images a second")
     parser.add_argument("--gap", type=float, default=8.0, help="chaos: mean seconds between two faults")
-    parser.add_argument("--run-s", type=float, help="soak: seconds a run; the whole time, unless given")
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    if given.what == "chaos":
-        found = chaos(given.minutes, given.rate, given.gap, given.servers, given.seed)
+    options = parser.parse_args()
+    if options.what == "chaos":
+        figures = chaos(options.minutes, options.rate, options.gap, options.servers, options.seed)
     else:
-        found = soak(given.minutes, given.rate, given.servers, given.run_s)
-    print(json.dumps(found, indent=1))
+        figures = soak(options.minutes, options.rate, options.servers)
+    print(json.dumps(figures, indent=1))
     return 0
 
 

@@ -1,8 +1,7 @@
 """What a block costs the router's process and the agents, where passes take no time.
 
-    python -m benchmarks.speed.hops                      # blocks of 1 and of 5 images, activations of 12 kB and of 256
-    KiB python -m benchmarks.speed.hops --rate               # the highest rate that is sustained
-    python -m benchmarks.speed.hops --profile            # where the router's CPU time goes
+    python -m benchmarks.speed.hops                      # blocks of 1 and of 5 images, of 12 kB and of 256 KiB each
+    python -m benchmarks.speed.hops --rate               # the highest rate that is sustained
 
 Three agents, four segments, `sticky`, no log. A block is one decision: a block on one server for one segment. CPU time
 is without looking out for messages; the router's is the median over windows of a second. The goal is 100 us a block
@@ -14,10 +13,7 @@ With `--emulated` the agents have the simulator's own model of an RTX 2080 Ti be
 from __future__ import annotations
 
 import argparse
-import cProfile
 import json
-import pstats
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +27,6 @@ from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, Load
 from hw.agent.emulated import EmulatedDevice
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Progress
-from policies.records import RunRecord
 from policies.vocabulary import NS_PER_S
 from sim.emulation import FACTORY, Emulation, emulated, to_bytes
 from sim.profile import Profile
@@ -42,22 +37,12 @@ PROFILE = Path("scenarios/data/profiles/rtx-2080-ti.yaml")
 SPEED_UP = 1e4
 USUAL_SHARE = 0.5  # of the time in which a router at its goal would be busy
 TRY_S, PRECISION = 4.0, 0.05  # of the search for the highest rate
-PROFILED_S, PROFILED_SLOWER = 5.0, 4.0
-LOOKING: Final = frozenset({"_await", "_ready", "<built-in method select.select>"})
 _STANDS_S, _STANDS = 2e-3, 1.5  # waiting may be so much and so many times longer than before; from 0 it grows 2.3 times
 _SERVED = 0.98  # of what was asked, while it was asked
-ROOMS: Final = {  # of the repository, longest names first: what each of its modules is for
-    "policies/router": "router core", "policies/view": "router core", "policies/vocabulary": "router core",
-    "policies/rules": "policy", "policies/ledger": "ledger", "policies/reward": "ledger", "policies/records": "ledger",
-    "hw/router/late_ledger": "ledger", "policies": "router core", "hw/transport/port": "port",
-    "hw/transport/messages": "port", "hw/router/transfers": "transfers",
-    "hw/transport/arena": "transfers", "hw/router/server": "servers", "hw/host/failure_detector": "servers",
-    "hw": "loop",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunFigures:
     """Of one run.
 
     Attributes:
@@ -90,14 +75,14 @@ class Found:
 class _Windows:
     """The router's CPU time, as a run tells it."""
 
-    told: list[tuple[int, int]]
+    readings: list[tuple[int, int]]
 
     def tell(self, progress: Progress) -> None:
-        self.told.append((progress.now_ns, progress.busy_ns))
+        self.readings.append((progress.now_ns, progress.busy_ns))
 
     def us_a_block(self, sent_ns: Any) -> float:
         """The median over windows of at least a second, but for the first one."""
-        (at_ns, busy_ns), *later = self.told
+        (at_ns, busy_ns), *later = self.readings
         found = []
         for now_ns, now_busy_ns in later:
             if now_ns - at_ns >= NS_PER_S:
@@ -119,28 +104,18 @@ def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
     return HardwareCluster(network, hollow.servers(real), 0.05)
 
 
-def measure(cluster: HardwareCluster, size_bytes: int, load: Load, profile: cProfile.Profile | None = None) -> Found:
+def measure(cluster: HardwareCluster, size_bytes: int, load: Load) -> RunFigures:
     """One run."""
     windows = _Windows([])
     config, routing = hollow.routing(SERVERS, load.block)
     run = load.run(SHAPES[size_bytes], is_correct=lambda request, widths: True)
-    if profile is not None:
-        profile.enable()
-    try:
-        record = cluster.run(run, config, routing, windows.tell)
-    finally:
-        if profile is not None:
-            profile.disable()
-    return _found(record, load, size_bytes, windows)
-
-
-def _found(record: RunRecord, load: Load, size_bytes: int, windows: _Windows) -> Found:
+    record = cluster.run(run, config, routing, windows.tell)
     sent_ns = np.sort([block.sent_ns for block in record.blocks])
     done = sorted((each for each in record.requests if each.status == "completed"), key=lambda each: each.arrived_ns)
     waits_ms = np.array([each.stages_ns[0] for each in done]) / 1e6 / SEGMENTS
     quarter = max(1, len(done) // 4)
     served = [each for each in record.blocks if each.ended_ns <= load.seconds * NS_PER_S]
-    return Found(
+    return RunFigures(
         bytes=size_bytes,
         block=load.block,
         images_a_block=float(np.mean([block.size for block in record.blocks])),
@@ -177,43 +152,6 @@ def decisions_s() -> float:
     return max(reference(*scenario(SERVERS, 5.0)).rate for _ in range(3))
 
 
-# ------------------------------------------------------------------------------------------------ where the rest goes
-
-
-def profiled(cluster: HardwareCluster, size_bytes: int, load: Load) -> None:
-    """A table of a run of its own: the profiler makes everything two or three times as slow."""
-    profile = cProfile.Profile()
-    found = measure(cluster, size_bytes, load, profile)
-    us = {room: 1e6 * took_s / (found.blocks_s * load.seconds) for room, took_s in by_room(profile).items()}
-    rows = [(room, took_us, 100 * took_us / sum(us.values())) for room, took_us in us.items()]
-    title = f"Where the router's time goes (with the profiler's own), {size_bytes} bytes, blocks of {load.block}"
-    show(title, ("room", "us a block", "%"), rows)
-
-
-def by_room(profile: cProfile.Profile) -> dict[str, float]:
-    """Seconds in each of `ROOMS`; a built-in function's are its callers'. Looking out for messages is left out."""
-    stats: dict[Any, Any] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
-    is_looking = dict.fromkeys(stats, 0.0)  # which share of each function's time
-    for _ in range(4):  # as deep as what it calls
-        for of, (_, _, own_s, _, callers) in stats.items():
-            looking_s = sum(share_s * is_looking[by] for by, (_, _, share_s, _) in callers.items())
-            is_looking[of] = 1.0 if of[2] in LOOKING else min(1.0, looking_s / own_s) if own_s else 0.0
-    found: dict[str, float] = defaultdict(float)
-    for of, (_, _, own_s, _, callers) in stats.items():
-        if of[0] == "~":
-            for by, (_, _, share_s, _) in callers.items():
-                found[_room(by[0])] += share_s * (1.0 - max(is_looking[of], is_looking[by]))
-        else:
-            found[_room(of[0])] += own_s * (1.0 - is_looking[of])
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
-
-
-def _room(file: str) -> str:
-    root = f"{Path(__file__).resolve().parents[2]}/"
-    inside = file.removeprefix(root)
-    return next((room for start, room in ROOMS.items() if inside.startswith(start)), "libraries and the rest")
-
-
 # ------------------------------------------------------------------------------------------------------- command line
 
 HEAD = ("activations, bytes", "images a block", "asked, blocks/s", "blocks/s", "router, us a block", "goal, us",
@@ -230,29 +168,26 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--emulated", action="store_true")
     parser.add_argument("--rate", action="store_true", help="look for the highest rate first, and run at that")
-    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     engine_s = decisions_s()
     goal_us = GOAL_US * GOAL_DECISIONS_S / engine_s
     print(f"reference engine: {engine_s:,.0f} decisions/CPU-s; so the goal is {goal_us:.0f} us a block")
-    found: list[Found] = []
-    for size_bytes in asked.bytes:
-        with cluster_of(size_bytes, asked.emulated) as cluster:
-            for block in asked.block:
-                blocks_s = asked.blocks_s or USUAL_SHARE * 1e6 / goal_us
-                if asked.rate:
+    found: list[RunFigures] = []
+    for size_bytes in options.bytes:
+        with cluster_of(size_bytes, options.emulated) as cluster:
+            for block in options.block:
+                blocks_s = options.blocks_s or USUAL_SHARE * 1e6 / goal_us
+                if options.rate:
                     blocks_s = highest(cluster, size_bytes, block, blocks_s)
-                found.append(measure(cluster, size_bytes, Load(block, blocks_s, asked.seconds)))
-                if asked.profile:
-                    profiled(cluster, size_bytes, Load(block, blocks_s / PROFILED_SLOWER, PROFILED_S))
+                found.append(measure(cluster, size_bytes, Load(block, blocks_s, options.seconds)))
     show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in found])
-    if asked.json:
+    if options.json:
         rows_json = [asdict(each) | {"is_sustained": each.is_sustained} for each in found]
-        asked.json.write_text(json.dumps({"decisions_s": engine_s, "goal_us": goal_us, "runs": rows_json}, indent=1))
+        options.json.write_text(json.dumps({"decisions_s": engine_s, "goal_us": goal_us, "runs": rows_json}, indent=1))
 
 
-def _row(of: Found, goal_us: float) -> tuple[object, ...]:
+def _row(of: RunFigures, goal_us: float) -> tuple[object, ...]:
     waits = f"{of.wait_ms[0]:.2f}, {of.wait_ms[1]:.2f}{'' if of.is_sustained else ' (growing)'}"
     share = 100 * of.router_share
     return (of.bytes, of.images_a_block, of.asked_s, of.blocks_s, of.router_us, goal_us, share, of.agents_us, waits,

@@ -1,1 +1,0 @@
-"""PPO of Stable-Baselines3 beside this project's, on the same cluster; `make bench-sb3`."""
