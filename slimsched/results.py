@@ -486,14 +486,12 @@ class Training(OwnDocument):
     """Routers that were trained in simulation.
 
     Attributes:
-        engine: that PPO was trained on.
         routers: one entry a kind.
         folder: the run folder that keeps them.
     """
 
     _left_out: ClassVar[tuple[str, ...]] = ("remarks", "folder")
 
-    engine: str
     routers: tuple[TrainedRouter, ...]
     folder: Path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -24,7 +24,6 @@ def train(
     routers: Annotated[Sequence[str], Parameter(name="--router", alias="-r")] = (),
     *,
     control: bool = False,
-    engine: Literal["simpy", "compiled"] = "compiled",
     ray: str | None = None,
     out: Out = None,
     changes: Changes | None = None,
@@ -40,15 +39,14 @@ def train(
         routers: which kinds, such as ppo, tide or ladder (docs/routers.md); may be given several times. By default
             those that the scenario's own run makes, PPO where it names none.
         control: rules keep the goals that the operator asks for in mid-run (`service`); for ladder, lookahead, tide.
-        engine: of PPO's training: the compiled engine, or simpy for the reference and torch.
         ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
         out: the run folder, which keeps the routers' files; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
             tuning.decisions, tuning.searches, tuning.objective ...
 
     Raises:
-        InputError: no such kind, too few decisions, or something that it needs is missing.
-        UnsupportedScenario: the engine can't do what the scenario asks for.
+        InputError: no such kind, too few decisions, something that it needs is missing, or the compiled engine can't do
+            what the scenario asks for.
         WorkError: no setting of a rule keeps the accuracy that is asked for.
 
     Example:
@@ -76,15 +74,15 @@ def train(
     from scenarios.runs.engines import require_memory
 
     job = session.job()
-    with job.folder.opened(session.path), announcing_compilation((PPO,), engine):
+    with job.folder.opened(session.path), announcing_compilation((PPO,), "compiled"):
         world = job.world()
         job.describe()
-        require_memory(world, engine)  # of the runs that score them
+        require_memory(world, "compiled")  # of the runs that score them
         tell_overload(world)
         with spread(ray, None, lambda: MOST_THREADS) as places:
-            scores = make_routers(job, world, engine, kinds, control=control, jobs=places)
+            scores = make_routers(job, world, kinds, control=control, jobs=places)
     made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
-    return Training(engine=engine, routers=made, folder=session.folder)
+    return Training(routers=made, folder=session.folder)
 
 
 def save_router(

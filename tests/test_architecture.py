@@ -27,9 +27,8 @@ TOUCH_FILES = {
     "kit/documents.py",  # text and JSON
     "kit/named_files.py",  # paths
     "kit/parallel.py",  # processes
-    "policies/ppo/trainer.py",  # TensorBoard's log
 }
-FILE_MODULES = {"os", "io", "shutil", "tempfile", "safetensors", "safetensors.numpy", "torch.utils.tensorboard"}
+FILE_MODULES = {"os", "io", "shutil", "tempfile", "safetensors", "safetensors.numpy"}
 FILE_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "mkdir", "unlink", "touch", "rename"}
 
 

@@ -1,4 +1,4 @@
-"""How long one decision takes, and its parts, beside torch in eager mode; run with `make bench`.
+"""How long one decision takes, and its parts, beside the network in torch's eager mode; run with `make bench`.
 
 Views are those that a router of the same cluster is asked about, one after the other: most servers have not changed.
 """
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from benchmarks.speed.conftest import Figures
 from benchmarks.speed.driving import Drawn, scenario
-from policies.observation import masks
 from policies.ppo import kernels
-from policies.ppo.acting import act
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import Choice, ClusterView
+from policies.vocabulary import ClusterView
 from sim.cluster import Simulation
 
 TITLE = "one decision of the learned router, microseconds"
@@ -54,31 +52,18 @@ class Asked:
         """What is measured, by its name."""
         drawn, likeliest = (PPORouter(self.spec, self.weights, deterministic=each) for each in (False, True))
         compiled = likeliest.compiled()
-        ways: dict[str, Callable[[ClusterView], object]] = {
+        memory = compiled.weights, compiled.sizes, compiled.limits_w, _every_choice(self.spec)
+        return {
             "`PPORouter.choose`, drawn": lambda view: drawn.choose(view, self.rng),
             "`PPORouter.choose`, likeliest": lambda view: likeliest.choose(view, self.rng),
-        }
-        if compiled is not None:
-            memory = compiled.weights, compiled.sizes, compiled.limits_w, _every_choice(self.spec)
-            ways["its part: compiled code, called"] = lambda view: kernels.choose(*memory, True, compiled.scratch)
-        return ways | {
-            "in numpy, drawn": lambda view: drawn.choose_in_numpy(view, self.rng),
-            "torch eager, drawn": self._in_torch,
-            "its part: the forward pass": self._forward,
+            "its part: compiled code, called": lambda view: kernels.choose(*memory, True, compiled.scratch),
+            "torch eager, the forward pass alone": self._forward,
         }
 
     def _forward(self, view: ClusterView) -> NDArray[np.float32]:
         with torch.inference_mode():
             logits, _ = self.network(torch.from_numpy(self.spec.observation.observe(view))[None])
         return np.asarray(logits.numpy())
-
-    def _in_torch(self, view: ClusterView) -> Choice:
-        servers, widths = masks(view)
-        acted = act(
-            self._forward(view), self.spec.head_sizes, servers[None], widths[None], 0.0, self.rng.random((1, 3))
-        )
-        server, width, group = acted.actions[0].tolist()
-        return Choice(server, self.spec.widths[width], self.spec.groups[group])
 
 
 def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:

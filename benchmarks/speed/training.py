@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import time  # noqa: TID251 - it measures
 
-from policies.ppo.compiled_trainer import CompiledTrainer
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.spec import PolicySpec
+from policies.ppo.trainer import Trainer
 from sim.cluster import RunSpec
 from sim.compiled.rollout import Rollouts
 from tests import worlds
@@ -33,7 +33,7 @@ def main() -> None:
     def begin(first: int) -> Rollouts:
         return Rollouts(cluster, episode, spec, knobs.hidden, 0, threads=2, first_episode=first)
 
-    trainer = CompiledTrainer(begin, knobs, 0, spec)
+    trainer = Trainer(begin, knobs, 0, spec)
     trainer.iterate()
     before, wall_s, cpu_s = trainer.progress.decisions, time.perf_counter(), time.process_time()
     while trainer.progress.decisions < knobs.decisions:

@@ -1,8 +1,8 @@
 """The learned router (Eq. 1-13). Whoever only decides never imports torch, and numba at the first decision alone.
 
-To be read are `network`, `distribution`, `update` and `trainer` (torch) and `acting` (numpy). The same in compiled
-code, for millions of decisions, are `kernels` on rows that `layout` describes, `compiled` (a router that decides),
-`compiled_update` and `compiled_trainer`. Tests hold each against its readable twin.
+`trainer` collects decisions and has `learner` update the policy; `kernels` has the network, drawing from it and the
+gradient, in compiled code on rows that `layout` describes; `compiled` is a router that decides. Tests hold the kernels
+against torch.
 """
 
 from policies.ppo.knobs import PPOKnobs

@@ -1,7 +1,10 @@
 """The policy in compiled code: the network, drawing from it, and the gradient of PPO's loss.
 
-`network`, `distribution`, `acting` and `update` say the same in torch and numpy, to be read first. Here a tile of
-decisions goes through the network at a time, weights are one row of float32 (`layout.Layout`), and nothing is
+The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
+where the policy may hold there is a fourth, over 1 + H outcomes (`policies.waits`). It is one more factor, independent
+of the others: server, width and group are drawn and scored in a decision to hold, too.
+
+A tile of decisions goes through the network at a time, weights are one row of float32 (`layout.Layout`), and nothing is
 allocated: a caller brings `Layout.scratch` float32 numbers, its own for each thread.
 """
 

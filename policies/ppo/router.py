@@ -1,8 +1,7 @@
 """A trained router that decides, without exploration (eps = 0). It doesn't learn.
 
-`logits` and `acting` say it in numpy, to be read. What decides is the same in compiled code (`policies.ppo.compiled`)
-wherever a stored router decides: near-ties would else fall otherwise on hardware than in simulation. With
-`SLIMSCHED_JIT=0` numpy decides.
+One compiled code (`policies.ppo.compiled`) decides wherever a stored router decides: near-ties would else fall
+otherwise on hardware than in simulation. `PPORouter.logits` says in numpy what the network gives.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kit import checkpoint
 from kit.errors import InputError
-from kit.jit_cache import IS_ON
 from policies.interfaces import RouterConfig
 from policies.observation import Floats
-from policies.ppo.acting import draw, masked_softmax
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:
     from policies.ppo.compiled import CompiledRouter
+
+CHECKPOINT: Final = "checkpoint.safetensors"  # a training's, which holds a router, too
 
 
 class PPORouter:
@@ -49,47 +48,27 @@ class PPORouter:
         self._observation = spec.observation
         self._layers = [_layer(self._weights, f"trunk.{i}") for i in range((len(self._weights) - 2) // 2)]
         self._heads = _layer(self._weights, "heads")
-        self._every_group = np.ones(len(spec.groups), dtype=np.bool_)
         self._require_chain()
         self._compiled: CompiledRouter | None = None
-        self._is_prepared = False
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
         """Decide; draws a number for each head from `rng` unless deterministic."""
         if len(view.servers) != self.spec.servers:
             problem = f"trained for {self.spec.servers} servers, asked about {len(view.servers)}"
             raise InputError("router", "", f"{problem}; train a router for this cluster")
-        compiled = self._compiled or self.compiled()
-        if compiled is not None:
-            return compiled.choose(view, rng, self.deterministic)
-        return self.choose_in_numpy(view, rng)
+        return (self._compiled or self.compiled()).choose(view, rng, self.deterministic)
 
-    def compiled(self) -> CompiledRouter | None:
-        """What decides, made ready: compiled, or loaded from the cache; None with `SLIMSCHED_JIT=0`.
+    def compiled(self) -> CompiledRouter:
+        """What decides, made ready: compiled, or loaded from the cache.
 
         The first decision would else take that long: call this before one that is timed.
         """
-        if not self._is_prepared:
-            if IS_ON:  # late: whoever only looks at a file need not wait for numba
-                from policies.ppo.compiled import CompiledRouter
+        if self._compiled is None:
+            from policies.ppo.compiled import CompiledRouter  # late: who only looks at a file need not wait for numba
 
-                hidden = tuple(bias.size for _, bias in self._layers)
-                self._compiled = CompiledRouter(self.spec, hidden, self._weights)
-            self._is_prepared = True
+            hidden = tuple(bias.size for _, bias in self._layers)
+            self._compiled = CompiledRouter(self.spec, hidden, self._weights)
         return self._compiled
-
-    def choose_in_numpy(self, view: ClusterView, rng: np.random.Generator) -> Choice | Hold:
-        """The same decision, but for near-ties, to be read."""
-        servers, widths, groups, *_ = sizes = self.spec.head_sizes
-        logits = self.logits(self._observation.observe(view))
-        uniforms = None if self.deterministic else rng.random(len(sizes))
-        server = _pick(logits[:servers], [each.valid for each in view.servers], uniforms, 0)
-        width = _pick(logits[servers : servers + widths], view.servers[server].widths, uniforms, 1)
-        first_hold = servers + widths + groups
-        drawn = [server, width, _pick(logits[servers + widths : first_hold], self._every_group, uniforms, 2)]
-        if self.spec.holds_s:
-            drawn.append(_pick(logits[first_hold:], self.spec.waits.mask(view), uniforms, 3))
-        return self.spec.answer(drawn, view)
 
     def logits(self, observation: Floats) -> Floats:
         """(2 + 3N,) -> (L,): the heads side by side."""
@@ -170,11 +149,3 @@ def policy_weights(tensors: Mapping[str, npt.NDArray[Any]]) -> checkpoint.Tensor
 def _layer(weights: Mapping[str, npt.NDArray[Any]], name: str) -> tuple[Floats, Floats]:
     """(inputs, outputs) and (outputs,): torch stores the transpose."""
     return np.ascontiguousarray(weights[f"{name}.weight"].T), weights[f"{name}.bias"]
-
-
-def _pick(logits: Floats, mask: npt.ArrayLike, uniforms: npt.NDArray[np.float64] | None, head: int) -> int:
-    """The most probable (ties to the lowest index), or the one that the head's uniform number falls on."""
-    allowed = np.asarray(mask, dtype=np.bool_)
-    if uniforms is None:
-        return int(np.where(allowed, logits, -np.inf).argmax())
-    return int(draw(masked_softmax(logits, allowed), uniforms[head]))

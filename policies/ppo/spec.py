@@ -10,7 +10,6 @@ from math import inf
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
-from policies.vocabulary import Choice, ClusterView, Hold
 from policies.waits import Waits, problem_with
 
 
@@ -75,13 +74,6 @@ class PolicySpec:
         """(N, W, G), and 1 + H where there are waits."""
         holds = (1 + len(self.holds_s),) if self.holds_s else ()
         return self.servers, len(self.widths), len(self.groups), *holds
-
-    def answer(self, action: Sequence[int], view: ClusterView) -> Choice | Hold:
-        """What an index of each head means for a view."""
-        server, width, group, *hold = action
-        if any(hold):
-            return self.waits.hold(hold[0], view)
-        return Choice(server, self.widths[width], self.groups[group])
 
     def require(self, config: RouterConfig, source: str, devices: Sequence[str] = ()) -> None:
         """Raises `InputError` naming `source` where this router was trained for another cluster.

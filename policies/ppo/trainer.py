@@ -1,258 +1,224 @@
-"""Training: steps environments in lockstep, gives rewards to their decisions, and updates. It knows no simulator.
+"""Training: collects rewarded decisions, updates the policy, and keeps a checkpoint. It knows no simulator.
 
-Environments come through a protocol. The same seed and environments give the same weights on the same versions and
-machine. `compiled_trainer` is its fast twin: the same rules for decisions that compiled code made.
+Whoever makes the decisions comes through a protocol. The policy stands still while a batch is collected, and so does
+the share of exploration. The same seed gives the same weights, whatever the number of threads.
+
+A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
+stream; episodes begin anew (decisions that were still waiting for a reward are lost), each with the seed that its next
+episode would have had. So a resumed run is a valid one, but not the run that was interrupted, unless its clusters have
+no state of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
-import torch
-
-from kit.chance import derived_seed
-from kit.checkpoint import Tensors
-from kit.errors import WorkError
-from policies.observation import masks
-from policies.ppo.acting import act
-from policies.ppo.buffer import TransitionBuffer
+from kit import checkpoint
+from kit.chance import derived_seed, stream
+from kit.errors import InputError, WorkError
+from kit.jit import Singles
+from policies.ppo.experience import Experience, joined
 from policies.ppo.knobs import PPOKnobs
+from policies.ppo.layout import Layout
+from policies.ppo.learner import Learner
 from policies.ppo.network import PolicyNetwork
-from policies.ppo.router import PPORouter
+from policies.ppo.router import CHECKPOINT, PPORouter, header, policy_weights
 from policies.ppo.spec import PolicySpec
-from policies.ppo.training import CHECKPOINT, MOMENTS, Log, TrainingRun, scalars_of
-from policies.ppo.update import update
 from policies.reward import RewardTerms
-from policies.vocabulary import Choice, ClusterView, Decide, Hold
 
-__all__ = ["CHECKPOINT", "TensorBoardLog", "Trainer", "TrainingEnvironment", "train"]
+_MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may have otherwise
+_OPTIMIZER = "optimizer."
+
+Log = Callable[[int, Mapping[str, float]], None]
+"""Called after every update with the decisions so far and the scalars."""
 
 
-class TrainingEnvironment(Protocol):
-    """One cluster to train on. Decision ids are unique within an episode."""
+class Rollouts(Protocol):
+    """Many clusters, each in an episode of its own; episode e has the seed `derived_seed(seed, f"ppo:episode:{e}")`."""
 
-    def reset(self, seed: int) -> None:
-        """Begin a new episode."""
+    @property
+    def decisions(self) -> int:
+        """Made since the beginning."""
         ...
 
-    def advance(self) -> Decide | None:
-        """Run to the next decision; None at the episode's end."""
+    @property
+    def episodes(self) -> int:
+        """The number of the next episode."""
         ...
 
-    def decide(self, choice: Choice | Hold) -> None:
-        """Answer it."""
+    @property
+    def waiting(self) -> int:
+        """Decisions whose reward is to come."""
         ...
 
-    def take_credits(self) -> Sequence[tuple[int, RewardTerms | float]]:
-        """(decision, reward) of the blocks that have ended since the last call."""
+    @property
+    def forgotten(self) -> int:
+        """Decisions whose episode ended before their reward came, since the beginning."""
         ...
 
+    def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
+        """Let all clusters together make about so many decisions; those whose reward has come, in a fixed order.
 
-def train(
-    environments: Sequence[TrainingEnvironment],
-    knobs: PPOKnobs,
-    seed: int,
-    spec: PolicySpec,
-    *,
-    log: Log | None = None,
-    checkpoint_dir: Path | None = None,
-    resume: bool = False,
-    deterministic: bool = False,
-) -> PPORouter:
-    """Train a router for `knobs.decisions` decisions, over all environments together.
+        Args:
+            weights: as `Layout` packs them.
+            eps: the share of uniform exploration in the server head.
+            decisions: how many.
+        """
+        ...
 
-    Args:
-        environments: all of the spec's shape; reset here.
-        knobs: Eq. 5 and Eq. 8-13.
-        seed: of weights, draws, minibatches and episodes.
-        spec: the shape.
-        log: called after every update with the decisions so far and the scalars (`TensorBoardLog` is one).
-        checkpoint_dir: where `checkpoint.safetensors` is kept up to date; none is written without it.
-        resume: continue from that file, where there is one.
-        deterministic: the mode that the router is given.
-
-    Raises:
-        InputError: the checkpoint to resume from is of another training run.
-        WorkError: an episode brings no decision, or training diverges.
-    """
-    if not environments:
-        raise ValueError("training needs at least one environment")
-    with _one_thread():
-        return Trainer(environments, knobs, seed, spec, deterministic).run(log, checkpoint_dir, resume)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Matrices this small are slower on two threads, many times so when cores are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def take_terms(self) -> RewardTerms | None:
+        """Means of the rewards' terms since the last call; None where there were none."""
+        ...
 
 
 @dataclass(slots=True)
-class _Meter:
-    """What has been seen since the last update."""
+class Progress:
+    """Counters that a checkpoint keeps."""
 
-    terms: list[RewardTerms] = field(default_factory=list)
-    forgotten: int = 0
-
-    def scalars(self) -> dict[str, float]:
-        """Means of the reward's parts, where rewards came in parts."""
-        if not self.terms:
-            return {}
-        names = RewardTerms.__struct_fields__
-        return {f"reward/{name}": sum(getattr(t, name) for t in self.terms) / len(self.terms) for name in names}
+    decisions: int = 0
+    updates: int = 0
+    episodes: int = 0
 
 
-class Trainer(TrainingRun):
-    """The state of one training run; `train` is its loop."""
+class Trainer:
+    """Trains a router for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
+
+    Args:
+        begin: makes the clusters; it is given the number of their first episode, 0 unless a run is resumed.
+        knobs: Eq. 5 and Eq. 8-13.
+        seed: of weights, minibatches and episodes.
+        spec: the router's shape.
+        deterministic: the mode that the router is given.
+        threads: that learn, 1 or 2.
+    """
 
     def __init__(
         self,
-        environments: Sequence[TrainingEnvironment],
+        begin: Callable[[int], Rollouts],
         knobs: PPOKnobs,
         seed: int,
         spec: PolicySpec,
         deterministic: bool = False,
+        threads: int = 2,
     ) -> None:
-        super().__init__(knobs, seed, spec, deterministic, ("draws", "minibatches"))
-        self.environments = tuple(environments)
-        self.network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=knobs.learning_rate, eps=1e-5)
-        self._buffer = TransitionBuffer(spec, len(self.environments))
-        self._meter = _Meter()
-        self._started = False
-        self._eyes = spec.observation
-        self._waits = spec.waits
-        count, (servers, widths, *_) = len(self.environments), spec.head_sizes
-        self._observation = np.zeros((count, spec.observation.size), np.float32)
-        self._server_mask = np.zeros((count, servers), np.bool_)
-        self._width_mask = np.zeros((count, servers, widths), np.bool_)
-        self._hold_mask = np.zeros((count, self._waits.choices), np.bool_)
+        self.knobs, self.seed, self.spec, self.deterministic = knobs, seed, spec, deterministic
+        self.progress = Progress()
+        network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
+        tensors = {name: value.numpy() for name, value in network.state_dict().items()}
+        self.learner = Learner(Layout.of(spec, knobs.hidden), knobs, tensors, threads)
+        self._minibatches = stream(seed, "ppo:minibatches")
+        self._begin = begin
+        self._rollouts: Rollouts | None = None
+        self._forgotten = 0
 
-    # ----------------------------------------------------------------------------------------------------- learning
+    def run(self, log: Log | None = None, checkpoint_dir: Path | None = None, resume: bool = False) -> PPORouter:
+        """All of it, from the start or from the folder's checkpoint.
+
+        Raises:
+            InputError: the checkpoint to resume from is of another training run.
+            WorkError: no decision is made, or training diverges.
+        """
+        path = checkpoint_dir / CHECKPOINT if checkpoint_dir is not None else None
+        if resume and path is not None and path.is_file():
+            self.restore(path)
+        while self.progress.decisions < self.knobs.decisions:
+            scalars = self.iterate()
+            if scalars is not None and log is not None:
+                log(self.progress.decisions, scalars)
+            if scalars is not None and path is not None and self.progress.updates % self.knobs.checkpoint_every == 0:
+                self.save(path)
+        if path is not None:
+            self.save(path)
+        return self.router()
 
     def iterate(self) -> dict[str, float] | None:
-        """Decide until an update is due and make it; None where the decisions ran out before."""
-        if not self._started:
-            for environment in self.environments:
-                self._reset(environment)
-            self._started = True
-        while self._buffer.complete < self.knobs.batch:
-            if self.progress.decisions >= self.knobs.decisions:
+        """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
+        if self._rollouts is None:
+            self._rollouts = self._begin(self.progress.episodes)
+        rollouts, parts, complete = self._rollouts, [], 0
+        while complete < self.knobs.batch:
+            left = self.knobs.decisions - self.progress.decisions
+            if left <= 0:
                 return None
-            self.decide_once()
-        return self._update()
+            parts.append(self._collect(rollouts, min(left, self.knobs.batch - complete)))
+            complete += len(parts[-1])
+        return self._update(rollouts, joined(parts))
 
-    def decide_once(self) -> None:
-        """One decision in every environment, by one forward pass for all."""
-        asked = [self._next_question(index) for index in range(len(self.environments))]
-        for index, (observation, question) in enumerate(zip(self._observation, asked, strict=True)):
-            observation[:] = self._eyes.observe(question.view)
-            self._server_mask[index], self._width_mask[index] = masks(question.view)
-            self._hold_mask[index] = self._waits.mask(question.view)
-        with torch.inference_mode():
-            logits, value = (output.numpy() for output in self.network(torch.from_numpy(self._observation)))
-        eps = self.knobs.eps(self.progress.decisions)
-        sizes = self.spec.head_sizes
-        uniforms = self._rngs["draws"].random((len(asked), len(sizes)))
-        acted = act(logits, sizes, self._server_mask, self._width_mask, eps, uniforms, self._hold_mask)
-        seen = (self._observation, self._server_mask, self._width_mask)
-        answers = [
-            self.spec.answer(*each) for each in zip(acted.actions.tolist(), (q.view for q in asked), strict=True)
-        ]
-        decisions = [(each.decision, images_of(answer, each.view)) for answer, each in zip(answers, asked, strict=True)]
-        self._buffer.add(decisions, *seen, acted, eps, value, self._hold_mask)
-        for environment, answer in zip(self.environments, answers, strict=True):
-            environment.decide(answer)
-        self.progress.decisions += len(asked)
+    def _collect(self, rollouts: Rollouts, decisions: int) -> Experience:
+        before = rollouts.decisions
+        part = rollouts.collect(self.learner.weights, self.knobs.eps(self.progress.decisions), decisions)
+        if rollouts.decisions == before:
+            raise WorkError("no cluster made a decision: there is nothing to learn from")
+        self.progress.decisions += rollouts.decisions - before
+        self.progress.episodes = rollouts.episodes
+        return part
 
-    def _next_question(self, index: int) -> Decide:
-        """Run one environment to its next decision, into a new episode if need be."""
-        environment = self.environments[index]
-        for _ in range(2):
-            question = environment.advance()
-            self._collect(index)
-            if question is not None:
-                return question
-            self._meter.forgotten += self._buffer.forget(index)
-            self._reset(environment)
-        raise WorkError("an episode ended without a single decision: there is nothing to learn from")
-
-    def _reset(self, environment: TrainingEnvironment) -> None:
-        environment.reset(derived_seed(self.seed, f"ppo:episode:{self.progress.episodes}"))
-        self.progress.episodes += 1
-
-    def _collect(self, index: int) -> None:
-        for decision, reward in self.environments[index].take_credits():
-            if isinstance(reward, RewardTerms):
-                self._meter.terms.append(reward)
-                reward = reward.total
-            self._buffer.credit(index, decision, reward)
-
-    def _update(self) -> dict[str, float]:
-        experience = self._buffer.take()
-        rng = self._rngs["minibatches"]
-        stats = update(self.network, self.optimizer, experience, self.spec.head_sizes, self.knobs, rng)
+    def _update(self, rollouts: Rollouts, experience: Experience) -> dict[str, float]:
+        stats = self.learner.update(experience, self._minibatches)
         self.progress.updates += 1
-        meter, self._meter = self._meter, _Meter()
+        terms, forgotten = rollouts.take_terms(), rollouts.forgotten - self._forgotten
+        self._forgotten = rollouts.forgotten
+        names = () if terms is None else terms.__struct_fields__
         return {
             "reward/mean": float(experience.reward.mean()),
-            **meter.scalars(),
-            **scalars_of(stats),
+            **{f"reward/{name}": float(getattr(terms, name)) for name in names},
+            **stats.scalars,
             "eps": self.knobs.eps(self.progress.decisions),
             "episodes": float(self.progress.episodes),
-            "decisions/waiting": float(self._buffer.waiting),
-            "decisions/forgotten": float(meter.forgotten),
+            "decisions/waiting": float(rollouts.waiting),
+            "decisions/forgotten": float(forgotten),
         }
 
     # ------------------------------------------------------------------------------------------------------ keeping
 
-    def _weights(self) -> Tensors:
-        return {name: value.numpy().copy() for name, value in self.network.state_dict().items()}
+    def router(self) -> PPORouter:
+        """The policy as it is now."""
+        weights = self.learner.layout.unpack(self.learner.weights)
+        return PPORouter(self.spec, weights, deterministic=self.deterministic)
 
-    def _moments(self) -> Tensors:
-        return {
-            f"{moment}.{name}": value.numpy().copy()
-            for name, parameter in self.network.named_parameters()
-            for moment, value in self.optimizer.state.get(parameter, {}).items()
+    def save(self, path: Path) -> None:
+        """Everything that `restore` needs; the router alone can be read from it, too (`PPORouter.load`)."""
+        weights = self.learner.layout.unpack(self.learner.weights)
+        tensors = {checkpoint.POLICY + name: value for name, value in weights.items()}
+        tensors |= {_OPTIMIZER + name: value for name, value in self.learner.moments().items()}
+        training = {
+            "knobs": asdict(self.knobs),
+            "seed": self.seed,
+            "progress": asdict(self.progress),
+            "minibatches": self._minibatches.bit_generator.state,
         }
+        checkpoint.write(path, tensors, header(self.spec, self.deterministic) | {"training": json.dumps(training)})
 
-    def _put(self, weights: Tensors, moments: Tensors) -> None:
-        self.network.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
-        for name, parameter in self.network.named_parameters():
-            found = {moment: moments.get(f"{moment}.{name}") for moment in MOMENTS}
-            state = {moment: torch.from_numpy(value) for moment, value in found.items() if value is not None}
-            if state:
-                self.optimizer.state[parameter] = state
+    def restore(self, path: Path) -> None:
+        """Continue from what `save` wrote; `InputError` where that was another training run."""
+        tensors, metadata = checkpoint.read(path)
+        if "training" not in metadata:
+            raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
+        moments = {name.removeprefix(_OPTIMIZER): each for name, each in tensors.items() if name.startswith(_OPTIMIZER)}
+        try:
+            training = json.loads(metadata["training"])
+            self._require_same(path, metadata["spec"], training)
+            self.learner.put(policy_weights(tensors), moments)
+            self.progress = Progress(**training["progress"])
+            self._minibatches.bit_generator.state = training["minibatches"]
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = f"not a checkpoint of this version, or damaged ({error!r:.300}); remove it to begin anew"
+            raise InputError(str(path), "", problem) from error
 
-
-def images_of(answer: Choice | Hold, view: ClusterView) -> int:
-    """In the block that an answer makes; a hold is paid what its oldest image's block is."""
-    return min(answer.group, view.candidates) if isinstance(answer, Choice) else 1
-
-
-class TensorBoardLog:
-    """A `Log` that writes event files; give it to `train`, and `close` it at the end."""
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # only who logs pays for the import
-
-        self._writer = SummaryWriter(str(folder))
-
-    def __call__(self, decisions: int, scalars: Mapping[str, float]) -> None:
-        """Write the scalars at this count of decisions."""
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, decisions)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+    def _require_same(self, path: Path, spec: str, training: Mapping[str, Any]) -> None:
+        mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}
+        theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
+        differ = [name for name, value in mine.items() if theirs.get(name) != value]
+        differ += ["seed"] * (training["seed"] != self.seed)
+        theirs_of = PolicySpec.from_json(spec)
+        differ += ["holds_s"] * (theirs_of.holds_s != self.spec.holds_s)
+        differ += ["cluster"] * (replace(theirs_of, holds_s=self.spec.holds_s) != self.spec)
+        if differ:
+            remedy = "resume with the settings it was begun with, or start anew in another folder"
+            raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")

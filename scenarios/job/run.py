@@ -83,7 +83,7 @@ def _carry_out(job: Job) -> Outcome:
         job.warn(f"warning: {doubt}")
     if text := pressure_text(world):
         job.say(text)
-    make_routers(job, world, None, job.kinds_to_make)
+    make_routers(job, world, job.kinds_to_make, says_scores=True)
     world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world, engine_to_go_on(job, world, engine))
     validation = validate(job, world) if job.can_validate else None

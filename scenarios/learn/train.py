@@ -1,12 +1,11 @@
 """Trains a router in simulation: many simulated clusters with random loads, one learner; then scores what it learned.
 
-On the compiled engine clusters, policy and learner are compiled; on the reference the learner is torch's. Either way
-the router is scored on the reference, on a run that training has not seen.
+Clusters, policy and learner are compiled. The router is scored on both engines, on a run that training has not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -15,22 +14,18 @@ import numpy as np
 
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
-from kit.errors import WorkError
+from kit.errors import InputError, WorkError
 from policies.interfaces import RoutingPolicy
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.ppo.trainer import TensorBoardLog, train
 from policies.records import RunRecord
-from policies.reward import RewardTerms
-from policies.vocabulary import Choice, Decide, Hold
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.workloads import Excerpt
 from scenarios.world.world import World
-from sim.cluster import RunSpec, Simulation
+from sim.cluster import RunSpec
 
-Log = Callable[[int, Mapping[str, float]], None]
 MOST_THREADS = 2  # the learner takes no more
 SCORED_S = 60.0  # of arrivals after the warm-up, at most
 
@@ -45,34 +40,6 @@ def episode(world: World, seed: int) -> RunSpec:
     return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", excerpt=Excerpt())
 
 
-class SimulatedEpisodes:
-    """A training environment of the reference."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._simulation: Simulation | None = None
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        self._simulation = Simulation(self._world.cluster, episode(self._world, seed))
-
-    def _current(self) -> Simulation:
-        assert self._simulation is not None, "reset comes first"
-        return self._simulation
-
-    def advance(self) -> Decide | None:
-        """Run to the next decision; None at the episode's end."""
-        return self._current().advance()
-
-    def decide(self, choice: Choice | Hold) -> None:
-        """Answer it."""
-        self._current().decide(choice)
-
-    def take_credits(self) -> Sequence[tuple[int, RewardTerms | float]]:
-        """Rewards of the blocks that have ended."""
-        return self._current().take_credits()
-
-
 def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
     """The scenario's training settings, with another number of decisions if one is given."""
     given = world.scenario.training
@@ -80,10 +47,17 @@ def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
     return PPOKnobs(**{**known, **({"decisions": decisions} if decisions is not None else {})})
 
 
-def require_compiled(world: World) -> None:
-    """Raises `UnsupportedScenario` where the compiled engine can't train for a world, or score what was learned."""
-    for run in (episode(world, 0), world.run_spec(0, duration_s=_scored_s(world))):
-        world.simulation(run, "compiled")
+def require_trainable(world: World) -> None:
+    """Raises `InputError` where the compiled engine can't train for a world, or score what was learned."""
+    from sim.compiled import UnsupportedScenario
+
+    try:
+        for run in (episode(world, 0), world.run_spec(0, duration_s=_scored_s(world))):
+            world.simulation(run, "compiled")
+    except UnsupportedScenario as error:
+        problem = f"routers are trained on the compiled engine, which can't do {error.feature}"
+        remedy = "shorten training.horizon_s, or train by yourself on the environment SlimCluster-v0"
+        raise InputError(world.scenario.name, "", f"{problem}; {remedy}") from None
 
 
 def train_world(
@@ -93,53 +67,20 @@ def train_world(
     seed: int,
     decisions: int | None = None,
     resume: bool = True,
-    engine: Simulator = "simpy",
     on_progress: Callable[[int, Mapping[str, float]], None] | None = None,
 ) -> PPORouter:
     """Train for a world. `folder` gets the checkpoint and a TensorBoard log; `on_progress` gets decisions and scalars.
 
     Raises:
         InputError: the folder's checkpoint is of another training run.
-        UnsupportedScenario: the compiled engine can't do what the scenario asks for.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    board = TensorBoardLog(folder)
+    from torch.utils.tensorboard import SummaryWriter  # these are slow to open
 
-    def log(done: int, scalars: Mapping[str, float]) -> None:
-        board(done, scalars)
-        if on_progress is not None:
-            on_progress(done, scalars)
-
-    learn = _train_compiled if engine == "compiled" else _train_in_torch
-    try:
-        return learn(world, ppo_knobs_of(world, decisions), seed, folder, log, resume)
-    finally:
-        board.close()
-
-
-def spec_of(world: World) -> PolicySpec:
-    """The shape of a router that is learned for a world."""
-    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
-    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
-
-
-def _train_in_torch(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:
-    return train(
-        [SimulatedEpisodes(world) for _ in range(world.scenario.training.environments)],
-        knobs,
-        seed,
-        spec_of(world),
-        log=log,
-        checkpoint_dir=folder,
-        resume=resume,
-        deterministic=world.scenario.training.deterministic,
-    )
-
-
-def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log: Log, resume: bool) -> PPORouter:
-    from policies.ppo.compiled_trainer import CompiledTrainer  # they need numba
+    from policies.ppo.trainer import Trainer
     from sim.compiled.rollout import Rollouts
 
+    folder.mkdir(parents=True, exist_ok=True)
+    training, knobs = world.scenario.training, ppo_knobs_of(world, decisions)
     spec, threads = spec_of(world), min(core_count(), MOST_THREADS)
 
     def begin(first_episode: int) -> Rollouts:
@@ -149,20 +90,34 @@ def _train_compiled(world: World, knobs: PPOKnobs, seed: int, folder: Path, log:
             spec,
             knobs.hidden,
             seed,
-            clusters=world.scenario.training.environments,
+            clusters=training.environments,
             threads=threads,
             first_episode=first_episode,
         )
 
-    trainer = CompiledTrainer(begin, knobs, seed, spec, world.scenario.training.deterministic, threads)
-    return trainer.run(log, folder, resume)
+    with SummaryWriter(str(folder)) as board:
+
+        def log(done: int, scalars: Mapping[str, float]) -> None:
+            for name, value in scalars.items():
+                board.add_scalar(name, value, done)
+            if on_progress is not None:
+                on_progress(done, scalars)
+
+        trainer = Trainer(begin, knobs, seed, spec, training.deterministic, threads)
+        return trainer.run(log, folder, resume)
+
+
+def spec_of(world: World) -> PolicySpec:
+    """The shape of a router that is learned for a world."""
+    limits_w = tuple(profile.power.cap_w for profile in world.profiles)
+    return PolicySpec.of(world.cluster.router, limits_w, world.device_names, world.scenario.training.holds_s)
 
 
 # --------------------------------------------------------------------------------------------------------- its score
 
 
-def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, seed: int, trained_on: Simulator) -> Score:
-    """Score a router on the reference, and on the compiled engine too where it was trained there.
+def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, seed: int) -> Score:
+    """Score a router on both engines.
 
     Args:
         make: gives a fresh router for each run, for one may remember what it has seen.
@@ -173,19 +128,15 @@ def score_router(world: World, make: Callable[[], RoutingPolicy], name: str, see
         WorkError: the engines disagree, so that what was learned may be of another world.
     """
     held_out = derived_seed(seed, f"{name}:held-out")
-    engines: list[Simulator] = ["simpy", "compiled"] if trained_on == "compiled" else ["simpy"]
-    made = [
+    engines: tuple[Simulator, ...] = ("simpy", "compiled")
+    (result, record), (_, compiled) = (
         run_simulation(world, make(), name, held_out, duration_s=_scored_s(world), engine=engine) for engine in engines
-    ]
-    (result, record), *others = made
-    for _, other in others:
-        _require_same(record, other)
+    )
+    _require_same(record, compiled)
     rewards = [block.reward.total for block in record.blocks]
     return Score(
         schema="slimsched.score/1",
         router=name,
-        trained_on=trained_on,
-        engines=engines,
         seed=held_out,
         decisions=record.decisions,
         reward=float(np.mean(rewards)) if rewards else None,
@@ -205,4 +156,4 @@ def _require_same(reference: RunRecord, compiled: RunRecord) -> None:
     differ = [name for name in names if getattr(reference, name) != getattr(compiled, name)]
     if differ:
         problem = f"the engines disagree about the trained router's run ({', '.join(differ)}): this is a bug"
-        raise WorkError(f"{problem}, please report it; --engine simpy trains on the reference")
+        raise WorkError(f"{problem}, please report it")

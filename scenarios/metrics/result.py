@@ -230,11 +230,9 @@ class Result(TypedDict):
 
 
 class Score(TypedDict):
-    """`slimsched.score/1`: a router on one run that training has not seen.
+    """`slimsched.score/1`: a router on one run that training has not seen; both engines gave the same, bit for bit.
 
     Attributes:
-        trained_on: the engine that it was trained on.
-        engines: those that it was scored on; each gave the same run, bit for bit.
         seed: of the run.
         reward: the mean of Eq. 7 over the run's blocks.
         shares, latency_s, accuracy, signatures: as in a result.
@@ -242,8 +240,6 @@ class Score(TypedDict):
 
     schema: str
     router: str
-    trained_on: Simulator
-    engines: list[Simulator]
     seed: int
     decisions: int
     reward: float | None

@@ -17,7 +17,7 @@ from kit.chance import derived_seed
 from kit.errors import WorkError
 from kit.jit import Ints, Reals, Singles, entry, kernel, reals, singles
 from policies.observation import Bools
-from policies.ppo.buffer import Experience, empty
+from policies.ppo.experience import Experience, empty
 from policies.ppo.kernels import act
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
@@ -221,7 +221,7 @@ def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int)
 
 
 class Rollouts:
-    """Many clusters of one kind, each in an episode of its own (a `policies.ppo.compiled_trainer.Rollouts`).
+    """Many clusters of one kind, each in an episode of its own (a `policies.ppo.trainer.Rollouts`).
 
     Args:
         cluster: what is simulated.

@@ -38,7 +38,7 @@ def test_the_papers_ppo_learns_what_its_table_says(
     """Latency and energy against random routing, of what is learned now and of the file that ships."""
     world = load_world(SCENARIOS / f"{scenario}.yaml")
     learned = tmp_path / "learned.safetensors"
-    train_world(world, tmp_path, seed=0, engine="compiled").save(learned)
+    train_world(world, tmp_path, seed=0).save(learned)
     random = result_of(world, "random")
     for file in (learned, SCENARIOS / ROUTERS / f"paper-{kind}.safetensors"):
         found = result_of(world, str(file))

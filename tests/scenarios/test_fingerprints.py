@@ -124,7 +124,7 @@ def fingerprints(scenario: Scenario, folder: Path, *charged: tuple[str, float]) 
         network.make_accuracy,
         profiles.make_profiles,
         profiles.make_serving,
-        lambda job: router.make_ppo(job, world, "simpy"),
+        lambda job: router.make_ppo(job, world),
         lambda job: comparison.compare(job, world),
         lambda job: validation.validate(job, world),
     ]

@@ -85,8 +85,8 @@ def test_a_result_says_who_was_not_served_and_why() -> None:
 def score(**more: Any) -> Any:
     """A trained router's."""
     return {
-        "schema": "slimsched.score/1", "router": "ppo", "trained_on": "simpy", "engines": ["simpy"], "seed": 0,
-        "decisions": 1, "reward": 0.5, "latency_s": 0.1, "accuracy": 0.7, "signatures": [], **more,
+        "schema": "slimsched.score/1", "router": "ppo", "seed": 0, "decisions": 1, "reward": 0.5, "latency_s": 0.1,
+        "accuracy": 0.7, "signatures": [], **more,
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
-from sim.compiled import UnsupportedScenario
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
 
@@ -56,20 +56,15 @@ def as_run_does(path: Path, said: list[str] | None = None) -> None:
     scenario = load_scenario(path)
     job = Job(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
     with job.folder.opened(path):
-        make_ppo(job, make_world(scenario, path.parent / "run"), None)
+        make_ppo(job, make_world(scenario, path.parent / "run"), says_score=True)
 
 
-def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By default, and it says so; a second time the stage is skipped and the score told again."""
+def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second time the stage is skipped and the score told again."""
     path = write(tmp_path)
     assert train(path, "--json", "-") == 0
-    streams = capsys.readouterr()
-    document = json.loads(streams.out)
-    assert "train: on the compiled engine" in streams.err
-    (made,) = document["routers"]
+    (made,) = json.loads(capsys.readouterr().out)["routers"]
     score = made["score"]
-    assert (document["engine"], score["trained_on"]) == ("compiled", "compiled")
-    assert score["engines"] == ["simpy", "compiled"]
     assert 0.5 < score["accuracy"] <= 1
     assert train(path) == 0
     again = capsys.readouterr()
@@ -79,19 +74,15 @@ def test_the_compiled_engine_trains_and_both_score(tmp_path: Path, capsys: pytes
     assert main(["simulate", str(path), "--router", made["router"], "--json", "-", "--quiet"]) == 0
 
 
-def test_a_policy_with_waits_is_trained_on_both_engines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file has them; what was learned on the compiled engine is scored alike on both; the new head is logged."""
+def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
+    """The file has them; what was learned is scored alike on both engines; the new head is logged."""
     router = "router: {hold_limit_s: 0.02}\ncompare: {routers: [random, ppo]"
     changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
     path = write(tmp_path, *changes)
-    for engine, engines in (("compiled", ["simpy", "compiled"]), ("simpy", ["simpy"])):
-        assert train(path, "--engine", engine, "--json", "-") == 0
-        score = json.loads(capsys.readouterr().out)["routers"][0]["score"]
-        assert (score["trained_on"], score["engines"]) == (engine, engines)
-        file = tmp_path / "run" / "router.safetensors"
-        assert PPORouter.load(file).spec.holds_s == (0.002, 0.01)
-        scalars = sorted((tmp_path / "run").rglob("scalars.json"), key=lambda each: each.stat().st_mtime)[-1]
-        assert "entropy/hold" in scalars.read_text()
+    assert train(path, "--quiet") == 0
+    assert PPORouter.load(tmp_path / "run" / "router.safetensors").spec.holds_s == (0.002, 0.01)
+    [scalars] = (tmp_path / "run").rglob("scalars.json")
+    assert "entropy/hold" in scalars.read_text()
 
 
 def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,30 +122,12 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     """Its seed is no episode's and no run's of the scenario; its figures are those of that run."""
     world = world_of(tmp_path)
     router = world.router("jsq")
-    score = score_router(world, lambda: router, "jsq", 7, "compiled")
+    score = score_router(world, lambda: router, "jsq", 7)
     assert score["seed"] not in (7, *world.scenario.compare.seeds)
-    assert score["seed"] != score_router(world, lambda: router, "jsq", 8, "simpy")["seed"]
+    assert score["seed"] != score_router(world, lambda: router, "jsq", 8)["seed"]
     result, record = run_simulation(world, router, "jsq", score["seed"])
     assert score["latency_s"] == result["latency_s"]["mean"]
     assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
-
-
-def test_the_reference_trains_where_it_is_asked_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--engine simpy` trains another router than `run`, which then takes the one that is there."""
-    path = write(tmp_path)
-    router = tmp_path / "run" / "router.safetensors"
-    said: list[str] = []
-    as_run_does(path)
-    compiled, _ = checkpoint.read(router)
-    assert train(path, "--engine", "simpy", "--json", "-") == 0
-    streams = capsys.readouterr()
-    assert "on the reference, SimPy and torch" in streams.err
-    score = json.loads(streams.out)["routers"][0]["score"]
-    assert (score["trained_on"], score["engines"]) == ("simpy", ["simpy"])
-    found, _ = checkpoint.read(router)
-    assert (found["policy.heads.weight"] != compiled["policy.heads.weight"]).any()
-    as_run_does(path, said)
-    assert said == ["train: skipped, done before"]
 
 
 def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
@@ -168,34 +141,19 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_world(world, folder, seed=0, engine="compiled", on_progress=stop)
-    train_world(world, folder, seed=0, engine="compiled", on_progress=lambda done, _: told.append(done))
+        train_world(world, folder, seed=0, on_progress=stop)
+    train_world(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
     assert told[1] < told[3] < told[1] + 2 * (told[1] - told[0])  # the third update was told, but not kept
     assert told[2] < told[-1]
 
 
-def test_what_the_engine_cannot_train_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`train` names `--engine simpy`, and leaves nothing behind that looks like a router."""
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is trained, with a remedy; nothing is left behind that looks like a router."""
     path = write(tmp_path, TOO_LONG)
     assert train(path, "--quiet") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("slimsched: --engine: the compiled engine can't do runs longer than")
-    assert error.endswith("use --engine simpy\n")
+    problem = "routers are trained on the compiled engine, which can't do runs longer than"
+    assert re.match(rf"slimsched: tiny: {problem} \d+ s; shorten training\.horizon_s, .*", capsys.readouterr().err)
     assert not (tmp_path / "run" / "router.safetensors").exists()
-
-
-def test_run_falls_back_on_the_reference_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no such flag; the score says where the router was trained."""
-
-    def refuse(_: World) -> None:
-        raise UnsupportedScenario("a thing")
-
-    monkeypatch.setattr("scenarios.job.router.require_compiled", refuse)
-    said: list[str] = []
-    as_run_does(write(tmp_path), said)
-    refused = said.index("train: the compiled engine can't do a thing")
-    assert said[refused + 2].startswith("train: on the reference")
-    assert json.loads((tmp_path / "run" / "score.json").read_text())["trained_on"] == "simpy"
 
 
 def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +167,7 @@ def test_engines_that_disagree_are_a_bug(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(train_module, "run_simulation", off_by_one)
     with pytest.raises(WorkError, match=r"disagree about the trained router's run \(ended_ns\): this is a bug"):
-        score_router(world, lambda: world.router("jsq"), "jsq", 0, "compiled")
+        score_router(world, lambda: world.router("jsq"), "jsq", 0)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.safetensors", "scalars.json"])

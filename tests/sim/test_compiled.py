@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from policies.compiled.plan import PlanRow
 from policies.compiled.rules import LARGEST, RANDOM_WIDTH
 from policies.faults import PLANNED, WORKER_DIED, Crash, Outage, Supervision
 from policies.observation import masks
+from policies.ppo.experience import Experience
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
-from policies.ppo.trainer import images_of
-from policies.vocabulary import NS_PER_S, Choice
+from policies.vocabulary import NS_PER_S, Choice, Hold
 from sim.accuracy import BernoulliCorrectness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled import UnsupportedScenario
@@ -244,8 +244,10 @@ def test_a_rollout_is_the_reference_with_the_same_choices(world: Any, holds_s: t
         assert made.server_mask[n].tolist() == servers.tolist()
         assert made.width_mask[n].tolist() == widths[action[0]].tolist()
         assert made.hold_mask[n].tolist() == policy.waits.mask(asked.view).tolist()
-        answer = policy.answer(action, asked.view)
-        assert made.images[n] == images_of(answer, asked.view)
+        answer: Choice | Hold = Choice(action[0], policy.widths[action[1]], policy.groups[action[2]])
+        if any(action[3:]):
+            answer = policy.waits.hold(action[3], asked.view)
+        assert made.images[n] == (min(answer.group, asked.view.candidates) if isinstance(answer, Choice) else 1)
         simulation.decide(answer)
     assert [made.reward[n] for n in rewards] == list(rewards.values())
     assert found.reward.tolist() == list(rewards.values())
@@ -278,19 +280,8 @@ def test_every_decision_is_rewarded_waits_or_was_forgotten_whatever_the_threads(
         assert many.take_terms() is None
         totals.append(parts)
     for one, two in zip(*totals, strict=True):
-        for name in (
-            "observation",
-            "actions",
-            "log_prob",
-            "eps",
-            "value",
-            "reward",
-            "images",
-            "server_mask",
-            "width_mask",
-            "hold_mask",
-        ):
-            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+        for field in fields(Experience):
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))
 
 
 def test_an_episode_without_a_decision_is_said() -> None:

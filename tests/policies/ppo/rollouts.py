@@ -9,18 +9,16 @@ import numpy as np
 from kit.chance import derived_seed
 from kit.jit import Singles
 from policies.observation import Floats
-from policies.ppo.buffer import Experience, empty
+from policies.ppo import PolicySpec
+from policies.ppo.experience import Experience, empty, joined
 from policies.ppo.kernels import act
 from policies.ppo.layout import Layout
 from policies.reward import RewardTerms
-from tests.policies.ppo.bandit import BEST, SPEC
+from tests.policies.cluster_views import WIDTHS
 
+SPEC = PolicySpec(segments=4, widths=WIDTHS, groups=(1, 4, 16), power_limits_w=(250.0, 250.0, 100.0))
+BEST = (2, 1)  # indices of width and group
 NOTHING = empty(SPEC, 0)
-
-
-def joined(parts: list[Experience]) -> Experience:
-    names = Experience.__dataclass_fields__
-    return Experience(*(np.concatenate([getattr(part, name) for part in (NOTHING, *parts)]) for name in names))
 
 
 def best_server(observation: Floats) -> Floats:
@@ -33,29 +31,18 @@ class BanditRollouts:
 
     Args:
         first_episode: the number of the first cluster's first episode.
-        hidden: the sizes of the policy's layers.
-        clusters: that decide in each sweep.
         lag: sweeps until a reward comes.
         length: sweeps of an episode.
         parts: whether there are terms.
     """
 
-    def __init__(
-        self,
-        first_episode: int,
-        hidden: tuple[int, ...] = (16, 16),
-        clusters: int = 40,
-        lag: int = 2,
-        length: int = 50,
-        parts: bool = True,
-    ) -> None:
+    def __init__(self, first_episode: int, lag: int = 2, length: int = 50, parts: bool = True) -> None:
         self.decisions = self.forgotten = 0
         self.episodes = first_episode
         self.seeds: list[int] = []
         self.asked: list[tuple[float, int]] = []
-        self._layout, self._clusters, self._lag, self._length, self._parts = (
-            Layout.of(SPEC, hidden), clusters, lag, length, parts,
-        )  # fmt: skip
+        self._layout, self._clusters = Layout.of(SPEC, (16, 16)), 40
+        self._lag, self._length, self._parts = lag, length, parts
         self._waiting: list[Experience] = []
         self._sweep = 0
         self._rewards: list[float] = []
@@ -72,15 +59,15 @@ class BanditRollouts:
 
     def collect(self, weights: Singles, eps: float, decisions: int) -> Experience:
         self.asked.append((eps, decisions))
-        found = []
+        rewarded = [NOTHING]
         for _ in range(-(-decisions // self._clusters)):
             if self._sweep % self._length == 0:
                 self._begin()
             self._sweep += 1
             self._waiting.append(self._decide(weights, eps))
             if len(self._waiting) > self._lag:
-                found.append(self._waiting.pop(0))
-        experience = joined(found)
+                rewarded.append(self._waiting.pop(0))
+        experience = joined(rewarded)
         self._rewards += experience.reward.tolist()
         return experience
 
@@ -104,7 +91,6 @@ class BanditRollouts:
             np.zeros(rows, np.bool_), blank.hold_mask,
         )  # fmt: skip
         self.decisions += rows
-        best = SPEC.widths.index(BEST.width), SPEC.groups.index(BEST.group)
-        hits = (blank.actions[:, 0] == best_server(seen)) + (blank.actions[:, 1:] == best).sum(axis=1)
+        hits = (blank.actions[:, 0] == best_server(seen)) + (blank.actions[:, 1:] == BEST).sum(axis=1)
         ones = np.ones(rows, np.float32)
         return replace(blank, eps=eps * ones, reward=hits.astype(np.float32), images=ones)

@@ -1,9 +1,4 @@
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,23 +7,24 @@ import torch
 
 from kit.jit import entry, singles
 from policies.ppo import kernels
-from policies.ppo.acting import masked_softmax, mixed
-from policies.ppo.buffer import Experience
+from policies.ppo.experience import Experience
 from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import TILE, Layout
+from policies.ppo.learner import Learner
 from policies.ppo.network import PolicyNetwork
-from policies.ppo.spec import PolicySpec
-from policies.ppo.update import _Batch, _evaluate, advantages, clipped_surrogate
 from policies.ppo.vectors import exp, multiply, tanh
 from tests.policies.ppo.problems import (
     HOLDS_S,
     act_on,
     experience_of,
     hidden_of,
+    masked_softmax,
     network_of,
     seen_by,
+    spec_for,
     spec_of,
     tensors_of,
+    torch_loss,
 )
 
 KNOBS = PPOKnobs()
@@ -134,8 +130,9 @@ def test_act_draws_what_numpy_draws(
     with torch.inference_mode():
         logits, value = (each.numpy() for each in network(torch.from_numpy(seen.observation)))
     chosen = seen.width_mask[rows, acted.actions[:, 0]]
+    of_server = masked_softmax(logits[:, :servers], seen.server_mask)
     shares = [
-        mixed(masked_softmax(logits[:, :servers], seen.server_mask), seen.server_mask, eps),
+        (1 - eps) * of_server + eps * seen.server_mask / seen.server_mask.sum(axis=1, keepdims=True),
         masked_softmax(logits[:, servers : servers + 4], chosen),
         masked_softmax(logits[:, servers + 4 : servers + 10], np.ones((5000, 6), np.bool_)),
     ]
@@ -176,85 +173,30 @@ def test_rows_name_where_decisions_stand() -> None:
     spec = spec_of(3)
     network, seen = network_of(spec), seen_by(spec, 100, np.random.default_rng(0))
     whole = act_on(network, spec, seen, 0.1)
-    layout = Layout.of(spec, (64, 64))
     rows = np.random.default_rng(1).permutation(100)[: TILE + 5]
-    actions, log_prob, value = np.full((100, 3), -1, np.int64), *np.zeros((2, 100), np.float32)
-    masks = np.zeros((100, 3), np.bool_), np.zeros((100, 4), np.bool_)
-    kernels.act(
-        layout.pack(tensors_of(network)), layout.sizes(), rows, seen.observation, seen.codes[rows],
-        seen.uniforms[rows], 0.1, np.zeros(layout.scratch, np.float32), actions, log_prob, value, *masks,
-        seen.may_hold[rows], np.zeros((100, 0), np.bool_),
-    )  # fmt: skip
-    assert np.array_equal(actions[rows], whole.actions[rows])
-    assert log_prob[rows].tobytes() == whole.log_prob[rows].tobytes()
-    assert value[rows].tobytes() == whole.value[rows].tobytes()
-    assert np.array_equal(masks[1][rows], whole.width_mask[rows])
+    some = act_on(network, spec, seen, 0.1, rows)
+    for name in ("actions", "log_prob", "value", "server_mask", "width_mask"):
+        assert getattr(some, name)[rows].tobytes() == getattr(whole, name)[rows].tobytes()
     others = np.setdiff1d(np.arange(100), rows)
-    assert np.all(actions[others] == -1)
+    assert not some.log_prob[others].any()
 
 
 # -------------------------------------------------------------------------------------------------------- learning
 
 
-def _spec_of(experience: Experience) -> PolicySpec:
-    return spec_of(experience.server_mask.shape[1], HOLDS_S if experience.hold_mask.size else ())
-
-
-def gradient_arguments(
-    network: PolicyNetwork, experience: Experience, knobs: PPOKnobs, order: npt.NDArray[np.int64]
-) -> tuple[Any, ...]:
-    """Those of `kernels.gradient`, what it writes in the last two."""
-    e = experience
-    layout = Layout.of(_spec_of(e), hidden_of(network))
+def gradient_of(network: PolicyNetwork, experience: Experience) -> tuple[Row, npt.NDArray[np.float64]]:
+    """The compiled gradient, and the means behind `UpdateStats`."""
+    e, layout = experience, Layout.of(spec_for(experience), hidden_of(network))
     weights, sizes = layout.pack(tensors_of(network)), layout.sizes()
-    transposed = np.zeros_like(weights)
+    transposed, slopes, sums = np.zeros_like(weights), np.zeros_like(weights), np.zeros(4 + e.actions.shape[1])
     kernels.transpose(weights, sizes, transposed)
-    records = np.full((len(e), layout.record), np.nan, np.float32)
-    advantage = advantages(e.reward, e.value, e.images)
-    kernels.record(
-        e.observation,
-        e.server_mask,
-        e.width_mask,
-        e.actions,
-        e.log_prob,
-        e.eps,
-        e.reward,
-        e.hold_mask,
-        e.images,
-        advantage,
-        records,
-    )
-    return (
-        weights, transposed, sizes, order, records, 1 / float(e.images[order].sum()), knobs.clip, knobs.value_weight,
-        knobs.entropy_weight, np.full(layout.scratch, np.nan, np.float32), np.zeros_like(weights),
-        np.zeros(4 + e.actions.shape[1]),
+    records = Learner(layout, KNOBS, tensors_of(network))._records(e)
+    share, scratch = 1 / float(e.images.sum()), np.full(layout.scratch, np.nan, np.float32)
+    kernels.gradient(
+        weights, transposed, sizes, np.arange(len(e)), records, share, KNOBS.clip, KNOBS.value_weight,
+        KNOBS.entropy_weight, scratch, slopes, sums,
     )  # fmt: skip
-
-
-def gradient_of(
-    network: PolicyNetwork, experience: Experience, knobs: PPOKnobs = KNOBS, rows: npt.NDArray[np.int64] | None = None
-) -> tuple[Row, npt.NDArray[np.float64]]:
-    """The compiled gradient and the means behind `UpdateStats`, of these rows or all."""
-    order = np.arange(len(experience)) if rows is None else rows
-    arguments = gradient_arguments(network, experience, knobs, order)
-    kernels.gradient(*arguments)
-    return arguments[-2], arguments[-1] / experience.images[order].sum()
-
-
-def torch_loss(
-    network: PolicyNetwork, experience: Experience, knobs: PPOKnobs = KNOBS
-) -> tuple[torch.Tensor, list[float]]:
-    """The loss of `update._step`, and what `UpdateStats` says of it."""
-    batch = _Batch.of(experience)
-    sizes = _spec_of(experience).head_sizes
-    log_ratio, entropy, value = _evaluate(network, batch, sizes)
-    share = batch.images / batch.images.sum()
-    policy, by_head = share @ clipped_surrogate(log_ratio, batch.advantage, knobs.clip), share @ entropy
-    missed = 0.5 * share @ (batch.reward - value).square()
-    loss = policy + knobs.value_weight * missed - knobs.entropy_weight * by_head.sum()
-    ratio = log_ratio.exp()
-    kl, clipped = share @ (ratio - 1 - log_ratio), share @ ((ratio - 1).abs() > knobs.clip).float()
-    return loss, [each.item() for each in (policy, missed, kl, clipped, *by_head)]
+    return slopes, sums * share
 
 
 @pytest.mark.parametrize(("servers", "holds_s"), [(1, ()), (3, ()), (10, ()), (3, HOLDS_S)])
@@ -262,7 +204,7 @@ def torch_loss(
 def test_gradient_is_autograds(servers: int, holds_s: tuple[float, ...], eps: float) -> None:
     """Every parameter's to 2e-5 of its tensor's largest, and the statistics to 1e-5, in an incomplete last tile too."""
     network, experience = experience_of(servers, 2000 + 7, eps=eps, holds_s=holds_s)
-    loss, stats = torch_loss(network, experience)
+    loss, figures = torch_loss(network, experience, KNOBS)
     loss.backward()  # type: ignore[no-untyped-call]
     slopes, means = gradient_of(network, experience)
     found = Layout.of(spec_of(servers, holds_s), (64, 64)).unpack(slopes)
@@ -270,8 +212,8 @@ def test_gradient_is_autograds(servers: int, holds_s: tuple[float, ...], eps: fl
         assert parameter.grad is not None
         wanted = parameter.grad.numpy()
         assert np.max(np.abs(found[name] - wanted)) <= 2e-5 * np.max(np.abs(wanted)), name
-    assert means == pytest.approx(stats, rel=1e-5, abs=1e-6)
-    assert 0.2 < stats[3] < 0.5  # some are clipped, some not: both branches were there
+    assert means == pytest.approx(figures.numpy(), rel=1e-5, abs=1e-6)
+    assert 0.2 < figures[3] < 0.5  # some are clipped, some not: both branches were there
 
 
 def test_a_block_counts_as_often_as_it_has_images() -> None:
@@ -289,7 +231,7 @@ def test_a_block_counts_as_often_as_it_has_images() -> None:
 def test_what_is_padded_has_no_gradient(hidden: tuple[int, ...]) -> None:
     """Layers of any size and number: gradients are where weights are, and are autograd's there."""
     network, (_, experience) = network_of(spec_of(3), hidden), experience_of(3, 500)
-    torch_loss(network, experience)[0].backward()  # type: ignore[no-untyped-call]
+    torch_loss(network, experience, KNOBS)[0].backward()  # type: ignore[no-untyped-call]
     slopes, _ = gradient_of(network, experience)
     layout = Layout.of(spec_of(3), hidden)
     wanted = layout.pack(
@@ -328,32 +270,3 @@ def test_a_gradient_that_is_not_finite_changes_nothing(broken: float) -> None:
     state = [np.ones(40, np.float32) for _ in range(3)]
     assert not np.isfinite(kernels.adam(state[0], slopes, state[1], state[2], 1, 1e-2, 0.5))
     assert all(np.all(each == 1) for each in state)
-
-
-# ------------------------------------------------------------------------------------------------------ interpreted
-
-INTERPRETED = """
-import sys
-import numpy as np
-from policies.ppo import kernels
-from kit.jit_cache import IS_ON
-assert not IS_ON
-given = dict(np.load(sys.argv[1]))
-order = [given[f"arr_{i}"] for i in range(len(given))]
-kernels.gradient(*(each[()] if each.ndim == 0 else each for each in order))
-np.savez(sys.argv[2], *order[-2:])
-"""
-
-
-def test_the_interpreter_runs_the_same_source(tmp_path: Path) -> None:
-    """With SLIMSCHED_JIT=0 nothing is compiled, and the gradient is the same."""
-    network, experience = experience_of(2, 9, hidden=(16, 16))
-    arguments = gradient_arguments(network, experience, KNOBS, np.arange(9))
-    np.savez(tmp_path / "given.npz", *arguments)
-    command = [sys.executable, "-c", INTERPRETED, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")]
-    subprocess.run(command, env=os.environ | {"SLIMSCHED_JIT": "0"}, check=True)
-    found = np.load(tmp_path / "found.npz")
-    kernels.gradient(*arguments)
-    assert found["arr_0"] == pytest.approx(arguments[-2], abs=1e-5)
-    assert found["arr_1"] == pytest.approx(arguments[-1], rel=1e-5, abs=1e-5)
-    assert np.count_nonzero(arguments[-2]) > 100

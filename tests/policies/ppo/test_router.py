@@ -2,26 +2,32 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import save
 
+from kit import checkpoint
+from kit.errors import InputError
 from kit.jit import Ints, Reals, Singles, entry, ints, reals, singles
+from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
-from policies.ppo.acting import masked_softmax
 from policies.ppo.compiled import CompiledRouter, code_of
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
-from policies.vocabulary import ClusterView, HeadKey, Hold, ServerView
-from tests.policies.cluster_views import choice_of, server, view
-from tests.policies.ppo.problems import HOLDS_S, network_of, spec_of, tensors_of
+from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
+from tests.policies.cluster_views import WIDTHS, choice_of, server, view
+from tests.policies.ppo.problems import GROUPS, HOLDS_S, masked_softmax, network_of, spec_of, tensors_of
 
 NOISE = 1e-5  # logits of size 10 in float32, through three layers
 
@@ -102,13 +108,20 @@ def test_what_is_drawn_is_torchs(servers: int) -> None:
         assert again.bit_generator.state == rng.bit_generator.state  # three numbers, as in numpy
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_numpy_decides_alike(deterministic: bool) -> None:
-    """`choose_in_numpy` on the same views and numbers: none of 2000 decisions happens to be a near-tie."""
-    _, router = router_of(3, deterministic)
-    views = [any_view(3, np.random.default_rng(i)) for i in range(2000)]
-    compiled, numpy = np.random.default_rng(0), np.random.default_rng(0)
-    assert [router.choose(each, compiled) for each in views] == [router.choose_in_numpy(each, numpy) for each in views]
+def chosen_by_numpy(router: PPORouter, seen: ClusterView, rng: np.random.Generator) -> Choice | Hold:
+    """Server, width among those that it can hold, group and hold: the likeliest of each, or what a number falls on."""
+    spec, logits = router.spec, router.logits(router.spec.observation.observe(seen))
+    heads = np.split(logits, np.cumsum(spec.head_sizes)[:-1])
+    uniforms = None if router.deterministic else rng.random(4)
+
+    def pick(head: int, mask: npt.ArrayLike) -> int:
+        shares = masked_softmax(heads[head], mask)
+        return int(shares.argmax() if uniforms is None else np.searchsorted(shares.cumsum(), uniforms[head], "right"))
+
+    server = pick(0, [each.valid for each in seen.servers])
+    width, group = pick(1, seen.servers[server].widths), pick(2, [True] * len(spec.groups))
+    hold = pick(3, spec.waits.mask(seen))
+    return spec.waits.hold(hold, seen) if hold else Choice(server, spec.widths[width], spec.groups[group])
 
 
 def holding_views(count: int) -> list[ClusterView]:
@@ -124,16 +137,16 @@ def holding_views(count: int) -> list[ClusterView]:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_fourth_head_holds_where_it_may(deterministic: bool) -> None:
-    """In compiled code as in numpy, each with four numbers from the stream; going on is what the other heads say."""
+    """As numpy says, with four numbers from the stream; going on is what the other heads say."""
     spec = spec_of(3, HOLDS_S)
     tensors = tensors_of(network_of(spec, seed=3))
     router = PPORouter(spec, tensors, deterministic=deterministic)
     compiled, numpy = np.random.default_rng(0), np.random.default_rng(0)
     views = holding_views(2000)
-    found = [router.choose(each, compiled) for each in views]
-    assert found == [router.choose_in_numpy(each, numpy) for each in views]
+    answers = [router.choose(each, compiled) for each in views]
+    assert answers == [chosen_by_numpy(router, each, numpy) for each in views]
     assert compiled.bit_generator.state == numpy.bit_generator.state
-    held = [(each, hold) for each, hold in zip(views, found, strict=True) if isinstance(hold, Hold)]
+    held = [(each, hold) for each, hold in zip(views, answers, strict=True) if isinstance(hold, Hold)]
     assert 100 < len(held) < 1900
     for seen, hold in held:
         larger = [group for group in spec.groups if group > seen.candidates]
@@ -158,8 +171,6 @@ def test_what_was_read_before_is_not_mixed_up() -> None:
             continue
         seen = view(*servers[segment], head=HeadKey(segment, 0.5, 0), fifo=int(rng.integers(1, 9)))
         compiled, fresh = router.compiled(), router_of(3, deterministic=True)[1].compiled()
-        assert compiled is not None
-        assert fresh is not None
         assert compiled.choose(seen, rng, True) == fresh.choose(seen, rng, True)
         assert compiled.scratch[:11].tobytes() == fresh.scratch[:11].tobytes()
         inputs.add(compiled.scratch[:11].tobytes())
@@ -182,7 +193,6 @@ def test_compiled_code_decides_as_the_router_does(servers: int, deterministic: b
     """The same bits from the observation as Python writes it, decided by one kernel: equal, near-ties included."""
     reference, router = router_of(servers, deterministic)
     compiled = router.compiled()
-    assert compiled is not None
     eyes, rng = ObservationSpec(reference.spec.power_limits_w), np.random.default_rng(0)
     for _ in range(500):
         seen = any_view(servers, rng)
@@ -222,27 +232,28 @@ shapes = {"trunk.0.weight": (4, 5), "trunk.0.bias": 4, "heads.weight": (3, 4), "
 weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
 router = PPORouter(PolicySpec(1, (1.0,), (1,), (100.0,)), weights)
 assert "numba" not in sys.modules
-assert router.compiled() is not None
+router.compiled()
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_compiled_code_numpy_decides(tmp_path: Path) -> None:
-    """With SLIMSCHED_JIT=0 the same router makes the same decision."""
+def test_without_compiled_code_the_interpreter_decides(tmp_path: Path) -> None:
+    """With SLIMSCHED_JIT=0 the same router makes the same decision, from the same source."""
     _, router = router_of(3, deterministic=True)
     router.save(tmp_path / "router.safetensors")
     code = """
 import sys
 import msgspec
 import numpy as np
+from kit.jit_cache import IS_ON
 from policies.ppo.router import PPORouter
 from tests.policies.cluster_views import choice_of, server, view
 router = PPORouter.load(sys.argv[1])
 seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
 choice = router.choose(seen, np.random.default_rng(0))
 print(choice.server, choice.width, choice.group)
-assert router.compiled() is None
+assert not IS_ON
 """
     command = [sys.executable, "-c", code, str(tmp_path / "router.safetensors")]
     environment = os.environ | {"SLIMSCHED_JIT": "0"}
@@ -250,3 +261,115 @@ assert router.compiled() is None
     seen = view(server(3), server(1, valid=False), server(7, power_w=100.0))
     choice = choice_of(router, seen, np.random.default_rng(0))
     assert done.stdout.split() == [str(choice.server), str(choice.width), str(choice.group)]
+
+
+# -------------------------------------------------------------------------------------------------------- files
+
+CONFIG = RouterConfig(segments=4, widths=WIDTHS, holds=(((True,) * 4,) * 4,) * 3, groups=GROUPS)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_saved_router_decides_as_before(tmp_path: Path, deterministic: bool) -> None:
+    """Weights, shape and mode come back; the mode can be overridden."""
+    _, router = router_of(3, deterministic)
+    router.save(tmp_path / "router.safetensors")
+    loaded = PPORouter.load(tmp_path / "router.safetensors", CONFIG)
+    assert (loaded.spec, loaded.deterministic) == (router.spec, deterministic)
+    assert {name: value.tobytes() for name, value in loaded._weights.items()} == {
+        name: value.tobytes() for name, value in router._weights.items()
+    }
+    other = PPORouter.load(str(tmp_path / "router.safetensors"), deterministic=not deterministic)
+    assert other.deterministic is not deterministic
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        (replace(CONFIG, holds=CONFIG.holds[:2]), "servers: expected 2, found 3"),
+        (replace(CONFIG, segments=3), "segments: expected 3, found 4"),
+        (replace(CONFIG, widths=(0.5, 1.0)), r"widths: expected \[0.5, 1.0\], found \[0.25, 0.5, 0.75, 1.0\]"),
+        (replace(CONFIG, groups=(1, 2)), r"groups: expected \[1, 2\], found \[1, 2, 4, 8, 16, 32\]"),
+    ],
+)
+def test_a_router_for_another_cluster_is_refused(tmp_path: Path, config: RouterConfig, words: str) -> None:
+    """The message names the file and says which shape differs, expected against found."""
+    router_of(3, True)[1].save(tmp_path / "router.safetensors")
+    with pytest.raises(InputError, match=rf"router.safetensors: .*{words}"):
+        PPORouter.load(tmp_path / "router.safetensors", config)
+
+
+def test_a_view_of_another_cluster_is_refused() -> None:
+    """A router asked about more servers than it knows says so."""
+    with pytest.raises(InputError, match="trained for 3 servers, asked about 2"):
+        router_of(3, True)[1].choose(view(server(), server()), np.random.default_rng(0))
+
+
+def _written(change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    """A router's file in which one tensor is another."""
+
+    def spoil(path: Path) -> None:
+        tensors, header = checkpoint.read(path)
+        checkpoint.write(path, {**tensors, "policy.heads.bias": change(tensors["policy.heads.bias"])}, header)
+
+    return spoil
+
+
+def _write_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _write_another_schema(path: Path) -> None:
+    tensors, header = checkpoint.read(path)
+    checkpoint.write(path, tensors, header, "slimsched.router/9")
+
+
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (Path.unlink, "no such file"),
+    "a pipe, which nobody waits for": (_write_pipe, "a device or a pipe"),
+    "no safetensors": (lambda path: path.write_bytes(b"not a router"), "not a safetensors file"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "not a safetensors file"),
+    "no spec": (lambda path: checkpoint.write(path, {"a": np.zeros(1)}, {}), "damaged"),
+    "another schema": (_write_another_schema, r"found slimsched\.router/9, expected slimsched\.router/1"),
+    "not a number": (
+        _written(lambda bias: np.full_like(bias, np.nan)),
+        r"heads\.bias: holds numbers that are not finite",
+    ),
+    "no end": (_written(lambda bias: bias + np.inf), r"heads\.bias: holds numbers that are not finite"),
+    "whole numbers": (_written(lambda bias: bias.astype(np.int32)), "not a router of this version, or damaged"),
+    "another shape": (_written(lambda bias: bias[None]), "not a router of this version, or damaged"),
+    "another length": (_written(lambda bias: bias[:-1]), "not a router of this version, or damaged"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_files_that_are_no_router_are_refused(what: str, tmp_path: Path) -> None:
+    """`InputError` each, which says what is wrong."""
+    path = tmp_path / "router.safetensors"
+    router_of(3, True)[1].save(path)
+    spoil, words = SPOILED[what]
+    spoil(path)
+    with pytest.raises(InputError, match=rf"router\.safetensors: .*{words}"):
+        PPORouter.load(path)
+
+
+def _rewritten(path: Path, tensors: dict[str, np.ndarray], header: dict[str, str]) -> None:
+    """As another program would write it: with the checksum that was there."""
+    path.write_bytes(save({name: np.ascontiguousarray(value) for name, value in tensors.items()}, header))
+
+
+def test_a_router_that_was_changed_is_refused(tmp_path: Path) -> None:
+    """In a weight, in the header, or by leaving the checksum out."""
+    path = tmp_path / "router.safetensors"
+    router_of(3, True)[1].save(path)
+    with safe_open(path, framework="numpy") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    _rewritten(path, tensors, header)
+    PPORouter.load(path)
+    name = "policy.heads.bias"
+    changed = {**tensors, name: np.nextafter(tensors[name], np.float32(9))}
+    without = {key: value for key, value in header.items() if key != "checksum"}
+    for content in ((changed, header), (tensors, {**header, "made_by": "{}"}), (tensors, without)):
+        _rewritten(path, *content)
+        with pytest.raises(InputError, match=r"checksum: says .*, the content has '[0-9a-f]{16}'"):
+            PPORouter.load(path)
