@@ -12,13 +12,23 @@ from typing import Final
 
 import psutil
 
-from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
+from calibrate.bench import Loop, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, Watched, sampled
-from calibrate.plan import Point, rise_dropped_s
+from calibrate.plan import rise_dropped_s
 from hw.router.agents import transfer_round
 from hw.router.local_agents import AgentProcess
 from hw.telemetry import process_cpu_s
-from hw.transport.messages import BenchmarkPoint, BenchmarkResult, TogetherResult
+from hw.transport.messages import (
+    Benchmark,
+    BenchmarkDispatch,
+    BenchmarkLoad,
+    BenchmarkResult,
+    BenchmarkTogether,
+    BenchmarkUnload,
+    Point,
+    Timed,
+    TogetherResult,
+)
 from policies.vocabulary import NS_PER_S
 
 # A served batch finds its thread asleep and its caches used by others; a loop without a pause flatters the device.
@@ -56,17 +66,22 @@ class AgentBench:
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
-        return self.agent.load(instance, segment, width, from_disk=from_disk, probe_batch=self.probe_batch)
+        timed = self.agent.ask(BenchmarkLoad(instance, segment, width, from_disk, self.probe_batch), Timed)
+        return timed.samples_s[0], timed.vram_bytes
 
     def unload(self, instance: int) -> float:
         """See `Bench`."""
-        return self.agent.unload(instance)
+        return self.agent.ask(BenchmarkUnload(instance), Timed).samples_s[0]
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
         """See `Bench`."""
-        result = self.agent.benchmark(to_agent(point), warmup, repeats, min_s, PAUSE_S if paused else 0.0)
+        result = self.timed(point, warmup, repeats, min_s, PAUSE_S if paused else 0.0)
         clock_mhz = self.meter.sensor.details().sm_clock_mhz  # before it falls
         return Loop(result.samples_s, result.wall_s, result.cpu_s, result.waited_s, result.references_s, clock_mhz)
+
+    def timed(self, point: Point, warmup: int, repeats: int, min_s: float, pause_s: float = 0.0) -> BenchmarkResult:
+        """Forward passes of a point alone in the agent's process."""
+        return self.agent.ask(Benchmark(point, warmup, repeats, min_s, pause_s), BenchmarkResult)
 
     def together(self, points: Sequence[Point], duration_s: float, *, across: bool = False) -> SharedLoop:
         """See `Bench`."""
@@ -77,19 +92,18 @@ class AgentBench:
         for lead_s in LEADS_S if across else (0.0,):
             before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(lead_s * NS_PER_S)
             for index, agent in enumerate(agents):
-                mine = [to_agent(point) for point in points[index :: len(agents)]]
-                agent.start_together(mine, duration_s, begin_ns if across else 0)
-            found = [agent.finish_together() for agent in agents]
+                mine = tuple(points[index :: len(agents)])
+                agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
+            found = [agent.expect(TogetherResult) for agent in agents]
             if (apart := apart_share(found)) <= MOST_APART:
                 break
         foreign_share = max(_CoreUse.of(self.cores, agents).foreign_share(before), apart if across else 0.0)
-        results = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
-        members = [Shared(result.completed, result.elapsed_s, result.reference_s) for result in results]
+        members = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
         return SharedLoop(members, foreign_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """See `Bench`."""
-        return self.agent.dispatch(to_agent(point), number, PAUSE_S)
+        return self.agent.ask(BenchmarkDispatch(point, number, PAUSE_S), Timed).samples_s
 
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
@@ -100,7 +114,7 @@ class AgentBench:
         """See `Bench`."""
         pause_s = self.pause_s(point, duty)
         with sampled(self.meter.sensor) as take:
-            result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s, pause_s=pause_s)
+            result = self.timed(point, 5, 2, duration_s, pause_s)
             watched = take()
         return self.mean_load(point, duration_s, result, watched)
 
@@ -108,7 +122,7 @@ class AgentBench:
         """After each pass, so that passes take such a share of the time."""
         if duty >= 1.0:
             return 0.0
-        seen = self.agent.benchmark(to_agent(point), warmup=5, repeats=5, min_s=0.0)
+        seen = self.timed(point, 5, 5, 0.0)
         return (1 / duty - 1) * sorted(seen.samples_s)[len(seen.samples_s) // 2]
 
     def mean_load(
@@ -149,8 +163,3 @@ class _CoreUse:
         """What others used of the cores since then; 0 where the device has none."""
         foreign_s = self.busy_s - before.busy_s - (self.own_s - before.own_s)
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0
-
-
-def to_agent(point: Point) -> BenchmarkPoint:
-    """The point as agents are told of it."""
-    return BenchmarkPoint(point.segment, point.width, point.previous_width, point.batch)

@@ -5,13 +5,15 @@ The real one is `calibrate.agents.AgentBench`; a test's is a few lines of known 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from calibrate.plan import Point
+import msgspec
+
 from calibrate.samples import Samples
 from calibrate.slowdown import SlowdownLook
+from hw.transport.messages import ConcurrentResult, Point
 from policies.vocabulary import Provenance
 
 
@@ -39,22 +41,10 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """One member of a concurrency set: how many batches it finished in how many seconds.
-
-    `reference_s`: the mean of the references meanwhile; 0 where there are none.
-    """
-
-    completed: int
-    elapsed_s: float
-    reference_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class SharedLoop:
     """A concurrency set run in a loop; `foreign_share`: of the device, what other programs took meanwhile."""
 
-    members: Sequence[Shared]
+    members: Sequence[ConcurrentResult]
     foreign_share: float = 0.0
 
 
@@ -63,7 +53,7 @@ class SteadyLoad:
     """A point run in a loop under the device's sensor; `power_w` is above nothing (idle included).
 
     `utilization`, and `sm_utilization` (the share of a GPU's multiprocessors), are None where the sensor has none, and
-    so is `sm_clock_mhz`. `busy_s` is the time in passes; None in logs from before it was kept.
+    so is `sm_clock_mhz`. `busy_s` is the time in passes.
     """
 
     images: int
@@ -71,8 +61,8 @@ class SteadyLoad:
     power_w: float
     utilization: float | None
     provenance: Provenance
+    busy_s: float
     sm_utilization: float | None = None
-    busy_s: float | None = None
     sm_clock_mhz: float | None = None
 
 
@@ -210,32 +200,12 @@ def to_jsonable(result: Result) -> dict[str, Any]:
 
 
 def from_jsonable(raw: dict[str, Any]) -> Result:
-    """What `to_jsonable` wrote; raises `KeyError`, `TypeError` or `ValueError` on anything else."""
+    """What `to_jsonable` wrote; raises `KeyError` or `ValueError` on anything else."""
     fields = dict(raw)
-    kind = _READERS[fields.pop("kind")]
-    return kind(fields)
+    kind = _KINDS[fields.pop("kind")]
+    return msgspec.convert(fields, kind)
 
 
-def _together(raw: dict[str, Any]) -> TogetherResult:
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
-    return TogetherResult(**fields)
-
-
-def _samples(raw: dict[str, Any]) -> Samples:
-    return Samples(int(raw["count"]), tuple(float(value) for value in raw["values"]))
-
-
-def _steady(raw: dict[str, Any]) -> SteadyLoad:
-    return SteadyLoad(**{**raw, "provenance": Provenance(raw["provenance"])})
-
-
-_READERS: dict[str, Callable[[dict[str, Any]], Result]] = {
-    "SoloResult": lambda raw: SoloResult(
-        **{**raw, "samples": _samples(raw["samples"]), "slow": _samples(raw["slow"]) if raw["slow"] else None}
-    ),
-    "TogetherResult": lambda raw: _together(raw),
-    "WatchResult": lambda raw: WatchResult(SlowdownLook(**raw["slowdown"])),
-    "HoldResult": lambda raw: HoldResult(tuple(raw["loads_s"]), tuple(raw["unloads_s"]), raw["vram_bytes"]),
-    "TimesResult": lambda raw: TimesResult(_samples(raw["samples"])),
-    "SteadyResult": lambda raw: SteadyResult(_steady(raw["load"])),
+_KINDS: dict[str, type[Result]] = {
+    kind.__name__: kind for kind in (SoloResult, TogetherResult, WatchResult, HoldResult, TimesResult, SteadyResult)
 }

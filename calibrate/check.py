@@ -25,10 +25,11 @@ from calibrate.bench import Bench, SoloResult, WatchResult
 from calibrate.costs import Key
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, predict_solo_s
 from calibrate.measure import perform
-from calibrate.plan import LAVISH, ForwardGuess, Point, Solo, Together, Watch, estimate_s
+from calibrate.plan import LAVISH, ForwardGuess, Solo, Together, Watch, estimate_s
 from calibrate.samples import Pooled
 from calibrate.sharing import Floats, observed_sets, predict_slow_downs
 from calibrate.slowdown import EXPONENT, SlowdownLook, Speed
+from hw.transport.messages import Point
 from kit.errors import InputError
 from sim.profile import LatencyCurve, Profile
 from sim.tables import sharing_of

@@ -12,10 +12,11 @@ from scipy.linalg import LinAlgError
 
 from calibrate.costs import Key, KeyCost
 from calibrate.measure import Measurement
-from calibrate.plan import Planned, Point, Solo
+from calibrate.plan import Planned, Solo
 from calibrate.slowdown import Speed
 from calibrate.solo import solo_points
 from calibrate.surface import FEWEST_POINTS, Surface, least_sure
+from hw.transport.messages import Point
 
 AT_ONCE = 4  # a surface is fitted again when a quarter more is measured
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 
-from calibrate.agents import AgentBench, to_agent
+from calibrate.agents import AgentBench
 from calibrate.bench import SteadyLoad
 from calibrate.calibration import Calibration, Played
 from calibrate.fit import DeviceFacts
 from calibrate.meter import Meter, Watched
 from calibrate.opening import Opened
-from calibrate.plan import Point
 from calibrate.probe import Probe
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.emulated_outfit import EmulatedOutfit
@@ -28,6 +27,7 @@ from hw.agent.outfit import AgentSpec
 from hw.router.local_agents import start_agents
 from hw.telemetry import AbsentSensor, Details, Reading
 from hw.transport.arena import Arena
+from hw.transport.messages import Point
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.profile import DeviceInfo, Power, Profile
 
@@ -42,7 +42,7 @@ class EmulatedBench(AgentBench):
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """See `Bench`."""
         pause_s = self.pause_s(point, duty)
-        result = self.agent.benchmark(to_agent(point), warmup=5, repeats=2, min_s=duration_s, pause_s=pause_s)
+        result = self.timed(point, 5, 2, duration_s, pause_s)
         watched = [
             Watched(
                 s.sampled_ns / NS_PER_S, Reading(s.power_w, s.utilization, None, _PROVENANCE), s.energy_j, Details()

@@ -17,8 +17,9 @@ from scipy.optimize import nnls
 from calibrate.bench import SteadyResult
 from calibrate.costs import Key, ModelCosts
 from calibrate.measure import Measurement
-from calibrate.plan import Point, Steady
+from calibrate.plan import Steady
 from calibrate.sharing import demand_of
+from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import LatencyCurve, Power
@@ -85,11 +86,10 @@ def with_awake(
     ]
     shares, surplus_w = list[float](), list[float]()
     for point, load in loads:
-        if load.busy_s is not None:
-            curve = curves[point.key]
-            joules = interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch) * load.images
-            shares.append(max(0.0, 1.0 - load.busy_s / load.elapsed_s))
-            surplus_w.append(load.power_w - power.context_idle_w - joules / load.elapsed_s)
+        curve = curves[point.key]
+        joules = interpolate_linear(curve.batches, curve.energy_j_per_image, point.batch) * load.images
+        shares.append(max(0.0, 1.0 - load.busy_s / load.elapsed_s))
+        surplus_w.append(load.power_w - power.context_idle_w - joules / load.elapsed_s)
     weight = sum(share * share for share in shares)
     if fall_s <= 0 or weight <= 0:
         return power

@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 
 from calibrate.costs import Key
-from calibrate.plan import FEWEST_BATCHES, Point
+from calibrate.plan import FEWEST_BATCHES
 from calibrate.samples import Pooled
+from hw.transport.messages import Point
 from sim.interpolation import affine_s, fit_affine, interpolate_latency_s
 from sim.profile import LatencyCurve, LatencyFit, StatedError
 

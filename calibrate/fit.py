@@ -35,7 +35,7 @@ from calibrate.errors import (
     stated,
 )
 from calibrate.measure import DISTURBED, Measurement
-from calibrate.plan import Dispatch, Hold, Point, Solo, Together, Transfer
+from calibrate.plan import Dispatch, Hold, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
     ObservedSet,
@@ -49,6 +49,7 @@ from calibrate.sharing import (
 )
 from calibrate.slowdown import EXPONENT, SHORTEST_SPELL_S, SLACK, UNSEEN, SlowdownLook, Speed
 from calibrate.solo import SoloFit, SoloPoint, fit_solo, solo_points
+from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.profile import (
     AT_ONCE,

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final, Literal
+
+import msgspec
 
 from calibrate.bench import Result, from_jsonable, to_jsonable
 from kit.errors import InputError, WorkError
 
-SCHEMA = "slimsched.calibration-log/1"
+SCHEMA: Final = "slimsched.calibration-log/1"
 
 
 class Log:
@@ -101,20 +103,18 @@ class Log:
     def _continue(self, text: bytes, stamp: Mapping[str, str]) -> None:
         """Take up what is there; only then is the torn rest dropped, so that what is refused stays as it is."""
         header = json.dumps({"schema": SCHEMA, "stamp": dict(stamp)}).encode()
-        whole_bytes = text.rfind(b"\n") + 1
-        lines = text[:whole_bytes].splitlines()
+        lines, whole_bytes = _whole_lines(text)
         if lines:
-            self._require_stamp(lines[0], stamp)
-            self._read(lines[1:])
+            self._require_stamp(_stamp(self.path, lines[0]), stamp)
+            for record in _records(self.path, lines[1:]):
+                self.results[record.step] = from_jsonable(record.result)
+                self.spent_s += record.elapsed_s
         elif not header.startswith(text):  # else a crash tore the first line
-            raise self._no_log()
+            raise _no_log(self.path)
         self._file.truncate(whole_bytes)
         self._file.seek(whole_bytes)
         if not lines:
             self._write({"schema": SCHEMA, "stamp": dict(stamp)})
-
-    def _no_log(self) -> InputError:
-        return InputError(str(self.path), "schema", f"no calibration log ({SCHEMA}); choose another path")
 
     def _require_alone(self) -> None:
         """Two writers would tear each other's lines; the lock goes with the process that holds it."""
@@ -124,69 +124,72 @@ class Log:
             problem = "another calibration is writing to this log; wait for it, end it, or choose another path"
             raise InputError(str(self.path), "", problem) from None
 
-    def _require_stamp(self, line: bytes, stamp: Mapping[str, str]) -> None:
+    def _require_stamp(self, logged: Mapping[str, str], stamp: Mapping[str, str]) -> None:
+        for key in sorted({*logged, *stamp}):
+            if logged.get(key) != stamp.get(key):
+                problem = f"the log is of {_said(logged, key)}, this calibration of {_said(stamp, key)}"
+                remedy = "choose another path, or remove the log to start afresh"
+                raise InputError(str(self.path), f"stamp.{key}", f"{problem}; {remedy}")
+
+
+class _Header(msgspec.Struct, frozen=True):
+    schema: Literal["slimsched.calibration-log/1"]
+    stamp: dict[str, str]
+
+
+class _Record(msgspec.Struct, frozen=True):
+    step: str
+    elapsed_s: float
+    result: dict[str, Any]
+
+
+def _whole_lines(text: bytes) -> tuple[list[bytes], int]:
+    """Those that no crash tore, and how many bytes they are."""
+    whole_bytes = text.rfind(b"\n") + 1
+    return text[:whole_bytes].splitlines(), whole_bytes
+
+
+def _no_log(path: Path) -> InputError:
+    return InputError(str(path), "schema", f"no calibration log ({SCHEMA}); choose another path")
+
+
+def _stamp(path: Path, line: bytes) -> dict[str, str]:
+    """What a log's first line says that its measurements hold for."""
+    try:
+        return msgspec.convert(json.loads(line), _Header).stamp
+    except (ValueError, msgspec.ValidationError):
+        raise _no_log(path) from None
+
+
+def _records(path: Path, lines: Sequence[bytes]) -> Iterator[_Record]:
+    """The finished steps, whose results can be read."""
+    for number, line in enumerate(lines, start=2):
         try:
-            header = json.loads(line)
-        except ValueError:
-            raise self._no_log() from None
-        if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-            raise self._no_log()
-        found = header.get("stamp", {})
-        for key in sorted({*found, *stamp}):
-            if found.get(key) != stamp.get(key):
-                raise InputError(
-                    str(self.path),
-                    f"stamp.{key}",
-                    f"the log is of {_said(found, key)}, this calibration of {_said(stamp, key)}; "
-                    "choose another path, or remove the log to start afresh",
-                )
-
-    def _read(self, lines: list[bytes]) -> None:
-        for number, line in enumerate(lines, start=2):
-            record = self._parsed(line, number)
-            try:
-                self.results[record["step"]] = from_jsonable(record["result"])
-                self.spent_s += record["elapsed_s"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise self._damaged(number, error) from None
-
-    def _parsed(self, line: bytes, number: int) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise self._damaged(number, error) from None
-        if not isinstance(record, dict):
-            raise self._damaged(number, "not an object")
-        return record
-
-    def _damaged(self, number: int, reason: object) -> InputError:
-        return InputError(str(self.path), f"line {number}", f"damaged ({reason}); remove the log to start afresh")
+            record = msgspec.convert(json.loads(line), _Record)
+            from_jsonable(record.result)
+        except (ValueError, KeyError, msgspec.ValidationError) as error:
+            problem = f"damaged ({error}); remove the log to start afresh"
+            raise InputError(str(path), f"line {number}", problem) from None
+        yield record
 
 
 def logged_stamp(path: Path) -> dict[str, str]:
     """What the measurements of a log hold for; empty where there is none yet, or none that can be read."""
     try:
         with path.open("rb") as file:
-            header = json.loads(file.readline())
-        return {str(key): str(value) for key, value in header["stamp"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return _stamp(path, file.readline())
+    except (OSError, InputError):
         return {}
 
 
 def require_log(path: Path) -> None:
     """Raises `InputError` where a log can't be gone on from, of whatever device it is: no log, or damaged."""
-    begin = json.dumps({"schema": SCHEMA}).encode()[:-1]
-    text = path.read_bytes()
+    text, begin = path.read_bytes(), json.dumps({"schema": SCHEMA}).encode()[:-1]
     if not text.startswith(begin) and not begin.startswith(text):
-        raise InputError(str(path), "schema", f"no calibration log ({SCHEMA})")
-    lines = text[: text.rfind(b"\n") + 1].splitlines()  # what a crash tore is dropped when it is gone on with
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            if number > 1:
-                from_jsonable(record["result"]), float(record["elapsed_s"]), str(record["step"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise InputError(str(path), f"line {number}", f"damaged ({error})") from None
+        raise _no_log(path)
+    lines, _ = _whole_lines(text)
+    for _record in _records(path, lines[1:]):
+        pass
 
 
 class _UnwritableError(WorkError):

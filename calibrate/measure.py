@@ -35,7 +35,6 @@ from calibrate.plan import (
     Hold,
     Plan,
     Planned,
-    Point,
     ScoutedCurve,
     Solo,
     Steady,
@@ -51,6 +50,7 @@ from calibrate.plan import (
 )
 from calibrate.samples import Samples
 from calibrate.slowdown import BEST_SHARE, SLACK, UNSEEN, SlowdownLook, at_full_speed, look
+from hw.transport.messages import Point
 from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left

@@ -31,7 +31,6 @@ from calibrate.meter import (
     wait_until_flat,
     watch,
 )
-from calibrate.plan import Point
 from calibrate.probe import (
     Probe,
     assumed_power,
@@ -48,6 +47,7 @@ from hw.networks.registry import ModelFile
 from hw.router.local_agents import start_agents
 from hw.telemetry import Sensor
 from hw.telemetry.nvml import other_processes
+from hw.transport.messages import Point
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from calibrate.costs import Key
+from hw.transport.messages import Point
 from sim.interpolation import interpolate_latency_s
 
 T = TypeVar("T")
@@ -32,24 +33,6 @@ DRAWS = 20  # of a set, for one that there is not yet; a small model has few
 AT_ONCE = (2, 4, 8)  # so many batches at once; eight only where there are enough sets
 FEW_SETS = 16
 REPEATED = 12  # solo points that are measured twice where there is one round alone
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Point:
-    """A batch of one key."""
-
-    segment: int
-    width: float
-    previous_width: float
-    batch: int
-
-    @property
-    def key(self) -> Key:
-        """(segment, width, previous width)."""
-        return self.segment, self.width, self.previous_width
-
-    def __str__(self) -> str:
-        return f"{self.segment}/{self.width:g}/{self.previous_width:g}/{self.batch}"
 
 
 ForwardGuess = Callable[[Point], float]  # seconds of one forward pass

@@ -15,7 +15,7 @@ from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
 from calibrate.measure import Measurement, Progress, measure, scout
 from calibrate.opening import bench_of, opened
-from calibrate.plan import Extras, Plan, Point, make_plan
+from calibrate.plan import Extras, Plan, make_plan
 from calibrate.probe import Probe
 from calibrate.slowdown import SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_model
@@ -24,6 +24,7 @@ from hw.agent.emulated import EmulatedDevice
 from hw.agent.torch_outfit import ARENA_BYTES
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
+from hw.transport.messages import Point
 from kit.chance import stream
 from policies.vocabulary import NS_PER_S
 from sim.profile import Profile

@@ -16,7 +16,8 @@ from scipy.optimize import OptimizeResult, least_squares
 from calibrate.bench import TogetherResult
 from calibrate.costs import Key
 from calibrate.measure import Measurement, undisturbed
-from calibrate.plan import Point, Together
+from calibrate.plan import Together
+from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.device import BatchLoad, Sharing, clock_ratio, slow_downs
 from sim.interpolation import interpolate_linear, latency_table_s

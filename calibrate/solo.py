@@ -17,10 +17,11 @@ from calibrate.bench import SoloResult
 from calibrate.costs import Key, ModelCosts
 from calibrate.errors import Pairs
 from calibrate.measure import DISTURBED, Measurement, undisturbed
-from calibrate.plan import Point, Solo, scouted_batches
+from calibrate.plan import Solo, scouted_batches
 from calibrate.samples import Pooled
 from calibrate.slowdown import Speed
 from calibrate.surface import FEWEST_POINTS, Seen, Surface
+from hw.transport.messages import Point
 from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
 

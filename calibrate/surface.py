@@ -23,7 +23,7 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import least_squares, minimize, nnls
 
 from calibrate.costs import Key, KeyCost
-from calibrate.plan import Point
+from hw.transport.messages import Point
 
 FEWEST_POINTS = 12  # for a surface to say anything
 OUTLIER = 2.0  # standard deviations from what the others say: from there on a point counts for less

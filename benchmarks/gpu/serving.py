@@ -25,7 +25,7 @@ from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
-from hw.transport.messages import BenchmarkPoint
+from hw.transport.messages import Point
 from kit.chance import stream
 from policies.faults import Crash, Fault, Hang, Supervision
 from policies.greedy import GreedyKnobs
@@ -196,6 +196,6 @@ def broken_workers(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     return "; ".join(wrong), numbers
 
 
-def points(stand: Stand, batches: Sequence[int]) -> list[BenchmarkPoint]:
+def points(stand: Stand, batches: Sequence[int]) -> list[Point]:
     """The widest of the last segment but one."""
-    return [BenchmarkPoint(stand.model.spec.segments - 1, 1.0, 1.0, batch) for batch in batches]
+    return [Point(stand.model.spec.segments - 1, 1.0, 1.0, batch) for batch in batches]

@@ -19,7 +19,7 @@ from hw.devices.formats import raced
 from hw.devices.gpu import STREAMS
 from hw.devices.instances import Instances, Lane, serve
 from hw.transport.arena import Arena
-from hw.transport.messages import Benchmark, BenchmarkPoint, BenchmarkTogether, Input
+from hw.transport.messages import Benchmark, BenchmarkTogether, Input, Point
 
 FIRST: Final = 1.5
 FALLS: Final = 0.9
@@ -29,11 +29,11 @@ PASSES: Final = 20
 WAIT_S: Final = 60.0
 
 
-def _points(stand: Stand) -> list[BenchmarkPoint]:
+def _points(stand: Stand) -> list[Point]:
     """The narrowest and the widest of every segment, for one image and for many."""
     spec = stand.model.spec
     ends = [(s, w, 0.0 if s == 1 else w) for s in range(1, spec.segments + 1) for w in (spec.widths[0], 1.0)]
-    return [BenchmarkPoint(*end, batch) for end in ends for batch in (1, 32)]
+    return [Point(*end, batch) for end in ends for batch in (1, 32)]
 
 
 def first_passes(stand: Stand) -> tuple[str, Mapping[str, Any]]:
@@ -50,7 +50,7 @@ def first_passes(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     return f"a first pass takes {worst:.1f} times as long" if stand.is_gpu and worst > FIRST else "", numbers
 
 
-def _passes_ms(instances: Instances, point: BenchmarkPoint) -> list[float]:
+def _passes_ms(instances: Instances, point: Point) -> list[float]:
     """Each of the first passes after a load; empty where that failed."""
     instance = instances.load(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
@@ -92,7 +92,7 @@ def clocks(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     return f"events say more than the host: {', '.join(wrong)}" if wrong else "", numbers
 
 
-def _events_ms(stand: Stand, point: BenchmarkPoint) -> float:
+def _events_ms(stand: Stand, point: Point) -> float:
     instances = stand.instances()
     instance = instances.make(point.segment, point.width)
     rows = instances.inputs(point.segment, point.previous_width, point.batch)
@@ -112,7 +112,7 @@ def at_once(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     instances, numbers = stand.instances(), dict[str, Any]()
     segment = stand.model.spec.segments - 1
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
-        point = BenchmarkPoint(segment, 1.0, 1.0, 32)
+        point = Point(segment, 1.0, 1.0, 32)
         found = together(instances, BenchmarkTogether((point,) * count, 0.7))
         numbers[f"{count}_img_s"] = sum(32 * each.completed / each.elapsed_s for each in found.results)
     rates = list(numbers.values())

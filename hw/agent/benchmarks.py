@@ -23,7 +23,6 @@ from hw.transport.messages import (
     BenchmarkDispatch,
     BenchmarkLoad,
     BenchmarkMove,
-    BenchmarkPoint,
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
@@ -31,6 +30,7 @@ from hw.transport.messages import (
     Done,
     FromAgent,
     Measurement,
+    Point,
     Timed,
     TogetherResult,
     Warm,
@@ -166,7 +166,7 @@ def warm(instances: Instances, batches: Sequence[int]) -> None:
     def job() -> None:
         for segment, width, previous in instances.model.spec.work_keys():
             for batch in batches:
-                point = BenchmarkPoint(segment, width, previous, batch)
+                point = Point(segment, width, previous, batch)
                 with contextlib.closing(_passes(instances, point)) as passes:
                     next(passes)
 
@@ -271,7 +271,7 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
 
     barrier = threading.Barrier(len(message.points), action=begin)
 
-    def job(index: int, point: BenchmarkPoint) -> None:
+    def job(index: int, point: Point) -> None:
         reference = _reference(instances)
         try:
             with contextlib.closing(_passes(instances, point)) as passes:
@@ -297,7 +297,7 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
     return TogetherResult(tuple(results[i] for i in range(len(message.points))), used_s, began_ns[0], ended_ns)
 
 
-def _passes(instances: Instances, point: BenchmarkPoint, launches: _Launches | None = None) -> Generator[None]:
+def _passes(instances: Instances, point: Point, launches: _Launches | None = None) -> Generator[None]:
     """Forward passes of a point without end, each as `Run` does it, label reading included."""
     told = launches or _Launches()
     instance = instances.make(point.segment, point.width)

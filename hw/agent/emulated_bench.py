@@ -13,7 +13,6 @@ from hw.transport.messages import (
     BenchmarkDispatch,
     BenchmarkLoad,
     BenchmarkMove,
-    BenchmarkPoint,
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
@@ -21,6 +20,7 @@ from hw.transport.messages import (
     Done,
     FromAgent,
     Measurement,
+    Point,
     Sample,
     Timed,
     TogetherResult,
@@ -88,7 +88,7 @@ class EmulatedBench:
 
     # -------------------------------------------------------------------------------------------------------- passes
 
-    def _start(self, point: BenchmarkPoint, at_ns: int) -> int:
+    def _start(self, point: Point, at_ns: int) -> int:
         self._batch += 1
         key = (point.segment, point.width, point.previous_width)
         self._model.start(self._batch, key, point.batch, point.batch, at_ns)
@@ -102,7 +102,7 @@ class EmulatedBench:
             if ended := self._model.advance(now_ns):
                 return now_ns, [(batch, began_ns, ended_ns) for batch, began_ns, ended_ns, _ in ended]
 
-    def _pass(self, point: BenchmarkPoint) -> float:
+    def _pass(self, point: Point) -> float:
         """Of one pass alone, from its start until its end was noticed, in seconds."""
         began_ns = self._clock_ns()
         self._start(point, began_ns)

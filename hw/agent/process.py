@@ -21,7 +21,6 @@ from hw.host.clock import NEVER_NS
 from hw.host.waiting import Host
 from hw.transport.life_log import StepLog
 from hw.transport.messages import (
-    PROTOCOL,
     Close,
     ComeUp,
     Deliver,
@@ -48,7 +47,6 @@ from hw.transport.messages import (
     ToAgent,
 )
 from hw.transport.port import FLUSH_NS, AgentEnd, PortClosedError
-from hw.version import own_version
 from policies.vocabulary import BlockArrived
 
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
@@ -115,7 +113,7 @@ class Agent:
         fitting = self._fitting
         sensor = fitting.sensor((os.getpid(),)).describe()
         execution = dict(fitting.execution)
-        self._port.post(Ready(PROTOCOL, own_version(), os.getpid(), fitting.context_bytes, execution, sensor))
+        self._port.post(Ready(os.getpid(), fitting.context_bytes, execution, sensor))
         self._port.flush()
 
     def act(self) -> int:

@@ -63,12 +63,7 @@ class RayAgent(AgentHandle):
     @property
     def pid(self) -> int:
         """See `AgentHandle`: on its own host; 0 before it is ready."""
-        return 0 if self._ready is None else self._ready.pid
-
-    @property
-    def alive(self) -> bool:
-        """See `AgentHandle`."""
-        return not self.ended.is_set()
+        return 0 if self.ready is None else self.ready.pid
 
     def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`: as far as it has come here, which is at least as far as what was heard."""

@@ -18,15 +18,7 @@ from hw.host.waiting import Host
 from hw.transport.arena import Arena
 from hw.transport.clock_offset import ClockOffset, OffsetEstimate
 from hw.transport.messages import (
-    PROTOCOL,
-    Benchmark,
-    BenchmarkDispatch,
-    BenchmarkLoad,
     BenchmarkMove,
-    BenchmarkPoint,
-    BenchmarkResult,
-    BenchmarkTogether,
-    BenchmarkUnload,
     Close,
     Done,
     FromAgent,
@@ -40,13 +32,10 @@ from hw.transport.messages import (
     Ready,
     Refused,
     Release,
-    Timed,
     ToAgent,
-    TogetherResult,
     Warm,
 )
 from hw.transport.port import FLUSH_NS, PortBrokenError, PortClosedError, RouterEnd
-from hw.version import own_version
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S
 
@@ -75,6 +64,7 @@ class AgentHandle(ABC):
         host: this process's.
 
     Attributes:
+        ready: its first words; None before they have come.
         is_warm: whether it has run every work key.
         incarnation: what others must fence off when it is killed; 0 where it surely writes nowhere any more.
         address: where the other agents write to it; empty where all map its arena.
@@ -91,7 +81,7 @@ class AgentHandle(ABC):
         self.is_warm = False
         self._estimate = OffsetEstimate()
         self._pinged_ns: dict[int, int] = {}
-        self._ready: Ready | None = None
+        self.ready: Ready | None = None
         self._heard: deque[FromAgent] = deque()
         self._number = 0
 
@@ -99,11 +89,6 @@ class AgentHandle(ABC):
     @abstractmethod
     def pid(self) -> int:
         """Of its process."""
-
-    @property
-    @abstractmethod
-    def alive(self) -> bool:
-        """Whether it runs."""
 
     @abstractmethod
     def log(self) -> Callable[[], bytes]:
@@ -131,30 +116,21 @@ class AgentHandle(ABC):
     @property
     def context_bytes(self) -> int:
         """Device memory that it uses with nothing loaded; 0 before it is ready."""
-        return self._ready.context_bytes if self._ready is not None else 0
+        return self.ready.context_bytes if self.ready is not None else 0
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> Ready:
         """What the process said of itself when it was up.
 
         Raises:
-            WorkError: it could not start, or it is of another version.
+            WorkError: it could not start.
         """
-        if self._ready is None:
+        if self.ready is None:
             try:
-                self.note_ready(self.expect(Ready, timeout_s))
+                self.ready = self.expect(Ready, timeout_s)
             except BaseException:
                 self.close()
                 raise
-        assert self._ready is not None, "noted"
-        return self._ready
-
-    def note_ready(self, ready: Ready) -> None:
-        """Its first words; raises `WorkError` where it speaks otherwise than this process."""
-        own = own_version()
-        if (ready.protocol, ready.version) != (PROTOCOL, own):
-            problem = f"agent {self.spec.name} is of version {ready.version} (protocol {ready.protocol})"
-            raise WorkError(f"{problem}, this is {own} (protocol {PROTOCOL}); install the same version on both")
-        self._ready = ready
+        return self.ready
 
     # ------------------------------------------------------------------------------------------------------- its clock
 
@@ -234,6 +210,11 @@ class AgentHandle(ABC):
             raise WorkError(f"agent {self.spec.name}: {answer.reason}: {in_a_line(answer.detail)}")
         raise WorkError(f"agent {self.spec.name} answered {answer!r} where {kind.__name__} was due")
 
+    def ask(self, message: ToAgent, kind: type[Answer]) -> Answer:
+        """The answer to a message, which must be of a kind; raises as `send` and `expect` do."""
+        self.send(message)
+        return self.expect(kind)
+
     def next_number(self) -> int:
         """For something whose answer must not be taken for that of something earlier."""
         self._number += 1
@@ -241,50 +222,8 @@ class AgentHandle(ABC):
 
     def warm(self, batches: Sequence[int]) -> None:
         """Run every legal key once at each batch size."""
-        self.send(Warm(self.next_number(), tuple(batches)))
-        self.expect(Done)
+        self.ask(Warm(self.next_number(), tuple(batches)), Done)
         self.is_warm = True
-
-    def load(
-        self, instance: int, segment: int, width: float, *, from_disk: bool = False, probe_batch: int = 0
-    ) -> tuple[float, int]:
-        """(seconds, bytes it really takes) of a load; see `hw.transport.messages.BenchmarkLoad`."""
-        self.send(BenchmarkLoad(instance, segment, width, from_disk, probe_batch))
-        found = self.expect(Timed)
-        return found.samples_s[0], found.vram_bytes
-
-    def unload(self, instance: int) -> float:
-        """Unload an instance; returns the seconds that it took."""
-        self.send(BenchmarkUnload(instance))
-        return self.expect(Timed).samples_s[0]
-
-    def benchmark(
-        self, point: BenchmarkPoint, warmup: int = 20, repeats: int = 50, min_s: float = 0.3, pause_s: float = 0.0
-    ) -> BenchmarkResult:
-        """Time forward passes of a point alone in the process, through the function that serves batches.
-
-        With a pause before each the thread wakes up for every pass, with the caches that others left it: as it serves.
-        """
-        self.send(Benchmark(point, warmup, repeats, min_s, pause_s))
-        return self.expect(BenchmarkResult)
-
-    def benchmark_together(self, points: Sequence[BenchmarkPoint], duration_s: float) -> TogetherResult:
-        """Loop points at the same time, each in its own instance."""
-        self.start_together(points, duration_s)
-        return self.finish_together()
-
-    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float, begin_ns: int = 0) -> None:
-        """The first half of `benchmark_together`, so that several agents can run at once, from `begin_ns` on."""
-        self.send(BenchmarkTogether(tuple(points), duration_s, begin_ns))
-
-    def finish_together(self) -> TogetherResult:
-        """The second half."""
-        return self.expect(TogetherResult)
-
-    def dispatch(self, point: BenchmarkPoint, repeats: int, pause_s: float = 0.0) -> tuple[float, ...]:
-        """What an instance's own dispatch takes, for each of so many batches, in seconds."""
-        self.send(BenchmarkDispatch(point, repeats, pause_s))
-        return self.expect(Timed).samples_s
 
     # ------------------------------------------------------------------------------------------------------ the end
 
@@ -327,14 +266,12 @@ def transfer_round(
     `address`: see `hw.transport.messages.Move`.
     """
     request = (0,)
-    source.send(BenchmarkMove(*request, payload_bytes))
-    source.expect(Done)
+    source.ask(BenchmarkMove(*request, payload_bytes), Done)
     found = []
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
-        source.send(Move(number, destination, 0, request, address))
-        source.expect(Moved)
+        source.ask(Move(number, destination, 0, request, address), Moved)
         found.append((time.monotonic_ns() - begin_ns) / 1e9)
     source.send(Release(request))
     return tuple(found)

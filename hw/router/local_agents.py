@@ -124,11 +124,6 @@ class AgentProcess(AgentHandle):
         """See `AgentHandle`: 0 before it has begun."""
         return self._process.pid or 0
 
-    @property
-    def alive(self) -> bool:
-        """See `AgentHandle`."""
-        return self._process.pid is not None and self._process.is_alive()
-
     def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
         return self._log.read

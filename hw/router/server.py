@@ -48,7 +48,6 @@ from hw.transport.messages import (
     Warm,
 )
 from hw.transport.port import PortBrokenError, PortClosedError
-from kit.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs
 from policies.records import AgentLog, ChoreCost, Downtime, ServerClock, ServerTotals
@@ -355,8 +354,7 @@ class RemoteServer:
             case Refused():
                 self.died = True
             case Ready():
-                if not self._note_ready(message):
-                    return
+                agent.ready = message
                 self._number = agent.next_number()
                 self.send(agent.ping(-self._number))  # its clock may be another one
                 self.send(Warm(self._number, self.slot.warm_batches))  # of nothing, too: the answer comes in any case
@@ -370,14 +368,6 @@ class RemoteServer:
                 self.end_outage_if_due()
             case _:  # of an earlier run
                 pass
-
-    def _note_ready(self, message: Ready) -> bool:
-        """False where it is of another version."""
-        try:
-            self.slot.agent.note_ready(message)
-        except WorkError:
-            self.died = True
-        return not self.died
 
     def end_outage_if_due(self) -> None:
         """An agent that was ready before its outage has ended comes up when it has."""
@@ -549,7 +539,7 @@ class RemoteServer:
         elif isinstance(message, Report) and message.is_read:
             self._samples.append(message.sample)
         elif isinstance(message, Ready):  # it was starting: the next run would wait for this word
-            self._note_ready(message)
+            self.slot.agent.ready = message
 
     def _finish(self, message: Finished) -> None:
         self._heard_steps = message.steps

@@ -10,7 +10,7 @@ Messages of one direction arrive in order. Those that are answered have a `numbe
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,8 +19,6 @@ from policies.records import ChoreCost
 from policies.server_book import BatchTold, ServerCounts
 from policies.vocabulary import Block
 
-PROTOCOL: Final = 3  # of these words: an agent of another one is refused
-
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
 
 
@@ -28,13 +26,21 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Anything that travels."""
 
 
-class BenchmarkPoint(msgspec.Struct, frozen=True, array_like=True):
-    """What to run over and over: a batch of one work key, on an instance of exactly its width."""
+class Point(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """A batch of one work key; where it is timed it runs on an instance of exactly its width."""
 
     segment: int
     width: float
     previous_width: float
     batch: int
+
+    @property
+    def key(self) -> tuple[int, float, float]:
+        """The work key: (segment, width, previous width)."""
+        return self.segment, self.width, self.previous_width
+
+    def __str__(self) -> str:
+        return f"{self.segment}/{self.width:g}/{self.previous_width:g}/{self.batch}"
 
 
 class Input(msgspec.Struct, frozen=True, array_like=True):
@@ -209,7 +215,7 @@ class Benchmark(Message, frozen=True):
     `pause_s` before each lets the thread sleep, as it does between the batches that it serves; none is timed.
     """
 
-    point: BenchmarkPoint
+    point: Point
     warmup: int
     repeats: int
     min_s: float
@@ -222,7 +228,7 @@ class BenchmarkTogether(Message, frozen=True):
     `begin_ns`: not before this reading of the host's monotonic clock, so that several agents begin together.
     """
 
-    points: tuple[BenchmarkPoint, ...]
+    points: tuple[Point, ...]
     duration_s: float
     begin_ns: int = 0
 
@@ -230,7 +236,7 @@ class BenchmarkTogether(Message, frozen=True):
 class BenchmarkDispatch(Message, frozen=True):
     """Time what an instance's own dispatch takes: its batch is commanded, runs, and its end is noticed."""
 
-    point: BenchmarkPoint
+    point: Point
     repeats: int
     pause_s: float
 
@@ -252,8 +258,6 @@ class Ready(Message, frozen=True):
         sensor: where each field of its sensor comes from.
     """
 
-    protocol: int
-    version: str
     pid: int
     context_bytes: int
     execution: dict[str, str]

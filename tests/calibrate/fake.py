@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from calibrate.bench import Loop, Shared, SharedLoop, SteadyLoad
+from calibrate.bench import Loop, SharedLoop, SteadyLoad
 from calibrate.costs import Key, KeyCost, ModelCosts
 from calibrate.fit import DeviceFacts
-from calibrate.plan import Point
+from hw.transport.messages import ConcurrentResult, Point
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.device import BatchLoad, Sharing, demand, slow_downs
 from sim.profile import DeviceInfo, ModelInfo, Power, Sensor
@@ -128,7 +128,7 @@ class FakeBench:
         share = float(np.clip(self.slow_share + 0.2 * self._rng.standard_normal(), 0, 1)) if self.slow_share else 0.0
         slow, reference = 1 + share * (SLOW_FACTOR - 1), REFERENCE_S * (1 + share * (SLOW_REFERENCE - 1))
         members = [
-            Shared(7, 7 * self.truth_s(p) * f * slow, reference if self.slow_share else 0.0)
+            ConcurrentResult(7, 7 * self.truth_s(p) * f * slow, reference if self.slow_share else 0.0)
             for p, f in zip(points, factors, strict=True)
         ]
         return SharedLoop(members, self.foreign_share)
@@ -157,7 +157,7 @@ class FakeBench:
         if duty < 1.0:
             power_w += AWAKE_W * (1 - busy_s / duration_s)
         sm_utilization = None if self.sm_share is None else self.sm_share * self.load_of(point).demand
-        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED, sm_utilization, busy_s)
+        return SteadyLoad(images, duration_s, power_w, 0.5, Provenance.POLLED, busy_s, sm_utilization)
 
     def _ask(self, *points: Point) -> None:
         self.asked += points

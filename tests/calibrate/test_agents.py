@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time  # noqa: TID251 - processes begin together in real time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +15,11 @@ from calibrate import Calibration, Listener, calibrate, check_profile
 from calibrate.agents import LEADS_S, AgentBench
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
 from calibrate.measure import DISTURBED, Progress
-from calibrate.plan import Point
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile, save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from hw.telemetry import usable_cores
-from hw.transport.messages import BenchmarkPoint, ConcurrentResult, TogetherResult
+from hw.transport.messages import BenchmarkTogether, ConcurrentResult, Point, TogetherResult
 from kit.errors import InputError
 from sim.profile import Profile
 
@@ -80,12 +78,12 @@ class Process:
         self._asked_s = asked_s
         self._asked = (0, 0.0, 0)
 
-    def start_together(self, points: Sequence[BenchmarkPoint], duration_s: float, begin_ns: int) -> None:
-        now_ns = time.monotonic_ns()
+    def send(self, message: BenchmarkTogether) -> None:
+        begin_ns, now_ns = message.begin_ns, time.monotonic_ns()
         self._asked_s.append((begin_ns - now_ns) / 1e9 if begin_ns else 0.0)
-        self._asked = (len(points), duration_s, max(begin_ns, now_ns + round(self._ready_s * 1e9)))
+        self._asked = (len(message.points), message.duration_s, max(begin_ns, now_ns + round(self._ready_s * 1e9)))
 
-    def finish_together(self) -> TogetherResult:
+    def expect(self, kind: type[TogetherResult]) -> TogetherResult:
         count, duration_s, began_ns = self._asked
         result = ConcurrentResult(9, duration_s)
         return TogetherResult((result,) * count, 0.0, began_ns, began_ns + round(duration_s * 1e9))

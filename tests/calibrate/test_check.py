@@ -15,7 +15,8 @@ from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOL
 from calibrate.fit import fit
 from calibrate.log import Log
 from calibrate.measure import measure, scout
-from calibrate.plan import Extras, Point, make_plan
+from calibrate.plan import Extras, make_plan
+from hw.transport.messages import Point
 from kit.errors import InputError
 from sim.profile import Profile, StatedError
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, facts, model_costs

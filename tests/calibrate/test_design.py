@@ -12,9 +12,10 @@ import pytest
 from calibrate.design import LeastSure
 from calibrate.log import Log
 from calibrate.measure import Measured, measure, scout
-from calibrate.plan import Extras, Plan, Planned, Point, Solo, make_plan
+from calibrate.plan import Extras, Plan, Planned, Solo, make_plan
 from calibrate.slowdown import Speed
 from calibrate.surface import Surface
+from hw.transport.messages import Point
 from tests.calibrate.fake import LIMIT, FakeBench, all_keys, model_costs
 
 BUDGET_S = 24.0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from calibrate.errors import AFFINE_ERROR, FOUR_POINT_ERROR, REPEATABILITY, SOLO_ERROR, solo_errors
-from calibrate.plan import Point
 from calibrate.samples import Pooled, Samples
+from hw.transport.messages import Point
 from sim.interpolation import interpolate_latency_s
 from sim.profile import LatencyCurve, StatedError
 

@@ -21,10 +21,11 @@ from calibrate.errors import (
 from calibrate.fit import fit, link_of
 from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
-from calibrate.plan import DUTIES, Extras, Point, Solo, Steady, Together, make_plan
+from calibrate.plan import DUTIES, Extras, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
 from calibrate.sharing import FEWEST_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from calibrate.slowdown import SlowdownLook
+from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.device import Sharing, clock_ratio
 from sim.profile import AT_ONCE, Concurrency, LatencyCurve, Power, Profile, StatedError
@@ -144,7 +145,7 @@ def test_the_share_of_the_multiprocessors_is_read_along_demand(tmp_path: Path) -
 def test_a_share_of_the_multiprocessors_is_a_share_or_nothing(told: float | None, kept: float | None) -> None:
     """A counter lies a little beyond 1 now and then, and is no number where it did not count."""
     point = Point(1, 1.0, 0.0, 1)
-    load = SteadyLoad(100, 1.0, 50.0, 0.9, Provenance.POLLED, told)
+    load = SteadyLoad(100, 1.0, 50.0, 0.9, Provenance.POLLED, 1.0, told)
     seen = power_points([(Steady(point), SteadyResult(load))], facts().power, held_out=False)[point]
     assert (seen.utilization, seen.sm_utilization) == (0.9, kept)
 

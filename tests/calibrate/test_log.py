@@ -37,7 +37,7 @@ RESULTS: list[Result] = [
     HoldResult((0.3, 0.1), (0.01, 0.01), 4096),
     TimesResult(Samples(1, (1e-4,))),
     WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02)),
-    SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED)),
+    SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED, 1.5)),
 ]
 
 

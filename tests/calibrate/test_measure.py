@@ -10,8 +10,9 @@ import pytest
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
 from calibrate.measure import DISTURBED, Measured, Progress, _retried, measure, perform, scout
-from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Point, Solo, estimate_s, make_plan
+from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Solo, estimate_s, make_plan
 from calibrate.samples import Samples
+from hw.transport.messages import Point
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 

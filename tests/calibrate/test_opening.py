@@ -11,12 +11,12 @@ import pytest
 from calibrate.calibration import Calibration
 from calibrate.meter import Meter, Trust, Watched
 from calibrate.opening import idle_looks, sensor_test
-from calibrate.plan import Point
 from calibrate.probe import Probe, rise_s
 from calibrate.session import log_stamp
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.telemetry import NvmlSensor, Reading, Sensor
+from hw.transport.messages import Point
 from policies.vocabulary import Provenance
 from sim.profile import DeviceInfo
 from tests.calibrate.fake import facts, model_costs

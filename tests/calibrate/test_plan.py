@@ -18,7 +18,6 @@ from calibrate.plan import (
     Extras,
     Hold,
     Plan,
-    Point,
     Solo,
     Steady,
     Together,
@@ -32,6 +31,7 @@ from calibrate.plan import (
 from calibrate.session import largest_transfer_bytes
 from hw.agent.torch_outfit import ARENA_BYTES
 from hw.networks.slimresnet import SlimResNet
+from hw.transport.messages import Point
 from tests.calibrate.fake import all_keys
 from tests.hw.worlds import TINY
 

@@ -10,10 +10,11 @@ import pytest
 
 from calibrate.costs import Key, KeyCost, ModelCosts
 from calibrate.errors import predict_solo_s
-from calibrate.plan import Point, scouted_batches
+from calibrate.plan import scouted_batches
 from calibrate.samples import Pooled, Samples
 from calibrate.solo import SoloPoint, fit_solo
 from calibrate.surface import Seen, Surface, least_sure
+from hw.transport.messages import Point
 from sim.profile import LatencyFit, ModelInfo
 from tests.calibrate import fake
 

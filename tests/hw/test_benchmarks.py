@@ -14,7 +14,7 @@ from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from hw.devices.instances import Instances
 from hw.networks.slimresnet import PRESETS, SlimResNet
-from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkPoint, BenchmarkResult
+from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, Point
 
 SPUN_S = 0.03
 REPEATS = 5
@@ -40,7 +40,7 @@ def _timed(
         monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
         rows = [(torch.randn(1, 1, 8, 8), 0)]
         monkeypatch.setattr(instances, "inputs", lambda *_: rows)
-    point = BenchmarkPoint(1, 1.0, 0.0, 1)
+    point = Point(1, 1.0, 0.0, 1)
     return alone(instances, Benchmark(point, 2, REPEATS, 0.0, pause_s=pause_s))
 
 

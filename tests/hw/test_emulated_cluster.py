@@ -21,10 +21,10 @@ from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
     BenchmarkLoad,
-    BenchmarkPoint,
     BenchmarkResult,
     BenchmarkTogether,
     BenchmarkUnload,
+    Point,
     Timed,
     TogetherResult,
 )
@@ -158,7 +158,7 @@ def bench() -> Iterator[EmulatedBench]:
 
 
 def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_share(bench: EmulatedBench) -> None:
-    result = bench.carry_out(Benchmark(BenchmarkPoint(1, 1.0, IMAGE, 16), 1, 40, 0.1))
+    result = bench.carry_out(Benchmark(Point(1, 1.0, IMAGE, 16), 1, 40, 0.1))
     assert isinstance(result, BenchmarkResult)
     solo_s = next(c for c in profile().latency if (c.segment, c.width) == (1, 1.0)).mean_s[2]
     assert result.samples_s == pytest.approx([solo_s] * len(result.samples_s), abs=1e-8)
@@ -168,7 +168,7 @@ def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_shar
 
 
 def test_passes_that_run_together_slow_each_other_down(bench: EmulatedBench) -> None:
-    point = BenchmarkPoint(1, 1.0, IMAGE, 32)
+    point = Point(1, 1.0, IMAGE, 32)
     alone, *found = (
         each
         for points in ((point,), (point,) * 3)
@@ -184,7 +184,7 @@ def test_loads_and_dispatches_take_their_time(bench: EmulatedBench) -> None:
     assert first == Timed((0.01,), 50_000_000)
     assert again == Timed((0.005,), 50_000_000)
     assert bench.carry_out(BenchmarkUnload(1)) == Timed((0.001,))
-    dispatched = bench.carry_out(BenchmarkDispatch(BenchmarkPoint(1, 1.0, IMAGE, 1), 5, 0.0))
+    dispatched = bench.carry_out(BenchmarkDispatch(Point(1, 1.0, IMAGE, 1), 5, 0.0))
     assert cast(Timed, dispatched).samples_s == pytest.approx([1e-3] * 5, rel=0.5)
 
 
@@ -194,5 +194,5 @@ def test_what_does_not_fit_is_refused_and_the_bench_goes_on(bench: EmulatedBench
     with pytest.raises(MemoryError):
         bench.carry_out(BenchmarkLoad(39, 4, 1.0))
     with pytest.raises(LookupError):
-        bench.carry_out(Benchmark(BenchmarkPoint(9, 1.0, IMAGE, 1), 0, 1, 0.0))
-    assert bench.carry_out(Benchmark(BenchmarkPoint(1, 1.0, IMAGE, 1), 0, 1, 0.0))
+        bench.carry_out(Benchmark(Point(9, 1.0, IMAGE, 1), 0, 1, 0.0))
+    assert bench.carry_out(Benchmark(Point(1, 1.0, IMAGE, 1), 0, 1, 0.0))

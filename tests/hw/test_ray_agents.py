@@ -7,6 +7,7 @@ import threading
 import time  # noqa: TID251 - real runs are on a real clock
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
-from hw.ray.agents import RayHosts
+from hw.ray.agents import RayAgent, RayHosts
 from hw.ray.cluster import RayCluster, joined
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Progress, Routing
@@ -143,10 +144,10 @@ def test_an_agent_whose_host_is_not_there_keeps_nobody(cluster: RayCluster, path
     """It waits for the host, and can be given up at once."""
     carrier = RayHosts(cluster, ["nowhere"], path)
     carrier.arenas(1, 4096)
-    absent = carrier.start(0, AgentSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0)))
-    assert absent.alive
+    absent = cast(RayAgent, carrier.start(0, AgentSpec("absent", TorchOutfit(DeviceSpec(), ModelFile(path), (), 0))))
+    assert not absent.ended.is_set()
     began_s = time.monotonic()
     absent.close()
     carrier.close()
     assert time.monotonic() - began_s < 5.0
-    assert not absent.alive
+    assert absent.ended.is_set()

@@ -28,7 +28,6 @@ from hw.transport.messages import (
     ToAgent,
     Warm,
 )
-from kit.errors import WorkError
 from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger
 from policies.reward import AccuracyPrior, RewardWeights
@@ -37,7 +36,7 @@ from policies.vocabulary import IMAGE, NS_PER_S, Block, RouterEvent, ServerDown,
 from tests.hw.worlds import knobs
 
 ORIGIN_NS = 50 * NS_PER_S
-READY = Ready(1, "0", 7, 0, {}, {})
+READY = Ready(7, 0, {}, {})
 
 
 class FakeAgent:
@@ -48,7 +47,6 @@ class FakeAgent:
         self.sent: list[ToAgent] = []
         self.offset = ClockOffset(1000, 10)
         self.is_known_better = False
-        self.is_of_this_version = True
         self.is_warm = False
         self.is_killed = self.is_busy = False
         self._number = 0
@@ -61,10 +59,6 @@ class FakeAgent:
 
     def note_pong(self, pong: Pong) -> bool:
         return self.is_known_better
-
-    def note_ready(self, ready: Ready) -> None:
-        if not self.is_of_this_version:
-            raise WorkError("of another version")
 
     def next_number(self) -> int:
         self._number += 1
@@ -137,16 +131,6 @@ def test_a_new_agents_clock_is_asked_for_before_it_serves(world: World) -> None:
     assert world.agent.sent[3:] == [Start(ORIGIN_NS + 1000), ComeUp(2)]
     assert [type(event) for event in world.events] == [ServerUp, ServerDown, ServerUp]
     assert world.server.is_up
-
-
-def test_a_new_agent_of_another_version_is_not_taken(world: World) -> None:
-    world.server.go_down(WORKER_DIED)
-    world.now_ns += NS_PER_S
-    world.server.restart_if_due()
-    world.agent.is_of_this_version = False
-    world.server.hear(READY)
-    assert world.server.died
-    assert world.agent.sent == []
 
 
 def test_no_sample_is_from_the_future(world: World) -> None:

@@ -376,11 +376,6 @@ class NearHandle(AgentHandle):
         """See `AgentHandle`."""
         return self.process.incarnation
 
-    @property
-    def alive(self) -> bool:
-        """See `AgentHandle`."""
-        return not self.process.is_dead
-
     def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
         assert isinstance(self.process.log, MemoryLog)
@@ -436,11 +431,6 @@ class FarHandle(AgentHandle):
     def pid(self) -> int:
         """See `AgentHandle`."""
         return self.process.incarnation
-
-    @property
-    def alive(self) -> bool:
-        """See `AgentHandle`."""
-        return not self.process.is_dead
 
     def log(self) -> Callable[[], bytes]:
         """See `AgentHandle`."""
