@@ -25,7 +25,7 @@ from hw.agent.emulated import EmulatedDevice
 from hw.agent.emulated_outfit import EmulatedOutfit
 from hw.agent.outfit import AgentSpec
 from hw.router.local_agents import start_agents
-from hw.telemetry import AbsentSensor, Details, Reading
+from hw.telemetry import Details, Reading, Sensor
 from hw.transport.arena import Arena
 from hw.transport.messages import Point
 from policies.vocabulary import NS_PER_S, Provenance
@@ -89,7 +89,7 @@ def opened_emulated(wanted: Calibration) -> Iterator[Opened]:
             sensor=sensor,
             context_bytes=agent.context_bytes,
         )
-        meter = Meter(f"emulated {device.label}", AbsentSensor(), profile.power.cap_w, rise_s)
+        meter = Meter(f"emulated {device.label}", Sensor(), profile.power.cap_w, rise_s)
         yield Opened(EmulatedBench(agent, 1, meter, 0), Probe(info, metered=True), facts)
 
 

@@ -60,7 +60,7 @@ def probe(spec: DeviceSpec, sensor: HardwareSensor | None = None) -> Probe:
         kind=spec.kind,
         name=device_name(spec),
         vram_bytes=spec.vram_bytes,
-        stamps={**_machine(), **_gpu_stamps(spec), **{f"telemetry_{k}": v for k, v in sensor.describe().items()}},
+        stamps={**_machine(), **gpu_stamps(spec), **{f"telemetry_{k}": v for k, v in sensor.describe().items()}},
     )
     return Probe(info, power in (Provenance.MEASURED, Provenance.POLLED))
 
@@ -147,8 +147,8 @@ def _machine() -> dict[str, str]:
     }
 
 
-def _gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
-    """Driver, versions, clocks, temperature and limits, as far as they are told."""
+def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
+    """Driver, versions, clocks, temperature and limits of a GPU, as far as they are told."""
     if spec.kind == "cpu":
         return {}
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

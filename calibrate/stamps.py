@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from calibrate.probe import device_name
+from calibrate.probe import device_name, gpu_stamps
 from hw.device import DeviceSpec
-from hw.telemetry import load_nvml
 from kit.errors import InputError
 from sim.profile import Profile
 
@@ -75,7 +73,7 @@ def stamps_here(device: DeviceSpec) -> dict[str, str]:
     """The same of a device of this machine, as it would be used now; what can't be asked is left out."""
     versions = {"torch": str(torch.__version__)}
     if device.kind == "cuda":
-        versions |= _gpu_versions()
+        versions |= {name: value for name, value in gpu_stamps(device).items() if name in OF_A_GPU}
     return {KIND: device.kind, DEVICE: device_name(device), **versions, **_path(device.execution())}
 
 
@@ -111,22 +109,3 @@ def _differs(profile: str | None, here: str | None) -> bool:
 
 def _path(execution: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in execution.items() if name not in PLACES}
-
-
-def _gpu_versions() -> dict[str, str]:
-    found = {"cuda": torch.version.cuda, "cudnn": _cudnn(), "driver": _driver(load_nvml())}
-    return {name: str(value) for name, value in found.items() if value is not None}
-
-
-def _cudnn() -> int | None:
-    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return version
-
-
-def _driver(nvml: Any) -> Any:
-    if nvml is None:
-        return None
-    try:
-        return nvml.nvmlSystemGetDriverVersion()
-    except nvml.NVMLError:
-        return None

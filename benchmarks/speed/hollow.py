@@ -18,7 +18,7 @@ from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun, Served
 from hw.router.server import HardwareServer
-from hw.telemetry import AbsentSensor, usable_cores
+from hw.telemetry import Sensor, usable_cores
 from hw.transport.messages import Input, Measurement, Move, Moved, Refused
 from kit.chance import stream
 from policies.faults import Impairment
@@ -93,7 +93,7 @@ class HollowOutfit:
             os.sched_setaffinity(0, self.cores)
         return Fitting(
             lanes=HollowLanes(tell),
-            sensor=lambda _: AbsentSensor(),
+            sensor=lambda _: Sensor(),
             measure=_refuse,
             explain=lambda error: ("internal_error", str(error)),
             context_bytes=0,

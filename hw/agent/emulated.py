@@ -26,7 +26,7 @@ from hw.agent.lanes import (
     UnloadEnded,
     explain,
 )
-from hw.telemetry.port import Details, Reading, Support, in_words
+from hw.telemetry.port import Reading, Sensor, Support
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Move, MoveBroken, Moved, Reason
 from policies.faults import Impairment
@@ -390,8 +390,8 @@ class EmulatedLanes:
             self._tell(event(now_ns))
 
 
-class EmulatedSensor:
-    """The sensor of an emulated device, as `hw.telemetry.Sensor`."""
+class EmulatedSensor(Sensor):
+    """The sensor of an emulated device."""
 
     def __init__(self, lanes: EmulatedLanes, clock_ns: Callable[[], int]) -> None:
         self._lanes = lanes
@@ -410,16 +410,8 @@ class EmulatedSensor:
         used_bytes = self._lanes.model.context_bytes + self._lanes.used_bytes
         return Reading(power_w, utilization, used_bytes, provenance)
 
-    def details(self) -> Details:
-        """Nothing more."""
-        return Details()
-
     def energy_j(self) -> float:
         """Of the model, since the lanes were reset."""
         now_ns = self._clock_ns()
         self._lanes.settle(now_ns)
         return self._lanes.model.energy_j(now_ns)
-
-    def describe(self) -> dict[str, str]:
-        """`supports` in words."""
-        return in_words(self.supports())

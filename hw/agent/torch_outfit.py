@@ -18,7 +18,7 @@ from hw.devices.instances import Instances, open_measured
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
 from hw.networks.registry import ModelFile
-from hw.telemetry import AbsentSensor, NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
+from hw.telemetry import NvmlSensor, Sensor, cpu_sensor, load_nvml, nvml_handle
 from hw.transport.arena import Arena
 
 ARENA_BYTES = 1 << 26
@@ -70,7 +70,7 @@ def sensor_of(device: DeviceSpec, pids: Sequence[int]) -> Sensor:
     if device.kind == "cpu":
         return cpu_sensor(pids, device.physical[1], device.modelled_idle_w, device.modelled_tdp_w, lambda: 0)
     nvml = load_nvml()
-    return AbsentSensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, device.index))
+    return Sensor() if nvml is None else NvmlSensor(nvml, nvml_handle(nvml, device.index))
 
 
 @contextlib.contextmanager

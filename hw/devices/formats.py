@@ -6,12 +6,10 @@ out anew before and after it. So it is measured, in a process of its own: it lea
 
 from __future__ import annotations
 
-import multiprocessing
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Final
 
@@ -21,10 +19,11 @@ from torch import Tensor
 from hw.device import DeviceSpec
 from hw.devices.gpu import own_stream
 from hw.devices.instances import Instances, open_device, serve
+from hw.host.apart import Tell, apart
 from hw.networks.registry import ModelFile
 from hw.networks.rows import rows_of
 from hw.networks.slimmable import SegmentInstance
-from kit.errors import InputError, WorkError, in_a_line
+from kit.errors import WorkError, in_a_line
 from policies.vocabulary import IMAGE
 
 AGREES: Final = 0.999  # of the labels; fewer is another network
@@ -63,14 +62,11 @@ def race(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
         InputError: the file is no model.
         WorkError: the device failed.
     """
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(raced, file, ways, batch).result()
-        except (RuntimeError, OSError, MemoryError, BrokenProcessPool) as error:
-            if isinstance(error, InputError | WorkError):
-                raise
-            what = in_a_line(str(error))
-            raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from error
+    try:
+        return apart(partial(raced, file, ways, batch), lambda *_: None)
+    except WorkError as error:
+        what = in_a_line(str(error))
+        raise WorkError(f"the ways to compute on {ways[0].kind}:{ways[0].index} can't be timed: {what}") from None
 
 
 def quickest(ways: Sequence[Way]) -> Way:
@@ -82,7 +78,7 @@ def quickest(ways: Sequence[Way]) -> Way:
     return best
 
 
-def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:
+def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int, _: Tell = lambda *_: None) -> list[Way]:
     """As `race`, in this process."""
     place = open_device(ways[0])
     model, _ = file.load()

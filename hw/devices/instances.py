@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import threading
 import time  # noqa: TID251 - real passes are timed with a real clock
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -24,10 +23,12 @@ from hw.devices.activations import in_format, shares_memory
 from hw.devices.gpu import finish
 from hw.devices.graphs import Capture, CudaCapture, GraphedInstance
 from hw.devices.memory_budget import MemoryBudget
+from hw.host.apart import Tell, apart
 from hw.networks.rows import Row, gather, rows_of
 from hw.networks.slimmable import SegmentInstance, SlimmableModel
 from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.telemetry.nvml import process_vram_bytes
+from kit.errors import WorkError
 
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
@@ -76,11 +77,14 @@ def context_bytes(device: DeviceSpec) -> int:
     """What `open_measured` finds in a process of its own, which ends at once; 0 where the device can't be opened."""
     if device.kind == "cpu":
         return 0
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(open_measured, device).result()[1]
-        except (RuntimeError, OSError):  # who works on it says why
-            return 0
+    try:
+        return apart(partial(_context_bytes, device), lambda *_: None)
+    except WorkError:  # who works on it says why
+        return 0
+
+
+def _context_bytes(device: DeviceSpec, _: Tell) -> int:
+    return open_measured(device)[1]
 
 
 def _own_vram_bytes(device: DeviceSpec) -> int | None:

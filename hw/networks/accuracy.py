@@ -11,21 +11,22 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from reprlib import repr as shown
-from typing import Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from kit.errors import InputError, nearest
+from kit import strict
+from kit.errors import InputError
 from kit.files import atomic_path, read_bytes
+from kit.strict import StrictModel
 
 SCHEMA: Final = "slimsched.accuracy/2"
-KEYS: Final = ("schema", "provenance", "model", "dataset", "images", "tuples", "top1", "correct")
 MEASURED: Final = "measured"
 PAPER: Final = "paper"
 FEWEST_IMAGES: Final = 100  # sqrt(0.25 / 100): the standard error of a share of so few is up to 5 points
@@ -123,143 +124,85 @@ def load_accuracy(path: Path) -> AccuracyTable:
     Raises:
         InputError: the file is missing, foreign, incomplete or contradicts itself.
     """
-    return _Document.of(path).table()
-
-
-@dataclass(frozen=True)
-class _Document:
-    """A table's JSON, not trusted yet; each question answers or refuses with the key at fault."""
-
-    source: str
-    fields: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, path: Path) -> _Document:
-        try:
-            found = json.loads(read_bytes(path))
-        except InputError as error:
-            raise cls(str(path), {}).wrong("", f"cannot be read as JSON ({error.problem})") from None
-        except (ValueError, RecursionError) as error:
-            problem = f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model train` writes one"
-            raise InputError(str(path), "", problem) from None
-        document = cls(str(path), found if isinstance(found, dict) else {})
-        if document.fields.get("schema") != SCHEMA:
-            what = f"is {shown(document.fields.get('schema'))}" if document.fields else "there is none"
-            raise document.wrong("schema", f"{what}; {SCHEMA!r} is wanted")
-        for key in document.fields:
-            if key not in KEYS:
-                raise document.wrong(key, f"unknown key; {nearest(key, KEYS)}")
-        return document
-
-    def wrong(self, key: str, problem: str) -> InputError:
-        """The error to raise, with the remedy."""
+    content, raw = read_bytes(path, hint="; `slimsched model train` writes one"), dict[str, Any]()
+    try:
+        found = json.loads(content)
+        raw = found if isinstance(found, dict) else raw
+        return _table(strict.validate(_Document, raw, str(path)), str(path))
+    except InputError as error:
         remedy = "delete the file and write it anew with `slimsched model train`"
-        if self.fields.get("provenance") == PAPER:
+        if raw.get("provenance") == PAPER:
             remedy = "correct the file, or write the paper's with `python -m benchmarks paper-table`"
-        return InputError(self.source, key, f"{problem}; {remedy}")
-
-    def table(self) -> AccuracyTable:
-        """All of it, checked."""
-        provenance = self.fields.get("provenance")
-        if provenance not in (MEASURED, PAPER):
-            raise self.wrong("provenance", f"is {shown(provenance)}; allowed are {MEASURED!r} and {PAPER!r}")
-        dataset, tuples = self._name("dataset"), self._tuples()
-        shares = self._shares(tuples)
-        if provenance == PAPER:
-            for key in ("model", "images", "correct"):
-                if self.fields.get(key) is not None:
-                    raise self.wrong(key, f"is {shown(self.fields[key])} in a table of the paper; null is wanted")
-            return PaperTable(tuples, shares, dataset)
-        correct = self._correct(self._images(len(tuples)), len(tuples))
-        self._require_agreement(tuples, shares, correct)
-        return Evaluation(tuples, correct, self._name("model"), dataset)
-
-    def _name(self, key: str) -> str:
-        found = self.fields.get(key)
-        if not isinstance(found, str) or not found:
-            raise self.wrong(key, f"is {shown(found)}; a name is wanted")
-        return found
-
-    def _list(self, key: str) -> list[Any]:
-        found = self.fields.get(key)
-        if not isinstance(found, list) or not found:
-            raise self.wrong(key, f"is {shown(found)}; a list is wanted")
-        return found
-
-    def _tuples(self) -> tuple[Widths, ...]:
-        seen: dict[Widths, int] = {}
-        for number, row in enumerate(self._list("tuples")):
-            key = f"tuples.{number}"
-            widths = self._widths(key, row)
-            length = len(next(iter(seen), widths))
-            if len(widths) != length:
-                raise self.wrong(key, f"{shown(row)} has {len(widths)} widths, the first tuple has {length}")
-            if widths in seen:
-                raise self.wrong(key, f"{shown(row)} stands at tuples.{seen[widths]} already")
-            seen[widths] = number
-        self._require_grid(seen)
-        return tuple(seen)
-
-    def _widths(self, key: str, row: Any) -> Widths:
-        if not isinstance(row, list) or not 1 <= len(row) <= MOST_SEGMENTS:
-            raise self.wrong(key, f"is {shown(row)}; a list of 1 to {MOST_SEGMENTS} widths is wanted")
-        for width in row:
-            if not _is_number(width) or not 0 < width <= 1:
-                raise self.wrong(key, f"{shown(row)} has the width {shown(width)}; allowed is above 0, up to 1")
-        return tuple(float(width) for width in row)
-
-    def _require_grid(self, known: Mapping[Widths, int]) -> None:
-        """Every combination of the widths that occur: a router may ask for any."""
-        widths, segments = sorted({width for row in known for width in row}), len(next(iter(known)))
-        missing = len(widths) ** segments - len(known)
-        if missing:
-            first = next(row for row in product(widths, repeat=segments) if row not in known)
-            problem = f"{missing} of the {len(widths)}^{segments} combinations of {shown(widths)} are missing"
-            raise self.wrong("tuples", f"{problem}, first {list(first)}")
-
-    def _shares(self, tuples: tuple[Widths, ...]) -> tuple[float, ...]:
-        found = self._list("top1")
-        if len(found) != len(tuples):
-            raise self.wrong("top1", f"has {len(found)} values for {len(tuples)} tuples")
-        for number, (share, widths) in enumerate(zip(found, tuples, strict=True)):
-            if not _is_number(share) or not 0 <= share <= 1:
-                raise self.wrong(f"top1.{number}", f"is {shown(share)} for {list(widths)}; allowed is 0 to 1")
-        return tuple(float(share) for share in found)
-
-    def _images(self, tuples: int) -> int:
-        found = self.fields.get("images")
-        if not isinstance(found, int) or isinstance(found, bool):
-            raise self.wrong("images", f"is {shown(found)}; a measured table has the number of its test images")
-        if found < FEWEST_IMAGES:
-            problem = f"is {found}; at least {FEWEST_IMAGES} are wanted"
-            raise self.wrong("images", f"{problem}, for fewer leave a standard error of 5 points and more")
-        if found * tuples > MOST_BITS:
-            raise self.wrong("images", f"is {shown(found)}; images x tuples may be {MOST_BITS:.0e}")
-        return found
-
-    def _correct(self, images: int, tuples: int) -> NDArray[np.bool_]:
-        found, bits = self.fields.get("correct"), images * tuples
-        if not isinstance(found, str):
-            raise self.wrong("correct", f"is {shown(found)}; a measured table has the correctness bits")
-        try:
-            packed = _inflated(base64.b64decode(found, validate=True), -(-bits // 8))
-        except (ValueError, zlib.error) as error:
-            raise self.wrong("correct", f"broken bits of {images} images x {tuples} tuples ({error})") from None
-        flat = np.unpackbits(np.frombuffer(packed, np.uint8), count=bits)
-        return flat.astype(bool).reshape(images, tuples)
-
-    def _require_agreement(
-        self, tuples: tuple[Widths, ...], shares: tuple[float, ...], correct: NDArray[np.bool_]
-    ) -> None:
-        counted = correct.mean(axis=0)
-        for number, (widths, share) in enumerate(zip(tuples, shares, strict=True)):
-            if abs(share - counted[number]) > TOLERANCE:
-                problem = f"is {share:g} for {list(widths)}, but the bits say {counted[number]:g}"
-                raise self.wrong(f"top1.{number}", problem)
+        raise InputError(str(path), error.key, f"{error.problem}; {remedy}") from None
+    except (ValueError, RecursionError) as error:
+        problem = f"is no table of accuracies: cannot be read as JSON ({error}); `slimsched model train` writes one"
+        raise InputError(str(path), "", problem) from None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+_Name = Annotated[str, Field(min_length=1)]
+_Row = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
+
+
+class _Document(StrictModel):
+    """A table's JSON, whose parts may contradict each other still."""
+
+    schema_: Literal["slimsched.accuracy/2"] = Field(alias="schema")
+    provenance: AccuracyProvenance
+    model: _Name | None
+    dataset: _Name
+    images: Annotated[int, Field(ge=FEWEST_IMAGES)] | None
+    tuples: Annotated[tuple[_Row, ...], Field(min_length=1)]
+    top1: tuple[Annotated[float, Field(ge=0, le=1)], ...]
+    correct: str | None
+
+
+def _table(found: _Document, source: str) -> AccuracyTable:
+    """Of a document whose parts agree; raises `InputError` with the key at fault."""
+    for key in ("model", "images", "correct"):
+        if (getattr(found, key) is None) != (found.provenance == PAPER):
+            wanted = "null in a table of the paper" if found.provenance == PAPER else "given in a measured table"
+            raise InputError(source, key, f"must be {wanted}")
+    _require_grid(found.tuples, source)
+    if len(found.top1) != len(found.tuples):
+        raise InputError(source, "top1", f"has {len(found.top1)} values for {len(found.tuples)} tuples")
+    if found.model is None or found.images is None or found.correct is None:
+        return PaperTable(found.tuples, found.top1, found.dataset)
+    correct = _bits(found.correct, found.images, len(found.tuples), source)
+    for number, (share, counted) in enumerate(zip(found.top1, correct.mean(axis=0), strict=True)):
+        if abs(share - counted) > TOLERANCE:
+            problem = f"is {share:g} for {list(found.tuples[number])}, but the bits say {counted:g}"
+            raise InputError(source, f"top1.{number}", problem)
+    return Evaluation(found.tuples, correct, found.model, found.dataset)
+
+
+def _require_grid(tuples: Sequence[Widths], source: str) -> None:
+    """Every combination of the widths that occur, once: a router may ask for any."""
+    seen: dict[Widths, int] = {}
+    for number, row in enumerate(tuples):
+        if len(row) != len(tuples[0]):
+            problem = f"{list(row)} has {len(row)} widths, the first tuple has {len(tuples[0])}"
+            raise InputError(source, f"tuples.{number}", problem)
+        if row in seen:
+            raise InputError(source, f"tuples.{number}", f"{list(row)} stands at tuples.{seen[row]} already")
+        seen[row] = number
+    widths = sorted({width for row in tuples for width in row})
+    if missing := len(widths) ** len(tuples[0]) - len(tuples):
+        first = next(row for row in product(widths, repeat=len(tuples[0])) if row not in seen)
+        problem = f"{missing} of the {len(widths)}^{len(tuples[0])} combinations of {widths} are missing"
+        raise InputError(source, "tuples", f"{problem}, first {list(first)}")
+
+
+def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]:
+    """(images, tuples)."""
+    if images * tuples > MOST_BITS:
+        raise InputError(source, "images", f"is {images}; images x tuples may be {MOST_BITS:.0e}")
+    try:
+        packed = _inflated(base64.b64decode(text, validate=True), -(-images * tuples // 8))
+    except (ValueError, zlib.error) as error:
+        problem = f"broken bits of {images} images x {tuples} tuples ({error})"
+        raise InputError(source, "correct", problem) from None
+    flat = np.unpackbits(np.frombuffer(packed, np.uint8), count=images * tuples)
+    return flat.astype(bool).reshape(images, tuples)
 
 
 def _inflated(data: bytes, size: int) -> bytes:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.networks.registry import ModelFile
-from hw.router.link import LinkModel
-from hw.router.transfers import ELEMENT_BYTES
+from hw.router.transfers import ELEMENT_BYTES, LinkModel
 from policies.faults import Fault
 from policies.vocabulary import IMAGE, NS_PER_S, GoalSet
 

@@ -415,7 +415,7 @@ class RemoteServer:
         return self.slot.agent.incarnation
 
     def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
-        """See `hw.router.transfers.Endpoint`."""
+        """Cancel these as soon as that incarnation of another agent surely writes to them no more."""
         if not incarnation or not self.is_up:
             self._cancel(slabs)
             return

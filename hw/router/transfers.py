@@ -12,14 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hw.router.link import LinkModel
-from hw.transport.arena import Inbox, Slab
-from hw.transport.messages import Input, Keep, Move, Moved, Release, ToAgent
+from hw.transport.arena import Slab
+from hw.transport.messages import Input, Keep, Move, Moved, Release
 from policies.vocabulary import (
     ROUTER,
     Block,
@@ -30,38 +29,22 @@ from policies.vocabulary import (
     TransferStarted,
 )
 
+if TYPE_CHECKING:
+    from hw.router.server import RemoteServer
+
 ELEMENT_BYTES = 4  # of float32, the largest that activations have
 NO_ROOM = "no_room"
 
 
-class Endpoint(Protocol):
-    """A server as transfers see it."""
+class LinkModel(Protocol):
+    """An emulated network in one run: when a transfer would end on links that are not here.
 
-    index: int
-    is_up: bool
-    inbox: Inbox
-    channels_last: bool
+    The simulator's own model answers (`sim.network.Network`), so that both worlds have the same links. It keeps when
+    each medium is free again, and has no clock.
+    """
 
-    def send(self, message: ToAgent) -> None:
-        """Ask its agent, with whatever else is sent in this turn."""
-        ...
-
-    @property
-    def address(self) -> str:
-        """Where its agent takes what others bring; empty where they map its arena."""
-        ...
-
-    @property
-    def incarnation(self) -> int:
-        """Of its agent, if that may write on for a while when it is gone; else 0."""
-        ...
-
-    def asked(self, transfer: int) -> None:
-        """Its agent was asked to move something."""
-        ...
-
-    def give_back(self, slabs: Sequence[Slab], incarnation: int) -> None:
-        """Cancel these as soon as that incarnation of another agent surely writes to them no more."""
+    def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
+        """Book a transfer; returns (start_ns, arrival_ns), both at or after now."""
         ...
 
 
@@ -158,7 +141,7 @@ class Transfers:
 
     def __init__(
         self,
-        servers: Sequence[Endpoint],
+        servers: Sequence[RemoteServer],
         cargo: Cargo,
         links: LinkModel | None,
         now_ns: Callable[[], int],

@@ -26,13 +26,12 @@ from hw.telemetry.nvml import (
     nvml_handle,
     used_vram_bytes,
 )
-from hw.telemetry.port import AbsentSensor, Details, Reading, Sensor, Support
+from hw.telemetry.port import Details, Reading, Sensor, Support
 from hw.telemetry.rapl import RaplCounter, RaplSensor
 
 __all__ = [
     "CPU_IDLE_W_PER_CORE",
     "CPU_TDP_W_PER_CORE",
-    "AbsentSensor",
     "CoreWatch",
     "CpuShare",
     "Details",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from hw.telemetry.port import Details, Reading, Support, in_words
+from hw.telemetry.port import Reading, Sensor, Support
 from policies.vocabulary import Provenance
 
 CPU_IDLE_W_PER_CORE = 2.0  # assumptions, not measurements: `modelled` says so wherever they are used
@@ -75,7 +75,7 @@ class CpuShare:
 
 
 @dataclass
-class ModelledCpuSensor:
+class ModelledCpuSensor(Sensor):
     """CPU power from utilization: P = idle + (TDP - idle) x share of the cores that the processes used.
 
     Attributes:
@@ -110,15 +110,3 @@ class ModelledCpuSensor:
         }
         power_w = self.idle_w + (self.tdp_w - self.idle_w) * utilization
         return Reading(power_w, utilization, self.vram_used_bytes(), provenance)
-
-    def details(self) -> Details:
-        """Nothing more."""
-        return Details()
-
-    def energy_j(self) -> float | None:
-        """There is no counter."""
-        return None
-
-    def describe(self) -> dict[str, str]:
-        """`supports` in words."""
-        return in_words(self.supports())

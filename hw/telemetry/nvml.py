@@ -16,7 +16,7 @@ from typing import Any
 
 from hw.telemetry.gpm import METRICS, Gpm
 from hw.telemetry.library import Board, RefusedError, refusal
-from hw.telemetry.port import Details, Reading, Support, in_words
+from hw.telemetry.port import Details, Reading, Sensor, Support
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 
@@ -155,7 +155,7 @@ def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
     return int(told.free), int(told.total)
 
 
-class NvmlSensor:
+class NvmlSensor(Sensor):
     """An NVIDIA GPU's own sensors; each is asked once whether it answers, and only those that do are read.
 
     Args:
@@ -207,10 +207,6 @@ class NvmlSensor:
     def energy_j(self) -> float | None:
         """The board's counter (Volta and later)."""
         return self._read("energy")  # type: ignore[no-any-return]
-
-    def describe(self) -> dict[str, str]:
-        """`supports` in words."""
-        return in_words(self.supports())
 
     @property
     def instant(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from policies.vocabulary import Provenance
 
@@ -66,54 +65,25 @@ class Details:
     throttling: tuple[str, ...] | None = None
 
 
-class Sensor(Protocol):
-    """One device's telemetry."""
+class Sensor:
+    """One device's telemetry; this one has none at all."""
 
     def supports(self) -> Mapping[str, Support]:
         """For `power`, `utilization`, `vram`, `energy` and whatever else it may report: how, or why not."""
-        ...
-
-    def sample(self) -> Reading:
-        """Read now."""
-        ...
-
-    def details(self) -> Details:
-        """Read the rest now."""
-        ...
-
-    def energy_j(self) -> float | None:
-        """A counter of joules from any origin, or None where there is none."""
-        ...
-
-    def describe(self) -> dict[str, str]:
-        """`supports` in words."""
-        ...
-
-
-class AbsentSensor:
-    """No telemetry at all."""
-
-    def supports(self) -> Mapping[str, Support]:
-        """Nothing."""
         return dict.fromkeys(("power", "utilization", "vram", "energy"), Support(None))
 
     def sample(self) -> Reading:
-        """Nothing."""
+        """Read now."""
         return Reading(None, None, None, {})
 
     def details(self) -> Details:
-        """Nothing."""
+        """Read the rest now."""
         return Details()
 
     def energy_j(self) -> float | None:
-        """Nothing."""
+        """A counter of joules from any origin, or None where there is none."""
         return None
 
     def describe(self) -> dict[str, str]:
-        """Everything is absent."""
-        return in_words(self.supports())
-
-
-def in_words(supported: Mapping[str, Support]) -> dict[str, str]:
-    """What `Sensor.supports` said, for people and for stamps."""
-    return {name: str(support) for name, support in supported.items()}
+        """`supports` in words, for people and for stamps."""
+        return {name: str(support) for name, support in self.supports().items()}

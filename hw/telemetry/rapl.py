@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hw.telemetry.cpu import CpuShare
-from hw.telemetry.port import Details, Reading, Support, in_words
+from hw.telemetry.port import Reading, Sensor, Support
 from policies.vocabulary import Provenance
 
 POWERCAP = Path("/sys/class/powercap")
@@ -61,7 +61,7 @@ def why_no_counter(error: OSError) -> str:
     return str(error)
 
 
-class RaplSensor:
+class RaplSensor(Sensor):
     """CPU power from the packages' counters; for a device that is the whole CPU."""
 
     def __init__(self, counter: RaplCounter, share: CpuShare, vram_used_bytes: Callable[[], int]) -> None:
@@ -93,17 +93,9 @@ class RaplSensor:
             self._energy_j, self._at_ns = energy_j, now_ns
         return Reading(power_w, self._share.take(), self._vram_used_bytes(), provenance)
 
-    def details(self) -> Details:
-        """Nothing more."""
-        return Details()
-
     def energy_j(self) -> float | None:
         """The packages' counter; None while it cannot be read."""
         try:
             return self._counter.energy_j()
         except (OSError, ValueError):
             return None
-
-    def describe(self) -> dict[str, str]:
-        """`supports` in words."""
-        return in_words(self.supports())

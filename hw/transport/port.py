@@ -13,7 +13,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
@@ -21,6 +21,11 @@ from hw.transport.arena import Arena
 from hw.transport.life_log import StepLog
 from hw.transport.messages import FromAgent, ToAgent
 from kit.errors import WorkError
+
+if TYPE_CHECKING:
+    from hw.transport.tls import Encrypted
+
+    Connection = socket.socket | Encrypted
 
 FLUSH_NS: Final = 500_000  # after so long an end that had no room is tried again
 LENGTH: Final = 4
@@ -65,34 +70,6 @@ _encoder = msgspec.msgpack.Encoder()
 def encode(messages: Sequence[object]) -> bytes:
     """Some messages that travel together."""
     return _encoder.encode(messages)
-
-
-class Connection(Protocol):
-    """What a port needs of a socket that never blocks, whichever kind it is."""
-
-    def send(self, data: bytes | bytearray | memoryview, /) -> int:
-        """See `socket.send`."""
-        ...
-
-    def recv(self, most: int, /) -> bytes:
-        """See `socket.recv`."""
-        ...
-
-    def setblocking(self, flag: bool, /) -> None:
-        """See `socket.setblocking`."""
-        ...
-
-    def shutdown(self, how: int, /) -> None:
-        """See `socket.shutdown`."""
-        ...
-
-    def fileno(self) -> int:
-        """See `socket.fileno`."""
-        ...
-
-    def close(self) -> None:
-        """See `socket.close`."""
-        ...
 
 
 class Port(Generic[Sent, Heard]):

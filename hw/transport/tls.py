@@ -154,7 +154,7 @@ def cut(end: ssl.SSLSocket) -> None:
 
 
 class Encrypted:
-    """`hw.transport.port.Connection` over TLS: never blocks, and one thread may read while another one writes."""
+    """As much of a socket as a port needs, over TLS: never blocks, and one thread may read while another writes."""
 
     def __init__(self, end: ssl.SSLSocket) -> None:
         self._end = end

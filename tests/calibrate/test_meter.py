@@ -26,7 +26,7 @@ from calibrate.meter import (
     wait_until_flat,
 )
 from calibrate.probe import rise_s
-from hw.telemetry import AbsentSensor, NvmlSensor, Reading, Sensor
+from hw.telemetry import NvmlSensor, Reading, Sensor
 from kit.errors import WorkError
 from policies.vocabulary import Provenance
 from tests.hw.fake_nvml import AMPERE, HOPPER, MAXWELL, TURING, VOLTA, FakeBoard, FakeNvml, Handle, Make, seen_over
@@ -61,7 +61,7 @@ def test_a_silent_sensor_is_an_error() -> None:
         mean_power(looks([None, None, None], [None] * 3), 1.0)
     with pytest.raises(WorkError, match="said nothing"):
         mean_power([], 1.0)
-    with sampled(AbsentSensor(), period_s=0.001) as take:
+    with sampled(Sensor(), period_s=0.001) as take:
         while len(take()) < 2:
             pass
         assert all(look.reading.power_w is None for look in take())
@@ -283,7 +283,7 @@ def test_idle_is_looked_at_when_it_is_flat() -> None:
     waited_s = wait_until_flat(rig.meter.sensor, lambda seconds: seconds, look)
     assert 5.0 <= waited_s <= MOST_FALL_S
     assert rig.meter.sensor.sample().power_w == pytest.approx(rig.board.idle_w, rel=0.08)
-    assert wait_until_flat(AbsentSensor(), lambda seconds: seconds, lambda *_: []) == FLAT_LOOK_S
+    assert wait_until_flat(Sensor(), lambda seconds: seconds, lambda *_: []) == FLAT_LOOK_S
 
 
 def test_a_counter_that_begins_anew_is_not_used_over_that_time() -> None:

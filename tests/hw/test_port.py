@@ -25,7 +25,6 @@ from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
 from hw.transport.port import (
     AgentEnd,
     Codec,
-    Connection,
     Mirror,
     Port,
     PortBrokenError,
@@ -39,6 +38,7 @@ from hw.transport.port import (
 from hw.transport.tls import Encrypted, Hello, Listener, connected, fresh_certificate
 from policies.vocabulary import TimerFired
 
+Connection = socket.socket | Encrypted
 ARENA_BYTES = 1 << 21
 WAIT_S = 30.0
 MANY, TOO_MANY = 1000, 2_000_000

@@ -12,13 +12,13 @@ import pynvml
 import pytest
 
 from hw.telemetry import (
-    AbsentSensor,
     CpuShare,
     ModelledCpuSensor,
     NvmlSensor,
     RaplCounter,
     RaplSensor,
     Reading,
+    Sensor,
     available_devices,
     board_facts,
     cpu_sensor,
@@ -384,9 +384,9 @@ def test_rapl_serves_only_a_device_that_is_the_whole_machine(tmp_path: Path) -> 
 
 def test_absent_says_so() -> None:
     """No sensor, no numbers."""
-    reading = AbsentSensor().sample()
+    reading = Sensor().sample()
     assert (reading.power_w, reading.utilization, reading.vram_used_bytes) == (None, None, None)
-    assert set(AbsentSensor().describe().values()) == {"absent"}
+    assert set(Sensor().describe().values()) == {"absent"}
 
 
 def test_rapl_without_permission_says_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 
 from hw.devices.activations import tensor_in
-from hw.router.link import LinkModel
-from hw.router.transfers import NO_ROOM, Cargo, Images, Transfers
+from hw.router.server import RemoteServer
+from hw.router.transfers import NO_ROOM, Cargo, Images, LinkModel, Transfers
 from hw.transport.arena import Arena, Inbox, Slab
 from hw.transport.messages import Input, Move, Moved, ToAgent
 from policies.vocabulary import (
@@ -78,8 +79,9 @@ class World:
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
         self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
+        cargo = Cargo(Images(IMAGES, poisoned), lambda segment, _: SHAPES[segment])
         self.transfers = Transfers(
-            self.servers, Cargo(Images(IMAGES, poisoned), lambda segment, _: SHAPES[segment]), links,
+            cast(list[RemoteServer], self.servers), cargo, links,
             lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
         )  # fmt: skip
 

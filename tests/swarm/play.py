@@ -69,7 +69,7 @@ class LinkQueue:
         self._free_ns = 0
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
-        """See `hw.router.link.LinkModel`."""
+        """See `hw.router.transfers.LinkModel`."""
         start_ns = max(now_ns, self._free_ns)
         self._free_ns = start_ns + 200 * transfer_bytes
         return start_ns, self._free_ns + MS
