@@ -157,23 +157,23 @@ def measure(
     budget. The time that earlier sittings took counts. Spare steps come last, in the plan's own order of them.
     """
     station = Station(bench, log, clock, guess, slowdown_seen)
-    slowdown = _Slowdown(plan.steps, log, budget_s)
+    budget = _Budget(plan.steps, log, budget_s)
     measurements: list[Measurement] = []
     fixed = [planned for planned in plan.steps if not planned.is_spare]
     spare = [planned for planned in plan.steps if planned.is_spare]
     for planned in itertools.chain(fixed, plan.order(spare, lambda: measurements)):
         is_logged = planned.id in log.results
         if not is_logged:
-            if not planned.required and slowdown.spent_up(planned):
-                slowdown.skipped(planned)
+            if not planned.required and budget.spent_up(planned):
+                budget.skipped(planned)
                 continue
-            on_progress(slowdown.progress(planned))
-        result = station.once(planned, _hurry(plan.effort) if slowdown.late() else plan.effort)
-        slowdown.done(planned, now=not is_logged)
+            on_progress(budget.progress(planned))
+        result = station.once(planned, _hurry(plan.effort) if budget.late() else plan.effort)
+        budget.done(planned, now=not is_logged)
         measurements.append((planned.step, result))
     hurried = sum(_is_hurried(result, plan.effort) for _, result in measurements)
-    dropped = list(slowdown.words(plan.effort.rounds, hurried))
-    measurements += _again(station, plan, slowdown, on_progress)
+    dropped = list(budget.words(plan.effort.rounds, hurried))
+    measurements += _again(station, plan, budget, on_progress)
     words = [*_batches_left_out(plan, measurements), *dropped]
     return Measured(tuple(measurements), tuple(words))
 
@@ -187,7 +187,7 @@ def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterat
         yield f"batch sizes {', '.join(missing)} at some keys or all"
 
 
-class _Slowdown:
+class _Budget:
     """Where a measurement stands against its budget."""
 
     def __init__(self, steps: Sequence[Planned], log: Log, budget_s: float) -> None:
@@ -262,20 +262,20 @@ class _Slowdown:
 
 
 def _again(
-    station: Station, plan: Plan, slowdown: _Slowdown, on_progress: Callable[[Progress], None]
+    station: Station, plan: Plan, budget: _Budget, on_progress: Callable[[Progress], None]
 ) -> Iterator[Measurement]:
     """Further rounds over what differs between rounds or was disturbed, the worst first, while time is left."""
     for number in range(max(planned.round for planned in plan.steps) + 1, MOST_ROUNDS + 1):
         unsteady = _unsteady(plan, station.log, number)
-        slowdown.more(unsteady)
+        budget.more(unsteady)
         for planned in unsteady:
             if planned.id not in station.log.results:
-                if slowdown.spent_up(planned):
+                if budget.spent_up(planned):
                     return
-                on_progress(slowdown.progress(planned))
+                on_progress(budget.progress(planned))
             is_logged = planned.id in station.log.results
             yield planned.step, station.once(planned, plan.effort)
-            slowdown.done(planned, now=not is_logged)
+            budget.done(planned, now=not is_logged)
 
 
 def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:

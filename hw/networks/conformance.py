@@ -210,29 +210,21 @@ def _can_learn(subject: Subject) -> None:
         raise _BrokenError(f"no gradient reaches {', '.join(missing)} at full width")
 
 
-RULES: dict[str, str] = {
-    "spec": "built twice with the same options, it is the same network without its weights",
-    "slices": "the weights at a width are leading slices of those at every larger one",
-    "shapes": "what a segment gives depends, in shape, on the segment and its width alone",
-    "no state": "a forward pass changes neither input nor weights, and gives the same again",
-    "no neighbours": "an image's result does not depend on the other images of its batch",
-    "instances": "an instance computes what the network does, from its own weights, at every width up to its own",
-    "memory": "an instance holds its own weights and no others",
-    "cost": "multiply-accumulates, parameters and activation bytes are what is counted",
-    "order": "a wider segment costs no less, and full width more than the narrowest",
-    "gradients": "at full width every parameter learns",
-}
-_CHECKS: dict[str, Callable[[Subject], None]] = {
-    "spec": _says_its_spec,
-    "slices": _slices_its_weights,
-    "shapes": _gives_its_shapes,
-    "no state": _keeps_no_state,
-    "no neighbours": _knows_no_neighbours,
-    "instances": _serves_from_instances,
-    "memory": _holds_its_own_memory,
-    "cost": _counts_its_cost,
-    "order": _costs_more_when_wider,
-    "gradients": _can_learn,
+Check = Callable[[Subject], None]
+RULES: dict[str, tuple[str, Check]] = {
+    "spec": ("built twice with the same options, it is the same network without its weights", _says_its_spec),
+    "slices": ("the weights at a width are leading slices of those at every larger one", _slices_its_weights),
+    "shapes": ("what a segment gives depends, in shape, on the segment and its width alone", _gives_its_shapes),
+    "no state": ("a forward pass changes neither input nor weights, and gives the same again", _keeps_no_state),
+    "no neighbours": ("an image's result does not depend on the other images of its batch", _knows_no_neighbours),
+    "instances": (
+        "an instance computes what the network does, from its own weights, at every width up to its own",
+        _serves_from_instances,
+    ),
+    "memory": ("an instance holds its own weights and no others", _holds_its_own_memory),
+    "cost": ("multiply-accumulates, parameters and activation bytes are what is counted", _counts_its_cost),
+    "order": ("a wider segment costs no less, and full width more than the narrowest", _costs_more_when_wider),
+    "gradients": ("at full width every parameter learns", _can_learn),
 }
 _BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
 
@@ -244,7 +236,7 @@ def broken_rules(network: Network) -> dict[str, str]:
     with torch.no_grad():
         broken = _found("spec", lambda: _stir(model))
         subject = Subject(network, model, {})
-        for name, check in _CHECKS.items():
+        for name, (_, check) in RULES.items():
             if name == "shapes":
                 broken |= _found("shapes", lambda: subject.inputs.update(_inputs(model)))
             if name not in (*broken, *unchecked_rules(broken)):
@@ -289,5 +281,5 @@ def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
 def require_conformance(network: Network) -> None:
     """Raise `InputError` with the first rule that a network breaks."""
     for name, problem in broken_rules(network).items():
-        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name]} ({problem})"
+        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem})"
         raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")

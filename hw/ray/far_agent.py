@@ -32,6 +32,7 @@ class FarStart:
         arena_bytes: of each arena.
         incarnation: see `hw.router.agents.AgentHandle`.
         log: the file on its host that takes what it prints; None: that of whoever keeps it.
+        model: the file of what is served, as it lies on its host; None where it needs none.
         router: the address that the router listens on.
         host: the address that others reach this host by.
         certificate: the cluster's.
@@ -46,6 +47,7 @@ class FarStart:
     host: str
     certificate: bytes
     log: Path | None = None
+    model: Path | None = None
 
 
 def begin(start: FarStart) -> SpawnProcess:
@@ -55,12 +57,6 @@ def begin(start: FarStart) -> SpawnProcess:
     )
     process.start()
     return process
-
-
-def equipped(spec: AgentSpec, arenas: tuple[Arena, ...], model: Path | None) -> AgentSpec:
-    """The same agent on this host; see `hw.agent.outfit.FarOutfit`."""
-    assert isinstance(spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
-    return replace(spec, outfit=spec.outfit.elsewhere(arenas, model))
 
 
 def how_it_ended(process: SpawnProcess) -> str:
@@ -85,5 +81,6 @@ def _main(start: FarStart) -> None:
     port = AgentEnd(ToAgent, Encrypted(end), arena)
     far = [FarArena(start.arena_bytes, routes) for _ in range(start.agents)]
     arenas = (*far[: start.own], arena, *far[start.own + 1 :])
-    spec = equipped(start.spec, arenas, None)
+    assert isinstance(start.spec.outfit, FarOutfit), "asked for one that can be taken elsewhere"
+    spec = replace(start.spec, outfit=start.spec.outfit.elsewhere(arenas, start.model))
     live(spec, port, SentLog(port), landing.fence)

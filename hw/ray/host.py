@@ -22,7 +22,7 @@ import psutil
 
 from hw.host.limits import core_count, machine_bytes
 from hw.ray.cluster import HostFacts
-from hw.ray.far_agent import FarStart, begin, equipped, how_it_ended
+from hw.ray.far_agent import FarStart, begin, how_it_ended
 from hw.telemetry import DeviceDescription, available_devices
 from hw.version import code_here, own_version
 from kit.errors import WorkError
@@ -53,12 +53,11 @@ class Keeper:
             WorkError: the file can't be kept here.
         """
         path = None if model is None else kept(model)
-        spec = equipped(start.spec, (), path)
         with self._lock:
             if start.incarnation in self._unwanted:
                 return "it was given up before it began"
             process = self._processes[start.incarnation] = begin(
-                replace(start, spec=spec, log=fresh_log(start.spec.name))
+                replace(start, model=path, log=fresh_log(start.spec.name))
             )
         process.join()
         with self._lock:

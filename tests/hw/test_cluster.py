@@ -1,13 +1,18 @@
-"""The real cluster end to end: conservation, true labels, replay, repeated runs."""
+"""The real cluster end to end: conservation, true labels, replay, repeated runs, a death; nothing is left behind."""
 
 from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from hw.device import DeviceSpec
@@ -19,12 +24,14 @@ from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from hw.telemetry import usable_cores
 from kit.errors import InputError
+from policies.faults import WORKER_DIED, Crash, Supervision
 from policies.interfaces import top1_of
 from policies.records import RunRecord
 from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import (
     NS_PER_S,
+    BatchFinished,
     Decide,
     GoalSet,
     InstanceLoaded,
@@ -81,6 +88,8 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
     assert all(request.correct and request.widths == WIDTHS for request in record.requests)
     assert sum(request.moved for request in record.requests) > len(record.requests) / 2
     assert sum(server.images for server in record.servers) == 3 * len(record.requests)
+    assert all(server.loads == TINY.segments and server.vram_peak_bytes > 0 for server in record.servers)
+    assert min(record.agents_busy_ns) > 0
 
 
 def test_goals_come_at_their_times_and_are_seen(cluster: HardwareCluster, model: SlimResNet) -> None:
@@ -202,3 +211,84 @@ def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCl
     assert enabled
     assert not any(enabled)
     assert gc.isenabled()
+
+
+def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimResNet) -> None:
+    """The only server is killed: noticed at once, back after the back-off, and everybody who waited completes."""
+    rules, said = Supervision(hang_ns=NS_PER_S, backoff_ns=NS_PER_S // 20), list[str]()
+    run = dataclasses.replace(_run(model, 0.5), faults=(Crash(0, NS_PER_S // 4),))
+    with HardwareCluster(ModelFile(path), _servers(1), sensor_period_s=0.05, supervision=rules) as cluster:
+        record = cluster.run(run, router(1), _routing(), say=said.append)
+    _require_conservation(record)
+    assert {(request.status, bool(request.correct)) for request in record.requests} == {("completed", True)}
+    (down,) = record.downtimes
+    assert (down.server, down.reason, down.is_planned) == (0, WORKER_DIED, True)
+    assert down.up_ns is not None
+    assert down.up_ns - down.down_ns > rules.backoff_ns
+    down_s, up_s, after_s = (f"{ns / NS_PER_S:.2f} s" for ns in (down.down_ns, down.up_ns, down.up_ns - down.down_ns))
+    assert said == [
+        f"server0: its worker died at {down_s}, as planned; a new worker starts in 0.05 s",
+        f"server0: serves again since {up_s}, after {after_s}",
+    ]
+    assert [(life.epoch, life.ended) for life in record.agent_logs] == [(1, WORKER_DIED), (2, "")]
+    assert any(isinstance(step.event, BatchFinished) for step in record.agent_logs[1].steps)
+    assert replay_run(record.log, record.agent_logs, router(1), [knobs()]) == []
+
+
+# --------------------------------------------------------------------------------------------- nothing is left behind
+
+
+_SERVE = """
+import time
+if __name__ == "__main__":  # agents read this file, too
+    from hw.router.cluster import HardwareCluster
+    from hw.router.run_spec import Served
+    from hw.router.server import HardwareServer
+    from policies.greedy import GreedyKnobs
+    from tests.hw.test_emulated_cluster import device, profile
+    of = profile()
+    knobs = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
+    servers = [HardwareServer(f"server{i}", device(of), knobs, 1.0, 2.0) for i in range(2)]
+    served = Served.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
+    with HardwareCluster(served, servers) as cluster:
+        print(*[slot.agent.pid for slot in cluster.slots], flush=True)
+        time.sleep(60)
+"""
+
+
+def _segments() -> set[Path]:
+    return set(Path("/dev/shm").iterdir())
+
+
+@pytest.mark.usefixtures("usual_interrupts")
+@pytest.mark.parametrize("victim", ["stopped", "helpers"])
+def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
+    """kill -9 of the router, an agent or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
+    segments = _segments()
+    script = tmp_path / "serve.py"
+    script.write_text(_SERVE, encoding="utf-8")
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    family = psutil.Process(parent.pid).children(recursive=True)
+    assert len(pids) == 2
+    assert set(pids) < {process.pid for process in family}
+    helpers = [process.pid for process in family if process.pid not in pids[1:]]  # an agent, and what Python started
+    kills = {"router": [parent.pid], "stopped": [parent.pid], "helpers": helpers, "interrupt": []}
+    if victim == "stopped":
+        os.kill(pids[0], signal.SIGSTOP)  # it will not see the end of its pipe
+    for pid in kills[victim]:
+        os.kill(pid, signal.SIGKILL)
+    if parent.pid not in kills[victim]:
+        os.kill(parent.pid, signal.SIGINT)
+    parent.wait(60.0)
+    parent.stdout.close()
+    _, alive = psutil.wait_procs(family, timeout=60.0)
+    assert not alive
+    assert not _segments() - segments

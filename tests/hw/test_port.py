@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import pickle  # noqa: TID251 - to see that nothing opens one
+import pickle  # noqa: TID251 - to see that it is no message
 import queue
 import select
 import socket
 import threading
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +22,8 @@ from hw.transport.clock_offset import OffsetEstimate
 from hw.transport.life_log import steps_of
 from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
 from hw.transport.port import (
+    LOGGED,
+    PLACED,
     AgentEnd,
     Codec,
     Mirror,
@@ -199,6 +200,7 @@ OTHERS = {
     "a field of another kind": msgspec.msgpack.encode([["Ping", "one"]]),
     "no message at all": b"\xc1\xc1\xc1",
     "a name that is no UTF-8": b"\x91\x92\xa1\x80\x01",
+    "a pickle": pickle.dumps(os.getcwd),
     "nothing": b"",
 }
 
@@ -211,39 +213,39 @@ def test_what_is_no_message_breaks_the_port(what: str, joined: Joined, agent: Ag
         agent.receive()
 
 
+def placed(offset: int, length: int) -> bytes:
+    return header(PLACED, length) + offset.to_bytes(8, "little") + bytes(length)
+
+
+@pytest.mark.parametrize(
+    ("frame", "problem"),
+    [
+        (b"\xff\xff\xff\xff", "4294967295 bytes"),  # it would be waited for, and kept, for ever
+        (placed(ARENA_BYTES, 1), "not within an arena"),
+        (placed(ARENA_BYTES - 5, 10), "not within an arena"),
+        (placed(1 << 40, 8), "not within an arena"),
+        (header(LOGGED, 5) + b"what?", "from agents only"),
+    ],
+)
+def test_a_frame_that_can_not_be_breaks_the_port(frame: bytes, problem: str, joined: Joined, agent: AgentEnd) -> None:
+    joined.raw.send(frame)
+    assert is_readable(agent, WAIT_S)
+    with pytest.raises(PortBrokenError, match=problem):
+        agent.receive()
+
+
+def test_activations_are_not_for_the_router(joined: Joined) -> None:
+    joined.agent.place(0, memoryview(b"what?"))
+    assert is_readable(joined.router, WAIT_S)
+    with pytest.raises(PortBrokenError, match="not within an arena"):
+        joined.router.receive()
+
+
 def test_a_message_that_is_cut_off_breaks_the_port(joined: Joined, agent: AgentEnd) -> None:
     """It is neither taken for another one nor for an orderly end."""
     joined.send_raw(encode([Ping(number) for number in range(10)]), share=0.5)
     with pytest.raises(PortBrokenError):
         heard(agent, 10)
-
-
-class _Trap:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self._path),)
-
-
-def test_nothing_that_arrives_is_executed(joined: Joined, agent: AgentEnd, tmp_path: Path) -> None:
-    """A pickle would make a folder where it is opened."""
-    trap = pickle.dumps(_Trap(tmp_path / "sprung"))
-    joined.send_raw(trap)
-    assert is_readable(agent, WAIT_S)
-    with pytest.raises(PortBrokenError):
-        agent.receive()
-    assert not (tmp_path / "sprung").exists()
-    pickle.loads(trap)
-    assert (tmp_path / "sprung").exists()
-
-
-def test_a_frame_of_a_nonsensical_length_is_refused(joined: Joined, agent: AgentEnd) -> None:
-    """It would be waited for, and kept, for ever."""
-    joined.raw.send(b"\xff\xff\xff\xff")
-    assert is_readable(agent, WAIT_S)
-    with pytest.raises(PortBrokenError, match="4294967295 bytes"):
-        agent.receive()
 
 
 KINDS = (*typing.get_args(ToAgent), *typing.get_args(FromAgent))
@@ -289,24 +291,6 @@ def test_activations_for_who_is_gone_hurt_nobody(joined: Joined) -> None:
     joined.agent.close()
     for _ in range(3):
         joined.router.place(0, memoryview(bytes(64)))
-
-
-@pytest.mark.parametrize(("offset", "length"), [(ARENA_BYTES, 1), (ARENA_BYTES - 5, 10), (1 << 40, 8)])
-def test_activations_that_do_not_belong_into_the_arena_break_the_port(joined: Joined, offset: int, length: int) -> None:
-    joined.router.place(offset, memoryview(bytes(length)))
-    assert is_readable(joined.agent, WAIT_S)
-    with pytest.raises(PortBrokenError, match="not within an arena"):
-        joined.agent.receive()
-
-
-@pytest.mark.parametrize("placed", [True, False])
-def test_neither_activations_are_for_the_router_nor_logs_for_agents(joined: Joined, placed: bool) -> None:
-    sender, reader = (joined.agent, joined.router) if placed else (joined.router, joined.agent)
-    sender.place(0, memoryview(b"what?")) if placed else sender.note(b"what?")
-    sender.flush()
-    assert is_readable(reader, WAIT_S)
-    with pytest.raises(PortBrokenError, match="not within an arena" if placed else "from agents only"):
-        reader.receive()
 
 
 def test_a_log_is_there_before_the_word_that_comes_after_it(joined: Joined) -> None:

@@ -15,28 +15,18 @@ from hw.router.server import HardwareServer, RemoteServer, RunContext
 from hw.transport.arena import Arena, Inbox
 from hw.transport.clock_offset import ClockOffset
 from hw.transport.messages import (
-    ComeUp,
-    Done,
-    Ping,
-    Pong,
-    Prepare,
-    Prepared,
-    Ready,
     Report,
     Sample,
-    Start,
     ToAgent,
-    Warm,
 )
 from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.server_book import ServerCounts
-from policies.vocabulary import IMAGE, NS_PER_S, Block, RouterEvent, ServerDown, ServerReport, ServerUp, WorkKey
+from policies.vocabulary import IMAGE, NS_PER_S, Block, RouterEvent, ServerReport, WorkKey
 from tests.hw.worlds import knobs
 
 ORIGIN_NS = 50 * NS_PER_S
-READY = Ready(7, 0, {}, {})
 
 
 class FakeAgent:
@@ -46,23 +36,10 @@ class FakeAgent:
         self.port = self
         self.sent: list[ToAgent] = []
         self.offset = ClockOffset(1000, 10)
-        self.is_known_better = False
-        self.is_warm = False
-        self.is_killed = self.is_busy = False
-        self._number = 0
+        self.is_busy = False
 
     def post(self, message: ToAgent) -> None:
         self.sent.append(message)
-
-    def ping(self, number: int) -> Ping:
-        return Ping(number)
-
-    def note_pong(self, pong: Pong) -> bool:
-        return self.is_known_better
-
-    def next_number(self) -> int:
-        self._number += 1
-        return self._number
 
     def log(self) -> Callable[[], bytes]:
         return self.read_log
@@ -71,8 +48,7 @@ class FakeAgent:
         assert not self.is_busy, "a log is long: it is read when the run is over"
         return b""
 
-    def kill(self) -> None:
-        self.is_killed = True
+    def kill(self) -> None: ...
 
 
 class World:
@@ -81,7 +57,6 @@ class World:
     def __init__(self) -> None:
         self.now_ns = ORIGIN_NS
         self.agent = FakeAgent()
-        self.warm_batches = (1, 4)
         self.clock = RunClock(lambda: self.now_ns)
         self.ledger = LateLedger(Ledger(1, 3, RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.5})))
         self.events: list[RouterEvent] = []
@@ -103,34 +78,6 @@ def world() -> World:
     made.clock.start(ORIGIN_NS)
     made.server.start_clock()
     return made
-
-
-def test_the_run_begins_by_the_agents_own_clock(world: World) -> None:
-    """Once it has begun; before that its clock stands."""
-    assert world.agent.sent == [ComeUp(1), Start(ORIGIN_NS + 1000)]
-    assert world.events == [ServerUp(0, 1)]
-
-
-def test_a_new_agents_clock_is_asked_for_before_it_serves(world: World) -> None:
-    """Its first word brings a ping; then it is warmed and emptied; only then it is told when the run began."""
-    world.server.go_down(WORKER_DIED)
-    assert world.agent.is_killed
-    world.now_ns += NS_PER_S
-    world.server.restart_if_due()
-    world.server.hear(READY)
-    ping, warm = world.agent.sent
-    assert isinstance(ping, Ping)
-    assert ping.number < 0  # not one of the pings that tell who is hung
-    assert isinstance(warm, Warm)
-    assert warm.batches == world.warm_batches
-    world.server.hear(Pong(ping.number, 5))
-    world.server.hear(Done(warm.number))
-    (prepare,) = world.agent.sent[2:]
-    assert isinstance(prepare, Prepare)
-    world.server.hear(Prepared(prepare.number, 0))
-    assert world.agent.sent[3:] == [Start(ORIGIN_NS + 1000), ComeUp(2)]
-    assert [type(event) for event in world.events] == [ServerUp, ServerDown, ServerUp]
-    assert world.server.is_up
 
 
 def test_no_sample_is_from_the_future(world: World) -> None:

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 
+from hw.networks.conformance import broken_rules
 from hw.networks.registry import Network
 from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
-from tests.hw.worlds import TINY, TINY_NETWORK, TINY_SPEC
-
-
-def test_an_instance_gives_exactly_what_the_model_gives(model: SlimResNet) -> None:
-    """Every instance that is wide enough computes bit for bit what `forward_segment` does, for every work key."""
-    torch.manual_seed(0)
-    with torch.inference_mode():
-        for segment, width, previous in TINY_SPEC.work_keys():
-            x = torch.randn(3, *model.activation_shape(segment - 1, previous))
-            wanted = model.forward_segment(x, segment, width, previous)
-            for own in (own for own in TINY.widths if own >= width):
-                assert torch.equal(model.instance(segment, own).run(x, width, previous), wanted)
-
-
-def test_narrow_weights_are_slices_of_wide_ones(model: SlimResNet) -> None:
-    """The weights of a narrower instance are the leading slices of a wider one's, in memory of their own."""
-    for segment, (narrow, wide) in itertools.product((1, 2, 3), itertools.combinations(TINY.widths, 2)):
-        small, large = model.instance(segment, narrow), model.instance(segment, wide)
-        for name, tensor in small.weights.items():
-            assert torch.equal(tensor, large.weights[name][tuple(slice(0, n) for n in tensor.shape)])
-            assert tensor.is_contiguous()
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+from tests.hw.worlds import TINY_NETWORK
 
 
 def test_extra_width_changes_nothing_in_the_first_groups(model: SlimResNet) -> None:
@@ -53,11 +31,10 @@ class Strided(SlimResNet):
 OURS = [*map(Network, PRESETS), TINY_NETWORK, Network("tests.hw.test_slimresnet:Strided")]
 
 
-def test_segments_hold_all_weights_once() -> None:
-    """The segments' parameters at full width are the network's."""
-    model = Network("slimresnet-tiny").build()
-    found = sum(model.cost(s, 1.0, model.spec.widest_input(s)).params for s in range(1, model.spec.segments + 1))
-    assert found == sum(parameter.numel() for parameter in model.parameters())
+@pytest.mark.parametrize("network", OURS, ids=lambda network: network.name)
+def test_our_networks_keep_the_rules(network: Network) -> None:
+    """Every one of them; the closed form of cost among these is what is counted."""
+    assert broken_rules(network) == {}
 
 
 def test_networks_have_their_published_sizes() -> None:
