@@ -199,6 +199,7 @@ def test_the_profile_survives_a_file_and_compiles(tmp_path: Path, kind: str) -> 
     assert found.batch_limit == LIMIT
     assert compile_tables(found, LIMIT).batch_limit == LIMIT
     assert found.omitted == ("nothing",)
+    assert found.padding == ("grid" if kind == "cuda" else "none")  # a GPU's libraries choose kernels for each shape
     if kind == "cuda":  # the sensor's own utilization, not the launching thread's share
         assert {u for curve in found.latency for u in curve.utilization} == {0.5}
         assert {curve.sm_utilization for curve in found.latency} == {()}  # nothing told it
@@ -383,7 +384,11 @@ def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: floa
     found_at = list(measured(bench, tmp_path))
     point = Point(1, 1.0, 0.0, 8)
     duties = [Steady(point, duty=duty) for duty in DUTIES]
-    found_at += [(step, SteadyResult(bench.steady(point, 60.0, step.duty))) for step in duties]
+    only = [(step, SteadyResult(bench.steady(point, 60.0, step.duty))) for step in duties]
+    assert (
+        power_points(only, facts().power, held_out=False) == {}
+    )  # what an image takes comes from loops without a pause
+    found_at += only
     known = replace(facts(), fall_s=fall_s)
     power = fit(found_at, model_costs(), known, "fake").power
     if fall_s:
@@ -391,19 +396,6 @@ def test_what_clocks_draw_that_stay_up_is_recovered(tmp_path: Path, fall_s: floa
         assert power.awake_s == fall_s
     else:
         assert (power.awake_w, power.awake_s) == (None, 0.0)
-
-
-def test_small_duties_tell_no_joules(tmp_path: Path) -> None:
-    """What an image takes comes from loops without a pause."""
-    bench, point = FakeBench(), Point(1, 1.0, 0.0, 8)
-    only = [(Steady(point, duty=0.5), SteadyResult(bench.steady(point, 60.0, 0.5)))]
-    assert power_points(only, facts().power, held_out=False) == {}
-
-
-def test_a_gpu_is_served_the_sizes_that_were_measured(tmp_path: Path) -> None:
-    """Its libraries choose kernels for each shape anew; on a CPU nothing is padded."""
-    found = measured(FakeBench(), tmp_path)
-    assert [fit(found, model_costs(), facts(kind), "fake").padding for kind in ("cpu", "cuda")] == ["none", "grid"]
 
 
 @pytest.mark.parametrize("clocks", [[], [1980.0, 1980.0, 345.0, 1900.0]])

@@ -150,40 +150,42 @@ def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilizat
     assert Trust.stamped({"driver": "999.10"}) == Trust()
 
 
-def test_without_a_counter_polling_is_used_and_no_one_is_warned() -> None:
-    """A GTX 980 Ti is no broken board."""
-    tested = Rig.of(FakeBoard(MAXWELL)).test()
-    assert tested.trust == Trust(counter=False)
-    assert tested.words == "no energy counter; polled power is used"
-    assert not tested.warnings
-
-
-def test_a_stuck_power_sensor_leaves_the_counter() -> None:
-    """The same value idle and busy: seen, said, and not used; without a counter no power is measured at all."""
-    tested = Rig.of(FakeBoard(HOPPER, stuck_w=42.0)).test()
-    assert tested.trust == Trust(polling=False)
-    assert tested.warnings == (
-        "the power sensor says 42 W whether the device is idle or busy: the energy counter is used",
-    )
-    blind = Rig.of(FakeBoard(MAXWELL, stuck_w=42.0)).test()
-    assert not blind.trust.power
-    assert blind.words.endswith("power is assumed, not measured")
-
-
-def test_a_counter_that_stands_still_is_not_used() -> None:
-    """It supports the question and never moves."""
-    tested = Rig.of(FakeBoard(TURING, counter_factor=0.0)).test()
-    assert tested.trust == Trust(counter=False)
-    assert "stands still under load: polled power is used" in tested.warnings[0]
-
-
-@pytest.mark.parametrize("watts", [4294967.295, 1600.0])
-def test_a_power_sensor_that_says_nonsense_leaves_the_counter(watts: float) -> None:
-    """As an unsigned -1 in milliwatts."""
-    board = FakeBoard(HOPPER, power_mw=lambda milliwatts: watts * 1000)
+@pytest.mark.parametrize(
+    "board, trust, words, is_warned",
+    [
+        (FakeBoard(MAXWELL), Trust(counter=False), "no energy counter; polled power is used", False),
+        (
+            FakeBoard(HOPPER, stuck_w=42.0),
+            Trust(polling=False),
+            "the power sensor says 42 W whether the device is idle or busy; the energy counter is used",
+            True,
+        ),
+        (
+            FakeBoard(MAXWELL, stuck_w=42.0),
+            Trust(counter=False, polling=False),
+            "whether the device is idle or busy; no energy counter; power is assumed, not measured",
+            True,
+        ),
+        (
+            FakeBoard(TURING, counter_factor=0.0),
+            Trust(counter=False),
+            "the energy counter stands still under load; polled power is used",
+            True,
+        ),
+        (
+            FakeBoard(HOPPER, power_mw=lambda _: 4294967295),  # an unsigned -1
+            Trust(polling=False),
+            "the power sensor said 4.29497e+06 W at a limit of 500 W, which is nonsense; the energy counter is used",
+            True,
+        ),
+    ],
+)
+def test_a_sensor_that_lacks_or_lies_is_not_used(board: FakeBoard, trust: Trust, words: str, is_warned: bool) -> None:
+    """What is told is used in its place; a board that has no counter is no broken one."""
     tested = Rig.of(board).test()
-    assert tested.trust == Trust(polling=False)
-    assert "nonsense" in tested.words
+    assert tested.trust == trust
+    assert tested.words.endswith(words)
+    assert bool(tested.warnings) == is_warned
 
 
 def test_a_utilization_that_never_changes_is_left_out() -> None:

@@ -16,7 +16,6 @@ from calibrate.solo import SoloPoint, fit_solo
 from calibrate.surface import Seen, Surface, least_sure
 from hw.transport.messages import Point
 from sim.profile import LatencyFit, ModelInfo
-from tests.calibrate import fake
 
 WIDTHS = (0.25, 0.5, 0.75, 1.0)
 KEYS: list[Key] = [(1, w, 0.0) for w in WIDTHS] + [(s, w, p) for s in (2, 3) for w in WIDTHS for p in WIDTHS]
@@ -274,12 +273,3 @@ def test_each_choice_counts_the_ones_before() -> None:
         alone += least_sure(surface, targets, left, 1)
     assert together[0] == alone[0]
     assert len({point.key for point in together}) > len({point.key for point in alone})
-
-
-def test_the_fake_device_of_two_widths_is_a_world_too() -> None:
-    """Six keys are few, and still enough for a surface."""
-    bench = fake.FakeBench()
-    costs = fake.model_costs()
-    points = [Point(*key, batch) for key in fake.all_keys() for batch in (1, 2, 4, 8, 16, 32)]
-    surface = Surface({point: Seen((bench.truth_s(point),)) for point in points}, costs.keys)
-    assert surface.predict(points)[0] == pytest.approx([bench.truth_s(point) for point in points], rel=0.02)

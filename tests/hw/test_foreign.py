@@ -16,7 +16,7 @@ from hw.device import DeviceSpec
 from hw.router.agents import AgentSlot
 from hw.router.cluster import foreign_watch
 from hw.router.server import HardwareServer
-from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children, process_cpu_s
+from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children
 from policies.records import ForeignLoad
 from policies.vocabulary import NS_PER_S
 from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
@@ -204,15 +204,3 @@ def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: p
     watch.start()
     board.advance(1.0)
     assert watch.take() == ForeignLoad(1.0)
-
-
-def test_a_cluster_on_cpus_asks_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hw.router.cluster.load_nvml", lambda: pytest.fail("asked"))
-    watch = watched(DeviceSpec(), pids=[os.getpid()])
-    watch.start()
-    begin_s = process_cpu_s(os.getpid())
-    while process_cpu_s(os.getpid()) < begin_s + 0.1:
-        pass
-    load = watch.take()
-    assert load is not None
-    assert 0.0 <= load.share <= 1.0

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, MoveEnded, UnloadEnded
-from hw.agent.torch_lanes import TorchLanes, explain
+from hw.agent.torch_lanes import TorchLanes
 from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations, tensor_in
@@ -401,21 +401,6 @@ def test_a_network_that_gives_back_its_input_keeps_its_activations(path: Path) -
     desk.lanes.move(Move(0, 1, 0, (0, 1)))
     assert torch.equal(tensor_in(desk.arenas[1], 0, (2, *shape), torch.float32), first)
     desk.lanes.reset()
-
-
-def test_failures_have_a_word() -> None:
-    """Of the few that the protocol has."""
-    known = {
-        MemoryError(): "out_of_memory",
-        torch.OutOfMemoryError("x"): "out_of_memory",
-        RuntimeError("DefaultCPUAllocator: not enough memory"): "out_of_memory",
-        RuntimeError("CUDA error: out of memory"): "out_of_memory",
-        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"): "out_of_memory",
-        KeyError(3): "bad_input",
-        ValueError("x"): "bad_input",
-        RuntimeError("x"): "internal_error",
-    }
-    assert {error: explain(error)[0] for error in known} == known
 
 
 @pytest.mark.parametrize("words", ["CUDA error: an illegal memory access was encountered", "a broken image"])

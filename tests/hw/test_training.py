@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 import numpy as np
@@ -24,7 +25,6 @@ from hw.networks.training import (
     _Training,
     autocast_dtype,
     recipe,
-    require_checkpoint,
     train,
 )
 from kit.errors import InputError, WorkError
@@ -86,25 +86,38 @@ def test_no_more_threads_learn_than_a_quota_pays_for(few: Dataset, monkeypatch: 
         torch.set_num_threads(before)
 
 
-def test_a_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
-    """A weight that changed on the disk is not trained on in silence."""
-    checkpoint = tmp_path / "checkpoint.safetensors"
-    train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
+def test_a_foreign_or_damaged_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
+    """Of other settings, or with a weight that changed on the disk: it is not trained on in silence."""
+    checkpoint, once = tmp_path / "checkpoint.safetensors", dataclasses.replace(SMALL, epochs=1)
+    train(TINY_NETWORK, few, once, checkpoint=checkpoint)
+    with pytest.raises(InputError, match="another model"):
+        train(TINY_NETWORK, few, SMALL, checkpoint=checkpoint)
     content = bytearray(checkpoint.read_bytes())
     content[-1] ^= 1
     checkpoint.write_bytes(content)
     with pytest.raises(InputError, match="its tensors are not those that were written"):
-        require_checkpoint(checkpoint)
-    with pytest.raises(InputError, match="its tensors are not those that were written"):
-        train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
+        train(TINY_NETWORK, few, once, checkpoint=checkpoint)
 
 
-def test_a_foreign_checkpoint_is_refused(few: Dataset, tmp_path: Path) -> None:
-    """A checkpoint of other settings is not trained on in silence."""
-    checkpoint = tmp_path / "checkpoint.safetensors"
-    train(TINY_NETWORK, few, dataclasses.replace(SMALL, epochs=1), checkpoint=checkpoint)
-    with pytest.raises(InputError, match="another model"):
-        train(TINY_NETWORK, few, SMALL, checkpoint=checkpoint)
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"network": Network("slimresnet-tiny")}, "choose a model and a data set that fit"),
+        ({"device": "cuda:77"}, r"can't be used .*allowed are cpu"),
+        ({"device": "no such device"}, r"can't be used .*allowed are cpu"),
+        ({"batch": 64}, "too few images: 48 for batches of 64"),
+        ({"growth": ((0.9, 4), (0.1, 6))}, "shares must ascend"),
+        ({"growth": ((1.0, 4),)}, "shares must ascend"),  # it leaves no epoch for whole images
+        ({"growth": ((0.5, 16),)}, "pixels be at most 8"),
+        ({"learning_rate": 1e30}, "diverged in epoch 1"),  # weights that are no numbers are not saved as trained
+    ],
+)
+def test_what_teaches_nothing_is_refused(changes: dict[str, Any], problem: str, few: Dataset, tmp_path: Path) -> None:
+    """Before anything is written, in one line."""
+    network, checkpoint = changes.pop("network", TINY_NETWORK), tmp_path / "checkpoint.safetensors"
+    with pytest.raises((InputError, WorkError), match=problem):
+        train(network, few, dataclasses.replace(SMALL, **changes), checkpoint=checkpoint)
+    assert not checkpoint.exists()
 
 
 def test_training_learns_every_width(few: Dataset) -> None:
@@ -192,13 +205,6 @@ def test_a_missing_folder_is_downloaded(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(map(Path, asked)) == [tmp_path]
 
 
-def test_a_device_that_is_not_there_is_refused(few: Dataset) -> None:
-    """Before anything is trained, in one line."""
-    for device in ("cuda:77", "no such device", "meta"):
-        with pytest.raises(InputError, match=r"can't be used .*allowed are cpu"):
-            train(TINY_NETWORK, few, dataclasses.replace(SMALL, device=device))
-
-
 def test_augmentation_moves_and_mirrors_and_invents_nothing(few: Dataset) -> None:
     """Each image is a window of its padded, perhaps mirrored self; every shift and both mirrorings occur."""
     images = torch.arange(400 * 1 * 4 * 4, dtype=torch.float32).reshape(400, 1, 4, 4)
@@ -235,27 +241,6 @@ def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPat
     assert seen == tried + [4] * passes + [6] * 2 * passes + [8] * passes
 
 
-@pytest.mark.parametrize("growth", [((0.9, 4), (0.1, 6)), ((1.0, 4),), ((0.5, 16),), ((0.0, 4),)])
-def test_senseless_growth_is_refused(growth: tuple[tuple[float, int], ...], few: Dataset) -> None:
-    """Shares ascend, and leave epochs for whole images; nothing is enlarged."""
-    with pytest.raises(InputError, match="shares must ascend"):
-        train(TINY_NETWORK, few, dataclasses.replace(SMALL, growth=growth))
-
-
-def test_divergence_is_said(few: Dataset, tmp_path: Path) -> None:
-    """Weights that are no numbers are not saved as trained."""
-    checkpoint = tmp_path / "checkpoint.safetensors"
-    with pytest.raises(WorkError, match="diverged in epoch 1"):
-        train(TINY_NETWORK, few, dataclasses.replace(SMALL, learning_rate=1e30), checkpoint=checkpoint)
-    assert not checkpoint.exists()
-
-
-def test_too_few_images_are_refused(few: Dataset) -> None:
-    """Less than one batch teaches nothing."""
-    with pytest.raises(InputError, match="too few images: 48 for batches of 64"):
-        train(TINY_NETWORK, few, dataclasses.replace(SMALL, batch=64))
-
-
 def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None:
     """float16 needs a scaler whose state is part of the checkpoint; `auto` is float32 on a CPU."""
     assert autocast_dtype("auto", "cpu") is None
@@ -275,12 +260,6 @@ def test_half_precision_trains_and_resumes(few: Dataset, tmp_path: Path) -> None
     for run in (first, second):
         run.epoch(1, lambda *_: None)
     assert model_hash(second.model.state_dict()) == model_hash(first.model.state_dict())
-
-
-def test_a_model_that_does_not_fit_the_data_is_refused(few: Dataset) -> None:
-    """Images and classes must be those that the model takes."""
-    with pytest.raises(InputError, match="fit"):
-        train(Network("slimresnet-tiny"), few, SMALL)
 
 
 def test_shared_prefixes_change_no_bit(few: Dataset) -> None:
