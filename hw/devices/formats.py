@@ -78,7 +78,7 @@ def quickest(ways: Sequence[Way]) -> Way:
     return best
 
 
-def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int, _: Tell = lambda *_: None) -> list[Way]:
+def raced(file: ModelFile, ways: Sequence[DeviceSpec], batch: int, tell: Tell = lambda *_: None) -> list[Way]:
     """As `race`, in this process."""
     place = open_device(ways[0])
     model, _ = file.load()

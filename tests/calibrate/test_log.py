@@ -195,7 +195,7 @@ def test_a_path_that_cannot_be_a_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_calibrations_do_not_share_a_log(tmp_path: Path) -> None:
-    """The second one is refused while the first one writes, whose half a line is no rest of a crash; then it goes on."""
+    """While the first one writes the second is refused: half a line is no rest of a crash. Then it goes on."""
     path = tmp_path / "log"
     with Log(path, STAMP), path.open("ab") as half:
         half.write(b'{"step": "half')

@@ -252,7 +252,7 @@ class Process:
 
     # -------------------------------------------------------------------------------------------------------- a life
 
-    def begin(self, socket: VirtualSocket) -> None:
+    def begin(self, socket: Any) -> None:
         """It runs, and has connected."""
         world = self.world
         self.socket, self.is_begun = socket, True
@@ -416,7 +416,7 @@ class FarHandle(AgentHandle):
         if not self._is_closed:
             self.port.post(Ping(FIRST_PING - next(self._pings)))
 
-    def join(self, end: VirtualSocket) -> None:
+    def join(self, end: Any) -> None:
         """It has connected."""
         if not self.joining.join(end):
             end.close()
@@ -463,7 +463,7 @@ class FarHandle(AgentHandle):
 class Tapped(RouterEnd):
     """A router's end whose words are heard by the laws, too."""
 
-    def __init__(self, laws: Laws, process: Process, end: VirtualSocket | None = None, heard: Any = None) -> None:
+    def __init__(self, laws: Laws, process: Process, end: Any = None, heard: Any = None) -> None:
         super().__init__(FromAgent, end, heard=heard)
         self._laws, self._process = laws, process
 
@@ -708,7 +708,7 @@ class World:
             self._mend(link)
 
 
-def refuse(process: Process, end: VirtualSocket) -> None:
+def refuse(process: Process, end: Any) -> None:
     """What an agent says that cannot open its device, and leaves."""
     port = AgentEnd(ToAgent, end)
     port.post(Refused("internal_error", "RuntimeError: drawn"))
