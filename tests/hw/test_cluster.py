@@ -88,7 +88,7 @@ def test_every_request_ends_once_and_right(record: RunRecord) -> None:
     assert all(request.correct and request.widths == WIDTHS for request in record.requests)
     assert sum(request.moved for request in record.requests) > len(record.requests) / 2
     assert sum(server.images for server in record.servers) == 3 * len(record.requests)
-    assert all(server.loads == TINY.segments and server.vram_peak_bytes > 0 for server in record.servers)
+    assert all(server.loads >= TINY.segments and server.vram_peak_bytes > 0 for server in record.servers)
     assert min(record.agents_busy_ns) > 0
 
 
