@@ -25,7 +25,7 @@ installed: dist  ## the wheel in a clean environment and an empty folder: short 
 	$(BIN)/python -m tests.installed dist
 	$(BIN)/python -m tests.installed dist quickstart
 
-JOBS ?= 2
+JOBS ?= 3
 
 test: install  ## every test that this machine can run, but what waits for `make parity`; JOBS processes (docs/tests.md)
 	$(BIN)/python -m pytest -n $(JOBS) -m "not mutants and not release"

@@ -69,7 +69,7 @@ def ray_hosts() -> Iterator[RayNodes]:
 # ------------------------------------------------------------------------------------------- beside each other: xdist
 
 BESIDE = "PYTEST_XDIST_WORKER" in os.environ
-NICENESS = 10
+NICENESS = 19
 WORKERS = "workers"
 RAY = "ray"
 

@@ -61,11 +61,15 @@ class RayNodes:
             assert time.monotonic() < until_s, log.read_text()
             time.sleep(0.05)
 
+    def processes(self, host: str) -> list[psutil.Process]:
+        """All processes of a node, its tasks among them."""
+        root = psutil.Process(self._nodes[host].pid)
+        return [root, *root.children(recursive=True)]
+
     def listening(self, host: str) -> set[tuple[str, int]]:
         """The addresses and ports at which processes of a node listen."""
-        root = psutil.Process(self._nodes[host].pid)
         found = set()
-        for process in (root, *root.children(recursive=True)):
+        for process in self.processes(host):
             with contextlib.suppress(psutil.NoSuchProcess):
                 every = process.net_connections("tcp")
                 found |= {(each.laddr[0], each.laddr[1]) for each in every if each.status == psutil.CONN_LISTEN}

@@ -81,14 +81,6 @@ def test_evidence_survives_a_kill(tmp_path: Path) -> None:
     assert [each["id"] for each in json.loads(evidence.read_text())["found"]] == ["passes"]
 
 
-def test_what_a_cpu_can_tell_is_told(tmp_path: Path) -> None:
-    """The rest says that only a GPU can. (`.ci/run` makes all that a CPU can.)"""
-    assert gpu.main(["--emulated", "--only", "A1", "A2", "--out", str(tmp_path)]) == 0
-    found = {each["id"]: each for each in json.loads((tmp_path / "evidence.json").read_text())["found"]}
-    assert {name: each["verdict"] for name, each in found.items()} == {"A1": "passed", "A2": "skipped"}
-    assert found["A2"]["reason"].startswith("only a GPU has")
-
-
 def test_a_validation_without_a_profile_says_so(tmp_path: Path) -> None:
     """F3 goes on from what E1 left in the same folder."""
     assert gpu.main(["--emulated", "--only", "F3", "--out", str(tmp_path)]) == 0

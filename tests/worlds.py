@@ -103,6 +103,13 @@ def profile(
     return Profile.model_validate_json(json.dumps(document))
 
 
+def measured(name: str = "toy", **changes: Any) -> Profile:
+    """A profile that states an error, as calibrated ones do."""
+    error = {"metric": "solo latency", "kind": "held out", "points": 12}
+    error |= {"median_abs_pct": 0.9, "mean_abs_pct": 2.5, "max_abs_pct": 7.0}
+    return profile(name, provenance="measured", errors=[error], **changes)
+
+
 def work_key(segment: int, width: float, previous_width: float) -> WorkKey:
     """A tables' key as routers say it."""
     return WorkKey(segment, width, previous_width)

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from hw.networks.accuracy import Evaluation, save_accuracy
 from tests import worlds
@@ -32,6 +33,12 @@ SEGMENTS, WIDTHS = 2, (0.5, 1.0)
 def profile_text(name: str, speed: float) -> str:
     """A toy profile of two segments at two widths."""
     return worlds.profile(name, segments=SEGMENTS, widths=WIDTHS, batches=(1, 4, 16), speed=speed).to_yaml()
+
+
+def shorten_serving(patch: pytest.MonkeyPatch) -> None:
+    """What serving costs is measured in runs of two seconds: enough to go on, too little to trust."""
+    for name, value in (("RUN_S", 2.0), ("LOOK_S", 1.0), ("TRIES", 1)):
+        patch.setattr(f"scenarios.executors.serving.{name}", value)
 
 
 def write_scenario(folder: Path, old: str = "", new: str = "") -> Path:

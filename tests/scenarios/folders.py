@@ -80,9 +80,11 @@ def run_folder(
     routers: tuple[str, ...] = ("random", "jsq", "ppo"),
     seeds: tuple[int, ...] = (0, 1),
     slower: Callable[[int, int], float] = lambda index, seed: 1.05 + 0.02 * index,
+    profiles: tuple[str, ...] = ("a",),
 ) -> RunFolder:
     """A complete folder: every part of the report has its files. `slower`: times the simulated mean latency, what
-    executors have of the router with this index and this seed."""
+    executors have of the router with this index and this seed. `profiles`: their figures take most of a report's time.
+    """
     folder = marked(path)
     results, pairs = [], []
     for index, router in enumerate(routers):
@@ -104,17 +106,6 @@ def run_folder(
         folder / "training.json",
         [{"decisions": 100 * i, "reward": 1 - 1 / (i + 1), "entropy": 2.0 - i / 9} for i in range(9)],
     )
-    errors = [
-        {
-            "metric": "solo latency",
-            "kind": "held out",
-            "median_abs_pct": 0.9,
-            "mean_abs_pct": 2.5,
-            "max_abs_pct": 7.0,
-            "points": 12,
-        }
-    ]
-    for name, speed in (("a", 1.0), ("b", 0.6)):
-        profile = worlds.profile(name, segments=2, speed=speed, provenance="measured", errors=errors)
-        write_text(folder / "profiles" / f"{name}.yaml", profile.to_yaml())
+    for name in profiles:
+        write_text(folder / "profiles" / f"{name}.yaml", worlds.measured(name, segments=2).to_yaml())
     return folder

@@ -105,23 +105,6 @@ def test_the_sensible_budget_pays_for_the_start(tmp_path: Path, kind: str) -> No
     assert left_s(sensible_s) >= needed_s > left_s(sensible_s - SENSIBLE_STEP_S)
 
 
-@pytest.mark.parametrize(
-    "duration_s, text",
-    [
-        (0.44, "0.4 s"),
-        (45, "45 s"),
-        (59.7, "1 min"),
-        (60, "1 min"),
-        (245, "4 min 5 s"),
-        (3600, "1 h"),
-        (7500, "2 h 5 min"),
-    ],
-)
-def test_a_span_is_told_in_two_units(duration_s: float, text: str) -> None:
-    """Seconds, minutes, hours."""
-    assert span(duration_s) == text
-
-
 def write_times(path: Path, made: Plan, steps: int, elapsed_s: float) -> None:
     """A log of the first steps, each of which took so long."""
     records = [{"step": planned.id, "elapsed_s": elapsed_s} for planned in made.steps[:steps]]

@@ -23,7 +23,6 @@ from scenarios.runs.bound import (
     overload_of,
     router_load_of,
     whole_img_s,
-    window_rates_img_s,
 )
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.build import build_world
@@ -85,11 +84,8 @@ HOST = {
 HANDOVER = {"there_s": [1e-4, 5e-4], "back_s": [2e-4, 6e-4]}
 CLUSTERS: dict[str, Any] = {
     "unequal": lambda: made(toy("a", 1.0), toy("b", 0.4)),
-    "slow link": lambda: made(toy("a", 1.0), toy("b", 0.4), link="{latency_s: 0.002, bandwidth_bytes_s: 4e6}"),
     "one medium": lambda: made(toy("a", 1.0), toy("b", 0.4), link="wifi5"),
-    "small batches": lambda: made(toy("a", 1.0, host_share=0.05), toy("b", 0.4, alpha=0.2)),
     "GPUs": lambda: made(toy("a", 1.0, device=GPU, host_share=0.6), toy("b", 0.4, device=GPU)),
-    "little crowding": lambda: made(toy("a", 1.0, beta=0.8, host_share=0.1), toy("b", 0.4, beta=0.8)),
     "power cap": lambda: made(
         toy("a", 1.0, host_share=0.05, power={**CAPPED, "provenance": "datasheet"}),
         toy("b", 0.4, host_share=0.05, power={**CAPPED, "provenance": "datasheet"}),
@@ -194,18 +190,6 @@ def test_a_number_for_the_policy_adds_to_what_the_router_was_measured_to_cost() 
     assert drawn.host.spread == (0.5, 0.5, 2.0)
 
 
-def test_batches_cost_time_where_the_host_is_short() -> None:
-    """At a high rate launches take the host's time, so images must share them: the least latency rises."""
-    world = made(toy("a", 1.0, host_share=1.0))
-    model = FluidModel(world)
-    capacity_img_s = model.capacity_img_s(0.7)
-    latencies_s = [model.latency_s(0.7, share * capacity_img_s) for share in (0.1, 0.3, 0.6, 0.9, 0.999)]
-    assert latencies_s == sorted(latencies_s)
-    assert latencies_s[0] == pytest.approx(model.latency_s(0.7, None))
-    # Nearly all images in batches of 16 then: 1 + 0.2 * 16 ms instead of 1.2 ms, twice.
-    assert latencies_s[-1] - latencies_s[0] == pytest.approx(2 * 3e-3, rel=0.02)
-
-
 def test_the_bound_moves_the_right_way() -> None:
     """More accuracy costs capacity, time and energy, all convex; a better cluster or a lower rate never costs more."""
     model, more = FluidModel(made(toy("a", 1.0), toy("b", 0.4))), FluidModel(made(*[toy("a", 1.0)] * 2))
@@ -252,16 +236,6 @@ def test_the_oracle_narrows_in_the_peaks_alone() -> None:
     flooded = oracle_accuracy(model, [2.9 * narrow, 0.0, 0.0, 0.1 * narrow])
     assert flooded.overload_share == 0.5  # of the second window, too, as its queue is 1.9 windows long
     assert 0.6 <= flooded.accuracy < 0.61
-
-
-def test_windows_hold_all_arrivals() -> None:
-    """The last window is longer where the length is no multiple."""
-    world = made(toy("a", 1.0))
-    rates_img_s = window_rates_img_s(world, 0, 0.2)
-    assert len(rates_img_s) == 3
-    longer = window_rates_img_s(world, 0, 0.25)
-    assert longer @ np.array([0.25, 0.35]) == pytest.approx(rates_img_s.sum() * 0.2)
-    assert rates_img_s.sum() * 0.2 == pytest.approx(len(world.arrivals_ns(0, 0.6)))
 
 
 def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -343,17 +317,3 @@ def test_what_a_rate_asks_of_the_router_by_hand() -> None:
     assert "(32 images); each takes 2800 us to decide and send, and 1880 us to take back (in at least 2 mes" in told
     assert "140 % of its one core" in told
     assert "router.groups, cluster.greedy.batch_limit" in told
-
-
-def test_a_busy_router_is_told_by_the_commands_that_simulate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Beside what no router can carry; not where nobody is to be bothered."""
-    path = write_scenario(tmp_path)
-    path.write_text(path.read_text() + "router: {groups: [1], decision_s: 0.01}\n")
-    flags = ["--out", str(tmp_path / "run")]
-    for command in ("simulate", "compare"):
-        assert main([command, str(path), *flags]) == 0
-        assert "warning: tiny: the router's process can't keep up: " in capsys.readouterr().err
-    assert main(["simulate", str(path), *flags, "--quiet"]) == 0
-    assert "keep up" not in capsys.readouterr().err

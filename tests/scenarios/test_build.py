@@ -90,28 +90,11 @@ def test_the_environment_is_made_by_its_name(tmp_path: Path) -> None:
 
 def test_a_measured_profile_of_another_model_is_refused(tmp_path: Path) -> None:
     """Its hash is held against the accuracy file's; a datasheet profile has none to hold."""
-    errors = [
-        {
-            "metric": "solo latency",
-            "kind": "held out",
-            "median_abs_pct": 0.9,
-            "mean_abs_pct": 1.0,
-            "max_abs_pct": 2.0,
-            "points": 3,
-        }
-    ]
     model = worlds.profile().model.model_copy(update={"hash": "other"}).model_dump(mode="json")
-    path = write(tmp_path, provenance="measured", errors=errors, model=model)
+    path = write(tmp_path)
+    (tmp_path / "a.yaml").write_text(worlds.measured("a", model=model).to_yaml())
     with pytest.raises(InputError, match="is of another model"):
         load_world(path)
-
-
-def test_a_table_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    """The run folder is that place, whatever else `out` is for."""
-    text = SCENARIO.replace("{accuracy: accuracy.json}", "{network: slimresnet-tiny, dataset: digits}")
-    path, elsewhere = write(tmp_path, text), tmp_path / "b2"
-    with pytest.raises(InputError, match=r"no .*b2/accuracy.json; the run folder `out` is also where"):
-        load_world(path, elsewhere)
 
 
 def test_a_table_of_other_widths_is_refused(tmp_path: Path) -> None:

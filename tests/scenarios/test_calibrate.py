@@ -17,7 +17,7 @@ from hw.networks.registry import save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
 from scenarios.executors.announce import read_log
 
-pytestmark = pytest.mark.workers
+pytestmark = [pytest.mark.release, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,6 @@ def calibration(model: Path, folder: Path, budget: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("usual_interrupts")
 def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> None:
     """It announces itself first; Ctrl-C ends it with 130; the same command announces what is done, and keeps it."""
@@ -66,13 +65,3 @@ def test_interrupted_it_goes_on_from_the_log(model: Path, tmp_path: Path) -> Non
     assert "steps are done" in told
     assert out.strip() == f"profile: {tmp_path / 'cpu0.yaml'}"
     assert log.read_text().splitlines()[: len(kept)] == kept
-
-
-@pytest.mark.slow
-def test_a_budget_for_nothing_names_a_sensible_one(model: Path, tmp_path: Path) -> None:
-    """Exit code 2, the flag and the budget that would do."""
-    refused = calibration(model, tmp_path, "100ms")
-    _, said = refused.communicate(timeout=60)
-    assert refused.returncode == 2
-    assert "--budget: 0.1 s is too little" in said
-    assert "s or more" in said

@@ -122,16 +122,6 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
         assert found.energy_per_image_j == 2.0
 
 
-def test_what_is_told_is_of_the_runs_that_carry_it(tmp_path: Path) -> None:
-    """One seed of three is over the limit: it is outvoted, and its p99 is in no mean."""
-
-    def unlike(world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
-        return Reading(scale * (world.rate_img_s or 0.0) < 400, 9.0 if seed == 1 else 0.001, 0.8, 2.0)
-
-    found = search(world_of(tmp_path), unlike, seeds=(0, 1, 2), duration_s=20.0, promise=Promise(p99_limit_s=0.01))
-    assert found.p99_s == 0.001
-
-
 def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
     """Not below some hundred images a run: they would say nothing."""
     world, tries = world_of(tmp_path), list[Tried]()

@@ -19,8 +19,7 @@ from policies.records import NOT_PASSED, STAGES, STATUSES, RequestColumns, Reque
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S
 from scenarios.metrics.result import Simulator
-from scenarios.runs.simulate import run_simulation, simulate_metrics, simulate_world
-from sim.compiled.simulation import CompiledSimulation
+from scenarios.runs.simulate import run_simulation, simulate_metrics
 from tests.scenarios.folders import simulated, summary
 from tests.scenarios.test_engines import WORLDS, world_of
 
@@ -111,17 +110,6 @@ def _words(columns: RequestColumns) -> list[tuple[str, tuple[float, ...]]]:
         (columns.reasons[reason], tuple(columns.widths[place] for place in places if place != NOT_PASSED))
         for reason, places in zip(columns.reason, columns.width, strict=True)
     ]
-
-
-def test_metrics_make_no_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for metrics alone pays for no object a request."""
-    world = world_of(tmp_path)
-
-    def record(_: CompiledSimulation) -> RunRecord:
-        raise AssertionError("a record was made")
-
-    monkeypatch.setattr(CompiledSimulation, "record", record)
-    assert simulate_world(world, "jsq", 0, engine="compiled")["images"]["completed"] > 0
 
 
 def test_expected_accuracy_has_no_noise_of_labels() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +11,11 @@ import numpy as np
 import pytest
 
 from kit.documents import read_json
-from kit.errors import InputError
 from kit.strict import validate
 from policies.vocabulary import NS_PER_S, Choice, ClusterView
 from scenarios.executors import deciding
 from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, measure_decisions, views_of
-from scenarios.files.decision_times import DecisionTime, read_decision_time
+from scenarios.files.decision_times import DecisionTime
 from scenarios.files.reading import load_scenario
 from scenarios.job.deciding import with_decision_times
 from scenarios.job.job import Job
@@ -155,30 +153,6 @@ def test_views_are_those_of_the_scenario(tmp_path: Path, monkeypatch: pytest.Mon
     assert 0 < found.random_s < 0.1
 
 
-# ------------------------------------------------------------------------------------------------------------ the file
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"own_s": -1.0}, "own_s: "),
-        ({"schema": "slimsched.decision-time/2"}, "schema: "),
-        ({"router": "ladder"}, "router: is 'ladder', and not 'jsq'"),
-    ],
-)
-def test_a_file_is_read_strictly(change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    """Each problem by its key."""
-    path = tmp_path / "jsq.json"
-    path.write_text(json.dumps(MEASURED))
-    assert read_decision_time(path, "jsq").beyond_s == pytest.approx(2e-4)
-    path.write_text(json.dumps({**MEASURED, **change}))
-    with pytest.raises(InputError, match=rf"jsq\.json: {said}"):
-        read_decision_time(path, "jsq")
-    path.write_text("[1]")
-    with pytest.raises(InputError, match=r"jsq\.json: must be an object"):
-        read_decision_time(path, "jsq")
-
-
 # ----------------------------------------------------------------------------------------------------------- the stage
 
 
@@ -229,15 +203,6 @@ def test_elsewhere_nothing_is_measured_but_what_was_is_kept(measured: list[str],
     assert times_of(job_of(path), "jsq") == {"jsq": pytest.approx(2e-4)}
     assert times_of(job_of(path, is_here=False), "jsq", "sticky") == {"jsq": pytest.approx(2e-4)}
     assert measured == ["jsq"]
-
-
-def test_a_users_own_word_and_profiles_without_a_host_stay_as_they_are(measured: list[str], tmp_path: Path) -> None:
-    """A number in the scenario is the policy's time; the assumption is for any router."""
-    path = hosted(tmp_path, "compare:", "router: {decision_s: 0.00001}\ncompare:")
-    assert times_of(job_of(path), "jsq") == {}
-    (tmp_path / "other").mkdir()
-    assert times_of(job_of(write_scenario(tmp_path / "other")), "jsq") == {}
-    assert measured == []
 
 
 def test_a_comparison_in_the_folder_charges_and_says_so(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -51,17 +50,6 @@ def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytes
     assert "  energy            absent (Not Supported)" in old
     assert "mig_mode" not in old
     assert "modelled" in cpu or "RAPL" in cpu
-
-
-def test_devices_as_json(two_boards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
-    """`telemetry` is a word for each field, `facts` what the board says of itself."""
-    assert main(["devices", "--json", "-", "--quiet"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "slimsched.devices/1"
-    assert [device["name"] for device in document["devices"][:2]] == ["GTX 980 Ti", "H200"]
-    assert document["devices"][1]["telemetry"]["power"] == "polled (NVML, instant)"
-    assert document["devices"][1]["facts"]["architecture"] == "Hopper"
-    assert document["devices"][2]["facts"] == {}
 
 
 def test_a_lost_gpu_is_a_line(

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from kit.documents import write_json
 from kit.errors import InputError
 from scenarios.runs.door import drain, open_door
 from scenarios.runs.folder import DOOR, RunFolder
@@ -64,20 +63,6 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
         require("has no servers up now")
     require("no command runs in this folder")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_killed_command_has_left_drains_nothing(tmp_path: Path) -> None:
-    """Its door stands open, but nobody holds the folder; the next command shuts it before it does anything."""
-    folder = RunFolder(tmp_path)
-    with folder.opened():
-        write_json(tmp_path / "results.json", [])
-    (tmp_path / DOOR).mkdir()
-    (tmp_path / DOOR / "servers.json").write_text('[["gpu0", ""]]')
-    (tmp_path / DOOR / "drain-0").touch()
-    with pytest.raises(InputError, match="no command runs in this folder"):
-        drain(tmp_path, "gpu0", is_wanted=True)
-    with folder.opened(), pytest.raises(InputError, match="has no servers up now"):
-        drain(tmp_path, "gpu0", is_wanted=True)
 
 
 def test_a_validation_is_drained_while_it_runs(

@@ -56,15 +56,14 @@ def of_command(path: Path, command: str, *flags: str) -> tuple[str, dict[str, An
     return found.pop("engine"), {**found, "wall_s": 0}
 
 
-@pytest.mark.parametrize("command", ["simulate", "compare"])
 def test_what_the_compiled_engine_cannot_do_simpy_does(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And says so: it takes long, as else it would not have been thought of."""
     make_compiled_quicker(monkeypatch)
     monkeypatch.setattr("sim.compiled.run.MOST_NS", 60_500_000_000)  # with the limit of draining: half a second
     path = write_scenario(tmp_path)
-    assert of_command(path, command, "--seed", "0", "--out", str(tmp_path / "run"))[0] == "simpy"
+    assert of_command(path, "compare", "--seed", "0", "--out", str(tmp_path / "run"))[0] == "simpy"
     assert "the compiled engine can't do runs longer than 0 s: simpy does it" in capsys.readouterr().err
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle  # noqa: TID251 - as others send an environment
 import re
 import subprocess
 import sys
@@ -169,18 +168,6 @@ def test_environments_refuse_what_they_do_not_know(given: dict[str, Any], proble
     gymnasium.make(ID, scenario=path, render_mode=None)
     with pytest.warns(UserWarning, match="nothing is drawn"):
         gymnasium.make(ID, scenario=path, render_mode="rgb_array")
-
-
-@pytest.mark.parametrize("engine", ["simpy", "compiled"])
-def test_an_environment_may_be_sent_elsewhere(engine: str, tmp_path: Path) -> None:
-    """Before its first reset: its run is the same there; also made anew of its spec."""
-    env = gymnasium.make(ID, scenario=str(write_scenario(tmp_path)), duration_s=0.2, engine=engine)
-    sent = pickle.loads(pickle.dumps(env))
-    again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
-    assert env.unwrapped.action_masks().all()  # type: ignore[attr-defined]
-    assert (env.reset(seed=3)[0] == sent.reset(seed=3)[0]).all()
-    assert (env.step(np.array([0, 0, 0]))[0] == sent.step(np.array([0, 0, 0]))[0]).all()
-    assert again.reset(seed=3)[0].shape == sent.reset(seed=3)[0].shape
 
 
 def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:

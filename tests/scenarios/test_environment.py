@@ -69,7 +69,7 @@ def test_a_file_that_tells_nothing_takes_no_work_away(text: str, tmp_path: Path)
 
 def test_the_report_says_where_stages_differ(tmp_path: Path) -> None:
     """What they have in common once, what they do not with the stages that it is of."""
-    folder = run_folder(tmp_path)
+    folder = run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     page = build_report(folder).read_text()
     assert page.count("<dt>packages</dt>") == 1
     other = environment([{"name": "toy", "kind": "cpu"}], {"seed": 0})

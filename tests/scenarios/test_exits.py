@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import sys
-from collections.abc import Callable
-from importlib import import_module
-
 import pytest
 
 from kit.errors import InputError, WorkError
 from scenarios.terminal.exits import exit_code
 from slimsched import cli
-from slimsched.launching import Terminal
 
 
 @pytest.mark.parametrize(
@@ -49,6 +43,7 @@ def test_an_unknown_error_is_no_ones_mistake() -> None:
     [
         (["simulate", "x.yaml"], "nothing of it is kept"),
         (["compare", "x.yaml"], "goes on from what is finished"),
+        (["calibrate", "--model", "x"], "goes on from what is finished"),
     ],
 )
 def test_only_who_resumes_says_so(
@@ -73,38 +68,3 @@ def test_a_message_of_any_bytes_is_one_line(capsys: pytest.CaptureFixture[str]) 
     assert error.startswith("slimsched: x.yaml: a\\nb: \\x1b[2Jyy")
     assert error.endswith("yy\\udc80\\x00\n")
     assert len(error) < 2100
-
-
-def _idle(function: Callable[..., object]) -> Callable[..., object]:
-    """It takes the same, and does nothing."""
-
-    @functools.wraps(function)
-    def idle(*_: object, **__: object) -> object:
-        return None
-
-    return idle
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_somebody_who_waits_is_told_at_once(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On a terminal, before seconds of imports; elsewhere nobody waits."""
-    told: list[str] = []
-
-    def done(*_: object, **__: object) -> int:
-        told.append(capsys.readouterr().err)
-        return 0
-
-    monkeypatch.setattr(Terminal, "show", done)
-    for name in ("running.run", "simulating.bound", "listing.names"):
-        module, _, function = name.partition(".")
-        real = getattr(import_module(f"slimsched.{module}"), function)
-        monkeypatch.setattr(f"slimsched.{name}", _idle(real))
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    assert cli.main(["run", "quickstart"]) == 0
-    assert cli.main(["run", "quickstart", "--quiet"]) == 0
-    assert cli.main(["bound", "quickstart"]) == 0
-    assert cli.main(["list"]) == 0  # answers as soon as that
-    at_once = ["run: opening what it needs ...\n", "", "bound: opening what it needs ...\n", ""]
-    assert told == (at_once if is_terminal else [""] * 4)

@@ -12,14 +12,11 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from scenarios.show import charts, report
-from scenarios.show.profile_charts import latency_curves
-from scenarios.show.profile_curves import latency_bands
-from scenarios.show.report import build_report, save_picture
+from scenarios.show.report import build_report
 from scenarios.show.table import Table, columns, to_text
 from scenarios.terminal.exits import exit_code
 from scenarios.terminal.output import Output
@@ -158,25 +155,6 @@ def test_a_picture_of_names_that_no_file_may_hold_is_whole(chart: str) -> None:
     assert SEEN * 3 in "".join(texts)
 
 
-@pytest.mark.filterwarnings("error::UserWarning")
-@pytest.mark.parametrize("suffix", [".svg", ".png"])
-@pytest.mark.usefixtures("evil")
-def test_picture_files_are_whole(suffix: str, folder: Path, tmp_path: Path) -> None:
-    """And there is room for the curves beside such names."""
-    save_picture(folder, tmp_path / f"picture{suffix}")
-    profile = named(EVIL * 2)
-    charts.save(latency_curves(profile, latency_bands(profile)), tmp_path / f"profile{suffix}")
-    for name in ("picture", "profile"):
-        assert _shows_something(tmp_path / f"{name}{suffix}")
-
-
-def _shows_something(picture: Path) -> bool:
-    """Text in an SVG, more than one color in a PNG; raises where the file can't be read."""
-    if picture.suffix == ".svg":
-        return any(text.text for text in ElementTree.parse(picture).iter(f"{SVG}text"))
-    return float(imread(picture).std()) > 0
-
-
 # ------------------------------------------------------------------------------------------------------- a terminal
 
 
@@ -200,9 +178,3 @@ def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> N
     streams = capsys.readouterr()
     assert streams.out == "one\ntwo \\x1b[2J \\udcff\n"
     assert streams.err == "remark \\x1b]0;title\\x07\nslimsched: \\x1b[31m.yaml: no such file\n"
-
-
-def test_letters_of_all_scripts_stay() -> None:
-    """Joiners and marks are part of words."""
-    names = ["Größe", "نمونه\u200cها", "模型", "👩\u200d🚀"]
-    assert [name for name in names if name not in to_text([Table(columns("router"), [[name]])])] == []

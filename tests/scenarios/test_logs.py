@@ -141,27 +141,6 @@ def test_a_step_that_was_changed_is_told(folder: RunFolder, capsys: pytest.Captu
     assert ", server:1, differs\n" in said
 
 
-_LIFE = {"server": 0, "name": "x", "epoch": 1, "steps": 1, "heard": 1, "ended": ""}
-
-
-@pytest.mark.parametrize(
-    "document, told",
-    [
-        ([], "Expected `object`"),
-        ({"schema": "slimsched.lives/1", "lives": [{**_LIFE, "name": "../x"}]}, "$.lives[0].name"),
-        ({"schema": "slimsched.lives/2", "lives": []}, "allowed is 'slimsched.lives/1' (found 'slimsched.lives/2')"),
-    ],
-)
-def test_what_is_no_list_of_lives_is_told(
-    folder: RunFolder, document: Any, told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / PLACE / LIVES_FILE).write_text(json.dumps(document))
-    code, said = _replay(folder, capsys)
-    assert code == 2
-    assert told in said
-    assert "Traceback" not in said
-
-
 def _without_a_return(record: RunRecord) -> RunRecord:
     at = next(n for n, step in enumerate(record.log) if n > 50 and isinstance(step.event, RequestsReturned))
     return dataclasses.replace(record, log=(*record.log[:at], *record.log[at + 1 :]))

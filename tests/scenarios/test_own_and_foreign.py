@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from kit.documents import write_json, write_text
-from kit.errors import WorkError
 from kit.files import file_hash
 from scenarios.runs.folder import OWN, RunFolder
 from slimsched.cli import main
@@ -80,14 +79,6 @@ def test_what_others_made_in_the_folder_stays(finished: Path) -> None:
     assert not (folder / "simulation" / "random-seed0").exists()
 
 
-def test_the_folder_itself_may_be_a_link(made: Path, tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    assert main(["compare", str(made / "tiny.yaml"), "--out", str(tmp_path / "link"), "--quiet"]) == 0
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real" / "results.json").is_file()
-
-
 def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
     """What was made for it is gone again; a folder that was there stays."""
     (tmp_path / "there").mkdir()
@@ -134,15 +125,6 @@ def test_a_second_command_is_refused_at_once(
     assert list((tmp_path / "run").glob(".*.tmp"))
     assert main(words) == 0
     assert not list((tmp_path / "run").glob(".*.tmp"))
-
-
-def test_what_a_command_starts_does_not_hold_its_folder(tmp_path: Path) -> None:
-    with RunFolder(tmp_path / "run").opened():
-        child = subprocess.Popen(["sleep", "60"], close_fds=False)
-    with RunFolder(tmp_path / "run").opened():
-        pass
-    child.kill()
-    child.wait()
 
 
 def test_scenarios_of_one_name_dont_share_a_folder(
@@ -209,13 +191,6 @@ def test_a_damaged_partial_file_is_begun_anew_with_a_word(tmp_path: Path) -> Non
     partial.write_bytes(b"{")
     assert folder.read_partial(partial) is None
     assert said[0].endswith(": this begins anew")
-
-
-def test_an_output_that_vanishes_at_once_is_one_line(tmp_path: Path) -> None:
-    """As where somebody removes the folder while a command writes into it."""
-    folder = RunFolder(tmp_path / "run")
-    with pytest.raises(WorkError, match=r"score\.json was removed as soon as it was made"):
-        folder.finish("train", "0", [folder / "score.json"])
 
 
 @pytest.mark.parametrize("name", ["comparison.json", "simulation/jsq-seed0/telemetry.parquet"])

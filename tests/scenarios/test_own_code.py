@@ -27,10 +27,6 @@ duration_s: 3
 warmup_s: 0.5
 """
 
-ERRORS = [
-    {"metric": "latency", "kind": "held out", "median_abs_pct": 1, "mean_abs_pct": 1, "max_abs_pct": 1, "points": 1}
-]
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -43,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "network.yaml").write_text(NETWORK)
     of_a_set = NETWORK.replace("dataset: digits", "dataset: 'refused_set:Net'").replace("'refused_net:Net'", "digits")
     (tmp_path / "set.yaml").write_text(of_a_set)
-    (tmp_path / "measured.yaml").write_text(worlds.profile("m", provenance="measured", errors=ERRORS).to_yaml())
+    (tmp_path / "measured.yaml").write_text(worlds.measured("m").to_yaml())
     named = (tmp_path / "tiny.yaml").read_text().replace("[random, jsq]", "[random, 'refused_router:Net']")
     (tmp_path / "router.yaml").write_text(named)
     torch.manual_seed(0)

@@ -20,11 +20,9 @@ from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.files import shipped
 from scenarios.files.reading import load_scenario, read_profile, relative_paths
-from scenarios.show.charts import save, to_svg
-from scenarios.show.profile import READABLE, described, error_table, range_table
+from scenarios.show.charts import save
+from scenarios.show.profile import described, error_table, range_table
 from scenarios.show.profile_charts import (
-    energy_by_utilization,
-    latency_by_utilization,
     utilization_by_batch,
 )
 from scenarios.show.profile_curves import latency_bands, under_load
@@ -38,7 +36,6 @@ from tests import worlds
 from tests.scenarios.files import write_scenario
 
 ROOT = Path(__file__).parents[2]
-HOST = {"decision": {"block_s": 3e-5, "image_s": 2e-6}, "returned": {"block_s": 1e-5, "image_s": 0.0}}
 PNG = b"\x89PNG\r\n\x1a\n"
 SHIPPED_SCENARIO = f"""
 schema: slimsched.scenario/1
@@ -213,16 +210,6 @@ def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
     assert without.error_share is None
 
 
-def test_a_profile_is_described_as_wide_as_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is none, the facts are broken at a readable width."""
-    profile = read_profile(Path("rtx-2080-ti"))
-    assert 100 < max(map(len, described(profile).splitlines())) <= READABLE
-    monkeypatch.setattr("scenarios.show.profile.screen_width", lambda: 70)
-    lines = described(profile).splitlines()
-    assert max(map(len, lines)) <= 70
-    assert sum(line.startswith(" " * 15) for line in lines) > 1, "what follows stands below what it goes on from"
-
-
 def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
     """On the paper's GPU every width bends late and sharply; on a device that never saturates nothing bends."""
     profile = read_profile(Path("rtx-2080-ti"))
@@ -236,18 +223,6 @@ def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
     unbounded = profile.model_copy(update={"concurrency": free, "power": power})
     low_loads = under_load(unbounded, loads=(0.01, 0.1, 0.3, 0.5), at_once=200)
     assert all(knee(points) is None for points in low_loads.values())
-
-
-def test_a_picture_says_whose_it_is() -> None:
-    """The device, where energy's power is from, and which of the curves are drawn."""
-    profile = measured()
-    loaded = under_load(profile)
-    second = to_svg(energy_by_utilization(profile, loaded))
-    assert profile.device.name in second
-    assert "power datasheet" in second
-    drawn = sum(curve.segment == 1 or curve.width == curve.previous_width for curve in profile.latency)
-    assert f"{drawn} of {len(profile.latency)} curves" in second
-    assert "power datasheet" not in to_svg(latency_by_utilization(profile, loaded))
 
 
 def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,11 +257,3 @@ def test_a_profile_that_was_changed_by_hand_is_told() -> None:
         line for line in text.replace("cap_w: 250.0", "cap_w: 200.0").splitlines() if "checksum" not in line
     )
     assert Profile.from_yaml(kept, "x.yaml").power.cap_w == 200
-
-
-def test_what_serving_costs_is_shown() -> None:
-    """Means, in microseconds."""
-    ways = {"there_s": [1e-5, 3e-5], "back_s": [5e-5]}
-    text = described(worlds.profile(segments=1, dispatch_s=1e-4, router_host=HOST, handover=ways))
-    words = "100 us, from the router 20 us, back to it 50 us, the router's host: 30 us a block and 2.0 us an image"
-    assert words in " ".join(text.split())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slimsched.cli import main
 from tests.ray_nodes import RAY_HOSTS, RayNodes
+from tests.scenarios.files import shorten_serving
 
 pytestmark = [pytest.mark.workers, pytest.mark.ray, pytest.mark.slow]
 
@@ -30,8 +29,8 @@ cluster:
 workload: {{kind: poisson, rate_img_s: 100}}
 calibration: {{allow_busy: true}}
 compare: {{routers: [random, sticky], seeds: [0]}}
-validate: {{routers: [random, sticky], seeds: [0], go_on: true}}
-duration_s: 3
+validate: {{routers: [random], seeds: [0], go_on: true}}
+duration_s: 2
 warmup_s: 0.5
 """
 
@@ -39,6 +38,7 @@ warmup_s: 0.5
 @pytest.fixture
 def scenario(ray_hosts: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    shorten_serving(monkeypatch)
     return write(tmp_path, ray_hosts)
 
 
@@ -59,7 +59,7 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
     validation = json.loads((folder / "validation.json").read_text())
     for pair in validation["pairs"]:
         images = pair["hardware"]["images"]
-        assert images["completed"] == images["arrived"] > 100
+        assert images["completed"] == images["arrived"] > 50
     clocks = {clock["server"]: clock for clock in validation["clocks"]}
     assert set(clocks) == {"fast", "other", "slow"}
     assert all(abs(clock["offset_s"]) <= clock["error_s"] < 0.05 for clock in clocks.values())  # it is one machine
@@ -73,15 +73,11 @@ def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pyte
 def test_what_is_wrong_with_a_host_is_one_line(
     scenario: Path, ray_hosts: RayNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is measured; exit code 2, as `cluster check` has it, too. A process of its own ends without a
-    traceback."""
+    """Before anything is measured; `cluster check` says the same."""
     write(scenario.parent, ray_hosts, host="delta")
-    command = [sys.executable, "-m", "slimsched", "run", "three.yaml"]
-    done = subprocess.run(command, cwd=scenario.parent, capture_output=True, text=True)
-    checked, streams = main(["cluster", "check", "three.yaml"]), capsys.readouterr()
-    for code, said in ((done.returncode, done.stdout + done.stderr), (checked, streams.out + streams.err)):
-        assert code == 2, said
-        assert "no host 'delta'" in said
-        assert "there are alpha, beta, gamma" in said
-        assert "Traceback" not in said
+    for command in ("run", "cluster check"):
+        assert main([*command.split(), "three.yaml", "--quiet"]) == 2
+        streams = capsys.readouterr()
+        assert "no host 'delta'" in streams.out + streams.err
+        assert "there are alpha, beta, gamma" in streams.out + streams.err
     assert not (scenario.parent / "runs" / "three" / "calibration").exists()

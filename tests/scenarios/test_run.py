@@ -15,6 +15,7 @@ from scenarios.job import network, profiles, router, validation
 from scenarios.job.job import Job
 from scenarios.job.run import Outcome, carry_out
 from slimsched.cli import main
+from tests.scenarios.files import shorten_serving
 
 pytestmark = pytest.mark.workers
 
@@ -70,6 +71,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
     for name, module in STAGES.items():
         with pytest.MonkeyPatch.context() as patch:
+            shorten_serving(patch)
             patch.setattr(module, name, interrupt(name))
             with pytest.raises(KeyboardInterrupt):
                 run(lambda _: None)

@@ -48,19 +48,6 @@ def test_the_mean_and_the_best_are_always_tried() -> None:
     assert second[1] == pytest.approx(first[-1])
 
 
-def test_costs_of_other_chance_replace_the_best() -> None:
-    search = CrossEntropy(np.zeros(1), np.ones(1), stream(0, "search"))
-    first = search.ask()
-    search.tell(first, np.linspace(1, 2, len(first)))
-    search.tell(first, np.linspace(9, 8, len(first)), comparable=False)
-    assert search.best == pytest.approx(first[-1])
-
-
-def test_an_elite_larger_than_the_population_is_refused() -> None:
-    with pytest.raises(ValueError, match="elite"):
-        SearchKnobs(population=4, elite=5)
-
-
 def test_the_multiplier_settles_where_the_floor_is_kept() -> None:
     """A plant whose shortfall falls with the price: integral control leaves no lasting error."""
     price, shortfall = FloorMultiplier((0.5, 0.5, 0.1)), 1.0

@@ -18,7 +18,7 @@ from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
 from scenarios.show.charts import trade_off_chart
 from scenarios.show.comparison import comparison_table, comparison_tables
-from scenarios.show.result import format_result, format_score
+from scenarios.show.result import format_result
 from scenarios.show.validation import errors_tables, format_validation, saturation_tables
 from scenarios.show.words import require_completed
 from slimsched.cli import main
@@ -80,21 +80,6 @@ def test_a_result_says_who_was_not_served_and_why() -> None:
     assert "leaves" not in cut
     assert "were under way when their run was cut off" in cut
     assert "unserved" not in format_result(result("a"))
-
-
-def score(**more: Any) -> Any:
-    """A trained router's."""
-    return {
-        "schema": "slimsched.score/1", "router": "ppo", "seed": 0, "decisions": 1, "reward": 0.5, "latency_s": 0.1,
-        "accuracy": 0.7, "signatures": [], **more,
-    }  # fmt: skip
-
-
-def test_a_score_says_it_too() -> None:
-    text = format_score(score(shares=result("ppo", failed=50)["shares"]))
-    assert "completed 95.00 %" in text
-    assert "it leaves 5.00 % unserved" in text
-    assert "unserved" not in format_score(score(shares=result("ppo", failed=10)["shares"]))
 
 
 # ---------------------------------------------------------------------------------------------------------- comparisons
@@ -165,16 +150,6 @@ def test_where_everybody_is_marked_nobody_wins() -> None:
     trade_off_chart(found)
 
 
-def test_a_picture_shows_the_mark_and_leaves_it_out_of_the_front() -> None:
-    """The dotted line goes through the others alone."""
-    found = compare_results(
-        [result("random", latency_s=2.0), result("shedder", failed=50, latency_s=0.1, accuracy=0.9)]
-    )
-    figure = trade_off_chart(found)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["random", "shedder !"]
-    assert list(figure.axes[0].lines[0].get_xdata()) == [2000.0]  # type: ignore[arg-type]
-
-
 # ---------------------------------------------------------------------------------------------------------- validations
 
 
@@ -223,21 +198,6 @@ def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
     assert [row["met"] for row in found["saturated"]] == [True, None]
     assert [row[2] for row in table.rows] == ["20.00/21.00", "0.00/21.00"]
     assert "mark nobody" in table.notes[-1]
-
-
-def test_servers_that_were_down_are_rows_of_a_validation() -> None:
-    """Both worlds alike; a twin that serves all repeats is told once."""
-    down = {"server": "gpu0", "cause": "worker_hung", "planned": False, "down_s": 1.5, "up_s": None}
-    simulated: Result = {**result("a"), "restarts": [{**down, "planned": True, "up_s": 2.0}]}  # type: ignore[typeddict-item]
-    hardware: Result = {**result("a", mode="hardware"), "restarts": [down]}  # type: ignore[list-item]
-    runs = [validation_run(simulated, hardware, load=0.5, repeat=repeat) for repeat in (0, 1)]
-    text = format_validation(validate_results(runs, Provenance.MEASURED))
-    lines = [" ".join(line.split()) for line in text.splitlines() if line.startswith("gpu0")]
-    assert lines == [
-        "gpu0 a simulation, load 0.5, seed 0 worker hung, planned 1.50 2.00",
-        "gpu0 a hardware, load 0.5, seed 0 worker hung 1.50 never",
-        "gpu0 a hardware, load 0.5, seed 0, repeat 1 worker hung 1.50 never",
-    ]
 
 
 # ------------------------------------------------------------------------------------------------ nothing was completed

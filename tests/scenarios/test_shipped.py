@@ -58,14 +58,6 @@ def test_wider_networks_know_more() -> None:
     assert uniform[-1] > 0.55
 
 
-def test_images_are_hard_at_every_width_alike() -> None:
-    """Bits of two tuples agree far more often than independent draws of the same accuracies would."""
-    table = _table()
-    first, last = table.correct[:, 0], table.correct[:, -1]
-    independent = first.mean() * last.mean() + (1 - first.mean()) * (1 - last.mean())
-    assert (first == last).mean() > independent + 0.1
-
-
 def test_the_table_is_made_by_the_settings_beside_it() -> None:
     """The file keeps the knobs it was trained with, and the scenario beside it asks for the same."""
     _, metadata = ModelFile(NETWORK, Network("slimresnet-tiny")).load()
@@ -97,20 +89,14 @@ def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch:
     assert scenario_file(Path(name)) == Path(name)
 
 
-@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*SCENARIOS, *LIVE_SCENARIOS], ids=lambda path: path.stem)
 def test_every_scenario_reads_and_is_listed(path: Path) -> None:
-    """It names itself as its file does, and stands in the page of scenarios."""
-    assert load_scenario(path).name == path.stem
-    assert f"`{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("path", LIVE_SCENARIOS, ids=lambda path: path.stem)
-def test_every_live_scenario_reads_and_is_listed(path: Path) -> None:
-    """Likewise; its run folder is `runs/live-NAME`."""
-    name = f"live-{path.stem}"
-    assert load_scenario(path).name == name
+    """It names itself as its file does (of `live/NAME` it is `live-NAME`), and stands in the page of scenarios."""
+    place = str(path.relative_to(ROOT / "scenarios").with_suffix(""))
+    name = load_scenario(path).name
+    assert name == place.replace("/", "-")
     assert scenario_file(Path(name)) == path
-    assert f"`live/{path.stem}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
+    assert f"`{place}`" in (ROOT / "docs" / "scenarios.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", REPORTED, ids=lambda path: path.stem)
@@ -139,6 +125,7 @@ def cifar100(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
     """On the first test images; kernels of another machine add in another order, which may turn a close call."""
     count = 250

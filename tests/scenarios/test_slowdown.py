@@ -45,16 +45,6 @@ def test_readings_become_changes_of_their_device() -> None:
     assert mean_slowdown(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
 
 
-def test_one_long_reading_is_an_interrupt() -> None:
-    """And what lies beyond any slowdown is cut."""
-    readings = [(0, at * 10**8, REFERENCE_S * (9.0 if at == 5 else 1.0)) for at in range(10)]
-    (changes,) = observed_slowdowns(record(*readings), [tables(slowdown=SLOWDOWN)], [0]).values()
-    assert {factor for _, factor in changes} == {1.0}
-    always = [(0, at * 10**8, 9.0 * REFERENCE_S) for at in range(10)]
-    (changes,) = observed_slowdowns(record(*always), [tables(slowdown=SLOWDOWN)], [0]).values()
-    assert {factor for _, factor in changes} == {5.0}
-
-
 def test_each_repeat_has_a_twin_at_its_own_slowdown(world: World) -> None:  # noqa: F811
     """The second repeat's device was slow throughout: its twin is slower than the first one's; with nothing read, one
     twin serves both."""

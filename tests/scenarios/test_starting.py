@@ -71,13 +71,6 @@ def test_profiles_and_accuracies_of_ones_own(tmp_path: Path, capsys: pytest.Capt
     assert main(["simulate", "out/own.yaml", "--quiet"]) == 0
 
 
-def test_a_name_with_blanks_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is told can be pasted into a shell."""
-    assert main(["init", "my first file.yaml", "--quiet"]) == 0
-    assert "\nnext: slimsched compare 'my first file.yaml'\n" in capsys.readouterr().out
-    assert "#   slimsched simulate 'my first file.yaml' " in Path("my first file.yaml").read_text()
-
-
 @pytest.mark.timeout(60)  # one that waits for another answer would wait for ever
 def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     """What no flag says; Enter takes what stands in brackets, and what is none is asked again."""

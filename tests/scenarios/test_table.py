@@ -42,12 +42,6 @@ def test_a_narrow_terminal_gets_blocks(width: int) -> None:
     assert [cell for row in WIDE.rows for cell in row[1:] if text.count(cell) < 2] == []
 
 
-def test_where_there_is_no_terminal_nothing_is_broken() -> None:
-    lines = to_text([WIDE]).splitlines()
-    assert len(lines) == 6
-    assert lines[-1] == WIDE.notes[0]
-
-
 def test_a_head_is_broken_before_the_table_is() -> None:
     """Words stand above each other, the last at the bottom."""
     table = Table(columns("router", "beaten by nobody at"), [["a", "p99"]])

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from kit.errors import InputError
 from policies.faults import Crash, Outage
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
@@ -150,16 +149,3 @@ def test_whole_seconds_are_spread_on_request(tmp_path: Path) -> None:
     )  # three seconds in one: halves of 100 + 100, 100 + 100
     assert len(set(world.arrivals_ns(1, 1.0).tolist())) == 400
     assert not np.array_equal(world.arrivals_ns(1, 1.0), world.arrivals_ns(2, 1.0))
-
-
-def test_an_odd_trace_is_told_by_a_whole_run_before_it_learns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stop(*_: object) -> None:
-        raise InputError("far", "", "enough")
-
-    monkeypatch.setattr("scenarios.job.run.make_routers", stop)
-    (tmp_path / "t.csv").write_text("time_s\n" + "".join(f"{1000 * number}\n" for number in range(200)))
-    path = write(tmp_path, "{kind: trace, file: t.csv}")
-    assert main(["run", str(path), "--out", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.count("199 of 200 arrivals are beyond the run's 1 s") == 1

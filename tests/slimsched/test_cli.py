@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from kit.documents import write_text
-from kit.errors import WorkError
-from scenarios.files.reading import load_scenario
-from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import LOG_FILE, write_cores
-from scenarios.runs.records import write_run
-from scenarios.runs.simulate import run_simulation
-from scenarios.world.materials import make_world
 from sim.profile import Profile
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
@@ -75,31 +65,6 @@ def test_simulate_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture
     assert found[0]["images"]["completed"] > 100
 
 
-def test_compare_writes_the_papers_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`compare` prints a row a router and writes its JSON; a second time it says that it was done before."""
-    path = write_scenario(tmp_path)
-    target = tmp_path / "x.json"
-    arguments = ["compare", str(path), "--out", str(tmp_path / "run"), "--json", str(target)]
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    document = json.loads(target.read_text())
-    assert [row["router"] for row in document["rows"]] == ["random", "jsq"]
-    assert document["rows"][0]["seeds"] == [0, 1]
-    assert "random" in out
-    assert main([*arguments, "--quiet"]) == 0
-    assert json.loads(target.read_text()) == document
-    assert capsys.readouterr().err == ""
-
-
-def test_compare_takes_routers_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Flags go over the scenario's routers and seeds."""
-    path = write_scenario(tmp_path)
-    flags = ["--router", "sticky", "--router", "fixed:0.5,1", "--seed", "4", "--out", str(tmp_path / "r")]
-    assert main(["compare", str(path), *flags, "--json", "-"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["router"], row["seeds"]) for row in rows] == [("sticky", [4]), ("fixed:0.5,1", [4])]
-
-
 def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`profile synth` writes what `profile show` reads, plots and calls a datasheet's."""
     path, plot = tmp_path / "gpu.yaml", tmp_path / "gpu.html"
@@ -116,56 +81,9 @@ def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.Captur
 
 def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`report` writes the page again and says where."""
-    run_folder(tmp_path, routers=("random",), seeds=(0,))
-    shutil.rmtree(tmp_path / "profiles")  # their figures take their time
+    run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     assert main(["report", str(tmp_path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "report.html")}
-
-
-def test_replay_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run's own log replays to identical commands (exit code 0); one that was changed does not (exit code 1), and
-    one of a cluster with other servers is the user's mistake. The scenario has no say: it may be another one by now."""
-    scenario = load_scenario(write_scenario(tmp_path))
-    world = make_world(scenario, tmp_path)
-    result, record = run_simulation(world, world.router("random"), "random", 0, keep_log=True)
-    folder, knobs = RunFolder(tmp_path / "run"), [server.knobs for server in world.cluster.servers]
-    write_text(folder / "scenario.yaml", "name: another\n")
-    write_run(folder, result, record)
-    assert main(["replay", str(folder.path)]) == 2
-    assert "slimsched validate" in capsys.readouterr().err
-    write_cores(folder, world.cluster.router, knobs[:0])
-    assert main(["replay", str(folder.path)]) == 2
-    assert "server:0 is not one of router" in capsys.readouterr().err
-    write_cores(folder, world.cluster.router, knobs)
-    assert main(["replay", str(folder.path)]) == 0
-    assert "random-seed0: identical commands" in capsys.readouterr().out
-    changed = next(index for index, step in enumerate(record.log) if step.commands)
-    log = (*record.log[:changed], dataclasses.replace(record.log[changed], commands=()), *record.log[changed + 1 :])
-    write_run(folder, result, dataclasses.replace(record, log=log))
-    assert main(["replay", str(folder.path)]) == 1
-    out = capsys.readouterr().out
-    step = record.log[changed]
-    assert f"random-seed0/{LOG_FILE}: step {changed} at {step.now_ns / 1e9:.6f} s, {step.core}, differs" in out
-    event, logged, replayed = (line.split(maxsplit=1)[1] for line in out.splitlines()[1:4])
-    assert event.startswith(type(step.event).__name__)
-    assert logged == "[]"
-    assert replayed.startswith(f"[{type(step.commands[0]).__name__}")
-
-
-@pytest.mark.parametrize(
-    "error, code", [(WorkError("the device failed"), 1), (OSError(28, "disk full"), 1), (KeyboardInterrupt(), 130)]
-)
-def test_other_failures_have_their_codes(
-    error: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Failed work is 1, an interruption 130; each with one line."""
-
-    def fail() -> int:
-        raise error
-
-    monkeypatch.setattr("slimsched.profiles.devices", fail)
-    assert main(["devices"]) == code
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,18 +99,3 @@ def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.Captu
     assert "compare: skipped, done before" in second.err
     told = [[line for line in each.out.splitlines() if "wall time" not in line] for each in (first, second)]
     assert told[0] == told[1]
-
-
-def test_a_trained_router_is_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`train` writes a router that `simulate --router ppo` and its file's name both run."""
-    path = write_scenario(
-        tmp_path, "warmup_s: 100ms", "warmup_s: 0\ntraining: {batch: 64, minibatch: 32, horizon_s: 1}"
-    )
-    folder = tmp_path / "run"
-    assert main(["train", str(path), "--set", "training.decisions=200", "--out", str(folder), "--quiet"]) == 0
-    router = folder / "router.safetensors"
-    assert router.is_file()
-    capsys.readouterr()
-    for name, shown in (("ppo", "ppo"), (str(router), "router")):
-        assert main(["simulate", str(path), "--router", name, "--out", str(folder), "--json", "-"]) == 0
-        assert json.loads(capsys.readouterr().out)["router"] == shown

@@ -119,13 +119,6 @@ def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pyte
 NO_ORACLE = {"oracle_accuracy": None}
 
 
-def test_a_bound_of_a_load_that_moves_has_an_oracle(scenario: Path) -> None:
-    flash = {"kind": "flash", "rate_img_s": 200, "at_s": 0.5, "rise_s": 0, "hold_s": 0.2, "fall_s": 0}
-    found = slimsched.bound(slimsched.load(scenario, {"workload": flash}), window_s=0.1)
-    assert found.oracle_accuracy == found.document["oracle"]["accuracy"]
-    assert found.document["oracle"]["window_s"] == 0.1
-
-
 def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
     """What it raises comes through, and what was finished is kept."""
 
@@ -182,13 +175,6 @@ def test_an_item_may_be_added_to_a_list(scenario: Path) -> None:
 def test_a_change_that_is_none_is_told(scenario: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         slimsched.load(scenario, changes)
-
-
-def test_shipped_scenarios_have_names(scenario: Path) -> None:
-    assert slimsched.load("paper").name == "paper"
-    assert slimsched.load("live/bursts").name == "live-bursts"
-    with pytest.raises(InputError, match=r"scenario: papr: no such file, .*did you mean 'paper'"):
-        slimsched.load("papr")
 
 
 def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
