@@ -73,12 +73,8 @@ def each(
     left, running = iter(enumerate(tasks)), dict[Any, int]()
     try:
         while True:
-            heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # who is started now never hears it
-            try:
-                for place, task in islice(left, 2 * processes - len(running)):
-                    running[pool.submit(_do, task)] = place
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+            for place, task in islice(left, 2 * processes - len(running)):
+                running[pool.submit(_do, task)] = place
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -96,6 +92,7 @@ _GIVEN: list[Any] = []
 
 
 def _begin(parent: int, work: Any, common: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who interrupts from a terminal interrupts all; the parent ends us
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _GIVEN[:] = work, common
 
