@@ -45,12 +45,12 @@ class Listener:
 
     Attributes:
         on_warning: told of others on the device and of sensors that are not to be trusted, before anything is measured.
-        on_plan: called once, before anything is measured but for a first hasty look.
+        on_plan: called once, with the log, before anything is measured but for a first hasty look.
         on_progress: called before each step.
     """
 
     on_warning: Callable[[str], None] = lambda _: None
-    on_plan: Callable[[Plan], None] = lambda _: None
+    on_plan: Callable[[Plan, Log], None] = lambda *_: None
     on_progress: Callable[[Progress], None] = lambda _: None
 
 
@@ -104,7 +104,7 @@ def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
-        told.on_plan(plan)
+        told.on_plan(plan, log)
         measured = measure(
             ready.bench,
             plan,

@@ -136,6 +136,8 @@ def _of_cluster(
 
     What brings activations to a host is measured between hosts, and takes the place of its own link.
     """
+    import msgspec
+
     from hw.ray.cluster import joined
     from kit.documents import write_json, write_text
     from scenarios.executors.devices import EMULATED
@@ -153,7 +155,7 @@ def _of_cluster(
         for host in hosts.names():
             machines.setdefault(hosts.facts_of(host, "").machine, []).append(host)
         measured = measure_links(hosts, hosts.names(), listener().remark)
-        write_json(out / LINKS_FILE, measured.document())
+        write_json(out / LINKS_FILE, msgspec.to_builtins(measured))
         listener().remark(f"calibrate: {', '.join(hosts.names())}; each device about {how['budget_s']:.0f} s")
 
         def of_machine(on_it: list[str]) -> list[tuple[str, dict[str, str], Sequence[str]]]:

@@ -271,7 +271,7 @@ def capacity(
     from scenarios.files.router_names import check_router, display_name
     from scenarios.metrics.service import Promise
     from scenarios.runs import capacity as searching
-    from scenarios.show.capacity import tried_text
+    from scenarios.show.wording import say
 
     require_within("--floor", floor, 0, 1)
     require_within("--precision", precision, 0.001, 0.5)
@@ -294,7 +294,7 @@ def capacity(
             world,
             lambda: world.router(named, session.folder),
             search,
-            on_progress=lambda tried: listener().remark(tried_text(tried, promise)),
+            on_progress=lambda tried: listener().remark(say("capacity", "tried", tried, promise)),
         )
     return Capacity(found, chosen, duration_s)
 

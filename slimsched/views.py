@@ -71,31 +71,17 @@ def _(result: Job) -> str:
 
 @text_of.register
 def _(result: Capacity) -> str:
-    from scenarios.show.capacity import capacity_text
+    from scenarios.runs.capacity import GROWTH_LIMIT
+    from scenarios.show.wording import lines_of
 
-    return capacity_text(result.found, result.duration_s)
+    return "\n  ".join(lines_of("capacity", "found", result.found, result.duration_s, GROWTH_LIMIT))
 
 
 @text_of.register
 def _(result: Bound) -> str:
-    from scenarios.show.numbers import number
+    from scenarios.show.wording import lines_of
 
-    rate = f"at {number(result.rate_img_s, 1)} images/s" if result.rate_img_s else "at the trace's own rate"
-    least = ", the least there is (`--accuracy` asks for more)" if result.is_least else ""
-    lines = [
-        f"at a mean accuracy of at least {100 * result.accuracy:.2f} %{least}, no router can",
-        f"  serve more than {result.capacity_img_s:.1f} images/s",
-        f"  have a mean latency below {1000 * result.latency_mean_s:.2f} ms",
-    ]
-    if result.energy_dynamic_j is not None:
-        above, whole = (number(joules, None) for joules in (result.energy_dynamic_j, result.energy_per_image_j))
-        lines.append(f"  spend less than {above} J/image above idle, or {whole} with it, {rate}")
-    if (oracle := result.oracle) is not None:
-        lines += [
-            f"the load moves, to {oracle.peak_img_s:.0f} images/s in {oracle.window_s:g} s: a router that knew it,",
-            f"and carried each window's images within it, would have {100 * oracle.accuracy:.2f} % (an estimate)",
-        ]
-    return "\n".join(lines)
+    return "\n  ".join(lines_of("capacity", "bound", result))
 
 
 @text_of.register

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibrate.calibration import Calibration
+from calibrate.log import Log
 from calibrate.plan import Plan
 from calibrate.probe import device_name
 from calibrate.session import Listener, calibrate
@@ -18,8 +19,8 @@ from scenarios.executors.announce import announcement, require_budget
 from scenarios.executors.devices import candidates, device_of, section_of
 from scenarios.executors.hosts import host_key, joined_hosts
 from scenarios.files.spec import Scenario, ServerSection
-from scenarios.terminal.output import Say
-from scenarios.terminal.progress import Progress
+from scenarios.show.table import facts_text
+from scenarios.terminal.progress import Progress, Say
 from sim.profile import Profile
 
 
@@ -45,10 +46,10 @@ def calibrate_device(
     )
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
-    def announce(plan: Plan) -> None:
-        require_budget(plan, wanted.budget_s, log_path, *budget_key, kind)
-        told = {"name": name, "device": device, "kind": kind}
-        say(announcement(plan, **told, budget_s=wanted.budget_s, log_path=log_path, reserved_s=reserved_s))
+    def announce(plan: Plan, log: Log) -> None:
+        require_budget(plan, log, wanted.budget_s, *budget_key, kind)
+        facts = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
+        say(f"calibrate {name}: {device}\n{facts_text(facts)}")
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 

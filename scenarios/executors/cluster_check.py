@@ -13,7 +13,7 @@ from scenarios.executors.links import measure_links
 from scenarios.executors.preflight import PROCESS_BYTES, require_devices_here, require_there
 from scenarios.files.spec import GB, ClusterSection, Scenario
 from scenarios.metrics.cluster import CheckedCluster, CheckedHost
-from scenarios.terminal.output import Say
+from scenarios.terminal.progress import Say
 
 
 def check_cluster(scenario: Scenario, model: ModelFile | None, hosts: Hosts, say: Say) -> CheckedCluster:

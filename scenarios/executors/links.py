@@ -5,7 +5,7 @@ It is measured as runs use it: an agent on each host, which computes nothing, wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from statistics import median
 from typing import Final
@@ -21,14 +21,14 @@ from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection
 from scenarios.metrics.cluster import SIZES, HostClock, HostLink, Measured
+from scenarios.terminal.progress import Say
 from sim.emulation import Emulation
-from sim.profile import Link
 
 MOVES: Final = 20
 _PLAYED: Final = "t4"  # any shipped profile would do: nothing of it is used
 
 
-def measure_links(hosts: Hosts, names: Sequence[str], say: Callable[[str], None] = lambda _: None) -> Measured:
+def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None) -> Measured:
     """Between these hosts and the router's, each pair both ways, and each host with itself.
 
     Raises:
@@ -55,14 +55,15 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Callable[[str], None]
                 if source == destination and len(every) > 1:
                     continue
                 say(f"links: {source} to {destination}")
-                links.append(HostLink(source, destination, _link(agent, index, agents[index].address)))
+                links.append(_link(source, agent, index, destination, agents[index].address))
         clocks = tuple(_clock(host, agent) for host, agent in zip(every, agents, strict=True))
     return Measured(clocks, tuple(links))
 
 
-def _link(source: AgentHandle, destination: int, address: str) -> Link:
-    transfer_round(source, destination, SIZES[0], 1, address=address)  # the connection is made
-    return link_of({size: median(transfer_round(source, destination, size, MOVES, address=address)) for size in SIZES})
+def _link(source: str, agent: AgentHandle, index: int, destination: str, address: str) -> HostLink:
+    transfer_round(agent, index, SIZES[0], 1, address=address)  # the connection is made
+    link = link_of({size: median(transfer_round(agent, index, size, MOVES, address=address)) for size in SIZES})
+    return HostLink(source, destination, link.latency_s, link.bandwidth_bytes_s)
 
 
 def _clock(host: str, agent: AgentHandle) -> HostClock:

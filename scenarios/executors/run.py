@@ -34,7 +34,7 @@ from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.runs.simulate import run_simulation
-from scenarios.terminal.output import Say
+from scenarios.terminal.progress import Say
 from scenarios.world.world import World
 
 FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest

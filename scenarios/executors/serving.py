@@ -36,7 +36,7 @@ from scenarios.executors.slowdown import observed_slowdowns
 from scenarios.files.spec import PoissonWorkload
 from scenarios.metrics.result import Result
 from scenarios.runs.simulate import run_simulation
-from scenarios.terminal.output import Say
+from scenarios.terminal.progress import Say
 from scenarios.world.build import build_world
 from scenarios.world.world import World
 from sim.profile import Profile, RouterHost

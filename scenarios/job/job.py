@@ -26,7 +26,7 @@ from scenarios.files.router_names import code_of, display_name, router_file
 from scenarios.files.spec import Scenario
 from scenarios.runs.folder import STAGES, RunFolder
 from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
-from scenarios.terminal.output import Say
+from scenarios.terminal.progress import Say
 from scenarios.world.materials import (
     ACCURACY_FILE,
     SCENARIO_FILE,

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from calibrate.calibration import Calibration
 from calibrate.log import require_log
 from hw.device import DeviceSpec
@@ -21,7 +23,7 @@ from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection
 from scenarios.job.job import OF_SERVING, Job, blamed_on
-from scenarios.metrics.cluster import LINKS_SCHEMA, measured_of
+from scenarios.metrics.cluster import LINKS_SCHEMA, Measured
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
 from sim.profile import Profile
@@ -106,7 +108,7 @@ def _measure_links(job: Job) -> None:
     def work() -> Sequence[Path]:
         with joined_hosts(section, job.scenario.name) as hosts:
             found = measure_links(hosts, [host or hosts.here for host in named], job.say)
-        write_json(target, found.document())
+        write_json(target, msgspec.to_builtins(found))
         return [target]
 
     job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
@@ -116,7 +118,7 @@ def _with_link(job: Job, name: str, profile: Profile) -> Profile:
     """Of a server of a cluster: with what brings activations to its host."""
     if not _spans_hosts(job):
         return profile
-    found = measured_of(job.folder.read_json(LINKS_FILE))
+    found = msgspec.convert(job.folder.read_json(LINKS_FILE), Measured)
     server = next(server for server in job.scenario.cluster.owners if server.name == name)
     return profile.model_copy(update={"link": found.into(server.host or found.clocks[0].host)})
 

@@ -11,8 +11,7 @@ from scenarios.learn.course import Course, Decisions, OnMeasured, workers_of
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import able_tuples, require_possible, space_of
-from scenarios.terminal.output import Say
-from scenarios.terminal.progress import Progress
+from scenarios.terminal.progress import Progress, Say
 from scenarios.world.world import World
 
 USUAL_TRIES: Final = 5  # of levelling, each on all its runs

@@ -17,8 +17,8 @@ from scenarios.learn.knobs import Objective, TuningKnobs
 from scenarios.learn.tune import FloorError, Tuned, natural_floor, tune_world
 from scenarios.learn.tuned_files import note_failure, require_tuned, save_tuned, tuned_path, with_control
 from scenarios.metrics.served import LIMIT
-from scenarios.terminal.output import Say
 from scenarios.terminal.places import writable_file
+from scenarios.terminal.progress import Say
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from hw.ray.cluster import HostFacts
 from sim.profile import Link
@@ -28,46 +30,30 @@ class HostLink:
 
     source: str
     destination: str
-    link: Link
+    latency_s: float
+    bandwidth_bytes_s: float
+
+    @property
+    def link(self) -> Link:
+        """As a profile has it."""
+        return Link(latency_s=self.latency_s, bandwidth_bytes_s=self.bandwidth_bytes_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All of a cluster."""
+    """All of a cluster: what its file has."""
 
+    schema: str = field(default=LINKS_SCHEMA, kw_only=True)
+    provenance: str = field(default="measured", kw_only=True)
     clocks: tuple[HostClock, ...]
     links: tuple[HostLink, ...]
 
     def into(self, host: str) -> Link:
         """What brings activations to a host: the slowest of what leads there from the others, and from itself where
         there are none."""
-        found = [each.link for each in self.links if each.destination == host and each.source != host]
-        found = found or [each.link for each in self.links if each.destination == host]
-        return max(found, key=lambda link: link.latency_s + SIZES[-1] / link.bandwidth_bytes_s)
-
-    def document(self) -> dict[str, Any]:
-        """As a file has it."""
-        links = [
-            {"source": each.source, "destination": each.destination, **each.link.model_dump(exclude={"loss"})}
-            for each in self.links
-        ]
-        clocks = list(map(asdict, self.clocks))
-        return {"schema": LINKS_SCHEMA, "provenance": "measured", "clocks": clocks, "links": links}
-
-
-def measured_of(document: dict[str, Any]) -> Measured:
-    """From a file's document."""
-    return Measured(
-        tuple(HostClock(**each) for each in document["clocks"]),
-        tuple(
-            HostLink(
-                each["source"],
-                each["destination"],
-                Link(latency_s=each["latency_s"], bandwidth_bytes_s=each["bandwidth_bytes_s"]),
-            )
-            for each in document["links"]
-        ),
-    )
+        incoming = [each.link for each in self.links if each.destination == host and each.source != host]
+        incoming = incoming or [each.link for each in self.links if each.destination == host]
+        return max(incoming, key=lambda link: link.latency_s + SIZES[-1] / link.bandwidth_bytes_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +87,5 @@ class CheckedCluster:
 
     def document(self) -> dict[str, Any]:
         """As `--json` writes it."""
-        links = None if self.measured is None else self.measured.document()
-        hosts = list(map(asdict, self.hosts))
+        hosts, links = (None if part is None else msgspec.to_builtins(part) for part in (self.hosts, self.measured))
         return {"schema": CHECK_SCHEMA, "hosts": hosts, "others": list(self.others), "fits": self.fits, "links": links}

@@ -65,6 +65,10 @@ class Tried:
         """Those that say that it is carried."""
         return [each for each in self.readings if each.keeps(promise)]
 
+    def missed(self, promise: Promise) -> Reading:
+        """The first that says that it is not."""
+        return next(each for each in self.readings if not each.keeps(promise))
+
 
 @dataclass(frozen=True)
 class Capacity:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from calibrate.check import CheckedMetric, holds, is_judged, is_narrow
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
+from scenarios.show.wording import lines_of
 from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
 SCHEMA = "slimsched.check/1"
-NOTHING = "nothing could be measured"
 _ERRORS = ("median_abs_pct", "mean_abs_pct", "max_abs_pct", "bias_pct", "bias_interval_pct", "size_interval_pct")
-RULE = "a number has drifted only where its whole 95 % interval lies beyond what is allowed"
 
 
 def format_check(profile: Profile, checked: Sequence[CheckedMetric]) -> str:
@@ -28,7 +27,8 @@ def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
     errors = (Column("error", "%"), Column("largest", "%"), Column("bias", "%"), Column("95 % of it"))
     allowed = (Column("allowed", "%"), Column("allowed bias", "%"))
     head = [Column("checked"), Column("measured"), *errors, *allowed, Column("verdict", is_text=True)]
-    notes = [*_notes(checked), *_conclusion(profile, checked)]
+    vague = [each for each in checked if not is_narrow(each) and not each.not_judged]
+    notes = lines_of("check", "notes", profile, checked, vague, holds(checked), is_judged(checked))
     return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
 
 
@@ -45,39 +45,6 @@ def _row(found: CheckedMetric) -> list[str]:
         number(found.allowed.bias_pct, 1),
         found.verdict,
     ]
-
-
-def _notes(checked: Sequence[CheckedMetric]) -> Iterator[str]:
-    """What was not judged and why, and how to read the table."""
-    yield from (f"{each.metric} is not judged: {each.not_judged}" for each in checked if each.not_judged)
-    yield from (f"{each.metric}: {NOTHING}" for each in checked if not each.pairs)
-    for each in checked:
-        if not is_narrow(each) and not each.not_judged:
-            reason = "the profile's own errors are large, so only larger ones would be noticed"
-            yield f"{each.metric}: {reason}; calibrate longer, or on a quieter machine"
-    yield RULE
-    yield "errors are medians, in per cent of what is measured now; bias above 0: the profile says more"
-
-
-def _conclusion(profile: Profile, checked: Sequence[CheckedMetric]) -> Iterator[str]:
-    """Whether the profile holds; if not, what has drifted and what to do."""
-    if holds(checked):
-        yield f"the profile {profile.name} holds"
-    elif not is_judged(checked):
-        reasons = "; ".join(f"{each.metric}: {each.not_judged or NOTHING}" for each in checked)
-        yield f"nothing could be judged, so the profile {profile.name} may hold or not ({reasons or NOTHING})"
-    else:
-        yield from (_drifted(each) for each in checked if each.finding)
-        yield f"the profile {profile.name} no longer holds; `slimsched calibrate` makes a new one"
-
-
-def _drifted(found: CheckedMetric) -> str:
-    """What has drifted, and that it is the table's bias: a profile that says three times as much is 67 % off one way
-    and 200 % the other."""
-    if not found.is_biased:
-        return found.finding
-    told = f"it says {1 + found.bias_pct / 100:.2f} times what is measured now"
-    return f"{found.finding} ({told}, a bias of {found.bias_pct:+.1f} %)"
 
 
 def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[CheckedMetric]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from scenarios.files.spec import GB
 from scenarios.metrics.cluster import CheckedCluster, CheckedHost, HostLink, Measured
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
+from scenarios.show.wording import lines_of
 from scenarios.terminal.screen import screen_width
 
 
@@ -14,7 +15,7 @@ def format_cluster(found: CheckedCluster) -> str:
     tables = [_hosts(found)]
     if found.measured is not None:
         tables += [_clocks(found.measured), _links(found.measured)]
-    return "\n".join([to_text(tables, screen_width()), *_conclusion(found)])
+    return "\n".join([to_text(tables, screen_width()), *lines_of("check", "cluster", found)])
 
 
 def _hosts(found: CheckedCluster) -> Table:
@@ -44,14 +45,4 @@ def _links(found: Measured) -> Table:
 
 
 def _link(each: HostLink) -> list[str]:
-    latency_s, bandwidth_bytes_s = each.link.latency_s, each.link.bandwidth_bytes_s
-    return [each.source, each.destination, number(1e3 * latency_s, 3), number(bandwidth_bytes_s / 1e6, 0)]
-
-
-def _conclusion(found: CheckedCluster) -> list[str]:
-    lines = [f"{each.host}: {problem}" for each in found.hosts for problem in each.problems]
-    if found.others:
-        lines.append(f"not used by this scenario: {', '.join(found.others)}")
-    if found.fits:
-        lines.append("all fits: `slimsched run` may begin")
-    return lines
+    return [each.source, each.destination, number(each.latency_s, 3, 1e3), number(each.bandwidth_bytes_s, 0, 1e-6)]

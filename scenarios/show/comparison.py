@@ -12,7 +12,7 @@ from scenarios.metrics.statistics import PairedDifference
 from scenarios.show.numbers import NONE, PLUS_MINUS, change, number, places, shown
 from scenarios.show.paper import PaperRow, is_replica, paper_row
 from scenarios.show.table import Column, Table, column, columns, to_text
-from scenarios.show.wording import say
+from scenarios.show.wording import lines_of, say
 from scenarios.show.words import (
     decisions_text,
     kept_measures,
@@ -67,16 +67,19 @@ def comparison_table(comparison: Comparison) -> Table:
         ]
         for row in compared
     ]
-    seeds = max(len(row["seeds"]) for row in compared)
-    notes = [say("results", "compared", seeds, comparison["service"] if promised else None, baseline)]
-    if accuracy_measure(compared).name == "expected_accuracy":
-        notes.append("Accuracy here is of drawn labels; answers and trade-offs take the expected one.")
-    few, warnings = unserved_lines((router, "", of) for router, of in found.items())
-    if len(warnings) == len(rows) > 1:
-        warnings.append("Every router leaves more than 1 % unserved: nobody wins.")
-    if largest := max(row["extrapolated_share"]["mean"] or 0.0 for row in compared):
-        warnings.append(f"Beware: up to {say('results', 'extrapolated', largest)}")
-    warnings += [f"Signature of a failure: {line}." for line in signature_lines(comparison)]
+    notes = lines_of(
+        "results", "compared", comparison,
+        seeds=max(len(row["seeds"]) for row in compared),
+        is_promised=bool(promised),
+        is_drawn=accuracy_measure(compared).name == "expected_accuracy",
+    )  # fmt: skip
+    few, many = unserved_lines((router, "", of) for router, of in found.items())
+    warnings = lines_of(
+        "results", "compared_warnings", many,
+        is_nobody_left=len(many) == len(rows) > 1,
+        most=max(row["extrapolated_share"]["mean"] or 0.0 for row in compared),
+        signs=signature_lines(comparison),
+    )  # fmt: skip
     return Table(
         [*head, *columns(*changes.values())],
         rows,

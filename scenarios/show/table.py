@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from textwrap import fill
 from typing import Final
 
 from rich.box import ASCII, Box
@@ -27,6 +28,7 @@ ENDLESS: Final = 10_000  # characters of a line, where there is no terminal
 WIDEST_BOX: Final = 100  # characters: longer lines are hard to read
 NAME_SHARE: Final = 0.375  # of a line, for the words of one column
 GAP: Final = 2  # between columns
+NAMES: Final = 11  # characters of the longest name of a fact
 _RULED: Final = Box("\n".join(["    ", "    ", " -  ", *["    "] * 5]), ascii=True)
 
 
@@ -161,6 +163,16 @@ def _block(table: Table, chosen: Sequence[int], widths: Sequence[int]) -> Grid:
     for row in table.rows:
         grid.add_row(*(Text(visible(row[place])) for place in chosen))
     return grid
+
+
+def facts_text(lines: Iterable[str], width: int | None = None) -> str:
+    """Lines of `name: text`, the names in a column; with a width a long text goes on below its beginning."""
+    below = " " * (NAMES + 3)
+    parts = (line.partition(": ") for line in lines)
+    return "\n".join(
+        fill(text, width or ENDLESS, initial_indent=f"  {name:<{NAMES}} ", subsequent_indent=below)
+        for name, _, text in parts
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- for Markdown

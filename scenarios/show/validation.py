@@ -25,7 +25,7 @@ from scenarios.metrics.fidelity import (
 from scenarios.metrics.result import MOST_CPU, MOST_LATE, charged_decisions, cpu_share, lateness_share
 from scenarios.show.numbers import NONE, change, interval, number, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
-from scenarios.show.wording import say
+from scenarios.show.wording import lines_of, say
 from scenarios.show.words import decisions_text, downtime_table, marked, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
@@ -46,6 +46,7 @@ CPU_MEANING = (
     "whichever was fuller, in the run that had most."
 )
 _LATENCY, _THROUGHPUT = MEASURES["latency_mean_s"], MEASURES["throughput_img_s"]
+TITLES: Final = {measure.stem: measure.title for measure in MEASURES.values()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,29 +282,19 @@ def _allowed(target: float | None, is_met: bool | None) -> str:
 
 def validation_notes(validation: Validation) -> list[str]:
     """What errors and intervals are, when noise widens what is allowed, how routers rank, and what nobody can know."""
-    rows = validation["rows"]
-    notes = ["Errors are (simulated - hardware) / hardware; noise is the hardware's own, between repeats."]
-    if any(row["repeats"] >= REPEATS_OF_NOISE for row in rows):
-        notes.append("Twice the noise is allowed where that is more than the promise.")
-    if any(len(row["seeds"]) > 1 for row in rows):
-        notes.append("Intervals (95 %) are over seeds, each the mean of its repeats.")
-    elif any(row["repeats"] > 1 for row in rows):
-        notes.append("Intervals (95 %) are over repeats of one trace.")
-    if any(map(_is_slowed, rows)):
-        notes.append(
-            "Device slowdown: how many times as long as at full speed the devices took; each run's twin replays it."
-        )
-        notes.append(f"{DRAWN.capitalize()}: {_DRAWN}")
-    for each in _DISTURBANCES:
-        if any(each.of(_all_rows(validation))):
-            notes.append(f"{each.head.capitalize()}: {each.meaning}")
-    if clocks := validation["clocks"]:
-        notes.append(say("validation", "clocks", clocks))
-    notes += decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"]))
-    if validation["saturated"]:
-        notes.append("A saturated row is a single run: no interval, and no noise in what is allowed.")
-    notes += [say("validation", "ranking", each) for each in validation["ranking"]]
-    return [*notes, *_energy_reasons(validation)]
+    rows, everything = validation["rows"], _all_rows(validation)
+    reasons: dict[str, dict[str, None]] = {}
+    for pair in validation["pairs"]:
+        for stem, why in pair["not_applicable"].items():
+            reasons.setdefault(why, {})[TITLES[stem]] = None
+    return lines_of(
+        "validation", "notes", validation,
+        is_noise_known=any(row["repeats"] >= REPEATS_OF_NOISE for row in rows),
+        drawn=f"{DRAWN.capitalize()}: {_DRAWN}" if any(map(_is_slowed, rows)) else "",
+        disturbances=[each for each in _DISTURBANCES if any(each.of(everything))],
+        decisions=decisions_text(charged_decisions(pair["simulated"] for pair in validation["pairs"])),
+        reasons=reasons,
+    )  # fmt: skip
 
 
 def disturbance_warnings(validation: Validation) -> list[str]:
@@ -327,17 +318,3 @@ def require_hopeful(validation: Validation) -> None:
     if was_stopped(validation):
         text = say("validation", "far_apart", validation.get("far_apart"), MOST_APART_PCT)
         raise WorkError(f"validate: {text} Everything that was made is kept")
-
-
-def _energy_reasons(validation: Validation) -> list[str]:
-    """Why errors that nobody can know are left out."""
-    reasons: dict[str, list[str]] = {}
-    for pair in validation["pairs"]:
-        for name, why in pair["not_applicable"].items():
-            if name not in reasons.setdefault(why, []):
-                reasons[why].append(name)
-    titles = {measure.stem: measure.title for measure in MEASURES.values()}
-    return [
-        f"Not compared: {' and '.join(titles.get(name, name) for name in found)}. Why: {why}."
-        for why, found in reasons.items()
-    ]

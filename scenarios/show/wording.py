@@ -1,7 +1,8 @@
 """Templates of sentences and pages, and how they write what they are given.
 
-A template of sentences (`NAME.j2`) is macros: each is called with facts, and gives them in one line, for a terminal and
-for the report alike. Templates of pages (`NAME.html.j2`) escape every name.
+A template of sentences (`NAME.j2`) is macros: each is called with facts, and gives them as text, for a terminal and for
+the report alike. A line break in it is a blank; where a macro makes several lines, each begins with `|`. Templates of
+pages (`NAME.html.j2`) escape every name.
 """
 
 from __future__ import annotations
@@ -40,6 +41,19 @@ def environment() -> Environment:
 
 def say(template: str, macro: str, *facts: Any, **more: Any) -> str:
     """What a macro of a template of sentences makes of some facts, in one line."""
+    return _in_a_line(_made(template, macro, *facts, **more))
+
+
+def lines_of(template: str, macro: str, *facts: Any, **more: Any) -> list[str]:
+    """What a macro makes of some facts, line by line."""
+    lines = re.split(r"^\s*\| ", _made(template, macro, *facts, **more), flags=re.MULTILINE)
+    return list(filter(None, map(_in_a_line, lines)))
+
+
+def _made(template: str, macro: str, *facts: Any, **more: Any) -> str:
     words: Any = getattr(environment().get_template(f"{template}.j2").module, macro)
-    text = " ".join(str(words(*facts, **more)).split())
-    return re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", text)
+    return str(words(*facts, **more))
+
+
+def _in_a_line(text: str) -> str:
+    return re.sub(r" (?=[,.;:)]+(?: |$))|(?<=\() ", "", " ".join(text.split()))

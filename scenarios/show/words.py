@@ -11,7 +11,7 @@ from kit.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
 from scenarios.metrics.catalogue import KEPT, SERVED, Measure
 from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.result import Result, Signature
+from scenarios.metrics.result import Result
 from scenarios.metrics.served import MARK, Served, is_barren, leaves_many
 from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally_text
@@ -148,11 +148,6 @@ def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) 
         return None
     more = [] if most is None or len(rows) <= most else [f"And {len(rows) - most} more."]
     return Table([*head, Column("down at", "s"), Column("up at", "s")], rows[:most], "servers that were down", more)
-
-
-def signature_texts(found: Sequence[Signature] | None) -> list[str]:
-    """Each failure that a run shows, with its reason."""
-    return [f"{signature['name']}: {signature['reason']}" for signature in found or ()]
 
 
 def signature_lines(comparison: Comparison) -> list[str]:

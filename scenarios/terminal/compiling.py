@@ -5,15 +5,15 @@ Whether that is so is known when numba begins, and not before: what it keeps is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numba.core.event import Listener, install_listener
 
 from kit.jit_cache import IS_ON, cache_folder, cache_problem
+from scenarios.terminal.progress import Say
 
-Say = Callable[[str], None]
 _PARTS = {
     "sim.compiled.rollout": "the engine's rollouts: 10 to 20 s",
     "sim.compiled": "the engine: 10 to 20 s",

@@ -45,6 +45,7 @@ class Step:
 
 
 Hear = Callable[[Step], None]
+Say = Callable[[str], None]
 _hearing: ContextVar[Hear | None] = ContextVar("hearing", default=None)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from hw.device import DeviceSpec
@@ -38,7 +39,7 @@ def links(address: str) -> None:
     """Between all hosts of that cluster."""
     with joined(address, "cluster", "address", beyond_loopback=True) as cluster:
         hosts = Hosts(cluster, "scenario")
-        print(json.dumps(measure_links(hosts, hosts.names()).document()))
+        print(json.dumps(msgspec.to_builtins(measure_links(hosts, hosts.names()))))
 
 
 def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None:

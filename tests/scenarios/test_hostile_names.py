@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -19,8 +18,9 @@ from scenarios.show import charts, report
 from scenarios.show.report import build_report
 from scenarios.show.table import Table, columns, to_text
 from scenarios.terminal.exits import exit_code
-from scenarios.terminal.output import Output
 from sim.profile import Profile
+from slimsched.launching import Terminal
+from slimsched.results import Found
 from tests import worlds
 from tests.scenarios.folders import run_folder
 
@@ -167,9 +167,9 @@ def test_a_table_keeps_its_lines() -> None:
 
 def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     """Results, remarks and errors, also of names that are no text; line breaks of ours stay."""
-    output = Output(Namespace(quiet=False, json=None))
-    output.result("one\ntwo \x1b[2J \udcff", {})
-    output.remark("remark \x1b]0;title\x07")
+    terminal = Terminal(quiet=False, json=None, written=())
+    terminal.show(Found({}, "one\ntwo \x1b[2J \udcff"))
+    terminal.remark("remark \x1b]0;title\x07")
 
     def fail() -> int:
         raise InputError("\x1b[31m.yaml", "", "no such file")

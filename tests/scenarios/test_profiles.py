@@ -173,7 +173,7 @@ def test_a_measured_profile_says_how_wrong_it_is_and_where_it_holds() -> None:
     assert error_table(measured()).rows == [["solo latency", "held out", "1.50", "2.00", "7.25", "40"]]
     assert range_table(measured()).rows == [["solo latency", "batch size", "1", "32"]]
     assert "7.25" in words
-    assert "left out     3 sets" in words
+    assert "left out    3 sets" in words
     assert "(measured)" in words
     assert "(datasheet)" in words  # the toy's power and concurrency
     assert "DATASHEET" not in words
