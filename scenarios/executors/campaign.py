@@ -286,7 +286,7 @@ class Campaign:
         twin, twin_record = (None if planned.slowdowns else self._twins.get(_key_of(planned))), None
         if twin is None:
             twin, twin_record = self._simulation(planned)
-        growth: Worlds | None = None
+        growth: Worlds[float] | None = None
         if planned.kind == "saturated":
             assert twin_record is not None, "there is one saturated run of a router"
             growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))

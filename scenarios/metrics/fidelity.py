@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import combinations
 from math import sqrt
-from typing import Final, Literal, NotRequired, TypedDict, TypeVar
+from typing import Final, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
@@ -37,11 +37,11 @@ DRAWN: Final = (_LATENCY, MEASURES["latency_p99_s"])  # told with slowdowns repl
 _ENERGIES = tuple(measure.stem for measure in VALIDATED if measure.name in ("energy_per_image_j", "energy_j"))
 
 
-class Worlds(TypedDict):
-    """One number in both worlds."""
+class Worlds(TypedDict, Generic[T]):
+    """The same thing in both worlds."""
 
-    simulated: float
-    hardware: float
+    simulated: T
+    hardware: T
 
 
 class Foreign(TypedDict):
@@ -78,7 +78,7 @@ class ValidationRun(TypedDict):
     repeat: int
     simulated: Result
     hardware: Result
-    backlog_growth: Worlds | None
+    backlog_growth: Worlds[float] | None
     slowdown: float | None
     foreign_load: Foreign | None
     drawn_s: dict[str, float | None] | None
@@ -100,26 +100,13 @@ class Pair(TypedDict):
     foreign_load: Foreign | None
 
 
-class ServedWorlds(TypedDict):
-    """How much of what arrived each world served."""
-
-    simulated: Served
-    hardware: Served
-
-
-class Stages(TypedDict):
-    """Mean seconds an image spent in each stage, in both worlds; null where it is not known."""
-
-    simulated: dict[str, float] | None
-    hardware: dict[str, float] | None
-
-
 class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
     `foreign_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
+    `stages_s` are mean seconds an image spent in each stage, null where that is not known.
     `drawn_error_pct` is the error of latencies where slowdowns are drawn and not replayed: a prediction.
     """
 
@@ -134,13 +121,13 @@ class Row(TypedDict):
     repeatability_pct: dict[str, float | None]
     target_pct: dict[str, float | None]
     met: dict[str, bool | None]
-    stages_s: Stages
+    stages_s: Worlds[dict[str, float] | None]
     slowdown: Estimate
     drawn_error_pct: dict[str, Estimate]
     foreign_load: Foreign | None
     lateness_s: Lateness | None
     cpu: Cpu | None
-    served: ServedWorlds
+    served: Worlds[Served]
 
 
 class SaturatedRow(TypedDict):
@@ -161,7 +148,7 @@ class SaturatedRow(TypedDict):
     foreign_load: Foreign | None
     lateness_s: Lateness | None
     cpu: Cpu | None
-    served: ServedWorlds
+    served: Worlds[Served]
 
 
 class Ranking(TypedDict):
@@ -235,14 +222,14 @@ def was_stopped(validation: Validation) -> bool:
     return found is not None and found["made"] < found["planned"]
 
 
-def is_marked(found: ServedWorlds) -> bool:
+def is_marked(found: Worlds[Served]) -> bool:
     """Whether either world leaves too many images unserved."""
     return leaves_many(found["simulated"]) or leaves_many(found["hardware"])
 
 
-def _served(runs: Sequence[ValidationRun]) -> ServedWorlds:
+def _served(runs: Sequence[ValidationRun]) -> Worlds[Served]:
     simulated, hardware = (served([run[world] for run in runs]) for world in ("simulated", "hardware"))
-    return ServedWorlds(simulated=simulated, hardware=hardware)
+    return Worlds(simulated=simulated, hardware=hardware)
 
 
 def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Validation:
@@ -358,7 +345,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         foreign_load=_most((run["foreign_load"] for run in runs), foreign_share),
         lateness_s=_most((run["hardware"]["lateness_s"] for run in runs), lateness_share),
         cpu=_most((run["hardware"]["cpu"] for run in runs), cpu_share),
-        stages_s=Stages(
+        stages_s=Worlds(
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
         ),

@@ -26,19 +26,23 @@ PALEST = 0.58  # of the color map: what is paler does not stand out from white
 SAME = 0.02  # shares that differ by less are the same to the eye
 
 
-def write_charts(profile: Profile, folder: Path) -> list[Path]:
-    """The latency curves and the paper's Figures 1-3 as PNG files; returns their paths."""
+def charts_of(profile: Profile) -> dict[str, Figure]:
+    """The latency curves and the paper's Figures 1-3, by name."""
     loaded = under_load(profile)
-    drawn = {
+    return {
         "latency": latency_curves(profile, latency_bands(profile)),
         "figure1": utilization_by_batch(profile),
         "figure2": energy_by_utilization(profile, loaded),
         "figure3": latency_by_utilization(profile, loaded),
     }
-    paths = [folder / f"{name}.png" for name in drawn]
-    for path, figure in zip(paths, drawn.values(), strict=True):
-        save(figure, path)
-    return paths
+
+
+def write_charts(profile: Profile, folder: Path) -> list[Path]:
+    """The same as PNG files; returns their paths."""
+    drawn = charts_of(profile)
+    for name, figure in drawn.items():
+        save(figure, folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in drawn]
 
 
 def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> Figure:

@@ -37,8 +37,8 @@ from scenarios.show import charts, profile_charts
 from scenarios.show.answers import answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.numbers import NONE, PLUS_MINUS
-from scenarios.show.profile import PROMISES_NOTHING, error_table, range_table
-from scenarios.show.profile_curves import latency_bands, loaded_at_once, loaded_batch, under_load
+from scenarios.show.profile import PROMISES_NOTHING, tables_of
+from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
@@ -439,7 +439,7 @@ def _profile(server: str, profile: Profile) -> dict[str, Any]:
         "badge": origin_badge(profile),
         "same_as": "",
         "promises_nothing": f"{PROMISES_NOTHING}." if profile.provenance == Provenance.DATASHEET else "",
-        "tables": [table for table in (error_table(profile), range_table(profile)) if table.rows],
+        "tables": tables_of(profile),
         "sources": f"latency {profile.origin}, power {power}, concurrency {concurrency}",
         "omitted": profile.omitted,
         "charts": _profile_charts(_Drawable(profile.to_yaml(), profile)),
@@ -458,13 +458,6 @@ class _Drawable:
 def _profile_charts(of: _Drawable) -> dict[str, Any]:
     """Kept: they take seconds to draw, and a profile may be shown on several pages."""
     profile = of.profile
-    bands, loaded = latency_bands(profile), under_load(profile)
-    drawn = {
-        "latency": profile_charts.latency_curves(profile, bands),
-        "figure1": profile_charts.utilization_by_batch(profile),
-        "figure2": profile_charts.energy_by_utilization(profile, loaded),
-        "figure3": profile_charts.latency_by_utilization(profile, loaded),
-    }
     facts = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
-    share = next(iter(bands.values())).error_share
-    return {**facts, "error_share": share, **{name: charts.to_svg(figure) for name, figure in drawn.items()}}
+    drawn = {name: charts.to_svg(figure) for name, figure in profile_charts.charts_of(profile).items()}
+    return {**facts, "error_share": stated_solo_error(profile), **drawn}

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from benchmarks.study.metrics_page import metrics_page
 from kit.documents import read_json
 from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
@@ -16,7 +17,6 @@ from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results
 from scenarios.metrics.result import Restart, Result, Score, SignatureName
 from scenarios.show.comparison import comparison_tables
-from scenarios.show.metrics_page import metrics_page
 from scenarios.show.result import servers_table
 from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
@@ -51,7 +51,7 @@ def result() -> Result:
 
 
 def test_the_page_is_what_the_catalogue_says() -> None:
-    """Written by `python -m scenarios.show.metrics_page`."""
+    """Written by `python -m benchmarks.study.metrics_page`."""
     assert PAGE.read_text() == metrics_page()
 
 

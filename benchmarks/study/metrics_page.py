@@ -1,6 +1,6 @@
 """The page of what every number means: the catalogue's tables, with the prose of a template around them.
 
-`python -m scenarios.show.metrics_page > docs/metrics.md` writes it anew.
+`python -m benchmarks.study.metrics_page > docs/metrics.md` writes it anew.
 """
 
 from __future__ import annotations
@@ -8,23 +8,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
+from benchmarks.study.pages import render
 from scenarios.metrics.catalogue import COSTS, MEASURES, OF_SERVERS, PAIRED, VALIDATED, Measure
 from scenarios.show.table import Table, columns, to_markdown
-from scenarios.show.wording import environment
 
 
 def metrics_page() -> str:
     """The whole page."""
-    return (
-        environment()
-        .get_template("metrics.md.j2")
-        .render(
-            of_results=_table(MEASURES.values()),
-            of_servers=_table(OF_SERVERS, "servers[]."),
-            paired=_names(PAIRED),
-            costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
-            validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),
-        )
+    return render(
+        "metrics.md.j2",
+        of_results=_table(MEASURES.values()),
+        of_servers=_table(OF_SERVERS, "servers[]."),
+        paired=_names(PAIRED),
+        costs=" and ".join(_names(COSTS).rsplit(", ", 1)),
+        validated=", ".join(f"`{measure.stem}`" for measure in VALIDATED),
     )
 
 
