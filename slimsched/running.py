@@ -117,15 +117,14 @@ def replay(run: File, /) -> Found:
     from scenarios.runs.folder import RunFolder
     from scenarios.runs.logs import LOG_FILE, logged_places, read_cores
     from scenarios.runs.replays import replay_folder
-    from scenarios.show.wording import lines_of
+    from scenarios.show.replay import format_replay
 
     folder = RunFolder(Path(run))
     if not logged_places(folder):
         raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
     runs = replay_folder(folder, *read_cores(folder))
     is_wrong = any(each["problems"] for each in runs.values())
-    text = "\n".join(lines_of("replay", "runs", runs))
-    return Found({"schema": "slimsched.replay/2", "runs": runs}, text, code=int(is_wrong))
+    return Found({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
 
 
 @verb

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -32,8 +33,7 @@ from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import Comparison
 from scenarios.metrics.fidelity import Validation
-from scenarios.metrics.standing import compared, validated
-from scenarios.metrics.statistics import Estimate
+from scenarios.metrics.standing import Contender, compared, validated
 from scenarios.show.words import marked
 from scenarios.terminal.screen import visible
 
@@ -68,6 +68,7 @@ ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
 LITTLE = 0.005  # of the longest bar: what no eye sees
 WORLDS: Final = ("simulated", "on executors")
+FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
 LINES: Final[tuple[Literal["-", "--"], ...]] = ("-", "--")
 CDF_POINTS = 300
 TIMELINE_POINTS = 400
@@ -76,30 +77,6 @@ LINE = 40  # characters of a name
 GREY = "#777777"
 Loc = Literal["outside lower center", "outside upper center"]
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A router in a trade-off: x and y with the half-widths of their intervals (0 for none).
-
-    One that leaves too many images unserved is marked, and on no front.
-    """
-
-    name: str
-    x: float
-    y: float
-    x_error: float = 0.0
-    y_error: float = 0.0
-    is_marked: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TradeOff:
-    """One panel of accuracy against a cost; `bound` is a line (cost, accuracy) beyond which no router can be."""
-
-    points: Sequence[Point]
-    xlabel: str
-    bound: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +96,6 @@ class Telemetry:
     times_s: Sequence[float]
     utilization: Sequence[float]
     power_w: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class StageBar:
-    """Mean seconds of an image by stage, in both worlds."""
-
-    router: str
-    simulated_s: Mapping[str, float]
-    hardware_s: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class StandingBar:
-    """A router's mean latency in each world where it ran, and its accuracy there (a share)."""
-
-    router: str
-    simulated_s: Estimate | None = None
-    hardware_s: Estimate | None = None
-    simulated_accuracy: float | None = None
-    hardware_accuracy: float | None = None
-
-    @property
-    def means_s(self) -> list[float]:
-        """Those that are known, the measured one first."""
-        known = [found["mean"] for found in (self.hardware_s, self.simulated_s) if found is not None]
-        return [mean for mean in known if mean is not None]
 
 
 @contextmanager
@@ -220,58 +171,39 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
     return figure
 
 
-def standing_bars(comparison: Comparison | None, validation: Validation | None) -> Iterator[StandingBar]:
-    """Of the routers that executors ran, else of those that were compared."""
+def standings(comparison: Comparison | None, validation: Validation | None) -> dict[str, list[Contender]]:
+    """The routers that executors ran, in both worlds, else those that were compared."""
     if validation is not None and validation["rows"]:
         real, promised = validated(validation, "hardware"), validated(validation, "simulated")
-        for one in real.contenders:
-            twin = promised.of(one.router)
-            yield StandingBar(
-                one.router,
-                simulated_s=None if twin is None else twin.interval_s,
-                hardware_s=one.interval_s,
-                simulated_accuracy=None if twin is None else twin.accuracy,
-                hardware_accuracy=one.accuracy,
-            )
-    elif comparison is not None:
-        for one in compared(comparison).contenders:
-            yield StandingBar(one.router, simulated_s=one.interval_s, simulated_accuracy=one.accuracy)
+        twins = [promised.of(one.router) for one in real.contenders]
+        return {WORLDS[0]: [twin for twin in twins if twin is not None], WORLDS[1]: list(real.contenders)}
+    return {} if comparison is None else {WORLDS[0]: list(compared(comparison).contenders)}
 
 
-def standing(bars: Sequence[StandingBar], colors: Mapping[str, str]) -> Figure:
+def standing(worlds: Mapping[str, Sequence[Contender]], colors: Mapping[str, str]) -> Figure:
     """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
-    rows = sorted(bars, key=lambda bar: bar.means_s[:1])
-    worlds: list[tuple[str, Any, float, list[tuple[str, Estimate | None, float | None]]]] = [
-        (WORLDS[0], "none", -0.13, [(bar.router, bar.simulated_s, bar.simulated_accuracy) for bar in rows]),
-        (WORLDS[1], "full", 0.13, [(bar.router, bar.hardware_s, bar.hardware_accuracy) for bar in rows]),
-    ]
-    worlds = [world for world in worlds if any(latency_s for _, latency_s, _ in world[3])]
-    if len(worlds) == 1:
-        worlds = [(*worlds[0][:2], 0.0, worlds[0][3])]
-    with canvas(WIDTH, 1.3 + 0.4 * len(rows), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        _frame_latencies(left, [latency_s for *_, found in worlds for _, latency_s, _ in found if latency_s])
-        for _, fill, offset, found in worlds:
-            for place, (router, latency_s, accuracy) in enumerate(found):
-                style: Any = {"color": colors[router], "fillstyle": fill, "marker": "o", "markersize": 6}
-                _standing_point(left, latency_s, place + offset, style)
-                if accuracy is not None:
-                    right.plot(100 * accuracy, place + offset, **style)
-        left.set_yticks(range(len(rows)), [label_of(bar.router) for bar in rows])
-        left.set_ylim(len(rows) - 0.5, -0.5)
+    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean_s)]
+    offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
+    with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
+        intervals = [one.interval_s for found in worlds.values() for one in found]
+        _frame_costs(left, [(1000 * (of["mean"] or 0.0), 1000 * (of["ci95"] or 0.0)) for of in intervals], 5)
+        for (world, found), offset in zip(worlds.items(), offsets, strict=True):
+            for one in found:
+                place, half_ms = routers.index(one.router) + offset, 1000 * (one.interval_s["ci95"] or 0.0)
+                style: Any = {"color": colors[one.router], "fillstyle": FILLS[world], "marker": "o", "markersize": 6}
+                _interval(left, "x", 1000 * one.mean_s, half_ms, place, colors[one.router])
+                left.plot(1000 * one.mean_s, place, **style)
+                right.plot(100 * one.accuracy, place, **style)
+        left.set_yticks(range(len(routers)), [label_of(router) for router in routers])
+        left.set_ylim(len(routers) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(4))
         right.margins(x=0.15)
         left.set(xlabel=MEASURES["latency_mean_s"].axis)
         right.set(xlabel=MEASURES["accuracy"].axis)
-        handles = [Line2D([], [], marker="o", linestyle="none", color="#444", fillstyle=of[1]) for of in worlds]
-        figure.legend(handles, [of[0] for of in worlds], loc="outside upper center", ncols=2)
+        style = {"marker": "o", "linestyle": "none", "color": "#444"}
+        handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]
+        figure.legend(handles, list(worlds), loc="outside upper center", ncols=2)
     return figure
-
-
-def _standing_point(axes: Axes, latency_s: Estimate | None, place: float, style: Mapping[str, Any]) -> None:
-    if latency_s is not None and latency_s["mean"] is not None:
-        mean_ms, half_ms = 1000 * latency_s["mean"], 1000 * (latency_s["ci95"] or 0.0)
-        _interval(axes, "x", mean_ms, half_ms, place, style["color"])
-        axes.plot(mean_ms, place, **style)
 
 
 def trade_off_chart(comparison: Comparison) -> Figure:
@@ -280,60 +212,68 @@ def trade_off_chart(comparison: Comparison) -> Figure:
     Raises:
         InputError: no router has any of these costs, for nothing was completed.
     """
-    found, panels = comparison["pareto"], []
-    for cost in COSTS:
-        routers = {row["router"] for row in found["fronts"][cost.name]}
-        rows = [row for row in comparison["rows"] if row["router"] in routers]
-        if rows:
-            panels.append(trade_off(rows, MEASURES[found["accuracy"]], cost, found["bounds"].get(cost.name, ())))
-    if not panels:
+    found = comparison["pareto"]
+    costs = [cost for cost in COSTS if found["fronts"][cost.name]]
+    if not costs:
         raise InputError(comparison["scenario"], "", "no router completed an image in each run: nothing to draw")
-    return trade_offs(panels, colors=router_colors([row["router"] for row in comparison["rows"]]))
+    colors = router_colors([row["router"] for row in comparison["rows"]])
+    return trade_offs(comparison["rows"], MEASURES[found["accuracy"]], costs, colors, found["bounds"])
 
 
-def trade_off(
-    rows: Sequence[Mapping[str, Any]], accuracy: Measure, cost: Measure, bound: Sequence[tuple[float, float]] = ()
-) -> TradeOff:
-    """A comparison's rows as a panel; `bound` is points (accuracy, least cost) as they are stored."""
-    points = []
-    for row in rows:
-        x, y = cost.of(row), accuracy.of(row)
-        points.append(
-            Point(
-                name=row["router"],
-                x=(x["mean"] or 0.0) * cost.scale,
-                y=y["mean"] * accuracy.scale,
-                x_error=(x["ci95"] or 0.0) * cost.scale,
-                y_error=(y["ci95"] or 0.0) * accuracy.scale,
-                is_marked=row["is_marked"],
-            )
-        )
-    return TradeOff(points, cost.axis, [(least * cost.scale, top1 * accuracy.scale) for top1, least in bound])
-
-
-def trade_offs(panels: Sequence[TradeOff], *, colors: Mapping[str, str]) -> Figure:
-    """Accuracy against costs side by side, with one legend.
+def trade_offs(
+    rows: Sequence[Mapping[str, Any]],
+    accuracy: Measure,
+    costs: Sequence[Measure],
+    colors: Mapping[str, str],
+    bounds: Mapping[str, Sequence[tuple[float, float]]] = MappingProxyType({}),
+) -> Figure:
+    """Accuracy against costs side by side, with one legend, of a comparison's rows.
 
     The dotted line joins what no other router beats on both; dashed is where no router can be beyond it.
+
+    Args:
+        bounds: by cost, points (accuracy, least cost) as they are stored.
     """
-    width = 3.4 * len(panels) if len(panels) > 1 else WIDTH
-    with canvas(width, 3.9, 1, len(panels), squeeze=False, sharey=True) as (figure, grid):
+    width = 3.4 * len(costs) if len(costs) > 1 else WIDTH
+    with canvas(width, 3.9, 1, len(costs), squeeze=False, sharey=True) as (figure, grid):
         named: dict[str, Any] = {}
-        for axes, panel in zip(grid[0], panels, strict=True):
-            named |= _draw_trade_off(axes, panel, colors)
+        for axes, cost in zip(grid[0], costs, strict=True):
+            bound = [(least * cost.scale, top1 * accuracy.scale) for top1, least in bounds.get(cost.name, ())]
+            known = [row for row in rows if None not in (cost.of(row)["mean"], accuracy.of(row)["mean"])]
+            named |= _draw_trade_off(axes, [_point(row, accuracy, cost) for row in known], bound, colors)
+            axes.set(xlabel=cost.axis)
         grid[0][0].set(ylabel="accuracy, %")
         _legend(figure, list(named.values()), list(named), 6, "outside lower center")
     return figure
 
 
-def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> dict[str, Any]:
-    """What its legend tells: by name what was drawn."""
-    points, drawn = panel.points, dict[str, Any]()
+class Point(NamedTuple):
+    """A router in a trade-off, with the half-widths of its intervals (0 for none)."""
+
+    name: str
+    is_marked: bool
+    x: float
+    x_error: float
+    y: float
+    y_error: float
+
+
+def _point(row: Mapping[str, Any], accuracy: Measure, cost: Measure) -> Point:
+    x, y = (
+        [of * each.scale for of in (each.of(row)["mean"], each.of(row)["ci95"] or 0.0)] for each in (cost, accuracy)
+    )
+    return Point(row["router"], row["is_marked"], *x, *y)
+
+
+def _draw_trade_off(
+    axes: Axes, points: Sequence[Point], bound: Sequence[tuple[float, float]], colors: Mapping[str, str]
+) -> dict[str, Any]:
+    """What its legend tells: by name what was drawn. Who leaves too many images unserved is marked, and on no front."""
+    drawn = dict[str, Any]()
     front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points if not point.is_marked])
     axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
-    if panel.bound:
-        costs, accuracies = zip(*panel.bound, strict=True)
-        (drawn["fluid bound"],) = axes.plot(costs, accuracies, "--", color=GREY, linewidth=1.2, zorder=1)
+    if bound:
+        (drawn["fluid bound"],) = axes.plot(*zip(*bound, strict=True), "--", color=GREY, linewidth=1.2, zorder=1)
     _frame_points(axes, points)
     for index, point in enumerate(points):
         _interval(axes, "x", point.x, point.x_error, point.y, colors[point.name])
@@ -347,7 +287,6 @@ def _draw_trade_off(axes: Axes, panel: TradeOff, colors: Mapping[str, str]) -> d
             markersize=6,
             zorder=3,
         )
-    axes.set(xlabel=panel.xlabel)
     return drawn
 
 
@@ -355,11 +294,6 @@ def _interval(axes: Axes, along: Literal["x", "y"], mean: float, half: float, at
     """Pale, and below all points: a wide one hides none. One that goes on ends at the frame."""
     ends = (mean - half, mean + half), (at, at)
     axes.plot(*(ends if along == "x" else ends[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
-
-
-def _frame_latencies(axes: Axes, found: Sequence[Estimate]) -> None:
-    known = [(1000 * of["mean"], 1000 * (of["ci95"] or 0.0)) for of in found if of["mean"] is not None]
-    _frame_costs(axes, known, 5)
 
 
 def _frame_costs(axes: Axes, found: Sequence[tuple[float, float]], ticks: int) -> None:
@@ -425,24 +359,25 @@ def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
     return np.asarray(values)[:: max(1, len(values) // TIMELINE_POINTS)]
 
 
-def stage_bars(bars: Sequence[StageBar]) -> Figure:
-    """Where an image's time goes: two stacked bars a router, simulation above hardware (hatched). A stage that takes
-    next to nothing of every bar is left out; each keeps its color."""
-    both = [of for bar in bars for of in (bar.simulated_s, bar.hardware_s)]
-    seen = LITTLE * max(sum(of.values()) for of in both)
-    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(both[0])}
-    stages = [stage for stage in colors if any(of[stage] > seen for of in both)] or list(colors)
-    with canvas(WIDTH, 1.3 + 0.55 * len(bars)) as (figure, axes):
-        for index, bar in enumerate(bars):
-            for offset, stages_s, hatch in ((-0.2, bar.simulated_s, ""), (0.2, bar.hardware_s, "////")):
+def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Where an image's time goes, of a validation's rows that know it in both worlds: two stacked bars a router,
+    simulation above hardware (hatched). A stage that takes next to nothing of every bar is left out; each keeps its
+    color."""
+    every = [of for row in rows for of in row["stages_s"].values()]
+    seen_s = LITTLE * max(sum(of.values()) for of in every)
+    colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
+    stages = [stage for stage in colors if any(of[stage] > seen_s for of in every)] or list(colors)
+    with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
+        for index, row in enumerate(rows):
+            for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
                 left_ms = 0.0
                 for stage in stages:
-                    width_ms = 1000 * stages_s[stage]
+                    width_ms = 1000 * row["stages_s"][world][stage]
                     style = {"color": colors[stage], "hatch": hatch, "edgecolor": "white"}
                     axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
                     left_ms += width_ms
         handles = [Patch(color=colors[stage]) for stage in stages]
-        axes.set_yticks(range(len(bars)), [label_of(bar.router) for bar in bars])
+        axes.set_yticks(range(len(rows)), [label_of(row["router"]) for row in rows])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set(xlabel="mean time of an image, ms")

@@ -215,10 +215,11 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 def _standing(material: Material) -> Markup | None:
     """The first answer as a picture."""
-    bars = list(charts.standing_bars(material.comparison, material.validation))
-    if len(bars) < 2:
+    worlds = charts.standings(material.comparison, material.validation)
+    routers = [one.router for found in [*worlds.values()][-1:] for one in found]
+    if len(routers) < 2:
         return None
-    return charts.to_svg(charts.standing(bars, charts.router_colors([*_compared(material), *(b.router for b in bars)])))
+    return charts.to_svg(charts.standing(worlds, charts.router_colors([*_compared(material), *routers])))
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:
@@ -261,17 +262,13 @@ def _device_text(value: object) -> str:
 
 def _validation(found: Validation) -> dict[str, Any]:
     rows = rows_at_middle(found["rows"])
-    bars = [
-        charts.StageBar(row["router"], simulated, hardware)
-        for row in rows
-        if (simulated := row["stages_s"]["simulated"]) and (hardware := row["stages_s"]["hardware"])
-    ]
+    known = [row for row in rows if all(row["stages_s"].values())]
     return {
         "errors": errors_tables(found),
         "notes": validation_notes(found),
         "warnings": [*far_apart_warnings(found), *disturbance_warnings(found)],
         "saturated": saturation_tables(found),
-        "stages": charts.to_svg(charts.stage_bars(bars)) if bars else None,
+        "stages": charts.to_svg(charts.stage_bars(known)) if known else None,
         "load": rows[0]["load"] if rows else None,
     }
 
@@ -332,11 +329,11 @@ def _latencies_s(run: StoredRun) -> list[float]:
 
 
 def _trade_offs(material: Material) -> list[Markup]:
-    compared = material.comparison["rows"] if material.comparison else []
-    rows = [row for row in compared if row["accuracy"]["mean"] is not None]
+    rows = material.comparison["rows"] if material.comparison else []
+    if all(row["accuracy"]["mean"] is None for row in rows):
+        return []
     costs = [MEASURES[name] for name in ("latency_mean_s", "energy_per_image_j")]
-    panels = [charts.trade_off(rows, MEASURES["accuracy"], cost) for cost in costs]
-    return [charts.to_svg(charts.trade_offs([panel], colors=_colors(material))) for panel in panels] if rows else []
+    return [charts.to_svg(charts.trade_offs(rows, MEASURES["accuracy"], [cost], _colors(material))) for cost in costs]
 
 
 def _downtimes(material: Material) -> Table | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def finish(log: Log, steps: Sequence[Planned], elapsed_s: float = 0.0) -> None:
         log.append(planned.id, elapsed_s, HoldResult((), (), 0))
 
 
-def announced(made: Plan, budget_s: float, log: Log, **more: float) -> str:
+def announced(made: Plan, budget_s: float, log: Log, **more: Any) -> str:
     return "\n".join(announcement(made, log, budget_s=budget_s, **more))
 
 

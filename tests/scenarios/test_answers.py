@@ -14,7 +14,7 @@ from scenarios.metrics.result import Result
 from scenarios.metrics.service import Promise
 from scenarios.metrics.standing import compared, validated
 from scenarios.show.answers import Answer, answers, box_text
-from scenarios.show.charts import standing_bars
+from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_tables
 from scenarios.show.table import to_text
 from scenarios.show.validation import errors_tables
@@ -293,9 +293,9 @@ def test_the_winner_is_beaten_by_nobody() -> None:
 def test_the_picture_shows_who_ran() -> None:
     """Both worlds of a validation; of a comparison alone the simulated side."""
     found = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.95))
-    tide = next(bar for bar in standing_bars(comparison(("tide", 1.0, 0.95)), found) if bar.router == "tide")
-    means = [None if of is None else of["mean"] for of in (tide.simulated_s, tide.hardware_s)]
-    assert means == [pytest.approx(0.9), pytest.approx(1.0)]
-    (alone,) = standing_bars(comparison(("tide", 1.0, 0.95)), None)
-    assert alone.hardware_s is None
-    assert alone.simulated_accuracy == pytest.approx(0.95)
+    worlds = standings(comparison(("tide", 1.0, 0.95)), found)
+    means_s = [next(one.mean_s for one in worlds[world] if one.router == "tide") for world in WORLDS]
+    assert means_s == [pytest.approx(0.9), pytest.approx(1.0)]
+    ((world, (alone,)),) = standings(comparison(("tide", 1.0, 0.95)), None).items()
+    assert world == WORLDS[0]
+    assert alone.accuracy == pytest.approx(0.95)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
+from scenarios.metrics.catalogue import MEASURES
 from scenarios.show import charts, report
 from scenarios.show.report import build_report
 from scenarios.show.table import Table, columns, to_text
@@ -127,14 +128,24 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
     """Every chart that says names, by what it shows."""
     colors = charts.router_colors(names)
     times = [charts.Latencies(name, world, [0.1, 0.2]) for name in names for world in ("simulation", "hardware")]
-    points = [charts.Point(name, 1.0 + index, 70.0 + index) for index, name in enumerate(names)]
+    accuracy, cost = MEASURES["accuracy"], MEASURES["latency_mean_s"]
+    rows = [
+        {
+            "router": name,
+            "is_marked": False,
+            "accuracy": {"mean": 0.7 + 0.1 * index, "ci95": None},
+            "latency_s": {"mean": {"mean": 1.0 + index, "ci95": None}},
+            "stages_s": {"simulated": {"run": 0.1}, "hardware": {"run": 0.2}},
+        }
+        for index, name in enumerate(names)
+    ]
+    bounds = {cost.name: [(0.7, 0.001), (0.71, 0.002)]}
     servers = [charts.Telemetry(name, [0.0, 1.0], [0.5, 0.6], [10.0, 11.0]) for name in names]
-    stages = [charts.StageBar(name, {"run": 0.1}, {"run": 0.2}) for name in names]
     return {
         "latency": charts.latency_distributions(times, colors),
-        "trade-off": charts.trade_offs([charts.TradeOff(points, "ms", [(1.0, 70.0), (2.0, 71.0)])], colors=colors),
+        "trade-off": charts.trade_offs(rows, accuracy, [cost], colors, bounds),
         "over time": charts.over_time(servers),
-        "stages": charts.stage_bars(stages),
+        "stages": charts.stage_bars(rows),
         "training": charts.training_curve([0.0, 1.0], {name: [1.0, 2.0] for name in names}),
     }
 
