@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.errors import InputError
 from scenarios.files.reading import load_scenario
 from scenarios.job import profiles
 from scenarios.job.job import Job
@@ -69,16 +68,6 @@ def test_a_profile_that_is_gone_is_made_again(made: Callable[[], list[str]], tmp
     path.unlink()
     assert made()[-1] == "serving: skipped, done before"
     assert path.read_text() == SERVED.to_yaml()
-
-
-def test_a_profile_with_a_slip_in_it_is_the_users_to_mend(made: Callable[[], list[str]], tmp_path: Path) -> None:
-    """It is not replaced: it is his work."""
-    path = tmp_path / "run" / "profiles" / "a.yaml"
-    made()
-    path.write_text("junk: [")
-    with pytest.raises(InputError, match="mend it, or remove it"):
-        made()
-    assert path.read_text() == "junk: ["
 
 
 def test_an_edited_profile_stays_beside_a_new_measurement(

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.errors import InputError
-from scenarios.terminal.places import writable_file, writable_folder
+from scenarios.terminal.places import writable_file
 from slimsched.cli import main
 from slimsched.commands import COMMANDS
 from slimsched.launching import flags_of
-from tests.scenarios.files import write_scenario
 
-READ = ("--model", "--accuracy", "--policy")  # files that are there already
 GIVEN = {
     "profile check": ["--model", "x"],
     "cluster drain": ["--run", "x"],
@@ -70,27 +67,6 @@ def test_no_command_works_towards_what_cant_be_written(tmp_path: Path, capsys: p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_the_folder_by_default_is_looked_at_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scenario = write_scenario(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").write_text("a file")
-    assert "runs is no folder" in _refused(["simulate", str(scenario)], capsys)
-
-
-def test_looking_makes_nothing(tmp_path: Path) -> None:
-    assert writable_folder(tmp_path / "a" / "b") == tmp_path / "a" / "b"
-    assert writable_file(tmp_path / "a" / "b" / "c") == tmp_path / "a" / "b" / "c"
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_what_can_be_written_to_is_a_place() -> None:
     assert writable_file(Path("/dev/null")) == Path("/dev/null")
     assert writable_file(Path("/dev/stdout")) == Path("/dev/stdout")
-
-
-def test_a_link_to_nothing_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "nothing")
-    with pytest.raises(InputError, match="is no folder"):
-        writable_folder(tmp_path / "link")

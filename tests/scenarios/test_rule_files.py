@@ -12,7 +12,7 @@ from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
 from policies.rules.widths import Ladder
 from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.files.router_names import display_name, read_rule, write_rule
+from scenarios.files.router_names import display_name, write_rule
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
 from slimsched.cli import main
@@ -26,14 +26,6 @@ def with_rule(folder: Path) -> Path:
     path = write_scenario(folder, "[random, jsq]", "[random, rules/mine.rule.yaml]")
     write_rule(folder / "rules" / "mine.rule.yaml", RULE)
     return path
-
-
-def test_a_written_rule_is_read_back(tmp_path: Path) -> None:
-    """As the same, and the file says first what it is."""
-    path = tmp_path / "a.rule.yaml"
-    write_rule(path, RULE)
-    assert read_rule(path) == RULE
-    assert path.read_text().startswith("schema: slimsched.rule/1\nkind: ladder\n")
 
 
 def test_a_scenario_names_rules_beside_it(tmp_path: Path) -> None:

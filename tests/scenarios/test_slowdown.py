@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 from policies.records import RunRecord
-from scenarios.executors.campaign import Campaign
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
-from scenarios.world.world import World
 from sim.tables import DeviceTables, compile_tables
 from tests import worlds
-from tests.scenarios.test_campaign import plan, side, world  # noqa: F401 - a fixture
 
 REFERENCE_S = 3e-5
 SLOWDOWN: dict[str, Any] = {
@@ -45,29 +42,12 @@ def test_readings_become_changes_of_their_device() -> None:
     assert mean_slowdown(found[0], 10**9) == pytest.approx((0.45 + 0.55 * 1.44), rel=0.02)
 
 
-def test_each_repeat_has_a_twin_at_its_own_slowdown(world: World) -> None:  # noqa: F811
-    """The second repeat's device was slow throughout: its twin is slower than the first one's; with nothing read, one
-    twin serves both."""
-    runs: list[int] = []
-
-    def slowdowns_of(_: RunRecord) -> dict[int, tuple[tuple[int, float], ...]]:
-        runs.append(len(runs))
-        return dict.fromkeys(range(len(world.cluster.devices)), ((0, 1.0 + runs[-1]),))
-
-    asked: list[Any] = []
-    simulated = side(world, asked)
-    repeated = plan(world, ("jsq",), repeats=2)
-    found = list(Campaign(repeated, simulated, side(world, []), (), slowdowns_of).carry_out())
-    first, second = (each.run["simulated"]["latency_s"]["mean"] for each in found)
-    assert first is not None
-    assert second is not None
-    assert second > 1.5 * first
-    assert [job.slowdowns[0][0][1] for job in asked if not job.is_probe] == [1.0, 2.0]
-    assert found[1].simulated is None  # the first one's record is kept
-    assert [each.run["slowdown"] for each in found] == pytest.approx([1.0, 2.0])
-    asked.clear()
-    list(Campaign(repeated, simulated, side(world, [])).carry_out())
-    assert len(asked) == 1
+def test_one_long_reading_is_an_interrupt() -> None:
+    """And what lies beyond any slowdown is cut."""
+    for readings, factor in (([9.0 if at == 5 else 1.0 for at in range(10)], 1.0), ([9.0] * 10, 5.0)):
+        record_of_one = record(*((0, at * 10**8, REFERENCE_S * times) for at, times in enumerate(readings)))
+        (changes,) = observed_slowdowns(record_of_one, [tables(slowdown=SLOWDOWN)], [0]).values()
+        assert {each for _, each in changes} == {factor}
 
 
 def test_a_twin_without_slowdowns_draws_its_own() -> None:
