@@ -3,6 +3,7 @@
     python -m benchmarks.gpu --seconds 530 --out runs/gpu       # on the GPU that is here
     python -m benchmarks.gpu --emulated                         # on the CPU, as far as that goes
     python -m benchmarks.gpu --only B1 B2                       # these alone
+    python -m benchmarks.gpu --list                             # what each looks at, when it passes, and its deadline
 
 Nothing is installed and no network is used. Exit code 1 where a check failed.
 """
@@ -34,10 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="for the evidence (runs/gpu)")
     parser.add_argument("--emulated", action="store_true", help="on the CPU, as far as that goes")
     parser.add_argument("--only", nargs="+", metavar="ID", help="these checks")
+    parser.add_argument("--list", action="store_true", help="what each looks at; does nothing")
     parser.add_argument("--check", metavar="ID", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     from benchmarks.gpu.checks import CHECKS  # here: `--help` needs no torch
 
+    if given.list:
+        for check in CHECKS:
+            print(f"{check.id}  {check.what}; passes: {check.passes}; at most {check.deadline_s:.0f} s")
+        return 0
     kind = "cpu" if given.emulated else "cuda"
     if given.check:
         check = next(each for each in CHECKS if each.id == given.check)
