@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
-from benchmarks.grid import Point, Row
+from benchmarks.grid import Point, Row, kept_rows, make_rows
 from benchmarks.study import jobs_results, live, paper_table, results, tables, tune
 from benchmarks.study.contenders import SCENARIOS
 from benchmarks.study.tables import DATA, Budget
@@ -116,8 +116,10 @@ class Grid:
         *,
         is_whole: bool = True,
     ) -> list[Row]:
-        """A table's, made where its file lacks them."""
-        return tables.make_table(points, work, budget, self.json or DATA / name, self.jobs, is_whole=is_whole)
+        """A table's, made where its file lacks them; what could not be tuned is a row, too."""
+        path = self.json or DATA / name
+        make_rows(path, points, work, budget, jobs=self.jobs, is_whole=is_whole)
+        return [row for row in kept_rows(path, points) if row is not None]
 
 
 @app.command(name="ablation")
@@ -174,9 +176,10 @@ def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CARRIED
         jobs: routers beside each other; one a core by default.
     """
     points = tables.carried_points(scenario, seeds)
-    rows = tables.make_table(points, tables.carry, None, json, jobs or core_count())
-    for row in rows:
-        print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
+    make_rows(json, points, tables.carry, jobs=jobs or core_count())
+    for row in kept_rows(json, points):
+        if row is not None:
+            print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
 
 
 @app.command(name="live")

@@ -15,32 +15,25 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu.asserting import BREAKS, AssertingNet
 from benchmarks.gpu.stand import NETWORKS, SEED, Stand
-from benchmarks.speed.hollow import EvenCosts
+from benchmarks.speed.hollow import routing
 from hw.devices.gpu import own_stream
 from hw.devices.graphs import GraphedInstance
 from hw.devices.instances import serve
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.networks.rows import rows_of
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Routing
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from hw.transport.messages import Point
-from kit.chance import stream
 from policies.faults import Crash, Fault, Hang, Supervision
 from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
-from policies.names import make_router
 from policies.records import RunRecord
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.rules.context import RouterContext
 from policies.vocabulary import IMAGE, NS_PER_S
 
 SIZES: Final = (1, 2, 4, 8, 16, 32)
 IMAGES: Final = 256
 LOOP_S: Final = 2.0
 AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some of them to chance
-_CHANCE: Final = "gpu checks"
 
 
 @dataclass(frozen=True)
@@ -102,13 +95,9 @@ def served(cluster: HardwareCluster, load: Load, labels: NDArray[np.int64], imag
     given = images.copy()
     given[list(load.breaks)] = BREAKS
     run = HardwareRun(arrivals_ns, given, labels, int(arrivals_ns[-1]) + 1, faults=load.faults)
-    held = (((True,) * len(shapes.widths),) * shapes.segments,) * len(cluster.servers)
-    config = RouterConfig(shapes.segments, shapes.widths, held)
-    full = (1.0,) * shapes.segments
-    prior = AccuracyPrior({full: 0.5})
-    name = f"fixed:{','.join(map(str, full))}@random"
-    policy = make_router(name, RouterContext(config, EvenCosts(), prior, (100.0,) * len(cluster.servers)))
-    return cluster.run(run, config, Routing(policy, stream(SEED, _CHANCE), RewardWeights(), prior))
+    name = f"fixed:{','.join(['1.0'] * shapes.segments)}@random"
+    count = len(cluster.servers)
+    return cluster.run(run, *routing(name, count, segments=shapes.segments, widths=shapes.widths, seed=SEED))
 
 
 def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

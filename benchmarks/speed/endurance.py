@@ -28,7 +28,7 @@ import psutil
 from numpy.typing import NDArray
 from scipy import stats
 
-from benchmarks.speed.hollow import EvenCosts
+from benchmarks.speed.hollow import routing
 from hw.device import local_devices
 from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
@@ -39,11 +39,8 @@ from kit.chance import stream
 from policies.faults import Crash, Fault, Hang
 from policies.greedy import GreedyKnobs
 from policies.interfaces import RouterConfig
-from policies.names import make_router
 from policies.records import RunRecord
 from policies.replay import replay_run
-from policies.reward import AccuracyPrior, RewardWeights
-from policies.rules.context import RouterContext
 from policies.vocabulary import NS_PER_S, RequestArrived
 
 MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
@@ -66,9 +63,6 @@ class Bench:
         self.servers = [
             HardwareServer(f"server{i}", devices[i % len(devices)], self.knobs, 0.0, 0.0) for i in range(servers)
         ]
-        held = (((True,) * len(spec.widths),) * spec.segments,) * servers
-        self.config = RouterConfig(spec.segments, spec.widths, held)
-        self.prior = AccuracyPrior({(spec.widths[-1],) * spec.segments: 0.5})
         rng = stream(0, "images")
         self.images = rng.normal(size=(256, *spec.input_shape)).astype(np.float32)
         self.labels = rng.integers(spec.classes, size=256)
@@ -89,9 +83,12 @@ class Bench:
             arrivals_ns, self.images, self.labels, round(seconds * NS_PER_S), faults=tuple(faults), keep_log=keep_log,
             drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
         )  # fmt: skip
-        policy = make_router("random", RouterContext(self.config, EvenCosts(), self.prior, (1.0,) * len(self.servers)))
-        routing = Routing(policy, stream(seed, "router:random"), RewardWeights(), self.prior)
-        return cluster.run(plan, self.config, routing, on_progress or _tell)
+        return cluster.run(plan, *self.routing(seed), on_progress or _tell)
+
+    def routing(self, seed: int) -> tuple[RouterConfig, Routing]:
+        """The router `random`."""
+        spec = self.model.spec
+        return routing("random", len(self.servers), segments=spec.segments, widths=spec.widths, seed=seed)
 
 
 def _tell(progress: Progress) -> None:
@@ -120,7 +117,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
     assert "" not in failures, "a failure without a reason"
     back_s = [(d.up_ns - d.down_ns) / NS_PER_S for d in record.downtimes if d.up_ns is not None]
     done_s = [(r.finished_ns - r.arrived_ns) / NS_PER_S for r in record.requests if r.status == "completed"]
-    wrong = replay_run(record.log, record.agent_logs, bench.config, [bench.knobs] * servers)
+    wrong = replay_run(record.log, record.agent_logs, bench.routing(seed)[0], [bench.knobs] * servers)
     return {
         "minutes": minutes,
         "rate_img_s": rate,

@@ -23,7 +23,7 @@ from hw.transport.messages import Input, Measurement, Move, Moved, Refused
 from kit.chance import stream
 from policies.faults import Impairment
 from policies.greedy import GreedyKnobs
-from policies.interfaces import RouterConfig
+from policies.interfaces import GROUPS, RouterConfig
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.rules.context import RouterContext
@@ -174,10 +174,16 @@ class Load:
         )
 
 
-def routing(count: int, block: int, name: str = "sticky") -> tuple[RouterConfig, Routing]:
-    """The router, whose groups have `block` images."""
-    held = (((True,) * len(WIDTHS),) * SEGMENTS,) * count
-    config = RouterConfig(SEGMENTS, WIDTHS, held, groups=(block,))
-    prior = AccuracyPrior({(1.0,) * SEGMENTS: 0.9})
+def routing(
+    name: str,
+    count: int,
+    groups: tuple[int, ...] = GROUPS,
+    segments: int = SEGMENTS,
+    widths: tuple[float, ...] = WIDTHS,
+    seed: int = 0,
+) -> tuple[RouterConfig, Routing]:
+    """A router by its name over servers that are all alike and hold every instance."""
+    config = RouterConfig(segments, widths, (((True,) * len(widths),) * segments,) * count, groups)
+    prior = AccuracyPrior({(widths[-1],) * segments: 0.5})
     policy = make_router(name, RouterContext(config, EvenCosts(), prior, (1.0,) * count))
-    return config, Routing(policy, stream(0, f"router:{name}"), RewardWeights(), prior)
+    return config, Routing(policy, stream(seed, f"router:{name}"), RewardWeights(), prior)

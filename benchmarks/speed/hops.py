@@ -107,7 +107,7 @@ def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
 def measure(cluster: HardwareCluster, size_bytes: int, load: Load) -> RunFigures:
     """One run."""
     windows = _Windows([])
-    config, routing = hollow.routing(SERVERS, load.block)
+    config, routing = hollow.routing("sticky", SERVERS, (load.block,))
     run = load.run(SHAPES[size_bytes], is_correct=lambda request, widths: True)
     record = cluster.run(run, config, routing, windows.tell)
     sent_ns = np.sort([block.sent_ns for block in record.blocks])

@@ -20,12 +20,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from benchmarks.grid import ROOT, Point, Row, kept_rows, make_rows, read_rows
+from benchmarks.grid import ROOT, Point, Row, read_rows
 from benchmarks.study.contenders import ROUTERS, TOLD, Case, state_of, tuned_file
 from benchmarks.study.judge import EQUAL_POINTS, columns
 from kit.documents import inputs_hash
 from kit.errors import InputError, WorkError
-from kit.parallel import Jobs
 from policies.registry import CONTROLLED, TIDE
 from policies.registry import TUNED as TUNED_KINDS
 from policies.rules.controlled import ControlSpec
@@ -526,17 +525,3 @@ def _is_of_now(row: Row, cases: Sequence[Case]) -> bool:
     names = ("scenario", "switch", "router", "decision_us", "blocks", "may_wait", "limit", "limit_ms")
     key = {name: row[name] for name in names if name in row}
     return Point({**key, **budget}, inputs_hash(state_of(case.scenario), budget)).inputs == str(row["inputs"])
-
-
-def make_table(
-    points: Sequence[Point],
-    work: Callable[[Any, Point], Row],
-    common: Any,
-    json: Path,
-    jobs: Jobs,
-    *,
-    is_whole: bool = True,
-) -> list[Row]:
-    """A table's rows; what could not be tuned is a row, too."""
-    make_rows(json, points, work, common, jobs=jobs, is_whole=is_whole)
-    return [row for row in kept_rows(json, points) if row is not None]

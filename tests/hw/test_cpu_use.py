@@ -59,7 +59,7 @@ def test_threads_that_spin_are_no_bottleneck_by_themselves() -> None:
 
 
 def run(cluster: HardwareCluster, told: list[Progress]) -> tuple[CpuUse, RunRecord]:
-    config, routing = hollow.routing(2, 1)
+    config, routing = hollow.routing("sticky", 2, (1,))
     record = cluster.run(hollow.Load(1, 400.0, 1.0).run((3, 32, 32)), config, routing, told.append)
     assert record.cpu is not None
     return record.cpu, record
