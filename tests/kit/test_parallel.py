@@ -22,8 +22,6 @@ from sim.compiled.errors import UnsupportedScenario
 from tests.scenarios.tasks import answer
 from tests.scenarios.test_engines import WORLDS, world_of
 
-pytestmark = pytest.mark.workers
-
 
 def test_runs_are_the_same_whatever_the_processes(tmp_path: Path) -> None:
     """Two processes give what one gives, in the same order, and simulate only what is not finished yet."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
-from math import exp, log
+from math import log
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,17 +15,15 @@ import yaml
 
 from kit.errors import InputError
 from policies.registry import TUNED
-from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
-from policies.rules.specs import FixedRule, Space
+from policies.rules.specs import FixedRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.course import Course, Decisions, Scorer, latency_cost
+from scenarios.learn.course import Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.race import Racer
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.tune import FloorError, _first, _generation, _search, tune_world
+from scenarios.learn.tune import FloorError, tune_world
 from scenarios.learn.tuned_files import failed_command, failure_path
 from scenarios.learn.tuning import Tuning, tune_router
 from scenarios.world.materials import load_world
@@ -85,34 +82,6 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
         assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
         spent = [n for n, _ in found.history]
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
-
-
-def test_the_first_of_several_searches_is_the_single_one_and_a_race_picks(world: World) -> None:
-    """All keep the floor on the same runs, and race on others."""
-    knobs = replace(KNOBS, floor=0.75)
-    alone, several = (tune_world(world, "ladder", replace(knobs, searches=number)) for number in (1, 3))
-    raced = {each.racer.name: each for each in several.race}
-    assert list(raced)[:3] == ["search 1", "search 2", "search 3"]
-    first = raced["search 1"]
-    assert np.array_equal(first.racer.values, alone.race[0].racer.values)
-    assert first.figures == alone.race[0].figures
-    assert len({tuple(each.racer.values) for each in several.race}) == len(raced), "each found its own"
-    assert all(each.racer.levelled and each.racer.levelled.accuracy >= 0.75 for each in several.race)
-    assert all(each.racer.levelled != each.figures for each in several.race), "other runs than it was levelled on"
-    assert several.spent.search >= 3 * KNOBS.decisions
-    assert several.winner in [each.racer for each in several.race]
-
-
-def test_it_does_not_depend_on_threads(world: World) -> None:
-    """Which is what makes searches beside each other find what one after the other does."""
-    knobs = replace(KNOBS, floor=0.75, searches=2)
-    one, two = (tune_world(world, "tide", knobs, jobs=number) for number in (1, 2))
-    assert np.array_equal(one.values, two.values)
-    assert (one.spec, one.figures, one.spent) == (two.spec, two.figures, two.spent)
-
-
-def racer(name: str) -> Racer:
-    return Racer(name, "", np.zeros(1), cast(Any, name))
 
 
 @pytest.mark.parametrize("kind", ["ladder", "tide", "fixed"])
@@ -193,80 +162,6 @@ def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
     scores = [score(0.001, 0.01), score(0.1, 1.0)]
     assert latency_cost(scores, replace(KNOBS, tail=0.0)) == pytest.approx(log(0.01))
     assert latency_cost(scores, replace(KNOBS, tail=0.5)) == pytest.approx(log(0.01) + 0.5 * log(0.1))
-
-
-def candidates_alone(*starts: float) -> Space:
-    """A router is its candidate."""
-    first = np.array([starts[0] if starts else 0.0])
-
-    def spec(values: Any) -> Any:
-        return values
-
-    return Space("", first, first, first, spec, [np.array([value]) for value in starts])
-
-
-class _Watched(Course):
-    """No run is made: the first number of a candidate is its latency in seconds."""
-
-    def __init__(self, knobs: TuningKnobs) -> None:
-        self.knobs, self.decisions, self.context = knobs, 0, cast(RouterContext, None)
-        self.ran: list[tuple[float, str, int]] = []
-
-    def excerpt(self, name: str, part: int) -> Any:
-        """Its name and part."""
-        return name, part
-
-    def fresh(self, number: int) -> Any:
-        """Its number."""
-        return "fresh", number
-
-    def measure(self, tries: Sequence[tuple[Any, Any]]) -> list[RunScore]:
-        """See `Course`."""
-        self.ran += [(float(x[0]), *spec) for x, spec in tries]
-        return [score(float(x[0]), 1.0) for x, _ in tries]
-
-
-@pytest.mark.parametrize("race", [True, False])
-def test_candidates_meet_the_same_runs_and_the_worst_are_given_up(race: bool) -> None:
-    """Half of the candidates run once only."""
-    course = _Watched(replace(KNOBS, episodes=3, tail=0.0))
-    candidates = np.array([[0.1], [0.4], [0.2], [0.3]])
-    costs, _ = _generation(candidates_alone(), course, candidates, 5, 0.0, race=race)
-    given_up = [bool(np.isinf(cost)) for cost in costs]
-    assert given_up == ([False, True, False, True] if race else [False] * 4)
-    assert len(course.ran) == (4 + 2 * 2 if race else 4 + 4 * 2)
-    assert len({name for _, name, _ in course.ran}) == 3
-    assert {part for _, _, part in course.ran} == {0, 1, 2}, "excerpts of all parts"
-    assert np.exp(costs[[0, 2]]) == pytest.approx([0.1, 0.2])
-
-
-class _Sloped(_Watched):
-    """A candidate's number is how much quicker it is, in the logarithm, and how many points it lies below 0.75."""
-
-    def measure(self, tries: Sequence[tuple[Any, Any]]) -> list[RunScore]:
-        """See `Course`."""
-        self.decisions += len(tries)
-        return [score(exp(-float(x[0])), 1.0, 0.75 - 0.01 * float(x[0])) for x, _ in tries]
-
-
-def test_a_floor_without_a_controller_is_a_steep_wall() -> None:
-    """Below it a point costs what no latency makes up for, above it there is nothing to win: a search ends there."""
-    knobs = replace(KNOBS, floor=0.75, decisions=40_000, population=16, elite=4)
-    candidates = np.array([[-1.0], [0.0], [1.0]])
-    for pid, wanted in ((False, [1.0, 0.0, 19.0]), (True, [-19.0, 0.0, 19.0])):
-        course = _Sloped(replace(knobs, pid=pid))
-        costs, _ = _generation(candidates_alone(), course, candidates, 0, 20.0, race=False)
-        assert costs == pytest.approx(wanted, abs=1e-9)
-    space = replace(candidates_alone(), start=np.array([3.0]), spread=np.array([1.0]))
-    found, _ = _search(space, _Sloped(replace(knobs, pid=False)))
-    assert -0.3 < found[0][0] < 1.5, "from three points below the floor, towards it"
-
-
-def test_a_search_begins_elsewhere_only_where_the_first_start_blows_up() -> None:
-    """By more than a factor e; then with the best."""
-    for slow, wanted in ((0.2, 0.2), (0.4, 0.1)):
-        course = _Watched(replace(KNOBS, tail=0.0))
-        assert _first(candidates_alone(slow, 0.15, 0.1), course) == pytest.approx([wanted])
 
 
 def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:
