@@ -268,7 +268,7 @@ def _of_file(source: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.source not in ("cluster", "policy", "speeds", "trace", "run", "load", "failures", "variability"):
+        if error.source not in ("policy", "trace", "run", "load", "failures"):
             raise
         place = "" if error.source == "run" else error.source
         raise InputError(source, ".".join(filter(None, (place, error.key))), error.problem) from None

@@ -15,7 +15,7 @@ How often it holds what other histories give: docs/jobs.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
@@ -44,12 +44,6 @@ class Interval(TypedDict):
 def chance_explains(change: Interval) -> bool:
     """Whether a change may as well be none: its interval holds 0, or it has none."""
     return change["low"] is None or change["high"] is None or change["low"] <= 0 <= change["high"]
-
-
-def chance_text(change: Interval) -> str:
-    """Why a change that chance explains may be none: the end of a sentence, everywhere the same."""
-    reason = "no interval is known" if change["low"] is None else "the interval holds 0"
-    return f"may be chance: {reason}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,8 +256,3 @@ def _size_name(place: int) -> str:
         return f"above {SIZES[-1]}"
     low = SIZES[place - 1] + 1 if place else 1
     return str(low) if low == SIZES[place] else f"{low}-{SIZES[place]}"
-
-
-def names_of(groups: Sequence[Group], kind: str) -> list[str]:
-    """Of one kind."""
-    return [group.name for group in groups if group.kind == kind]

@@ -86,6 +86,12 @@ class OutageSection(StrictModel):
     from_s: Time = Field(description="since the trace's start")
     to_s: Span = Field(description="when it is back")
 
+    @model_validator(mode="after")
+    def _ascending(self) -> OutageSection:
+        if self.to_s <= self.from_s:
+            raise ValueError(f"to_s {self.to_s:g} is not after from_s {self.from_s:g}")
+        return self
+
 
 class ClusterSection(StrictModel):
     """The nodes, and what it costs to stop a job on them."""

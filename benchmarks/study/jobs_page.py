@@ -14,22 +14,21 @@ from matplotlib.figure import Figure
 from benchmarks.grid import Row
 from benchmarks.study.pages import read_frames, render, write_frames
 from jobs.learning.course import gain
-from jobs.learning.judging import (
-    BASELINES,
-    PROGRAMMES,
-    Estimate,
-    Numbers,
-    mean_of,
-    ratio_of,
-)
+from jobs.learning.judging import BASELINES, DRAWS, Contender, Estimate, Numbers, mean_of
 from jobs.learning.learned import FAITHFUL, FIXED
+from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobList
+from kit.chance import stream
 from kit.documents import write_text
 from scenarios.show import charts
 from scenarios.show.charts import COLORS, canvas
 
 BASE: Final = "fifo-stall"
 LEARNED: Final = (FAITHFUL, FIXED)
+PROGRAMMES: Final = tuple(  # the same order of arrival in RLTune's way of waiting, placed by its programme
+    Contender(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
+    for placement in ("programme-as-written", "programme")
+)
 UNLEARNED: Final = {
     "fifo-first-fit": "not stalling",
     "random-fitting": "chance, not stalling",
@@ -196,6 +195,15 @@ def _ratio(judged: Judged, measure: str, name: str) -> Estimate:
         return ratio_of(judged.busy[name], judged.busy[BASE])
     run_s = 0.0 if measure == "queueing delay" else judged.run_s
     return ratio_of(judged.waits_s[name] + run_s, judged.waits_s[BASE] + run_s)
+
+
+def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> Estimate:
+    """The mean of one over the mean of another, on the windows of `mean_of`; 1 where the other one's is 0."""
+    drawn = stream(seed, "job windows:bootstrap").integers(len(own), size=(DRAWS, len(own)))
+    tops, bottoms = (np.append(each[drawn].mean(axis=1), each.mean()) for each in (own, base))
+    ratios = np.divide(tops, bottoms, out=np.ones(DRAWS + 1), where=bottoms != 0)
+    low, high = np.percentile(ratios[:-1], (2.5, 97.5))
+    return Estimate(float(ratios[-1]), float(low), float(high))
 
 
 def _share_rows(judged: Judged) -> list[Row]:

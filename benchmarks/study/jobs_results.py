@@ -8,6 +8,7 @@ clusters of Helios and Alibaba have drawn jobs: their GPUs and run times are of 
 
 from __future__ import annotations
 
+import json
 import sys
 import time  # noqa: TID251 - how long an epoch took
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +20,12 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.study.explaining import explain
-from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, Judged, Lesson, Study, make_pages
+from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, PROGRAMMES, Judged, Lesson, Study, make_pages
 from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
-from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, history_in, philly_cluster, train
-from jobs.learning.judging import BASELINES, PROGRAMMES, Contender, Numbers, judge, learned_choice
-from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec
+from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, train
+from jobs.learning.judging import BASELINES, Contender, Numbers, judge, learned_choice
+from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned
 from jobs.learning.learner import UpdateStats
 from jobs.policies.cluster import NodeGroup
 from jobs.sim.jobs import JobList
@@ -88,6 +89,16 @@ def cases_of(trace: JobList, effort: Effort) -> tuple[Case, ...]:
 
 
 DRAWN: Final[Mapping[str, tuple[NodeGroup, ...]]] = {"helios": HELIOS, "alibaba": ALIBABA}
+
+
+def philly_cluster(jobs: JobList) -> tuple[JobList, JobWorld]:
+    """RLTune's Philly: 16 nodes of 2 GPUs and 20 of 8; jobs of more than 4 GPUs on those of 8 alone, none on both.
+
+    As kinds of nodes are told apart by their GPUs' type, that is what the jobs are bound to.
+    """
+    bound = np.where(jobs.gpus > 4, "p100x8", "").astype(object)
+    world = JobWorld((NodeGroup(16, 2, "p100x2"), NodeGroup(20, 8, "p100x8")))
+    return replace(jobs, gpu_types=bound), world
 
 
 def _case(name: str, jobs: JobList, world: JobWorld, effort: Effort) -> Case:
@@ -214,6 +225,11 @@ def _trained(course: Course, path: Path, processes: int, told: Told) -> Learned:
         if has_fallen_apart(history_in(path)[:epochs]):
             break
     return learned
+
+
+def history_in(path: Path) -> list[dict[str, float]]:
+    """What each epoch of a training came to: `UpdateStats`' fields, `score` and `base_score`."""
+    return list(json.loads(read_learned(path)[2]["training"])["history"])
 
 
 def has_fallen_apart(history: Sequence[Mapping[str, float]]) -> bool:

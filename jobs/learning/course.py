@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ from jobs.learning.learned import (
 )
 from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, UpdateStats, taken
 from jobs.policies.choices import Choosing
-from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobList, JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
@@ -35,7 +34,6 @@ from kit.units import NS_PER_S
 
 LENGTH: Final = 256
 TRAINING_JOBS: Final = 10_000  # of a trace: RLTune learns on its first ones
-_SMALL, _LARGE = "p100x2", "p100x8"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,16 +111,6 @@ class Windows:
         return slice(self.warm, self.warm + self.length)
 
 
-def philly_cluster(jobs: JobList) -> tuple[JobList, JobWorld]:
-    """RLTune's Philly: 16 nodes of 2 GPUs and 20 of 8; jobs of more than 4 GPUs on those of 8 alone, none on both.
-
-    As kinds of nodes are told apart by their GPUs' type, that is what the jobs are bound to.
-    """
-    bound = np.where(jobs.gpus > 4, _LARGE, "").astype(object)
-    world = JobWorld((NodeGroup(16, 2, _SMALL), NodeGroup(20, 8, _LARGE)))
-    return replace(jobs, gpu_types=bound), world
-
-
 # ------------------------------------------------------------------------------------------------------------- scores
 
 SCORES: Final = ("bounded slowdown", "wait", "turnaround", "utilisation", "slowdown")
@@ -178,10 +166,10 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
 
 
 LEAST_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards of `rltune-fixed` are shares of
-_WORDS: Final = {  # of a course; what `rltune-faithful` and `rltune-fixed` have where nothing is said
-    "reward": ("", "end", "steps"),
-    "against": ("", "stall", "first-fit"),
-    "value": ("", "slots", "means"),
+_WORDS: Final = {  # of a course: what `rltune-faithful` and `rltune-fixed` have where nothing is said
+    "reward": ("end", "steps"),
+    "against": ("stall", "first-fit"),
+    "value": ("slots", "means"),
 }
 Told = Callable[[int, UpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
 
@@ -198,9 +186,6 @@ class Course:
         reward: `end`, RLTune's at the end of an episode, or `steps`, after each choice; empty for the kind's.
         against: how the base policy waits, `stall` or `first-fit`; empty for the kind's.
         value: of `slots` (128), or of `means` and largest values over the queue; empty for the kind's.
-
-    Raises:
-        InputError: for a word that is none of these, or no epochs or episodes.
     """
 
     spec: LearnedSpec
@@ -214,17 +199,9 @@ class Course:
     against: str = ""
     value: str = ""
 
-    def __post_init__(self) -> None:
-        for key, known in {"score": SCORES, **_WORDS}.items():
-            word = getattr(self, key)
-            if word not in known:
-                raise InputError("training", key, f"{word!r:.60} is none of {', '.join(filter(None, known))}")
-        if min(self.epochs, self.episodes) < 1:
-            raise InputError("training", "epochs", "epochs and episodes must be at least 1")
-
     def word(self, key: str) -> str:
         """What is said of `reward`, `against` or `value`, or else its kind's."""
-        return getattr(self, key) or _WORDS[key][1 if self.spec.kind == FAITHFUL else 2]
+        return getattr(self, key) or _WORDS[key][self.spec.kind != FAITHFUL]
 
     @property
     def base(self) -> JobPolicy:
@@ -335,15 +312,3 @@ def _resumed(course: Course, path: Path, learner: JobLearner) -> list[dict[str, 
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         problem = f"not a training to go on with, or damaged ({error!r:.300}); remove it to begin anew"
         raise InputError(str(path), "", problem) from error
-
-
-def history_in(path: Path) -> list[dict[str, float]]:
-    """What each epoch of a training came to: `UpdateStats`' fields, `score` and `base_score`.
-
-    Raises:
-        InputError: the file is none, or without a training.
-    """
-    try:
-        return list(json.loads(read_learned(path)[2]["training"])["history"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise InputError(str(path), "", f"has no history of a training ({error!r:.100})") from error

@@ -78,11 +78,6 @@ def random_fitting() -> Contender:
     return Contender("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random"))
 
 
-def placed(placement: str) -> Contender:
-    """In order of arrival and in RLTune's way of waiting, with a placement."""
-    return Contender(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
-
-
 def learned_choice(name: str, learned: Learned) -> Contender:
     """A learned policy."""
     return Contender(name, learned.spec.policy, learned)
@@ -100,8 +95,6 @@ BASELINES: Final = (
     rival("fifo-easy-oracle"),
 )
 """What RLTune's figures are set against: its own way of waiting with four orders, and rivals that need no learning."""
-PROGRAMMES: Final = (placed("programme-as-written"), placed("programme"))
-"""The same orders of arrival, placed by RLTune's programme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +174,6 @@ def mean_of(waits_s: Numbers, seed: int = 0) -> Estimate:
     drawn = stream(seed, "job windows:bootstrap").integers(many, size=(DRAWS, many))
     low, high = np.percentile(waits_s[drawn].mean(axis=1), (2.5, 97.5))
     return Estimate(float(waits_s.mean()), float(low), float(high))
-
-
-def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> Estimate:
-    """The mean of one over the mean of another, on the windows of `mean_of`; 1 where the other one's is 0."""
-    drawn = stream(seed, "job windows:bootstrap").integers(len(own), size=(DRAWS, len(own)))
-    tops, bottoms = (np.append(each[drawn].mean(axis=1), each.mean()) for each in (own, base))
-    ratios = np.divide(tops, bottoms, out=np.ones(DRAWS + 1), where=bottoms != 0)
-    low, high = np.percentile(ratios[:-1], (2.5, 97.5))
-    return Estimate(float(ratios[-1]), float(low), float(high))
 
 
 def table_of(waits_s: dict[str, Numbers], against: str | None) -> str:

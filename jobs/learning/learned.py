@@ -136,13 +136,6 @@ def pooled(rows: Seen) -> Seen:
     return np.concatenate([rows.mean(axis=0), rows.max(axis=0), [many]]).astype(np.float32)
 
 
-def odds_of(net: JobNet, rows: Seen) -> NDArray[np.float64]:
-    """(n, 7) -> (n,) probabilities."""
-    scores = net.scores(rows).astype(np.float64)
-    odds = np.exp(scores - scores.max())
-    return np.asarray(odds / odds.sum())
-
-
 # ---------------------------------------------------------------------------------------------------------------- files
 # What was learned as a file: safetensors with what it is in the header, and a checksum over both.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.policies.cluster import Allocation, Pool, Search
-from jobs.policies.orders import JobBook
+from jobs.policies.orders import Features, JobBook
 from kit.units import NS_PER_S
 
 
@@ -284,19 +284,49 @@ class Choosing:
 
 
 class Desk(Protocol):
-    """What a scheduler does for choices."""
+    """What the scheduler does for its queueing, whichever that is."""
 
     now_ns: int
+    stopped: int  # how many jobs were told to stop, ever
+    choices: Choices
 
     @property
     def search(self) -> Search:
         """How a pool's nodes are searched."""
 
+    @property
+    def is_preemptive(self) -> bool:
+        """Whether jobs that run may have to make room."""
+
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+
     def refresh(self, waiting: WaitingClass) -> None:
         """Bring a class's indices up to the present."""
 
+    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
+        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
+
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place there."""
+
+    def stop(self, job: int) -> None:
+        """Stop one that runs."""
+
+    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
+        """(count,) How long each of a class would take in a pool, by estimate."""
+
+    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
+        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
+
+    def held_in(self, pool: Pool) -> Mapping[int, Allocation]:
+        """Jobs that run in a pool, and where."""
+
+    def class_of(self, job: int) -> WaitingClass:
+        """What a job needs."""
+
+    def look_at(self, jobs: NDArray[np.int64]) -> Features:
+        """What is known of jobs, whether they run or wait."""
 
 
 class Choices:

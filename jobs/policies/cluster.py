@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from math import ceil, inf
+from math import ceil
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
-from kit.errors import InputError
 
 Allocation = tuple[tuple[int, int], ...]  # (node, GPUs there), ascending by node
 Slots = tuple[tuple[int, ...], ...]  # which GPUs, for each node of an allocation
@@ -131,20 +129,12 @@ class NodeGroup:
 
     Attributes:
         vc: the virtual cluster that they belong to; empty for all.
-
-    Raises:
-        InputError: for a group without nodes, or nodes without GPUs.
     """
 
     nodes: int
     gpus: int
     gpu_type: str = "gpu"
     vc: str = ""
-
-    def __post_init__(self) -> None:
-        for key, number in (("nodes", self.nodes), ("gpus", self.gpus)):
-            if number < 1:
-                raise InputError("cluster", key, f"{number} is too few: a group has at least one node with one GPU")
 
 
 class Pool:
@@ -341,8 +331,6 @@ class Cluster:
             numbers = range(count, count + group.nodes)
             members.setdefault((group.gpu_type, group.vc, group.gpus), []).extend(numbers)
             count += group.nodes
-        if not count:
-            raise InputError("cluster", "", "has no nodes: give at least one group of nodes")
         self.pools = [
             Pool(index, nodes, size, gpu_type, vc)
             for index, ((gpu_type, vc, size), nodes) in enumerate(members.items())
@@ -375,23 +363,10 @@ class Speeds:
     Attributes:
         by_class: job class -> GPU type -> speed, above 0. What has no row, or no entry in it, runs at speed 1.
         spread_slowdown: so many times as long takes a job that lies on more nodes than it must; at least 1.
-
-    Raises:
-        InputError: for a speed that is not a finite number above 0, or a slowdown below 1.
     """
 
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     spread_slowdown: float = 1.0
-
-    def __post_init__(self) -> None:
-        for job_class, row in self.by_class.items():
-            for gpu_type, speed in row.items():
-                if not 0 < speed < inf:
-                    key = f"{job_class}.{gpu_type}"
-                    raise InputError("speeds", key, f"{speed} is no speed: give a finite number above 0")
-        if not 1 <= self.spread_slowdown < inf:
-            problem = f"{self.spread_slowdown} would not slow a job down: give a finite number of at least 1"
-            raise InputError("speeds", "spread_slowdown", problem)
 
     def of(self, job_class: str, gpu_type: str, is_spread: bool = False) -> float:
         """The speed of a job of this class on GPUs of this type."""
@@ -422,32 +397,9 @@ class Variability:
 
     Attributes:
         by_class: job class -> a factor for each GPU of each node, above 0 and at most 1. Other classes run at 1.
-
-    Raises:
-        InputError: for a factor out of range.
     """
 
     by_class: Mapping[str, Factors]
-
-    def __post_init__(self) -> None:
-        for job_class, factors in self.by_class.items():
-            for node, row in enumerate(factors):
-                for factor in row:
-                    if not 0 < factor <= 1:
-                        problem = f"{factor} on node {node}: allowed is above 0, up to 1 for the fastest GPU"
-                        raise InputError("variability", job_class, problem)
-
-    def require_cluster(self, groups: Iterable[NodeGroup]) -> None:
-        """Check that there is a factor for each GPU.
-
-        Raises:
-            InputError: where there are more, or fewer.
-        """
-        sizes = [group.gpus for group in groups for _ in range(group.nodes)]
-        for job_class, factors in self.by_class.items():
-            if [len(row) for row in factors] != sizes:
-                problem = f"has factors for nodes of {[len(row) for row in factors]} GPUs; the cluster's have {sizes}"
-                raise InputError("variability", job_class, problem)
 
     def is_sensitive(self, job_class: str) -> bool:
         """Whether it matters to a class which GPU it gets."""

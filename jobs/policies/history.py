@@ -6,8 +6,8 @@ narrowest that has seen enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,80 +101,37 @@ class History:
 
 
 ORACLE: Final = "oracle"
+REQUESTED: Final = "requested"
 HISTORY: Final = "history"
+ESTIMATES: Final = (ORACLE, "none", REQUESTED, HISTORY)
 
 
-class Estimate(Protocol):
-    """How much work a job has, at the reference type."""
-
-    def work_ns(self, job: JobArrived, group: int) -> int:
-        """Asked once, when it arrives."""
+Estimate = Callable[[JobArrived, int], int]
+"""How much work a job has at the reference type, in nanoseconds: of its arrival, and the number of its chain."""
 
 
-class NoEstimate:
-    """Nothing is known, and no part of the policy asks."""
-
-    def work_ns(self, job: JobArrived, group: int) -> int:
-        """None."""
-        return 0
-
-
-class Requested:
-    """The time that the user asked for."""
-
-    def work_ns(self, job: JobArrived, group: int) -> int:
-        """As requested.
-
-        Raises:
-            InputError: for a job without a request.
-        """
-        if job.requested_ns is None:
-            problem = f"job {job.job} has none: take the estimate `history`, or a trace with requested times"
-            raise InputError("trace", "requested_s", problem)
-        return job.requested_ns
-
-
-class MeanOfHistory:
-    """The mean of those of its group that have ended."""
-
-    def __init__(self, history: History) -> None:
-        self._history = history
-
-    def work_ns(self, job: JobArrived, group: int) -> int:
-        """By what had ended when it arrived."""
-        return self._history.mean_ns(group)
-
-
-class Oracle:
-    """The truth, by job number."""
-
-    def __init__(self, oracle_work_ns: NDArray[np.int64]) -> None:
-        self._oracle_work_ns = oracle_work_ns
-
-    def work_ns(self, job: JobArrived, group: int) -> int:
-        """As it will turn out."""
-        return int(self._oracle_work_ns[job.job])
+def _requested_ns(job: JobArrived, _: int) -> int:
+    if job.requested_ns is None:
+        problem = f"job {job.job} has none: take the estimate `history`, or a trace with requested times"
+        raise InputError("trace", "requested_s", problem)
+    return job.requested_ns
 
 
 def estimate_of(word: str, history: History, oracle_work_ns: NDArray[np.int64] | None) -> Estimate:
-    """The part that a word names.
+    """What a word names: nothing, the time that the user asked for, the mean of the job's group, or the truth.
 
     Raises:
         InputError: for an oracle that was not given the truth.
     """
+    if word == REQUESTED:
+        return _requested_ns
+    if word == HISTORY:
+        return lambda _, group: history.mean_ns(group)
     if word == ORACLE:
         if oracle_work_ns is None:
             raise InputError("policy", "estimate", "`oracle` needs the true durations, which only a simulation has")
-        return Oracle(oracle_work_ns)
-    return _BY_WORD[word](history)
-
-
-_BY_WORD: Final[Mapping[str, Callable[[History], Estimate]]] = {
-    "none": lambda _: NoEstimate(),
-    "requested": lambda _: Requested(),
-    HISTORY: MeanOfHistory,
-}
-ESTIMATES: Final = (ORACLE, *_BY_WORD)
+        return lambda job, _: int(oracle_work_ns[job.job])
+    return lambda _, __: 0
 
 
 # -------------------------------------------------------------------------------------------------------------- gittins

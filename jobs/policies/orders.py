@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from jobs.policies.cluster import JobArrived
 from jobs.policies.history import GittinsTables
-from kit.errors import InputError
 from kit.units import NS_PER_S
 
 Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
@@ -167,10 +165,6 @@ class MultifactorKnobs:
         period_s: `PriorityCalcPeriod`.
         account: whose usage counts: the `user`'s (of a job without one: its VC's), or the `vc`'s.
         shares: by account; who is not named has one.
-
-    Raises:
-        InputError: for weights below 0, times or damping that are not above 0, shares that are not above 0, or another
-            account.
     """
 
     weight_age: float = 1000.0
@@ -184,28 +178,10 @@ class MultifactorKnobs:
     account: str = USER
     shares: Mapping[str, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        for key in ("weight_age", "weight_size", "weight_fairshare"):
-            if not 0 <= getattr(self, key) <= 1e9:
-                raise InputError("policy", f"multifactor.{key}", f"{getattr(self, key)}: allowed are 0 to 1e9")
-        for key in ("max_age_s", "half_life_s", "damping"):
-            _require_above_0(key, getattr(self, key))
-        if not 1 <= self.period_s < 1e9:
-            raise InputError("policy", "multifactor.period_s", f"{self.period_s}: allowed are 1 to 1e9 seconds")
-        for name, share in self.shares.items():
-            _require_above_0(f"shares.{name}", share)
-        if self.account not in (USER, VC):
-            raise InputError("policy", "multifactor.account", f"{self.account!r}: allowed are {USER} and {VC}")
-
     @property
     def period_ns(self) -> int:
         """`period_s` in whole nanoseconds."""
         return round(self.period_s * NS_PER_S)
-
-
-def _require_above_0(key: str, value: float) -> None:
-    if not (value > 0 and isfinite(value)):
-        raise InputError("policy", f"multifactor.{key}", f"{value} is not above 0: give a finite number above 0")
 
 
 class Accounts:
@@ -483,78 +459,25 @@ class Order:
 SECOND_QUEUE_GPU_S: Final = 3200.0  # Tiresias' threshold between its two queues (Gu et al., NSDI'19, section 5)
 
 
-def _fifo(jobs: Features) -> Any:
-    return jobs.submit_s
-
-
-def _smallest(jobs: Features) -> Any:
-    return jobs.gpus * 1.0
-
-
-def _sjf(jobs: Features) -> Any:
-    return jobs.estimate_s
-
-
-def _saf(jobs: Features) -> Any:
-    """Smallest area first."""
-    return jobs.estimate_s * jobs.gpus
-
-
-def _srtf(jobs: Features) -> Any:
-    """Shortest remaining time first; a restart is part of what remains."""
-    return jobs.remaining_s + jobs.restart_s
-
-
-def _srsf(jobs: Features) -> Any:
-    """Shortest remaining service (GPU time) first (Tiresias, NSDI'19)."""
-    return (jobs.remaining_s + jobs.restart_s) * jobs.gpus
-
-
-def _las(jobs: Features) -> Any:
-    """Least attained service (run time, not GPU time) first."""
-    return jobs.attained_s
-
-
-def _two_d_las(jobs: Features) -> Any:
-    """Two queues by attained GPU time, first come first served in each (Tiresias, NSDI'19)."""
-    return (jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S) * 1.0
-
-
-def _round_robin(jobs: Features) -> Any:
-    """Who has waited longest; those that run come last. With short rounds: processor sharing."""
-    return jobs.waiting_since_s * 0.0 + jobs.now_s if jobs.is_running else jobs.waiting_since_s
-
-
 def _wfp3(jobs: Features) -> Any:
-    """-(w / r)^3 n."""
     slowdown = (jobs.now_s - jobs.submit_s) / jobs.estimate_s
     return -(slowdown * slowdown * slowdown) * jobs.gpus  # `**` rounds otherwise for one than for many
 
 
 def _unicep(jobs: Features) -> Any:
-    """-w / (log2(n) r): one GPU has no logarithm to divide by, so such jobs come before all others, by w / r."""
+    """One GPU has no logarithm to divide by, so such jobs come before all others, by w / r."""
     size = np.maximum(np.log2(jobs.gpus), 1e-9)
     return -(jobs.now_s - jobs.submit_s) / (size * jobs.estimate_s)
 
 
 def _f1(jobs: Features) -> Any:
-    """log10(r) n + 870 log10(s), with s from a second after the start."""
+    """The submission counts from a second after the start."""
     return np.log10(jobs.estimate_s) * jobs.gpus + 870.0 * np.log10(np.maximum(jobs.submit_s, 1.0))
 
 
-def _lcfs(jobs: Features) -> Any:
-    """Last come first served."""
-    return -jobs.submit_s
-
-
-def _lpf(jobs: Features) -> Any:
-    """Longest job first."""
-    return -jobs.estimate_s
-
-
-def _age_size(jobs: Features) -> Any:
-    """-(1000 w / 12 h + 1000 (1 - n / 160)): what RLTune takes for Slurm's multifactor priority."""
-    return -(1000.0 * (jobs.now_s - jobs.submit_s) / 43_200.0 + 1000.0 * (1.0 - jobs.gpus / 160.0))
+def _round_robin(jobs: Features) -> Any:
+    """Those that run come last."""
+    return jobs.waiting_since_s * 0.0 + jobs.now_s if jobs.is_running else jobs.waiting_since_s
 
 
 def gittins(tables: GittinsTables) -> Order:
@@ -568,35 +491,40 @@ def gittins(tables: GittinsTables) -> Order:
 
 GITTINS: Final = "gittins"
 _PLAIN: Final[Mapping[str, Order]] = {
-    "fifo": Order(_fifo),
-    "smallest": Order(_smallest),
-    "sjf": Order(_sjf, needs_estimate=True),
-    "saf": Order(_saf, needs_estimate=True),
-    "srtf": Order(_srtf, needs_estimate=True),
-    "srsf": Order(_srsf, needs_estimate=True),
-    "las": Order(_las, run_worsens=True),
-    "2dlas": Order(_two_d_las, run_worsens=True),
+    "fifo": Order(lambda jobs: jobs.submit_s),
+    "smallest": Order(lambda jobs: jobs.gpus * 1.0),
+    "sjf": Order(lambda jobs: jobs.estimate_s, needs_estimate=True),
+    "saf": Order(lambda jobs: jobs.estimate_s * jobs.gpus, needs_estimate=True),  # smallest area first
+    # Shortest remaining time first, and remaining GPU time (Tiresias, NSDI'19); a restart is part of what remains.
+    "srtf": Order(lambda jobs: jobs.remaining_s + jobs.restart_s, needs_estimate=True),
+    "srsf": Order(lambda jobs: (jobs.remaining_s + jobs.restart_s) * jobs.gpus, needs_estimate=True),
+    "las": Order(lambda jobs: jobs.attained_s, run_worsens=True),  # least attained run time, not GPU time, first
+    # Two queues by attained GPU time, first come first served in each (Tiresias, NSDI'19).
+    "2dlas": Order(lambda jobs: (jobs.attained_s * jobs.gpus >= SECOND_QUEUE_GPU_S) * 1.0, run_worsens=True),
+    # Who has waited longest. With short rounds: processor sharing.
     "round-robin": Order(_round_robin, run_worsens=True),
-    "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),
-    "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),
-    "f1": Order(_f1, needs_estimate=True),
-    "lcfs": Order(_lcfs),
-    "lpf": Order(_lpf, needs_estimate=True),
-    "age-size": Order(_age_size, wait_moves=True),
+    "wfp3": Order(_wfp3, needs_estimate=True, wait_moves=True),  # -(w / r)^3 n
+    "unicep": Order(_unicep, needs_estimate=True, wait_moves=True),  # -w / (log2(n) r)
+    "f1": Order(_f1, needs_estimate=True),  # log10(r) n + 870 log10(s)
+    "lcfs": Order(lambda jobs: -jobs.submit_s),  # last come first served
+    "lpf": Order(lambda jobs: -jobs.estimate_s, needs_estimate=True),  # longest first
+    # What RLTune takes for Slurm's multifactor priority.
+    "age-size": Order(
+        lambda jobs: -(1000.0 * (jobs.now_s - jobs.submit_s) / 43_200.0 + 1000.0 * (1.0 - jobs.gpus / 160.0)),
+        wait_moves=True,
+    ),
 }
-_SHARING: Final = {word: Order(_fifo, objective.needs_estimate) for word, objective in OBJECTIVES.items()}
+_SHARING: Final = {
+    word: replace(_PLAIN["fifo"], needs_estimate=objective.needs_estimate) for word, objective in OBJECTIVES.items()
+}
 ORDERS: Final = (*_PLAIN, GITTINS, MULTIFACTOR, *_SHARING)
 NEED_ESTIMATES: Final = tuple(word for word, order in {**_PLAIN, **_SHARING}.items() if order.needs_estimate)
-
-
-def multifactor(accounts: Accounts) -> Order:
-    """Slurm's priority, largest first."""
-    return Order(accounts.index, accounts=accounts)
 
 
 def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[[], Accounts] | None = None) -> Order:
     """The order that a word names; `tables` makes what `gittins` rests on, `accounts` what `multifactor` does."""
     if word == MULTIFACTOR:
         assert accounts is not None, "an order of usage without accounts"
-        return multifactor(accounts())
+        usage = accounts()
+        return Order(usage.index, accounts=usage)
     return gittins(tables()) if word == GITTINS else {**_PLAIN, **_SHARING}[word]

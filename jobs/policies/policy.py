@@ -18,13 +18,13 @@ out anew when jobs have come or gone, or nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Line, WaitingClass
+from jobs.policies.choices import Desk, Line, WaitingClass
 from jobs.policies.cluster import PLACEMENTS, Allocation, Pool, Search
 from jobs.policies.history import ESTIMATES
 from jobs.policies.orders import (
@@ -33,7 +33,6 @@ from jobs.policies.orders import (
     OBJECTIVES,
     ORDERS,
     Demands,
-    Features,
     MultifactorKnobs,
     Objective,
 )
@@ -47,31 +46,6 @@ Numbers = NDArray[np.float64]
 Alike = NDArray[np.bool_]  # (jobs, pools, pools) where a job is equally fast
 
 
-class Table(Protocol):
-    """What the scheduler does for rounds, besides what it does for every queueing."""
-
-    now_ns: int
-
-    @property
-    def search(self) -> Search:
-        """How a pool's nodes are searched."""
-
-    def held_in(self, pool: Pool) -> Mapping[int, Allocation]:
-        """Jobs that run in a pool, and where."""
-
-    def class_of(self, job: int) -> WaitingClass:
-        """What a job needs."""
-
-    def look_at(self, jobs: NDArray[np.int64]) -> Features:
-        """What is known of jobs, whether they run or wait."""
-
-    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
-        """Start the one at a place there."""
-
-    def stop(self, job: int) -> None:
-        """Stop one that runs."""
-
-
 class Rounds:
     """A queueing that decides when a round begins; what must be stopped first is started at once after that."""
 
@@ -83,7 +57,7 @@ class Rounds:
         self._begun: dict[int, int] = {}  # by pool, when its last round began
         self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: for which jobs, and what
 
-    def __call__(self, line: Line, desk: Table) -> None:
+    def __call__(self, line: Line, desk: Desk) -> None:
         """Begin a round, if it is time; or start who had to be stopped first."""
         pools = [pool for _, pool in sorted({pool.index: pool for each in line.classes for pool in each.pools}.items())]
         if desk.now_ns % self._round_ns == 0 and self._begun.get(pools[0].index) != desk.now_ns:
@@ -93,7 +67,7 @@ class Rounds:
             self._begin(line, pools, desk)
         _start(line, self._planned, desk)
 
-    def _begin(self, line: Line, pools: Sequence[Pool], desk: Table) -> None:
+    def _begin(self, line: Line, pools: Sequence[Pool], desk: Desk) -> None:
         members = [each.jobs for each in line.classes] + [
             np.fromiter(desk.held_in(pool), np.int64, len(desk.held_in(pool))) for pool in pools
         ]
@@ -106,7 +80,7 @@ class Rounds:
 
     # ------------------------------------------------------------------------------------------------------ shares
 
-    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], desk: Table) -> tuple[Numbers, Alike]:
+    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], desk: Desk) -> tuple[Numbers, Alike]:
         """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
         capacity = np.array([pool.free_gpus + _gpus(desk.held_in(pool)) for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
@@ -116,7 +90,7 @@ class Rounds:
         return known[1:]
 
     def _solve(
-        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, desk: Table
+        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, desk: Desk
     ) -> tuple[Numbers, Alike]:
         classes = [desk.class_of(job) for job in jobs.tolist()]
         if self._objective.is_by_job:
@@ -145,7 +119,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------- who, and where
 
     def _choose(
-        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], desk: Table
+        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], desk: Desk
     ) -> dict[int, Pool]:
         """Who runs in which pool in this round, by GPUs alone."""
         columns = np.array([pool.index for pool in pools])
@@ -173,7 +147,7 @@ class Rounds:
                     break
         return chosen
 
-    def _arrange(self, pool: Pool, chosen: Sequence[int], desk: Table) -> None:
+    def _arrange(self, pool: Pool, chosen: Sequence[int], desk: Desk) -> None:
         """On which nodes; who runs elsewhere, or is not among them, is stopped."""
         running = dict(desk.held_in(pool))
         gpus = {job: desk.class_of(job).gpus for job in chosen}
@@ -227,7 +201,7 @@ def _places(
     return places
 
 
-def _start(line: Line, planned: dict[int, tuple[Pool, Allocation]], desk: Table) -> None:
+def _start(line: Line, planned: dict[int, tuple[Pool, Allocation]], desk: Desk) -> None:
     """Those that wait now; who has just been stopped waits a moment later."""
     for waiting in line.classes if planned else ():
         for job in [job for job in waiting.jobs.tolist() if job in planned]:
@@ -257,7 +231,6 @@ BY_INDEX: Final = "by-index"
 PACKING: Final = ("strict", "first-fit")
 PREEMPTIONS: Final = (NONE, BY_INDEX)
 NEED_PREEMPTION: Final = ("round-robin",)
-_SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,25 +243,12 @@ class PreemptionKnobs:
         hysteresis: a job gives way where its index is more than so many times that of the one that waits; at least 1.
         least_run_ns: nor before it has run so long.
         restart_ns: what going on is taken to cost, by orders that ask.
-
-    Raises:
-        InputError: for a round of no time, a hysteresis below 1, times below 0.
     """
 
-    round_ns: int = 60 * _SECOND_NS
+    round_ns: int = 60 * NS_PER_S
     hysteresis: float = 1.0
     least_run_ns: int = 0
-    restart_ns: int = 60 * _SECOND_NS
-
-    def __post_init__(self) -> None:
-        if self.round_ns < 1:
-            raise InputError("policy", "preemption.round_s", "must be above 0: a round takes time")
-        if not self.hysteresis >= 1:
-            problem = f"{self.hysteresis} is below 1: two jobs would take each other's place for ever"
-            raise InputError("policy", "preemption.hysteresis", problem)
-        for key, time_ns in (("least_run_s", self.least_run_ns), ("restart_s", self.restart_ns)):
-            if time_ns < 0:
-                raise InputError("policy", f"preemption.{key}", f"{time_ns / _SECOND_NS} is below 0")
+    restart_ns: int = 60 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +327,6 @@ class JobPolicy:
         """Whether shares of a GPU lie beside each other; else each holds a whole one (`jobs.policies.cluster`)."""
         return self.preemption == NONE and self.queueing in PACKING
 
-    @property
-    def uses_estimate(self) -> bool:
-        """Whether any part asks how long jobs run."""
-        return self.order in NEED_ESTIMATES or self.queueing in RESERVING
-
 
 def _require(key: str, word: str, known: Sequence[str]) -> None:
     if word not in known:
@@ -386,68 +341,46 @@ def _require(key: str, word: str, known: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RivalKind:
-    """One kind of policy.
+class Kind:
+    """The words of one kind of policy; `none` as estimate where a name must say which.
 
     Attributes:
-        help: what it does, in a few words.
-        source: where it is defined.
-        order, queueing, preemption, estimate: its words; `none` as estimate where a name must say which.
-        knobs: where nobody says others.
+        round_s: of its preemption, where nobody says another.
     """
 
-    name: str
-    help: str
-    source: str
     order: str
     queueing: str = "first-fit"
     preemption: str = NONE
     estimate: str = NONE
-    knobs: PreemptionKnobs | None = None
-
-    def fields(self) -> dict[str, Any]:
-        """Its words, by the names of a `JobPolicy`."""
-        return {
-            "order": self.order,
-            "queueing": self.queueing,
-            "preemption": self.preemption,
-            "estimate": self.estimate,
-            "placement": "best-fit",
-        }
+    placement: str = "best-fit"
+    round_s: int = 60
 
 
-def _gavel(name: str, help_text: str) -> RivalKind:
-    order = f"{name}-max-min" if name == "gavel" else name
-    knobs = PreemptionKnobs(round_ns=360 * NS_PER_S)
-    return RivalKind(name, help_text, "Narayanan et al., OSDI'20", order, ROUNDS, BY_INDEX, knobs=knobs)
-
-
-_RLSCHEDULER: Final = "Zhang et al., SC'20"
-KINDS: Final[Mapping[str, RivalKind]] = {
-    kind.name: kind
-    for kind in (
-        RivalKind("fifo", "first come first served; the first that does not fit blocks", "-", "fifo", "strict"),
-        RivalKind("fifo-easy", "the same with backfilling that does not delay it", "Lifka, JSSPP'95", "fifo", "easy"),
-        RivalKind("smallest", "fewest GPUs first", "-", "smallest"),
-        RivalKind("sjf", "shortest job first", "-", "sjf"),
-        RivalKind("saf", "smallest area first: run time x GPUs", _RLSCHEDULER, "saf"),
-        RivalKind("srtf", "shortest remaining time first", "Schrage 1968", "srtf", preemption=BY_INDEX),
-        RivalKind("srsf", "shortest remaining GPU time first", "Gu et al., NSDI'19", "srsf", preemption=BY_INDEX),
-        RivalKind("las", "least attained service first", "Nuyens and Wierman 2008", "las", preemption=BY_INDEX),
-        RivalKind("2dlas", "two queues by attained GPU time", "Gu et al., NSDI'19", "2dlas", preemption=BY_INDEX),
-        RivalKind("wfp3", "-(wait / run time)^3 x GPUs", "Tang et al., 2009", "wfp3"),
-        RivalKind("unicep", "-wait / (log2(GPUs) x run time)", _RLSCHEDULER, "unicep"),
-        RivalKind("f1", "log10(run time) x GPUs + 870 log10(submission)", "Carastan-Santos et al., SC'17", "f1"),
-        RivalKind("qssf", "smallest predicted area first", "Hu et al., SC'21", "saf", estimate="history"),
-        RivalKind("gittins", "by the Gittins index of past durations", "Gittins 1989", "gittins", preemption=BY_INDEX),
-        RivalKind("multifactor", "Slurm's age, size and fair share", "Slurm, priority/multifactor", "multifactor"),
-        _gavel("gavel", "in rounds, by a linear programme of shares of unequal types: max-min fairness"),
-        _gavel("gavel-blind", "the same as if all types were equal"),
-        _gavel("gavel-finish-time", "the same with fair times of completion"),
-        _gavel("gavel-fifo", "the same, first come first served"),
-        _gavel("gavel-least-jct", "the same, what is done of each job's rest"),
-        RivalKind("round-robin", "who has waited longest, in rounds", "-", "round-robin", preemption=BY_INDEX),
-    )
+_GAVEL: Final[Mapping[str, Any]] = {"queueing": ROUNDS, "preemption": BY_INDEX, "round_s": 360}
+KINDS: Final[Mapping[str, Kind]] = {
+    "fifo": Kind("fifo", "strict"),  # first come first served; the first that does not fit blocks
+    "fifo-easy": Kind("fifo", "easy"),  # the same with backfilling that does not delay it (Lifka, JSSPP'95)
+    "smallest": Kind("smallest"),  # fewest GPUs first
+    "sjf": Kind("sjf"),  # shortest job first
+    "saf": Kind("saf"),  # smallest area first: run time x GPUs (Zhang et al., SC'20)
+    "srtf": Kind("srtf", preemption=BY_INDEX),  # shortest remaining time first (Schrage 1968)
+    "srsf": Kind("srsf", preemption=BY_INDEX),  # shortest remaining GPU time first (Gu et al., NSDI'19)
+    "las": Kind("las", preemption=BY_INDEX),  # least attained service first (Nuyens and Wierman 2008)
+    "2dlas": Kind("2dlas", preemption=BY_INDEX),  # two queues by attained GPU time (Gu et al., NSDI'19)
+    "wfp3": Kind("wfp3"),  # -(wait / run time)^3 x GPUs (Tang et al., 2009)
+    "unicep": Kind("unicep"),  # -wait / (log2(GPUs) x run time) (Zhang et al., SC'20)
+    "f1": Kind("f1"),  # log10(run time) x GPUs + 870 log10(submission) (Carastan-Santos et al., SC'17)
+    "qssf": Kind("saf", estimate="history"),  # smallest predicted area first (Hu et al., SC'21)
+    "gittins": Kind("gittins", preemption=BY_INDEX),  # by the Gittins index of past durations (Gittins 1989)
+    "multifactor": Kind("multifactor"),  # Slurm's age, size and fair share (Slurm, priority/multifactor)
+    # In rounds, by a linear programme of shares of unequal types (Narayanan et al., OSDI'20): max-min fairness; the
+    # same as if all types were equal; fair times of completion; first come first served; what is done of each's rest.
+    "gavel": Kind("gavel-max-min", **_GAVEL),
+    "gavel-blind": Kind("gavel-blind", **_GAVEL),
+    "gavel-finish-time": Kind("gavel-finish-time", **_GAVEL),
+    "gavel-fifo": Kind("gavel-fifo", **_GAVEL),
+    "gavel-least-jct": Kind("gavel-least-jct", **_GAVEL),
+    "round-robin": Kind("round-robin", preemption=BY_INDEX),  # who has waited longest, in rounds
 }
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "estimate": tuple(word for word in ESTIMATES if word != NONE),
@@ -462,15 +395,16 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     Raises:
         InputError: for a name that means none, or one that leaves open how it knows run times.
     """
-    kind = next((KINDS[start] for start in _starts(name) if start in KINDS), None)
-    if kind is None:
+    known = next((start for start in _starts(name) if start in KINDS), None)
+    if known is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
-    fields, rest = kind.fields(), name.removeprefix(kind.name)
+    fields, rest = asdict(KINDS[known]), name.removeprefix(known)
+    round_ns = fields.pop("round_s") * NS_PER_S
     while rest:
         part, word = _next_word(name, rest)
         fields[part] = word
         rest = rest.removeprefix(f"-{word}")
-    return replace(JobPolicy(**fields), knobs=knobs or kind.knobs or PreemptionKnobs())
+    return JobPolicy(**fields, knobs=knobs or PreemptionKnobs(round_ns))
 
 
 def _starts(name: str) -> list[str]:
@@ -493,13 +427,12 @@ def shown_name(policy: JobPolicy) -> str:
     if policy.learned:
         estimate = [] if policy.estimate == NONE else [policy.estimate]
         return "-".join((policy.learned, policy.order, *estimate))
-    by_distance = sorted(KINDS.values(), key=lambda kind: len(_differing(policy, kind)))
-    for kind in by_distance:
-        if kind.order == policy.order and kind.preemption == policy.preemption:
-            return "-".join((kind.name, *_differing(policy, kind)))
+    differing = {
+        name: [getattr(policy, part) for part in _PARTS if getattr(policy, part) != getattr(kind, part)]
+        for name, kind in KINDS.items()
+        if kind.order == policy.order and kind.preemption == policy.preemption
+    }
+    if differing:
+        name, words = min(differing.items(), key=lambda item: len(item[1]))
+        return "-".join((name, *words))
     return "-".join((policy.order, policy.preemption, policy.queueing, policy.estimate, policy.placement))
-
-
-def _differing(policy: JobPolicy, kind: RivalKind) -> list[str]:
-    fields = kind.fields()
-    return [getattr(policy, part) for part in _PARTS if getattr(policy, part) != fields[part]]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 from operator import attrgetter
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Choices, Line, WaitingClass
+from jobs.policies.choices import Desk, Line, WaitingClass
 from jobs.policies.cluster import Allocation, Pool, Search
 
 Ends = Sequence[tuple[int, Allocation]]  # when what becomes free, ascending by time
@@ -111,40 +111,6 @@ class Profile:
 # A reservation is of nodes. It is worked out anew at each decision, of the jobs in their present order. A pool has one
 # under `easy`: jobs that share no pool do not wait for each other. A job that
 # is over its estimate counts as one that ends in a second.
-
-
-class Desk(Protocol):
-    """What the scheduler does for a queueing."""
-
-    now_ns: int
-    stopped: int  # how many jobs were told to stop, ever
-    choices: Choices
-
-    @property
-    def search(self) -> Search:
-        """How a pool's nodes are searched."""
-
-    @property
-    def is_preemptive(self) -> bool:
-        """Whether jobs that run may have to make room."""
-
-    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
-        """Those of whom one can start now on free GPUs."""
-
-    def refresh(self, waiting: WaitingClass) -> None:
-        """Bring a class's indices up to the present."""
-
-    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
-        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
-
-    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
-        """Start the one at a place there."""
-
-    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
-        """(count,) How long each of a class would take in a pool, by estimate."""
-
-    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
-        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
 
 
 _FIRST: Final = attrgetter("first")

@@ -173,7 +173,7 @@ class JobScheduler:
         group = self._group_of(event)
         book.gpus[job], book.submit_ns[job], book.done_ns[job] = event.gpus, event.submit_ns, event.done_ns
         book.group[job], book.from_ns[job] = group, NEVER_NS
-        book.estimate_ns[job] = self._estimate.work_ns(event, group)
+        book.estimate_ns[job] = self._estimate(event, group)
         book.begun[job] = 0
         if event.gpu_milli != WHOLE_MILLI:
             book.share[job] = event.gpu_milli / WHOLE_MILLI

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from kit.errors import InputError
 from kit.jit import entry, kernel
@@ -57,16 +57,6 @@ class BoundProblem:
         if nowhere.any():
             problem = f"job {int(nowhere.argmax())} fits into no pool that it may use: leave refused jobs out"
             raise InputError("trace", "gpus", problem)
-
-    @staticmethod
-    def one_pool(release_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, of: int) -> BoundProblem:
-        """All jobs in one pool of so many GPUs."""
-        return BoundProblem(
-            np.asarray(release_s, float),
-            np.asarray(gpus, float),
-            np.asarray(run_s, float)[:, None],
-            np.array([float(of)]),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

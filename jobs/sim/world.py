@@ -112,7 +112,7 @@ class JobWorld:
         variability: how GPUs of one type differ; None where they do not.
 
     Raises:
-        InputError: for times below 0, an outage of a node that is not there, or factors for other GPUs.
+        InputError: for an outage of a node that is not there.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -123,11 +123,6 @@ class JobWorld:
     variability: Variability | None = None
 
     def __post_init__(self) -> None:
-        for key, time_ns in (("restart_s", self.restart_ns), ("checkpoint_s", self.checkpoint_ns)):
-            if time_ns < 0:
-                raise InputError("cluster", key, f"{time_ns / NS_PER_S} is below 0")
-        if self.variability is not None:
-            self.variability.require_cluster(self.groups)
         nodes = sum(group.nodes for group in self.groups)
         for outage in self.outages:
             if not 0 <= outage.node < nodes:

@@ -420,7 +420,7 @@ def capacity(
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
     """
     from jobs.operating import Limit, Tried, capacity_document, fewest_nodes, largest_load
-    from slimsched.jobs.texts import load_text, nodes_text, tried_text
+    from slimsched.jobs.texts import capacity_text, say
 
     require_within("--precision", precision, 0.001, 0.5)
     case = _case(scenario, () if policy is None else (policy,), load)
@@ -429,14 +429,14 @@ def capacity(
     limit = Limit(of, wait_s)
 
     def told(tried: Tried) -> None:
-        listener().remark(tried_text(tried, by))
+        listener().remark(say("tried", tried, by))
 
     if by == "nodes":
         found = capacity_document(case, limit, nodes=fewest_nodes(case, limit, told))
-        return Found(found, nodes_text(found, limit))
-    low, high = largest_load(case, limit, precision, told)
-    found = capacity_document(case, limit, load_kept=low, load_broken=high)
-    return Found(found, load_text(found, limit))
+    else:
+        low, high = largest_load(case, limit, precision, told)
+        found = capacity_document(case, limit, load_kept=low, load_broken=high)
+    return Found(found, capacity_text(found))
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -554,6 +554,8 @@ def train(
     from scenarios.terminal.places import writable_file
     from scenarios.terminal.progress import Progress
 
+    for flag, number in (("epochs", epochs), ("episodes", episodes), ("window", window), ("judged", judged)):
+        require_within(flag, number, 1, LONGEST)
     if not Path(out).name.endswith(LEARNED_SUFFIX):
         raise InputError("out", "", f"{Path(out).name!r}: what is learned goes into a file {LEARNED_SUFFIX}")
     place = writable_file(Path(out))

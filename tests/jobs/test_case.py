@@ -105,7 +105,7 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
         ),
         (
             {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 0, "from_s": 9, "to_s": 9}]}},
-            "is down from",
+            "cluster.outages.0: to_s 9 is not after from_s 9",
         ),
         (
             {

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.study.explaining import explain
+from benchmarks.study.jobs_page import ratio_of
+from benchmarks.study.jobs_results import history_in, philly_cluster
 from jobs.learning.course import (
     Course,
     Task,
     Windows,
     gain,
-    history_in,
     in_system_s,
-    philly_cluster,
     play,
     score_of,
     train,
@@ -27,7 +27,6 @@ from jobs.learning.judging import (
     judge,
     learned_choice,
     mean_of,
-    ratio_of,
     rival,
     stalled,
     table_of,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jobs.policies.cluster import NodeGroup
 from jobs.sim.bound import BoundProblem, lower_bound
 from kit.errors import InputError
-from tests.jobs.sim.worlds import jobs, run
+from tests.jobs.sim.worlds import jobs, one_pool, run
 
 Row = tuple[int, int, int]  # release, run, GPUs
 ROWS = st.lists(st.tuples(st.integers(0, 6), st.integers(1, 6), st.integers(1, 3)), min_size=1, max_size=6)
@@ -22,7 +22,7 @@ GPUS = 3
 
 def problem_of(rows: list[Row]) -> BoundProblem:
     release_s, run_s, gpus = zip(*rows, strict=True)
-    return BoundProblem.one_pool(release_s, run_s, gpus, of=GPUS)
+    return one_pool(release_s, run_s, gpus, of=GPUS)
 
 
 def best_without_preemption(rows: list[Row], gpus: int) -> int:
@@ -104,11 +104,11 @@ def test_the_bounds_are_near_the_best_schedules() -> None:
 @pytest.mark.parametrize("is_preemptive", [False, True])
 def test_a_late_burst_has_its_prices(is_preemptive: bool) -> None:
     """A job at 0 h, 100 of 1 h at 100 h, one GPU: best one after another, 49.0 h in the mean."""
-    hours = BoundProblem.one_pool([0.0] + [100.0] * 100, np.ones(101), np.ones(101), of=1)
+    hours = one_pool([0.0] + [100.0] * 100, np.ones(101), np.ones(101), of=1)
     bound = lower_bound(hours, is_preemptive, cell_s=1.0)
     assert 40 <= bound.mean_wait_s <= sum(range(100)) / 101
 
 
 def test_a_job_that_fits_nowhere_is_refused() -> None:
     with pytest.raises(InputError, match="job 1 fits into no pool"):
-        BoundProblem.one_pool([0, 0], [1, 1], [1, 9], of=4)
+        one_pool([0, 0], [1, 1], [1, 9], of=4)

@@ -17,9 +17,10 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.bound import BoundProblem, lower_bound
+from jobs.sim.bound import lower_bound
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from tests.jobs.sim.worlds import one_pool
 
 ROOT = Path(__file__).resolve().parents[3]
 S = 1_000_000_000
@@ -69,7 +70,7 @@ def test_waits_are_those_of_another_model(name: str, other_s: float) -> None:
 @pytest.mark.slow
 def test_no_policy_is_better_than_the_bound() -> None:
     jobs = philly()
-    problem = BoundProblem.one_pool(jobs.submit_s, jobs.run_s, jobs.gpus, of=512)
+    problem = one_pool(jobs.submit_s, jobs.run_s, jobs.gpus, of=512)
     bound_s = lower_bound(problem).mean_wait_s
     assert bound_s >= 2_700
     assert bound_s <= mean_wait_s("saf-oracle-strict", jobs)

@@ -1,4 +1,4 @@
-"""The simulation against a quick model that shares no line with it; and what figures of quicker models hang on."""
+"""The simulation against a quick model that shares no line with it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ import pytest
 
 from jobs.sim.jobs import JobList
 from kit.chance import stream
-from tests.jobs.sim.quick_models import (
-    ATTAINED_AREA,
-    REMAINING,
-    REMAINING_AREA,
-    TWO_QUEUES,
-    Jobs,
-    ListModel,
-    as_hashed,
-    ends_on_one_node_s,
-    waits_in_rounds_s,
-)
-from tests.jobs.sim.test_philly import philly
+from tests.jobs.sim.quick_models import Jobs, ListModel, ends_on_one_node_s
 from tests.jobs.sim.worlds import run, seconds
 
 
@@ -59,29 +48,3 @@ def test_who_comes_first_has_the_gpus(name: str, seed: int) -> None:
     record = run(name, jobs, nodes=[32])
     assert seconds(record.end_ns) == ends_s
     assert record.preemptions.sum() > 0
-
-
-@pytest.mark.release
-def test_what_figures_of_quicker_models_hang_on() -> None:
-    """Each mean wait (s) on Philly's trace of a model that is known only by its figures, with what it must have done.
-
-    Jobs of one second stand by run time; of equally full nodes it took one by an order of no meaning; backfilling
-    looked at a hundred jobs, and let by only who ends in time; preemption came at the begins of rounds, on mere GPUs,
-    with restarts counted as service, `las` by service x GPUs, and `2dlas` letting earlier equals by.
-    """
-    trace = philly()
-    order = np.lexsort((trace.run_s, trace.submit_s))
-    columns = (trace.submit_s[order].tolist(), trace.run_s[order].tolist(), trace.gpus[order].tolist())
-    all_of_it = Jobs(*columns)
-    half = Jobs(*(column[len(order) // 2 :] for column in columns))
-    found = {
-        2634: ListModel(half, half.area, "strict", preference=as_hashed),
-        2712: ListModel(half, half.area, "in-time", preference=as_hashed),
-        14_251: ListModel(half, half.submit_s.__getitem__, preference=as_hashed),
-        553_632: ListModel(all_of_it, all_of_it.submit_s.__getitem__, "in-time", preference=as_hashed, window=100),
-    }
-    for mean_s, model in found.items():
-        assert float(model.waits_s().mean()) == pytest.approx(mean_s, rel=1e-3)
-    for mean_s, by in {4650: REMAINING, 2519: REMAINING_AREA, 6307: ATTAINED_AREA, 120_000: TWO_QUEUES}.items():
-        waits_s = waits_in_rounds_s(*all_of_it.columns, by, 512, 300.0, 60.0)
-        assert float(waits_s.mean()) == pytest.approx(mean_s, rel=1e-3)

@@ -12,7 +12,6 @@ from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList, JobsRecord, Outage, drawn_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import read_trace
-from kit.errors import InputError
 from scenarios.files.shipped import SHIPPED
 from tests.jobs.sim.test_laws import drawn
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
@@ -108,12 +107,3 @@ def test_drawn_factors_are_of_one_quality_by_gpu_and_of_the_named_stream() -> No
     assert np.allclose(net, 20 * memory)
     assert 0.18 < net.std() < 0.22
     assert (variability.is_sensitive("net"), variability.is_sensitive("other")) == (True, False)
-
-
-def test_what_can_not_be_is_refused() -> None:
-    with pytest.raises(InputError, match=r"net: 1\.5 on node 0: allowed is above 0, up to 1"):
-        Variability({"net": ((1.5,),)})
-    with pytest.raises(InputError, match=r"factors for nodes of \[2, 2\] GPUs; the cluster's have \[2\]"):
-        JobWorld((NodeGroup(1, 2),), variability=PAIR)
-    with pytest.raises(InputError, match="a spread of -1"):
-        drawn_variability((NodeGroup(1, 2),), {"net": -1}, 0)

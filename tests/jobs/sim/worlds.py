@@ -9,6 +9,7 @@ import numpy as np
 
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
+from jobs.sim.bound import BoundProblem
 from jobs.sim.jobs import NOT_YET, JobList, JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 
@@ -36,6 +37,12 @@ def run(
     record = JobSimulation(JobWorld(groups, **world), JobRun(these, chosen, **(run_options or {}))).run()
     require_sane(record)
     return record
+
+
+def one_pool(submit_s: Any, run_s: Any, gpus: Any, of: int) -> BoundProblem:
+    """All jobs in one pool of so many GPUs."""
+    columns = [np.asarray(column, float) for column in (submit_s, gpus, run_s)]
+    return BoundProblem(columns[0], columns[1], columns[2][:, None], np.array([float(of)]))
 
 
 def require_sane(record: JobsRecord) -> None:
