@@ -299,6 +299,32 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
     }
 
 
+def bound_document(case: JobsCase, bounds: Sequence[CaseBound]) -> dict[str, Any]:
+    """All bounds with their prices: hours of completion time that a GPU-hour is worth, by pool, over time."""
+    rows = [
+        {
+            "is_preemptive": each.is_preemptive,
+            "jct_mean_s": each.jct_mean_s,
+            "wait_mean_s": each.wait_mean_s,
+            "price_mean": float(each.bound.prices.mean()),
+            "price_max": float(each.bound.prices.max()),
+            "free_share": float((each.bound.prices == 0).mean()),
+            "cell_s": each.bound.cell_s,
+            "begins_s": each.bound.begins_s,
+            "prices": dict(zip(each.pools, each.bound.prices.tolist(), strict=True)),
+        }
+        for each in bounds
+    ]
+    return {
+        "schema": "slimsched.jobsbound/1",
+        "scenario": case.scenario.name,
+        "jobs": bounds[0].jobs,
+        "gpus": case.scenario.cluster.gpus,
+        "load": case.load,
+        "bounds": rows,
+    }
+
+
 def _documents(bounds: Sequence[CaseBound]) -> list[dict[str, Any]]:
     keys = ("is_preemptive", "jobs", "jct_mean_s", "wait_mean_s")
     return [{key: getattr(bound, key) for key in keys} for bound in bounds]

@@ -289,6 +289,19 @@ class Tuning:
     best: NamedPolicy
     judged: Mapping[str, Any]
 
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        (own, own_figure), (best, best_figure) = self.tried[0], min(self.tried, key=_figure)
+        return {
+            "schema": TUNING_SCHEMA,
+            "policy": self.best.name,
+            "own": dict(own),
+            "own_figure": own_figure,
+            "best": dict(best),
+            "best_figure": best_figure,
+            "judged": self.judged,
+        }
+
 
 def ranges_of(policy: JobPolicy) -> Mapping[str, tuple[float, float]]:
     """The numbers that a policy has, from where to where.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -52,8 +52,8 @@ class Tally:
         """As JSON has it."""
         return {
             "rows": self.rows,
-            "left_out": [_entry(reason, count) for reason, count in self.left_out.items()],
-            "noted": [_entry(reason, count) for reason, count in self.noted.items()],
+            "left_out": [{"reason": reason, **asdict(count)} for reason, count in self.left_out.items()],
+            "noted": [{"reason": reason, **asdict(count)} for reason, count in self.noted.items()],
             "told": self.told,
         }
 
@@ -64,10 +64,6 @@ def _add(counts: dict[str, Count], reason: str, lines: NDArray[np.int64]) -> Non
     first = int(lines.min())
     count = counts.setdefault(reason, Count(0, first))
     count.rows, count.first_line = count.rows + len(lines), min(count.first_line, first)
-
-
-def _entry(reason: str, count: Count) -> dict[str, Any]:
-    return {"reason": reason, "rows": count.rows, "first_line": count.first_line}
 
 
 # ----------------------------------------------------------------------------------------------------------------- rows

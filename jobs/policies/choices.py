@@ -263,12 +263,8 @@ class Chooser(Protocol):
         ...
 
 
-class Mapper(Protocol):
-    """Whoever decides where a chosen job lies that fits; without one, the placement's search does."""
-
-    def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> tuple[Pool, Allocation]:
-        """A pool and places there for the job at a place of a view of all that wait; each one's pools."""
-        ...
+Mapper = Callable[["View", int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
+"""Where a chosen job lies that fits: of a view of all that wait, its place there, and each one's pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +371,7 @@ class Choices:
             jobs, number = _in_order(classes, None)
             view = self._view(line, classes, jobs, number, desk)
             place = int((jobs == job).argmax())
-            found = self._mapper.lay(view, place, [classes[of].pools for of in number])
+            found = self._mapper(view, place, [classes[of].pools for of in number])
         desk.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
         return True
 

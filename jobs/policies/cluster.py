@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import ceil
 from typing import Any, Final, Literal
 
@@ -137,6 +136,9 @@ class NodeGroup:
     vc: str = ""
 
 
+_Rest = Literal["fullest", "emptiest", "lowest"]  # which node gets what does not fill one
+
+
 class Pool:
     """Equal nodes of one type and VC.
 
@@ -238,41 +240,26 @@ class Pool:
 
     def best_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the fullest that has room."""
-        return self._fewest(gpus, is_fullest=True)
+        return self._fewest(gpus, "fullest")
 
     def worst_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the emptiest."""
-        return self._fewest(gpus, is_fullest=False)
+        return self._fewest(gpus, "emptiest")
 
     def lowest_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on one that has room; those with the lowest numbers."""
-        sets, size = self._sets, self.size
-        whole, left = divmod(gpus, size)
-        if sets[size].bit_count() < whole:
-            return None
-        chosen = [(place, size) for place in islice(_bits(sets[size]), whole)]
-        if left:
-            rooms = 0
-            for free in range(left, size + 1):
-                rooms |= sets[free]
-            for place, _ in chosen:
-                rooms ^= 1 << place
-            if not rooms:
-                return None
-            chosen.append(((rooms & -rooms).bit_length() - 1, left))
-            chosen.sort()
-        return tuple(chosen)
+        return self._fewest(gpus, "lowest")
 
     def consolidated(self, gpus: int) -> Allocation | None:
         """On the fewest nodes if that can be now; else over as few more as can be: the emptiest first."""
         if gpus > self.free_gpus:
             return None
-        return self._fewest(gpus, is_fullest=True) or self._spread(gpus)
+        return self._fewest(gpus, "fullest") or self._spread(gpus)
 
-    def _fewest(self, gpus: int, is_fullest: bool) -> Allocation | None:
+    def _fewest(self, gpus: int, rest: _Rest) -> Allocation | None:
         sets, size = self._sets, self.size
         if gpus < size:
-            place = _place(sets, gpus, size, is_fullest)
+            place = _place(sets, gpus, size, rest)
             return None if place < 0 else ((place, gpus),)
         whole, left = divmod(gpus, size)
         empty = sets[size]
@@ -286,7 +273,7 @@ class Pool:
         if left:
             for place, _ in chosen:
                 empty ^= 1 << place
-            place = _place([*sets[:size], empty], left, size, is_fullest)
+            place = _place([*sets[:size], empty], left, size, rest)
             if place < 0:
                 return None
             chosen.append((place, left))
@@ -304,13 +291,14 @@ class Pool:
         raise AssertionError("fewer GPUs are free than were counted")
 
 
-def _place(sets: Sequence[int], gpus: int, size: int, is_fullest: bool) -> int:
-    """A node with so many free GPUs: of the fullest or the emptiest the first; -1 for none."""
-    for free in range(gpus, size + 1) if is_fullest else range(size, gpus - 1, -1):
-        nodes = sets[free]
-        if nodes:
-            return (nodes & -nodes).bit_length() - 1
-    return -1
+def _place(sets: Sequence[int], gpus: int, size: int, rest: _Rest) -> int:
+    """A node with so many free GPUs, of several the first: of the fullest, the emptiest, or of all; -1 for none."""
+    rooms = 0
+    for free in range(size, gpus - 1, -1) if rest == "emptiest" else range(gpus, size + 1):
+        rooms |= sets[free]
+        if rooms and rest != "lowest":
+            break
+    return (rooms & -rooms).bit_length() - 1
 
 
 def _bits(number: int) -> Iterator[int]:

@@ -7,10 +7,10 @@ Candidates of a job are the way that fragments least and the way that balances b
 
 with f_n: node n is partly used; F: free GPUs of a node.
 
-    `Written`  f_n is bound from one side alone, so it is 0 and its term is void; y_n: the second of the base policy's
-               order would fit on node n; nodes that are full before count nowhere.
-    `Meant`    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
-               next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
+    written  f_n is bound from one side alone, so it is 0 and its term is void; y_n: the second of the base policy's
+             order would fit on node n; nodes that are full before count nowhere.
+    meant    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
+             next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
 
 The solver is HiGHS, by way of SciPy. Where two placements are equally good, the first candidate is taken. A programme
 that takes too long ends the run: what a run comes to must not hang on how fast the machine is.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -244,55 +245,46 @@ class _Given:
 # ------------------------------------------------------------------------------------------------------------ mappers
 
 
-class Written:
-    """RLTune's programme as it is written."""
-
-    def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
-        """By the fit of the second in the base policy's order, which the view is in."""
-        found = candidates(pools[place], int(view.gpus[place]))
-        if len(found) == 1:
-            return found[0]
-        nodes = Nodes.of(pools[place])
-        takes = np.stack([nodes.taken(each) for each in found])
-        counts = nodes.free > 0
-        next_gpus = int(view.gpus[min(1, len(view) - 1)])
-        return found[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
+def _lay_as_written(view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+    """By the fit of the second in the base policy's order, which the view is in."""
+    found = candidates(pools[place], int(view.gpus[place]))
+    if len(found) == 1:
+        return found[0]
+    nodes = Nodes.of(pools[place])
+    takes = np.stack([nodes.taken(each) for each in found])
+    counts = nodes.free > 0
+    next_gpus = int(view.gpus[min(1, len(view) - 1)])
+    return found[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
 
 
-class Meant:
-    """What the programme is for.
+def _lay_as_meant(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
+    """Jointly with those who will be chosen next."""
+    found = candidates(pools[place], int(view.gpus[place]))
+    if len(found) == 1:
+        return found[0]
+    following = [int(other) for other in np.argsort(-scores(view), kind="stable") if other != place][:FOLLOWING]
+    met = {pool.index: pool for job in (place, *following) for pool in pools[job]}
+    nodes = Nodes.of(list(met.values()))
+    beside = {pool.index: pool.clone() for pool in met.values()}
+    beside[found[0].pool.index].take(found[0].allocation)
+    takes = [np.stack([nodes.taken(each) for each in found])]
+    for job in following:
+        gpus, own = int(view.gpus[job]), pools[job]
+        after = candidates([beside[pool.index] for pool in own], gpus)
+        rows = [nodes.taken(each) for each in (*candidates(own, gpus), *after)]
+        if rows:
+            takes.append(np.unique(np.stack(rows), axis=0))
+        if after:
+            after[0].pool.take(after[0].allocation)
+    return found[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
+
+
+def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:
+    """By the word of a placement: `written`, `meant`, or none.
 
     Args:
         scores: of each job of a view; the larger, the sooner its turn. None: by the view's order.
     """
-
-    def __init__(self, scores: Scores | None = None) -> None:
-        self._scores = scores or (lambda view: -np.arange(len(view)))
-
-    def lay(self, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
-        """Jointly with those who will be chosen next."""
-        found = candidates(pools[place], int(view.gpus[place]))
-        if len(found) == 1:
-            return found[0]
-        following = [int(other) for other in np.argsort(-self._scores(view), kind="stable") if other != place]
-        met = {pool.index: pool for job in (place, *following[:FOLLOWING]) for pool in pools[job]}
-        nodes = Nodes.of(list(met.values()))
-        beside = {pool.index: pool.clone() for pool in met.values()}
-        beside[found[0].pool.index].take(found[0].allocation)
-        takes = [np.stack([nodes.taken(each) for each in found])]
-        for job in following[:FOLLOWING]:
-            gpus, own = int(view.gpus[job]), pools[job]
-            after = candidates([beside[pool.index] for pool in own], gpus)
-            rows = [nodes.taken(each) for each in (*candidates(own, gpus), *after)]
-            if rows:
-                takes.append(np.unique(np.stack(rows), axis=0))
-            if after:
-                after[0].pool.take(after[0].allocation)
-        return found[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
-
-
-def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:
-    """By the word of a placement: `written`, `meant`, or none."""
     if programme == "written":
-        return Written()
-    return Meant(scores) if programme else None
+        return _lay_as_written
+    return partial(_lay_as_meant, scores or (lambda view: -np.arange(len(view)))) if programme else None

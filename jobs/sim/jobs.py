@@ -17,6 +17,7 @@ from kit.units import NS_PER_S
 _LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 Numbers = NDArray[np.float64]
 Words = NDArray[np.object_]
+WORDS: Final = ("job_id", "user", "vc", "gpu_types", "job_class")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,24 +55,22 @@ class JobList:
         """From the columns that a job must have and any others; sorted by submission."""
         unsorted = np.asarray(submit_s, np.float64)
         many = len(unsorted)
-        texts = {name: columns.pop(name, [""] * many) for name in ("user", "vc", "gpu_types", "job_class")}
-        numbers = {
-            name: columns.pop(name, [np.nan] * many) for name in ("requested_s", "recorded_wait_s", "recorded_start_s")
+        defaults: dict[str, Any] = {
+            "job_id": [str(row) for row in range(many)],
+            **dict.fromkeys(WORDS[1:], [""] * many),
+            **dict.fromkeys(("requested_s", "recorded_wait_s", "recorded_start_s"), [np.nan] * many),
+            "gpu_share": [1.0] * many,
         }
-        gpu_share = np.asarray(columns.pop("gpu_share", [1.0] * many), np.float64)
-        job_id = columns.pop("job_id", [str(row) for row in range(many)])
-        assert not columns, f"no such columns: {', '.join(columns)}"
+        assert columns.keys() <= defaults.keys(), f"no such columns among {', '.join(columns)}"
         order = np.argsort(unsorted, kind="stable")
         return JobList(
-            np.asarray(job_id, object)[order],
-            unsorted[order],
-            np.asarray(run_s, np.float64)[order],
-            np.asarray(gpus, np.int64)[order],
-            requested_s=np.asarray(numbers["requested_s"], np.float64)[order],
-            recorded_wait_s=np.asarray(numbers["recorded_wait_s"], np.float64)[order],
-            recorded_start_s=np.asarray(numbers["recorded_start_s"], np.float64)[order],
-            gpu_share=gpu_share[order],
-            **{name: np.asarray(values, object)[order] for name, values in texts.items()},
+            submit_s=unsorted[order],
+            run_s=np.asarray(run_s, np.float64)[order],
+            gpus=np.asarray(gpus, np.int64)[order],
+            **{
+                name: np.asarray(columns.get(name, default), object if name in WORDS else float)[order]
+                for name, default in defaults.items()
+            },
         )
 
     def __post_init__(self) -> None:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from kit.errors import InputError
-from slimsched.arguments import LONGEST, Duration, File, NewFolder, path, read_by, require_within
+from slimsched.arguments import LONGEST, Duration, File, NewFolder, Picture, path, read_by, require_within
 from slimsched.results import Found
 from slimsched.working import listener, verb
 
 if TYPE_CHECKING:
     from jobs.case import JobsCase
     from jobs.comparing import CaseBound
+    from scenarios.terminal.progress import Progress
 
     NewFile = str | Path
     Policies = Sequence[str | Path]
@@ -90,7 +91,6 @@ def import_log(
     from jobs.logs.rows import UNITS_S, Options
     from jobs.trace import is_imported
     from scenarios.terminal.places import writable_file
-    from scenarios.terminal.progress import Progress
     from slimsched.jobs.texts import imported_text
 
     log = Path(log)
@@ -106,7 +106,7 @@ def import_log(
         unit_s=UNITS_S[unit],
         tasks=None if tasks is None else Path(tasks),
     )
-    with Progress(f"reading {log.name}", unit="row", quiet=listener().quiet) as progress:
+    with _progress(f"reading {log.name}", unit="row") as progress:
         found = read_log(log, place, format, options, sums=lives == "sum", told=progress.set)
     return Found({**found.document(), "trace": str(place)}, imported_text(found, log, place))
 
@@ -124,13 +124,11 @@ def inspect(trace: File, /, *, gpus: int | None = None) -> Found:
     """
     from jobs.summary import summarize
     from jobs.trace import read_trace
-    from scenarios.terminal.progress import Progress
     from slimsched.jobs.texts import summary_text
 
     require_within("--gpus", gpus, 1, LONGEST)
     jobs = read_trace(Path(trace))
-    is_quiet = listener().quiet or len(jobs) < _MOST_AT_ONCE
-    with Progress("looking at jobs", len(jobs), unit="job", quiet=is_quiet) as progress:
+    with _progress("looking at jobs", len(jobs), unit="job", is_quiet=len(jobs) < _MOST_AT_ONCE) as progress:
         found = summarize(jobs, gpus, progress.set)
     return Found(found, summary_text(found, Path(trace).name))
 
@@ -261,18 +259,21 @@ def compare(
     """
     from hw.host.limits import core_count
     from jobs.comparing import comparison_document, result_document, run_all
+    from jobs.operating import validation_document
     from kit.documents import write_json
     from scenarios.show.charts import save
-    from scenarios.terminal.progress import Progress
     from slimsched.jobs.prices_chart import prices_chart
-    from slimsched.jobs.texts import comparison_text, result_text
+    from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     require_within("--jobs", jobs, 1, 1024)
     case = _case(scenario, policies, load)
     if against_log:
-        return _against_log(case)
+        with _progress("replaying the log", 1) as progress:
+            found = validation_document(case, case.policies[0])
+            progress.update()
+        return Found(found, validation_text(found))
     folder = None if out is None else Path(out)
-    with Progress("policies", len(case.policies), unit="run", quiet=listener().quiet) as progress:
+    with _progress("policies", len(case.policies), unit="run") as progress:
 
         def told(name: str, was_there: bool) -> None:
             progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
@@ -289,19 +290,8 @@ def compare(
     return Found(found, comparison_text(found) if len(runs) > 1 else result_text(found))
 
 
-def _against_log(case: JobsCase) -> Found:
-    from jobs.operating import validation_document
-    from scenarios.terminal.progress import Progress
-    from slimsched.jobs.texts import validation_text
-
-    with Progress("replaying the log", 1, unit="run", quiet=listener().quiet) as progress:
-        found = validation_document(case, case.policies[0])
-        progress.update()
-    return Found(found, validation_text(found))
-
-
 @verb
-def bound(scenario: File, /, *, load: float | None = None, plot: NewFile | None = None) -> Found:
+def bound(scenario: File, /, *, load: float | None = None, plot: Picture | None = None) -> Found:
     """Compute a bound that no policy can beat, and the price of a GPU-hour over time.
 
     Args:
@@ -312,42 +302,17 @@ def bound(scenario: File, /, *, load: float | None = None, plot: NewFile | None 
     Raises:
         InputError: anything in the scenario is wrong, or no job of it fits into the cluster.
     """
+    from jobs.comparing import bound_document
     from scenarios.show.charts import save
-    from scenarios.terminal.places import writable_file
     from slimsched.jobs.prices_chart import prices_chart
     from slimsched.jobs.texts import bound_text
 
-    if plot is not None and writable_file(Path(plot)).suffix not in (".png", ".svg"):
-        raise InputError("--plot", "", f"{plot}: name a .png or .svg file")
     case = _case(scenario, (), load)
     bounds = _bounds(case)
     if plot is not None:
         save(prices_chart(bounds), Path(plot))
-    found = {
-        "schema": "slimsched.jobsbound/1",
-        "scenario": case.scenario.name,
-        "jobs": bounds[0].jobs,
-        "gpus": case.scenario.cluster.gpus,
-        "load": case.load,
-        "bounds": [_bound_document(each) for each in bounds],
-    }
+    found = bound_document(case, bounds)
     return Found(found, bound_text(found))
-
-
-def _bound_document(bound: CaseBound) -> dict[str, Any]:
-    """Its prices are hours of completion time that a GPU-hour is worth: by pool, over time."""
-    prices = bound.bound.prices
-    return {
-        "is_preemptive": bound.is_preemptive,
-        "jct_mean_s": bound.jct_mean_s,
-        "wait_mean_s": bound.wait_mean_s,
-        "price_mean": float(prices.mean()),
-        "price_max": float(prices.max()),
-        "free_share": float((prices == 0).mean()),
-        "cell_s": bound.bound.cell_s,
-        "begins_s": bound.bound.begins_s,
-        "prices": dict(zip(bound.pools, prices.tolist(), strict=True)),
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -378,7 +343,6 @@ def whatif(
     """
     from hw.host.limits import core_count
     from jobs.operating import WhatIf
-    from scenarios.terminal.progress import Progress
     from slimsched.jobs.texts import whatif_text
 
     require_within("--jobs", jobs, 1, 1024)
@@ -387,7 +351,7 @@ def whatif(
     changed = _changed(changes)
     both = WhatIf(_case(scenario, policies, load), _case(scenario, policies, load, changed))
     runs = 2 * len(both.now.policies)
-    with Progress("what if", runs, unit="run", quiet=listener().quiet) as progress:
+    with _progress("what if", runs, unit="run") as progress:
         found = both.document(jobs or min(core_count(), runs))
         progress.update(runs)
     return Found({**found, "changes": changed}, whatif_text(found, changes))
@@ -473,12 +437,11 @@ def tune(
     import yaml
 
     from hw.host.limits import core_count
-    from jobs.operating import TUNING_SCHEMA, policy_document, ranges_of
+    from jobs.operating import policy_document, ranges_of
     from jobs.operating import tune as search
     from jobs.spec import POLICY_SUFFIX
     from kit.documents import write_text
     from scenarios.terminal.places import writable_file
-    from scenarios.terminal.progress import Progress
     from slimsched.jobs.texts import tuning_text
 
     if not Path(out).name.endswith(POLICY_SUFFIX):
@@ -490,23 +453,10 @@ def tune(
     earlier = _case(scenario, named, load, {"window.until_s": cut_s}, is_told=False)
     later = _case(scenario, named, load, {"window.from_s": cut_s}, is_told=False)
     key = {"wait": "wait_s", "jct": "jct_s", "slowdown": "slowdown"}[objective]
-    with Progress("tries", tries + 1, unit="try", quiet=listener().quiet) as progress:
+    with _progress("tries", tries + 1, unit="try") as progress:
         found = search(earlier, later, tries, jobs or core_count(), key, lambda numbers, figure: progress.update())
     write_text(place, yaml.safe_dump(policy_document(found.best.policy), sort_keys=False))
-    best, figure = min(found.tried, key=lambda tried: tried[1])
-    own, own_figure = found.tried[0]
-    document = {
-        "schema": TUNING_SCHEMA,
-        "policy": found.best.name,
-        "key": objective,
-        "tries": tries,
-        "own": dict(own),
-        "own_figure": own_figure,
-        "best": dict(best),
-        "best_figure": figure,
-        "judged": found.judged,
-        "file": str(place),
-    }
+    document = found.document() | {"key": objective, "tries": tries, "file": str(place)}
     return Found(document, tuning_text(document))
 
 
@@ -552,7 +502,6 @@ def train(
     from jobs.learning.learned import FIXED, LearnedSpec
     from jobs.spec import LEARNED_SUFFIX
     from scenarios.terminal.places import writable_file
-    from scenarios.terminal.progress import Progress
 
     for flag, number in (("epochs", epochs), ("episodes", episodes), ("window", window), ("judged", judged)):
         require_within(flag, number, 1, LONGEST)
@@ -573,7 +522,7 @@ def train(
         seed=case.scenario.seed,
     )
     processes = jobs or core_count()
-    with Progress("epochs", epochs, unit="epoch", quiet=listener().quiet) as progress:
+    with _progress("epochs", epochs, unit="epoch") as progress:
         learned = learn(course, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
     contenders = [*BASELINES, learned_choice(kind, learned)]
@@ -591,6 +540,12 @@ def train(
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
+
+
+def _progress(title: str, total: int | None = None, unit: str = "run", is_quiet: bool = False) -> Progress:
+    from scenarios.terminal.progress import Progress
+
+    return Progress(title, total, unit=unit, quiet=is_quiet or listener().quiet)
 
 
 def _case(
@@ -625,10 +580,8 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Cas
     """Without preemption (False) and with."""
     from jobs.comparing import bounds_of
     from scenarios.terminal.compiling import telling
-    from scenarios.terminal.progress import Progress
 
-    quiet = listener().quiet
-    with telling(listener().remark), Progress("bounds", len(kinds), unit="bound", quiet=quiet) as progress:
+    with telling(listener().remark), _progress("bounds", len(kinds), unit="bound") as progress:
         return bounds_of(case, kinds, progress.update)
 
 
