@@ -52,7 +52,7 @@ docs: install  ## the documentation site, in site/: open site/index.html; `mkdoc
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 profiles: install  ## the shipped datasheet profiles again, after a change of their model (docs/profiles.md)
-	$(BIN)/slimsched profile synth --all --out scenarios/data/profiles
+	for gpu in $$(cd scenarios/data/profiles && ls *.yaml); do $(BIN)/slimsched profile synth $${gpu%.yaml} --out scenarios/data/profiles/$$gpu; done
 
 results: install  ## docs/results.md and docs/data: every main scenario and the paper's, all routers, ten seeds; goes on if interrupted; RAY=auto (or HOST:PORT) over a Ray cluster (docs/cluster.md)
 	$(BIN)/python -m benchmarks results $(if $(RAY),--ray=$(RAY))

@@ -24,14 +24,14 @@ _KINDS: Final = {
     "slimsched.jobpolicy": "a policy for training jobs, for `slimsched jobs compare --policy`",
     "slimsched.profile": "a device's profile, for a scenario's servers and `slimsched profile show`",
     "slimsched.rule": "a router's rule, for --router and a scenario's routers",
-    "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth --from`",
+    "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth`",
 }
 
 
 class StrictModel(BaseModel):
     """A part of a document: frozen, no unknown keys, no silent conversions."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def _finite(value: Any) -> Any:

@@ -17,6 +17,8 @@ import hw  # noqa: F401 - sets the environment before torch is opened
 
 if TYPE_CHECKING:
     from kit.errors import InputError, WorkError
+    from kit.results import Document
+    from scenarios.metrics.limits import Bound, Capacity
     from scenarios.terminal.progress import Step, heard_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
@@ -25,11 +27,8 @@ if TYPE_CHECKING:
     from slimsched.networks import check_model, train_model
     from slimsched.profiles import check_profile, devices, show_profile, synthesize_profile
     from slimsched.results import (
-        Bound,
         Calibration,
-        Capacity,
         Comparison,
-        Document,
         Estimate,
         Found,
         Job,
@@ -94,8 +93,9 @@ __all__ = [
 
 
 _ROOMS: Final = (
-    "working", "arguments", "results", "simulating", "training", "running", "calibrating", "profiles", "networks",
-    "clusters", "listing", "starting",
+    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.training",
+    "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks", "slimsched.clusters",
+    "slimsched.listing", "slimsched.starting",
 )  # fmt: skip
 
 
@@ -106,6 +106,6 @@ def __getattr__(name: str) -> Any:
 
         return own_version()
     if name in __all__:
-        rooms = (import_module(f"slimsched.{room}") for room in _ROOMS)
+        rooms = map(import_module, _ROOMS)
         return next(getattr(room, name) for room in rooms if hasattr(room, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

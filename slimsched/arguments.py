@@ -17,6 +17,7 @@ from kit.errors import InputError
 if TYPE_CHECKING:
     from cyclopts import Token
 
+    from hw.networks.registry import Network
     from scenarios.files.spec import Scenario as Keys
 
 
@@ -92,25 +93,27 @@ def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any
     return found
 
 
-def options_of(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """What the class of a network is called with: as Python gives it, or as a JSON object.
+def network_of(text: str | None, source: str = "--network") -> Network | None:
+    """A network by its name; one of one's own has the options that its class is called with behind it, as JSON.
 
     Raises:
-        InputError: a text is none such.
+        InputError: there is no such network, or what stands behind the name is no JSON object.
     """
     import json
 
+    from hw.networks.registry import Network
     from kit.documents import no_number
 
-    if not isinstance(given, str):
-        return dict(given or {})
+    if text is None:
+        return None
+    name, _, words = text.partition(" ")
     try:
-        value = json.loads(given, parse_constant=no_number)
+        options = json.loads(words or "{}", parse_constant=no_number)
     except (ValueError, RecursionError) as error:
-        raise InputError("--options", "", f"{given!r:.80} is no JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise InputError("--options", "", f'{given!r:.80} is no JSON object, such as {{"classes": 10}}')
-    return value
+        raise InputError(source, "", f"{words!r:.80} is no JSON ({error})") from None
+    if not isinstance(options, dict):
+        raise InputError(source, "", f'{words!r:.80} is no JSON object, such as {{"classes": 10}}')
+    return Network(name, options, source, "")
 
 
 def path(text: str) -> Path:
@@ -143,11 +146,11 @@ def new_folder(text: str) -> Path:
     return writable_folder(path(text))
 
 
-def new_pictures(text: str) -> Path:
-    """A folder for pictures, in one that is there."""
+def new_page(text: str) -> Path:
+    """A file for a page (.html), or a folder for pictures."""
     from scenarios.terminal.places import in_a_folder
 
-    return new_folder(str(in_a_folder(path(text))))
+    return new_file(text) if path(text).suffix == ".html" else new_folder(str(in_a_folder(path(text))))
 
 
 # ------------------------------------------------------------------------------------------------------------ the types
@@ -159,28 +162,26 @@ if TYPE_CHECKING:  # as Python takes them
     NewFile = str | Path
     Picture = str | Path
     NewFolder = str | Path
-    NewPictures = str | Path
+    NewPage = str | Path
     Router = str | Path
     Out = str | Path | None
     Routers = Sequence[str | Path]
     Seeds = Sequence[int]
     Seed = int | None
     Duration = float
-    Options = Mapping[str, Any]
     Changes = Mapping[str, Any]
 else:  # as the command line does
     ScenarioLike = File = Annotated[Path, read_by(path)]
     NewFile = Annotated[Path, read_by(new_file)]
     Picture = Annotated[Path, read_by(picture)]
     NewFolder = Annotated[Path, read_by(new_folder)]
-    NewPictures = Annotated[Path, read_by(new_pictures)]
+    NewPage = Annotated[Path, read_by(new_page)]
     Out = Annotated[Path | None, read_by(new_folder, alias="-o")]
     Router = Annotated[str, Parameter(alias="-r")]
     Routers = Annotated[list[str], Parameter(name="--router", alias="-r", show_default=False)]
     Seeds = Annotated[list[int], Parameter(name="--seed", alias="-s", show_default=False)]
     Seed = Annotated[int | None, Parameter(alias="-s")]
     Duration = Annotated[float, read_by(duration_s, show_default=False)]
-    Options = str
     Changes = Annotated[list[str], Parameter(name="--set", show_default=False)]
 
 # ---------------------------------------------------------------------------------------------------- what is refused

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kit.errors import InputError
-from slimsched.arguments import Duration, File, NewFolder, Options, options_of, require_within
+from slimsched.arguments import Duration, File, NewFolder, network_of, require_within
 from slimsched.results import Calibration
 from slimsched.working import listener, verb
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
 LINKS_FILE: Final = "links.json"
+SEED: Final = 0  # of the order and the held-out points
 
 
 @verb
@@ -29,11 +30,9 @@ def calibrate(
     *,
     model: File | None = None,
     network: str | None = None,
-    options: Options | None = None,
     device: str | None = None,
     budget_s: Duration = 300.0,
     batch_limit: int = 32,
-    seed: int = 0,
     allow_busy: bool = False,
     cluster: str | None = None,
     beyond_loopback: bool = False,
@@ -45,8 +44,8 @@ def calibrate(
 
     Args:
         model: a trained network's file (safetensors); an emulated device runs none.
-        network: which network the file is of, where it does not say: by name, or `module:Class`.
-        options: what the class of a network of your own is called with (JSON).
+        network: which network the file is of, where it does not say: by name, or `module:Class` of your own, with what
+            it is called with as JSON behind it, such as 'my_net:MyNet {"classes": 10}'.
         device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are
             two unequal devices: with four cores and more, two thirds of them and the rest; with fewer, the first core,
             and the last core without oneDNN. Or emulated:PROFILE[:SLOWDOWN]: a device that plays a profile
@@ -54,7 +53,6 @@ def calibrate(
         budget_s: for each device, 5m by default: the start and all measuring, those of an interrupted calibration
             counted; 12 s of it (at most a quarter) are for what serving costs. What is required is always measured.
         batch_limit: the largest batch that is measured.
-        seed: of the order and the held-out points.
         allow_busy: measure although other programs use the device.
         cluster: every host of a Ray cluster (docs/cluster.md) and their links; by its head's address, or `auto` for the
             one that runs here.
@@ -72,8 +70,8 @@ def calibrate(
     """
     require_within("--batch-limit", batch_limit, 1, 4096)
     file, folder = None if model is None else Path(model), Path(out)
-    how: dict[str, Any] = {"network": network, "options": options_of(options), "device": device, "budget_s": budget_s}
-    how |= {"batch_limit": batch_limit, "seed": seed, "allow_busy": allow_busy}
+    how: dict[str, Any] = {"network": network, "device": device, "budget_s": budget_s}
+    how |= {"batch_limit": batch_limit, "allow_busy": allow_busy}
     if cluster is not None:
         paths, warnings = _of_cluster(cluster, file, folder, how, beyond_loopback=beyond_loopback)
     else:
@@ -88,13 +86,11 @@ def _measured(
     out: Path,
     *,
     network: str | None,
-    options: Mapping[str, Any],
     device: str | None,
     budget_s: float,
     **how: Any,
 ) -> tuple[list[Path], list[str]]:
     """The profiles of devices of this machine, and what is wrong with them."""
-    from hw.networks.registry import Network
     from hw.telemetry import available_devices, unusable_devices
     from kit.documents import write_text
     from scenarios.executors.checking import SERVING_S, with_serving
@@ -102,7 +98,7 @@ def _measured(
     from scenarios.show.profile import spoilt
     from scenarios.terminal.places import writable_file
 
-    named = None if network is None else Network(network, dict(options), "--network", "")
+    named = network_of(network)
     for warning in unusable_devices(available_devices()):
         listener().remark(warning)
     measuring_s = max(budget_s - SERVING_S, 0.75 * budget_s)
@@ -224,7 +220,7 @@ def _emulated(model: Path | None, asked_for: str, network: Network | None, **how
     if model is not None:
         raise InputError("--model", "", "an emulated device runs no network; leave it out")
     section = emulated_section(asked_for)
-    device, known = played(section, how["batch_limit"], how["seed"], network)
+    device, known = played(section, how["batch_limit"], SEED, network)
     assert section.emulated is not None, "it is emulated"
     slow = f"-x{section.slowdown:g}" if section.slowdown > 1 else ""
     name = f"emulated-{Path(section.emulated).stem}{slow}"

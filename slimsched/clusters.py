@@ -63,14 +63,14 @@ def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
 
 
 @verb
-def drain(name: str, /, *, run: File, undo: bool = False) -> Found:
+def drain(run: File, name: str, /, *, undo: bool = False) -> Found:
     """Send no new block to a server while a run goes on.
 
     The run says when it is empty.
 
     Args:
-        name: a server's name, or a host's: all servers there.
         run: the folder of the `run` or `validate` that serves now.
+        name: a server's name, or a host's: all servers there.
         undo: send blocks there again.
 
     Raises:

@@ -18,7 +18,6 @@ from scenarios.terminal.progress import say
 from scenarios.terminal.screen import visible_text
 from slimsched.arguments import flag_of, new_file, read_by
 from slimsched.commands import COMMANDS, RESUMING
-from slimsched.outputs import require_apart
 from slimsched.results import Document
 from slimsched.views import text_of
 from slimsched.working import told_to
@@ -162,7 +161,10 @@ def _show(
     given = bound.arguments
     outputs = [json, *(given.get(name) for name in (*_WRITTEN, *(("out",) if command in _OUT_IS_A_FILE else ())))]
     written = list(_paths(outputs))
-    require_apart(written, _paths(given.get(name) for name in _READ))
+    if written:
+        from slimsched.outputs import require_apart
+
+        require_apart(written, _paths(given.get(name) for name in _READ))
     terminal = Terminal(quiet=quiet, json=json, written=written)
     if command in _OPENS_MUCH and sys.stderr.isatty():
         terminal.remark(f"{command}: opening what it needs ...")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.errors import InputError
-from slimsched.arguments import Changes, Options, Out, ScenarioLike, options_of
+from slimsched.arguments import Changes, Out, ScenarioLike, network_of
 from slimsched.results import Found
 from slimsched.working import begin, verb
 
@@ -49,22 +49,22 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
 
 
 @verb
-def check_model(network: str, /, *, options: Options | None = None) -> Found:
+def check_model(network: str, /) -> Found:
     """Check that a network keeps the rules of slimmable ones.
 
     The exit code is 1 where one is broken.
 
     Args:
-        network: by name, or `module:Class`.
-        options: what the class of a network of your own is called with (JSON).
+        network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
+            'my_net:MyNet {"classes": 10}'.
 
     Raises:
         InputError: there is no such network.
     """
     from hw.networks.conformance import RULES, broken_rules, unchecked_rules
-    from hw.networks.registry import Network
 
-    named = Network(network, options_of(options), "NETWORK", "")
+    named = network_of(network, "NETWORK")
+    assert named is not None, "it is given"
     broken = broken_rules(named)
     unchecked = unchecked_rules(broken)
     words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}

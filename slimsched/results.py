@@ -6,99 +6,20 @@ A result is its document (what `--json` writes on the command line) with names a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kit.errors import InputError, WorkError
+from kit.errors import WorkError
+from kit.results import Document, OwnDocument, is_plain
 
 if TYPE_CHECKING:
-    import pandas
-
     from scenarios.metrics.comparison import Comparison as ComparisonDocument
     from scenarios.metrics.fidelity import Validation as ValidationDocument
     from scenarios.metrics.result import Result, Score
-    from scenarios.runs import bound as bounds
-    from scenarios.runs import capacity as capacities
 
 LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
 """Of a run: what ran, where and on what."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Document:
-    """What every result has.
-
-    Attributes:
-        document: all of it as plain data: what `--json` writes on the command line (docs/metrics.md).
-        remarks: warnings and other remarks, which a command would have written to standard error.
-    """
-
-    remarks: tuple[str, ...] = field(default=(), repr=False)
-
-    if TYPE_CHECKING:
-
-        @property
-        def document(self) -> Mapping[str, Any]:  # noqa: D102 - see above
-            ...
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A table of it as plain data: a dictionary a row, all with the same keys."""
-        return [{name: value for name, value in self.document.items() if name != "schema" and _is_plain(value)}]
-
-    def to_json(self) -> str:
-        """The document as JSON text."""
-        from kit.documents import json_text
-
-        return json_text(dict(self.document))
-
-    def to_frame(self) -> pandas.DataFrame:
-        """The same table as `rows`, as a pandas data frame.
-
-        Raises:
-            InputError: pandas is not installed.
-        """
-        try:
-            import pandas
-        except ImportError:
-            remedy = "pip install 'slim-scheduler[frames]' (or pandas); .rows() gives the same without it"
-            raise InputError("to_frame", "", f"needs pandas, which is not installed: {remedy}") from None
-        return pandas.DataFrame(self.rows())
-
-    @property
-    def exit_code(self) -> int:
-        """Of the command."""
-        return 0
-
-    def require_whole(self) -> None:
-        """Raises `WorkError` where the work came to nothing, though there is a result to look at."""
-
-    def with_remarks(self, remarks: Sequence[str]) -> Self:
-        """The same with what there was to remark."""
-        return replace(self, remarks=tuple(remarks))
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnDocument(Document):
-    """A result whose fields are its document."""
-
-    _left_out: ClassVar[tuple[str, ...]] = ("remarks",)
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """Its fields as plain data; paths as text."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name not in self._left_out}
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: paths are text, and numbers of numpy are numbers."""
-    import msgspec
-
-    return msgspec.to_builtins(value, enc_hook=lambda each: each.item() if hasattr(each, "item") else str(each))
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, str | int | float)
 
 
 # ------------------------------------------------------------------------------------------------------------ numbers
@@ -380,81 +301,6 @@ class Job(Document):
             self.validation.require_whole()
 
 
-# --------------------------------------------------------------------------------------------------- bound, capacity
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound(OwnDocument):
-    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
-
-    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
-    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
-    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
-
-    Attributes:
-        accuracy: that was asked for, or the least that any width tuple has.
-        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
-        capacity_img_s: the largest rate that can be carried at this accuracy.
-        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
-            that meets nobody.
-        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
-        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
-        oracle: an estimate, no bound, of a router that knows all arrivals before; None where the load does not move.
-        is_least: whether no accuracy was asked for.
-    """
-
-    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "is_least")
-
-    schema: str = "slimsched.bound/2"
-    accuracy: float
-    rate_img_s: float | None
-    capacity_img_s: float
-    latency_mean_s: float
-    energy_dynamic_j: float | None
-    energy_per_image_j: float | None
-    oracle: bounds.Oracle | None
-    is_least: bool = field(default=False, repr=False)
-
-    @property
-    def oracle_accuracy(self) -> float | None:
-        """The oracle's mean accuracy."""
-        return None if self.oracle is None else self.oracle.accuracy
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row."""
-        (row,) = super().rows()
-        return [{**{name: row[name] for name in row if name != "oracle"}, "oracle_accuracy": self.oracle_accuracy}]
-
-
-@dataclass(frozen=True)
-class Capacity(Document):
-    """The largest rate that is carried lies between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
-
-    What was found are attributes: `router`, `workload`, `seeds`; `runs` (simulations that said so); `floor` and
-    `p99_limit_s` (what else was asked of a rate, or None); and at `stable_img_s` `p99_s`, `accuracy` and
-    `energy_per_image_j`: means over the runs that say that it is carried.
-
-    Attributes:
-        engine: that ran.
-        duration_s: of each run.
-    """
-
-    found: capacities.Capacity
-    engine: str
-    duration_s: float
-
-    def __getattr__(self, name: str) -> Any:
-        """Of what was found."""
-        if name == "found":
-            raise AttributeError(name)
-        return getattr(self.found, name)
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """What was found, and by which engine."""
-        return {"schema": "slimsched.capacity/1", "engine": self.engine, **_plain(self.found)}
-
-
 # ------------------------------------------------------------------------------------------------------------ training
 
 
@@ -498,7 +344,7 @@ class Training(OwnDocument):
     def rows(self) -> list[dict[str, Any]]:
         """One row a router: its kind and file, and the score."""
         return [
-            {"path": str(each.path), **{key: value for key, value in each.score.items() if _is_plain(value)}}
+            {"path": str(each.path), **{key: value for key, value in each.score.items() if is_plain(value)}}
             for each in self.routers
         ]
 

@@ -11,14 +11,13 @@ from slimsched.working import announcing_compilation, begin, listener, require_m
 
 
 @verb
-def run(scenario: ScenarioLike, /, *, go_on: bool = False, out: Out = None, changes: Changes | None = None) -> Job:
+def run(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Job:
     """Do the whole job, from the network to the report.
 
     That is: network, calibration, routers, comparison, validation, report. It goes on from what is finished.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name, such as quickstart; or what `load` returned.
-        go_on: validate also where the first two hardware runs are more than 50 % from their simulation.
         out: the run folder, which keeps all of it; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
@@ -37,7 +36,7 @@ def run(scenario: ScenarioLike, /, *, go_on: bool = False, out: Out = None, chan
     from scenarios.job.sizes import cuts_text
 
     session = begin(scenario, changes, out)
-    job = (session.with_section("validate_", go_on=True) if go_on else session).job()
+    job = session.job()
     with (
         job.folder.opened(session.path),
         announcing_compilation(job.routers, "compiled"),  # which the comparison may come to
@@ -58,7 +57,6 @@ def validate(
     routers: Routers = (),
     seeds: Seeds = (),
     *,
-    go_on: bool = False,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Validation:
@@ -74,7 +72,6 @@ def validate(
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: by name or file, instead of the scenario's (`validate.routers`); may be given several times.
         seeds: instead of the scenario's (`validate.seeds`); may be given several times.
-        go_on: also where the first two hardware runs are more than 50 % from their simulation.
         out: the run folder, which keeps every run's record; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys.
 
@@ -94,8 +91,6 @@ def validate(
     from scenarios.job import validation as stage
     from scenarios.job.deciding import with_decision_times
 
-    if go_on:
-        session = session.with_section("validate_", go_on=True)
     named = session.scenario.validate_.routers
     job = session.job()
     with job.folder.opened(session.path), announcing_compilation(named):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from kit.errors import InputError
+from scenarios.metrics.limits import Bound, Capacity
 from slimsched.arguments import (
     LONGEST,
     Changes,
@@ -24,7 +25,7 @@ from slimsched.arguments import (
     require_unique,
     require_within,
 )
-from slimsched.results import Bound, Capacity, Comparison, RunResult
+from slimsched.results import Comparison, RunResult
 from slimsched.working import (
     Session,
     announcing_compilation,
@@ -86,8 +87,6 @@ def simulate(
     """
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router, display_name
-    from scenarios.runs.folder import RunFolder
-    from scenarios.runs.records import write_run
     from scenarios.runs.simulate import run_simulation, simulate_metrics
 
     named = router_name(router)
@@ -104,6 +103,9 @@ def simulate(
     with announcing_compilation((named,), chosen):
         if out is None:
             return RunResult(simulate_metrics(world, policy, name, seed, engine=chosen))
+        from scenarios.runs.folder import RunFolder
+        from scenarios.runs.records import write_run
+
         folder = RunFolder(session.folder, listener().remark)
         with folder.opened(session.path):
             result, record = run_simulation(world, policy, name, seed, engine=chosen)
@@ -121,7 +123,6 @@ def compare(
     engine: Engine = "auto",
     jobs: Annotated[int | None, Parameter(alias="-j")] = None,
     ray: str | None = None,
-    baseline: str | None = None,
     bound: bool = False,
     plot: Picture | None = None,
     out: Out = None,
@@ -140,14 +141,13 @@ def compare(
             A Python script must then keep what it does under `if __name__ == "__main__":`.
         ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
             says or the cluster that runs here (docs/cluster.md). What comes out is the same.
-        baseline: changes and differences are to this router, seed by seed; to random by default, where it is compared.
         bound: also compute the bound that no router can beat; takes some seconds.
         plot: also draw accuracy against latency, its p99 and energy there (.png or .svg).
         out: the run folder, which keeps the results; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
     Raises:
-        InputError: a router is not known or not made yet, `baseline` is not compared, or something is missing.
+        InputError: a router is not known or not made yet, or something is missing.
         UnsupportedScenario: the compiled engine was asked for, and can't do what the scenario asks for.
 
     Example:
@@ -161,7 +161,6 @@ def compare(
     require_within("--jobs", jobs, 1, 1024)
     session = begin(scenario, changes, out).with_routers("compare", routers, seeds)
     require_made(session.scenario.compare, "compare.routers", session.folder)
-    from scenarios.files.router_names import display_name
     from scenarios.job import comparison as stage
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.bound import require_solvable
@@ -188,14 +187,7 @@ def compare(
             announcing_compilation(given.routers, chosen),
             spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], chosen)) as places,
         ):
-            document = stage.compare(
-                job,
-                world,
-                chosen,
-                jobs=places,
-                baseline=None if baseline is None else display_name(router_name(baseline)),
-                bounds=partial(_bounds, world) if bound else None,
-            )
+            document = stage.compare(job, world, chosen, jobs=places, bounds=partial(_bounds, world) if bound else None)
     if plot is not None:
         _draw(document, Path(plot))
     return Comparison(document, stage.results_of(job), session.folder)
@@ -221,9 +213,9 @@ def _bounds(world: World, comparison: Document) -> Bounds:
         model = FluidModel(world, on_solved=progress.update)
         for accuracy in accuracies:
             found = model.bound(accuracy, world.mean_rate_img_s)
-            curves["latency_mean_s"].append((accuracy, found.latency_s))
-            if found.energy_per_image_j is not None:
-                curves["energy_dynamic_j"].append((accuracy, found.energy_per_image_j))
+            curves["latency_mean_s"].append((accuracy, found.latency_mean_s))
+            if found.energy_dynamic_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, found.energy_dynamic_j))
     return curves
 
 
@@ -238,8 +230,6 @@ def capacity(
     floor: float | None = None,
     duration_s: Duration = 20.0,
     precision: float = 0.05,
-    workload: Literal["poisson", "own"] = "poisson",
-    engine: Engine = "auto",
     out: Out = None,
     changes: Changes | None = None,
 ) -> Capacity:
@@ -253,8 +243,6 @@ def capacity(
         floor: also ask for at least this mean accuracy, 0 to 1, by the table, of the widths that ran.
         duration_s: of each run, 20s by default; near its limit a router may take long to show that it fails.
         precision: of the rate, as a share of it.
-        workload: `poisson`, without faults, is a rate that can last; `own` takes the scenario's arrivals and faults.
-        engine: as for `simulate`.
         out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys.
 
@@ -283,20 +271,17 @@ def capacity(
     chosen_seeds = require_unique("--seed", tuple(seeds) or (session.scenario.seed,))
     searched = searching.under_poisson(world)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
-    chosen = ready_engine(searched, engine, runs, chosen_seeds[0], duration_s=duration_s)
+    chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
     tell_foreign(world, (named,))
     promise = Promise(floor, p99_s)
-    search = searching.Search(
-        display_name(named), chosen_seeds, duration_s, precision, workload == "own", chosen, promise
-    )
+    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, promise)
     with announcing_compilation((named,), chosen):
-        found = searching.capacity(
+        return searching.capacity(
             world,
             lambda: world.router(named, session.folder),
             search,
             on_progress=lambda tried: listener().remark(say("capacity", "tried", tried, promise)),
         )
-    return Capacity(found, chosen, duration_s)
 
 
 @verb
@@ -305,7 +290,6 @@ def bound(
     /,
     accuracy: float | None = None,
     *,
-    window_s: Duration = 1.0,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Bound:
@@ -316,12 +300,11 @@ def bound(
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         accuracy: at least this mean accuracy, 0 to 1; any by default.
-        window_s: length of the windows for the oracle's estimate under a load that moves; 1s by default.
         out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys.
 
     Raises:
-        InputError: no width tuple is so accurate, the windows don't fit, or something that it needs is missing.
+        InputError: no width tuple is so accurate, or something that it needs is missing.
 
     Example:
         ```python
@@ -333,23 +316,10 @@ def bound(
     from scenarios.runs.engines import require_memory
 
     require_within("--accuracy", accuracy, 0, 1)
-    if not window_s > 0:
-        raise InputError("--window", "", f"{window_s:g} s are no length; allowed is more than 0")
     session: Session = begin(scenario, changes, out)
     world = session.world()
     require_memory(world, "compiled")
     least = min(world.accuracy.prior.top1.values()) if accuracy is None else accuracy
     with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
         model = FluidModel(world, on_solved=progress.update)
-        found = model.bound(least, world.mean_rate_img_s)
-        oracle = oracle_of(model, window_s)
-    return Bound(
-        accuracy=found.accuracy,
-        rate_img_s=found.rate_img_s,
-        capacity_img_s=found.capacity_img_s,
-        latency_mean_s=found.latency_s,
-        energy_dynamic_j=found.energy_per_image_j,
-        energy_per_image_j=found.total_energy_per_image_j,
-        oracle=oracle,
-        is_least=accuracy is None,
-    )
+        return replace(model.bound(least, world.mean_rate_img_s), oracle=oracle_of(model))

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from kit.errors import InputError, nearest
 from scenarios.terminal.asking import ask, can_ask
-from slimsched.arguments import File, Routers, duration_s, require_unique, require_within
+from slimsched.arguments import File, duration_s, require_unique, require_within
 from slimsched.results import Found
 from slimsched.working import listener, verb
 
@@ -33,7 +33,6 @@ def init(
     gpus: Annotated[Sequence[str], Parameter(name="--gpu")] = (),
     link: str | None = None,
     rate: str | None = None,
-    routers: Routers = (),
     duration: str | None = None,
     accuracy: File | None = None,
 ) -> Found:
@@ -46,7 +45,6 @@ def init(
         gpus: a server's GPU: a shipped profile's name, or a profile's file; may be given several times.
         link: to every server: wifi5, 1gbe, 10gbe ... (1gbe).
         rate: images a second (1000).
-        routers: whom `compare` compares; may be given several times (random, jsq, sticky, ladder).
         duration: of a run (10s).
         accuracy: a table of accuracies by width tuple, of the profiles' network; the paper's by default.
 
@@ -64,7 +62,7 @@ def init(
     if path.exists():
         raise InputError(str(path), "", "is there already; name another file, or remove it")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:100] or "scenario"
-    given = {"gpu": list(gpus), "link": link, "rate": rate, "router": list(map(str, routers)), "duration": duration}
+    given = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
     table = None if accuracy is None else Path(accuracy)
     chosen = _chosen(given, table, path.absolute().parent, asks=can_ask() and not listener().quiet)
     write_text(path, starter_text(path, name, chosen, tuple(PRESETS)))
@@ -118,7 +116,7 @@ def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, as
         _Choice("duration", "length of a run", "10s", _duration_s),
     )
     profiles, link, rate_img_s, routers, length_s = [
-        _found(choice, given[choice.flag] or None, asks=asks) for choice in choices
+        _found(choice, given.get(choice.flag) or None, asks=asks) for choice in choices
     ]
     require_unique("--router", tuple(routers))
     covered = min(read_profile(profile).batch_limit for profile in profiles)

@@ -23,7 +23,6 @@ def train(
     /,
     routers: Annotated[Sequence[str], Parameter(name="--router", alias="-r")] = (),
     *,
-    control: bool = False,
     ray: str | None = None,
     out: Out = None,
     changes: Changes | None = None,
@@ -38,11 +37,10 @@ def train(
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: which kinds, such as ppo, tide or ladder (docs/routers.md); may be given several times. By default
             those that the scenario's own run makes, PPO where it names none.
-        control: rules keep the goals that the operator asks for in mid-run (`service`); for ladder, lookahead, tide.
         ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
         out: the run folder, which keeps the routers' files; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
-            tuning.decisions, tuning.searches, tuning.objective ...
+            tuning.decisions, tuning.searches, tuning.objective, tuning.control ...
 
     Raises:
         InputError: no such kind, too few decisions, something that it needs is missing, or the compiled engine can't do
@@ -56,7 +54,6 @@ def train(
         result = slimsched.simulate(learning, made.routers[0].path)
         ```
     """
-    from policies.registry import CONTROLLED
     from scenarios.files.made_routers import MADE_KINDS, PPO, made_kind, made_kinds
 
     session = begin(scenario, changes, out)
@@ -66,9 +63,6 @@ def train(
     for kind in kinds:
         if kind not in MADE_KINDS:
             raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
-        if control and kind not in CONTROLLED:
-            problem = f"{kind!r} has nothing that goals could move; allowed with {' or '.join(CONTROLLED)}"
-            raise InputError("--control", "", problem)
     from scenarios.job.router import make_routers
     from scenarios.learn.course import MOST_THREADS
     from scenarios.runs.engines import require_memory
@@ -80,7 +74,7 @@ def train(
         require_memory(world, "compiled")  # of the runs that score them
         tell_overload(world)
         with spread(ray, None, lambda: MOST_THREADS) as places:
-            scores = make_routers(job, world, kinds, control=control, jobs=places)
+            scores = make_routers(job, world, kinds, jobs=places)
     made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
     return Training(routers=made, folder=session.folder)
 

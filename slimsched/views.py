@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
-from slimsched.results import (
-    Bound,
-    Calibration,
-    Capacity,
-    Comparison,
-    Document,
-    Found,
-    Job,
-    RunResult,
-    Training,
-    Validation,
-)
+if TYPE_CHECKING:
+    from kit.results import Document
+    from scenarios.metrics.limits import Bound, Capacity
+    from slimsched.results import Calibration, Comparison, Job, RunResult, Training, Validation
 
 
-@singledispatch
-def text_of(result: Document) -> str:
-    """For people."""
-    raise TypeError(f"no view of {type(result).__name__}")
-
-
-@text_of.register
-def _(result: Found) -> str:
-    return result.text
-
-
-@text_of.register
-def _(result: RunResult) -> str:
+def _run(result: RunResult) -> str:
     from scenarios.show.result import format_result
 
     return format_result(result.document)
 
 
-@text_of.register
-def _(result: Comparison) -> str:
+def _comparison(result: Comparison) -> str:
     from scenarios.show.answers import format_answers
     from scenarios.show.comparison import format_all
 
     return _apart(format_answers(result.document, None), format_all(result.document))
 
 
-@text_of.register
-def _(result: Validation) -> str:
+def _validation(result: Validation) -> str:
     from scenarios.show.validation import format_validation
 
     return format_validation(result.document)
 
 
-@text_of.register
-def _(result: Job) -> str:
+def _job(result: Job) -> str:
     from scenarios.show.answers import format_answers
     from scenarios.show.comparison import format_comparison
     from scenarios.show.table import to_text
@@ -69,32 +47,46 @@ def _(result: Job) -> str:
     )
 
 
-@text_of.register
-def _(result: Capacity) -> str:
+def _capacity(result: Capacity) -> str:
     from scenarios.runs.capacity import GROWTH_LIMIT
     from scenarios.show.wording import lines_of
 
-    return "\n  ".join(lines_of("capacity", "found", result.found, result.duration_s, GROWTH_LIMIT))
+    return "\n  ".join(lines_of("capacity", "found", result, GROWTH_LIMIT))
 
 
-@text_of.register
-def _(result: Bound) -> str:
+def _bound(result: Bound) -> str:
     from scenarios.show.wording import lines_of
 
     return "\n  ".join(lines_of("capacity", "bound", result))
 
 
-@text_of.register
-def _(result: Training) -> str:
+def _training(result: Training) -> str:
     from scenarios.show.result import format_score
 
     return "\n".join(f"{each.kind}: {format_score(each.score)}\nrouter: {each.path}" for each in result.routers)
 
 
-@text_of.register
-def _(result: Calibration) -> str:
+def _calibration(result: Calibration) -> str:
     return "\n".join(f"profile: {path}" for path in result.profiles)
 
 
 def _apart(*texts: str) -> str:
     return "\n\n".join(filter(None, texts))
+
+
+_VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
+    "Found": lambda result: result.text,
+    "RunResult": _run,
+    "Comparison": _comparison,
+    "Validation": _validation,
+    "Job": _job,
+    "Capacity": _capacity,
+    "Bound": _bound,
+    "Training": _training,
+    "Calibration": _calibration,
+}  # by name: this module opens none of what makes them
+
+
+def text_of(result: Document) -> str:
+    """A result for people."""
+    return _VIEWS[type(result).__name__](result)

@@ -202,19 +202,22 @@ def begin(
     Raises:
         InputError: something is wrong with the one or the other, or a result would replace a file that is read.
     """
-    from kit.named_files import named_files
-    from scenarios.runs.folder import RunFolder
     from scenarios.terminal.places import writable_folder
     from scenarios.world.materials import default_folder
-    from slimsched.outputs import require_apart, require_beside
 
-    given = load(scenario, changes)
-    require_apart(listener().written, (file.path for file in named_files(given.keys)))
-    folder = writable_folder(default_folder(given.keys) if out is None else Path(out))
-    if out is None:
-        RunFolder(folder).require_scenario(given.path)
-    require_beside(listener().written, folder)
-    return Session(given.path, given.keys, folder)
+    read = load(scenario, changes)
+    folder = writable_folder(default_folder(read.keys) if out is None else Path(out))
+    if out is None and folder.exists():
+        from scenarios.runs.folder import RunFolder
+
+        RunFolder(folder).require_scenario(read.path)
+    if listener().written:
+        from kit.named_files import named_files
+        from slimsched.outputs import require_apart, require_beside
+
+        require_apart(listener().written, (file.path for file in named_files(read.keys)))
+        require_beside(listener().written, folder)
+    return Session(read.path, read.keys, folder)
 
 
 def router_name(named: str | Path) -> str:

@@ -43,9 +43,8 @@ def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
 def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path) -> None:
     """Up to its accuracy; the whole job is the release's."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
-    options = '{"features": 256}'
     command = ("-m", "slimsched", "model")
-    rules = said_by(folder, *command, "check", "own_network:Perceptron", "--options", options).splitlines()
+    rules = said_by(folder, *command, "check", 'own_network:Perceptron {"features": 256}').splitlines()
     assert len(rules) == 10
     assert all(line.startswith("kept ") for line in rules)
     for step in ("train",):
@@ -87,7 +86,7 @@ def test_the_trace_is_what_its_maker_made_and_is_compared(tmp_path: Path) -> Non
 def test_a_sixth_gpu_of_ones_own_helps(tmp_path: Path) -> None:
     """By the profile that the command makes of its sheet; and so does narrowing."""
     folder = copy_of("five-gpus", tmp_path)
-    sheet = ("--from", "rtx-4070.sheet.yaml", "--out", "rtx-4070.yaml")
+    sheet = ("rtx-4070.sheet.yaml", "--out", "rtx-4070.yaml")
     said_by(folder, "-m", "slimsched", "profile", "synth", *sheet)
     lines = said_by(folder, "five_or_six.py").splitlines()
     assert list(map(wordless, lines)) == list(map(wordless, shown_in(folder / "five_or_six.py")))

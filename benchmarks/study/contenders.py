@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.grid import ROOT
+from benchmarks.study.tuned_files import failure_path, why_tune
 from kit.documents import inputs_hash
 from kit.errors import InputError, nearest
 from kit.named_files import with_paths
@@ -20,9 +21,8 @@ from scenarios.files.made_routers import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import display_name, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
-from scenarios.learn.stale import why_tune
-from scenarios.learn.tuned_files import failure_path, with_control
-from scenarios.learn.tuning import Tuning
+from scenarios.learn.tune import knobs_of
+from scenarios.learn.tuned_files import train_command, with_control
 from scenarios.show.paper import is_replica
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.routers import RouterMaker
@@ -169,15 +169,15 @@ def state_of(scenario: Scenario, without: Collection[str] = ("validate_", "train
 
 
 def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Contender], list[str]]:
-    folder = routers / world.scenario.name
+    folder, knobs = routers / world.scenario.name, knobs_of(world)
     found: list[Contender] = []
     missing: list[str] = []
     for kind in (TIDE, *RIVALS):
-        file, tuning = tuned_file(folder, kind), Tuning(path, kind)
+        file = tuned_file(folder, kind)
         failure = failure_path(file)
         if not (file.is_file() or failure.is_file()):
             missing.append(f"{kind}: no {_shown(file)} (`make routers`)")
-        elif why := why_tune(file, tuning.command(tuning.knobs(world)), world):
+        elif why := why_tune(file, train_command(str(path), kind, knobs), world):
             missing.append(f"{kind}: {_shown(file if file.is_file() else failure)} is stale (`make routers`): {why}")
         elif file.is_file():
             found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))

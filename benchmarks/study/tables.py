@@ -23,6 +23,7 @@ import pandas as pd
 from benchmarks.grid import ROOT, Point, Row, read_rows
 from benchmarks.study.contenders import ROUTERS, TOLD, Case, state_of, tuned_file
 from benchmarks.study.judge import EQUAL_POINTS, columns
+from benchmarks.study.tuned_files import why_tune
 from kit.documents import inputs_hash
 from kit.errors import InputError, WorkError
 from policies.registry import CONTROLLED, TIDE
@@ -32,10 +33,8 @@ from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.router_names import read_rule
 from scenarios.learn.course import Course, Run, unserved, workers_of
 from scenarios.learn.knobs import TAIL, TuningKnobs
-from scenarios.learn.stale import why_tune
-from scenarios.learn.tune import Tuned, tune_world
-from scenarios.learn.tuned_files import with_control
-from scenarios.learn.tuning import Tuning, knobs_of
+from scenarios.learn.tune import Tuned, knobs_of, tune_world
+from scenarios.learn.tuned_files import train_command, with_control
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import Estimate, estimate, relative_half_width, widened
 from scenarios.runs.capacity import GROWTH_LIMIT
@@ -70,7 +69,7 @@ class Budget:
 
     def knobs(self, world: World, **changes: Any) -> TuningKnobs:
         """The scenario's, with this budget and these changes."""
-        return replace(knobs_of(world, seed=0, decisions=self.decisions, searches=self.searches), **changes)
+        return replace(knobs_of(world), seed=0, decisions=self.decisions, searches=self.searches, **changes)
 
     def point(self, scenario: Path, **key: Any) -> Point:
         """A row of a scenario."""
@@ -415,8 +414,8 @@ def _router_file(scenario: Path, kind: str) -> Path:
 
 def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:
     """The tuned rule of this kind that lies beside a scenario; None where there is none, or a stale one."""
-    file, tuning = _router_file(scenario, kind), Tuning(scenario, kind)
-    if not file.is_file() or why_tune(file, tuning.command(tuning.knobs(world)), world):
+    file = _router_file(scenario, kind)
+    if not file.is_file() or why_tune(file, train_command(str(scenario), kind, knobs_of(world)), world):
         return None
     return read_rule(file)
 
@@ -459,7 +458,7 @@ def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] 
     service, scores = world.scenario.service, dict[float, RunScore]()
     floor, limit_s = service.floor or 0.0, service.p99_limit_s or 0.0
     with ThreadPoolExecutor(1) as worker:
-        course = Course(world, Tuning(Path(), "ladder").knobs(world), worker)
+        course = Course(world, knobs_of(world), worker)
 
         def keeps(scale: float) -> bool:
             (scores[scale],) = course.measure([(spec, Run(seed, scale))])

@@ -13,32 +13,35 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.study.contenders import ROUTERS, SCENARIOS, scenario_files, tuned_file
+from benchmarks.study.tuned_files import failure_path, note_failure, why_tune
 from kit.errors import InputError, nearest
 from kit.parallel import each
 from policies.registry import RIVALS, TIDE
 from scenarios.learn.course import MOST_THREADS
-from scenarios.learn.stale import why_tune
-from scenarios.learn.tune import FloorError
-from scenarios.learn.tuned_files import failure_path
-from scenarios.learn.tuning import Tuning, tune_router, tuned_text
+from scenarios.learn.tune import FloorError, knobs_of
+from scenarios.learn.tuned_files import train_command, tune_into, tuned_text
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 
 KINDS = (*RIVALS, TIDE)
-Tune = Callable[[Tuning, bool], str]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be tuned, and why."""
+    """What is to be tuned, and why: a kind on a scenario, into a file."""
 
-    tuning: Tuning
+    scenario: Path
+    router: str
+    out: Path
     why: str
 
     @property
     def command(self) -> str:
-        """That does it."""
-        return f"slimsched train {self.tuning.scenario} --router {self.tuning.router} --out {self.tuning.out}"
+        """That does about the same for a user: the file goes into the run folder."""
+        return f"slimsched train {self.scenario} --router {self.router}"
+
+
+Tune = Callable[[Wanted, bool], str]
 
 
 def tunings(
@@ -52,18 +55,18 @@ def tunings(
     for kind in router:
         if kind not in KINDS:
             raise InputError("--router", "", f"{kind!r} is not tuned; {nearest(kind, KINDS)}")
-    found = []
+    wanted = []
     for path in scenario_files(scenarios, only):
         if not path.name.startswith("main-"):
             continue
         world = load_world(path)
+        knobs = knobs_of(world)
         for kind in router:
             file = tuned_file(scenarios / ROUTERS / path.stem, kind)
-            tuning = Tuning(_near(path), kind, _near(file))
-            why = "forced" if force else why_tune(file, tuning.command(tuning.knobs(world)), world)
+            why = "forced" if force else why_tune(file, train_command(str(path), kind, knobs), world)
             if why:
-                found.append(Wanted(tuning, why))
-    return found
+                wanted.append(Wanted(_near(path), kind, _near(file), why))
+    return wanted
 
 
 def _near(path: Path) -> Path:
@@ -71,15 +74,29 @@ def _near(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def tune(wanted: Tuning, is_alone: bool) -> str:
-    """Tune one, alone with threads and a bar, or beside others with neither; returns what was found, in words."""
+def tune(wanted: Wanted, is_alone: bool) -> str:
+    """Tune one, alone with threads and a bar, or beside others with neither; returns what was found, in words.
+
+    Raises:
+        FloorError: no setting keeps the floor, which is noted where the router would lie.
+    """
 
     def say(text: str) -> None:
         print(f"{wanted.scenario.stem}: {text}", file=sys.stderr)
 
+    world, threads = load_world(wanted.scenario), MOST_THREADS if is_alone else 1
+    knobs, scenario = knobs_of(world), str(wanted.scenario)
     with telling(say):
-        threads = MOST_THREADS if is_alone else 1
-        return tuned_text(tune_router(wanted, say=say, quiet=not is_alone, jobs=threads)[0])
+        try:
+            tuned = tune_into(
+                wanted.out, world, wanted.router, knobs, scenario, say=say, quiet=not is_alone, jobs=threads,
+                is_timed=True,
+            )  # fmt: skip
+        except FloorError as error:
+            note_failure(wanted.out, str(error), train_command(scenario, wanted.router, knobs))
+            raise
+    failure_path(wanted.out).unlink(missing_ok=True)
+    return tuned_text(tuned)
 
 
 def tune_all(wanted: Sequence[Wanted], jobs: int, tune: Tune = tune) -> None:
@@ -91,16 +108,13 @@ def tune_all(wanted: Sequence[Wanted], jobs: int, tune: Tune = tune) -> None:
         print(f"[{number}/{len(wanted)}] {one.command} ({one.why})", flush=True)
     with closing(each(_tune, (tune, min(jobs, len(wanted)) <= 1), wanted, jobs)) as made:
         for place, text in made:
-            print(f"[{place + 1}/{len(wanted)}] {wanted[place].tuning.scenario.stem}: {text}", flush=True)
+            print(f"[{place + 1}/{len(wanted)}] {wanted[place].scenario.stem}: {text}", flush=True)
 
 
 def _tune(common: tuple[Tune, bool], wanted: Wanted) -> str:
     """One, in whatever process."""
     tune, is_alone = common
-    assert wanted.tuning.out is not None, "it was named"
-    failure_path(wanted.tuning.out).unlink(missing_ok=True)
     try:
-        return tune(wanted.tuning, is_alone)
+        return tune(wanted, is_alone)
     except FloorError as error:
-        wanted.tuning.out.unlink(missing_ok=True)  # an older router would hide it
         return str(error)

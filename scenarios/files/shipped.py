@@ -32,7 +32,7 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
         calibrated = CALIBRATED / f"{path.name}.yaml"
         hint = f"did you mean {calibrated}? " if calibrated.is_file() else ""
         known = nearest(path.name.lower(), shipped, "those that ship are", same_numbers=True)
-        remedy = "for a GPU of your own: `slimsched profile synth --from sheet.yaml` (docs/profiles.md)"
+        remedy = "for a GPU of your own: `slimsched profile synth sheet.yaml` (docs/profiles.md)"
         problem = f"no such profile; {hint}{known}; {remedy}"
         raise InputError(source or str(path), key, f"{path}: {problem}" if source else problem)
     return shipped[path.name.lower()]

@@ -773,6 +773,11 @@ class TuningSection(StrictModel):
         description="what the search makes small: latency, or energy an image at a p99 latency of at most "
         "`service.p99_limit_s`",
     )
+    control: bool = Field(
+        False,
+        description="whether a tuned `ladder`, `lookahead` or `tide` [keeps the goals](routers.md#keeping-goals) that "
+        "`service` asks for while it serves",
+    )
 
 
 Routers = Annotated[tuple[RouterName, ...], Field(min_length=1, max_length=1000), AfterValidator(unique)]
@@ -851,6 +856,11 @@ class CompareSection(StrictModel):
         "`module:Class`, or one that this run makes: `ppo`, `tide`, `tuned:KIND` for a rule",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
+    baseline: RouterName | None = Field(
+        None,
+        description="changes and differences are to this one of the routers, seed by seed; null: `random`, where it is "
+        "compared",
+    )
 
 
 class ValidateSection(StrictModel):

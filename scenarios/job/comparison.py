@@ -32,22 +32,22 @@ def compare(
     engine: Simulator = "simpy",
     *,
     jobs: Jobs = 1,
-    baseline: str | None = None,
     bounds: Callable[[Comparison], Bounds] | None = None,
 ) -> Comparison:
     """Every router with every seed, in simulation.
 
     Args:
         jobs: where runs are made.
-        baseline: see `compare_results`.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
 
     Raises:
-        InputError: `baseline` is not compared.
+        InputError: the baseline is not compared.
     """
-    names = [display_name(router) for router in job.scenario.compare.routers]
-    if baseline is not None and baseline not in names:
-        raise InputError("--baseline", "", f"{baseline!r} is not compared here; {nearest(baseline, names)}")
+    section = job.scenario.compare
+    names, baseline = [display_name(router) for router in section.routers], section.baseline
+    if baseline is not None and (baseline := display_name(baseline)) not in names:
+        problem = f"{baseline!r} is not compared here; {nearest(baseline, names)}"
+        raise InputError(job.scenario.name, "compare.baseline", problem)
     results = _compared(job, world, engine, jobs)
     document = compare_results(results, baseline)
     if bounds is not None:
@@ -67,7 +67,7 @@ def engine_to_go_on(job: Job, world: World, quicker: Simulator) -> Simulator:
         if job.folder.stage(STAGE, fingerprint).is_done:
             return engine
     for engine, fingerprint in begun.items():
-        if job.folder.partial(STAGE, fingerprint).exists():
+        if job.folder.memo(STAGE, fingerprint).rows:
             return engine
     return able_to_run(world, quicker, lambda: world.run_spec(job.scenario.compare.seeds[0]), job.say)
 
@@ -88,18 +88,16 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Res
     given = job.scenario.compare
     fingerprint = _fingerprint(job, world, engine)
     target = job.folder / RESULTS
-    partial = job.folder.partial(STAGE, fingerprint)
+    memo = job.folder.memo(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
-        finished: list[Result] = job.folder.read_partial(partial) or []
-        known = list(finished)
+        known: list[Result] = list(memo.rows)
         runs = len(given.routers) * len(given.seeds)
         with Progress("compare", runs, unit="run", quiet=job.quiet) as progress:
 
             def keep(result: Result) -> None:
-                if result not in finished:
-                    finished.append(result)
-                    write_json(partial, {"content": finished})
+                if result not in known:
+                    memo.add(result)
                 progress.update(1)
 
             results = simulate_all(
@@ -110,7 +108,7 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Res
         return [target]
 
     job.stage(STAGE, fingerprint, work)
-    partial.unlink(missing_ok=True)
+    memo.path.unlink(missing_ok=True)
     _keep_records(job, world, engine, fingerprint)
     return results_of(job)
 

@@ -7,23 +7,20 @@ whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
 from kit.checkpoint import read
 from kit.documents import read_json, write_json
+from kit.memo import Memo
 from kit.parallel import Jobs
 from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
 from scenarios.learn.course import MOST_THREADS
-from scenarios.learn.expected import announced
-from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.train import require_trainable, score_router, train_world
-from scenarios.learn.tune import tune_world
-from scenarios.learn.tuned_files import save_tuned, with_control
-from scenarios.learn.tuning import knobs_of, train_command, tuned_text
+from scenarios.learn.tune import knobs_of
+from scenarios.learn.tuned_files import tune_into
 from scenarios.metrics.result import Score
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
@@ -37,14 +34,12 @@ def make_routers(
     world: World,
     kinds: Sequence[str],
     *,
-    control: bool = False,
     says_scores: bool = False,
     jobs: Jobs = MOST_THREADS,
 ) -> dict[str, Score]:
     """Make the routers of these kinds; what each was scored, by kind.
 
     Args:
-        control: rules keep the goals that the operator asks for in mid-run.
         says_scores: tell PPO's score once it is trained, for whoever has other results to show.
         jobs: where direct search runs.
 
@@ -53,31 +48,26 @@ def make_routers(
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
     return {
-        kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind, control, jobs)
-        for kind in kinds
+        kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind, jobs) for kind in kinds
     }
 
 
-def make_tuned(job: Job, world: World, kind: str, control: bool = False, jobs: Jobs = MOST_THREADS) -> Score:
+def make_tuned(job: Job, world: World, kind: str, jobs: Jobs = MOST_THREADS) -> Score:
     """Tune a rule by direct search, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
     tuning = given.tuning.model_dump(mode="json")
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind, control)
+    fingerprint = job.fingerprint(*job.world_parts(is_training=True), tuning, length, given.seed, kind)
 
     def work() -> Sequence[Path]:
         require_trainable(world)
-        knobs = knobs_of(world, seed=given.seed)
-        kept = job.folder / "training" / fingerprint[:12] / SCORES
-        with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
-            found = tune_world(world, kind, knobs, on_progress=tell, kept=KeptScores(kept), jobs=jobs)
-        job.say(f"train: {tuned_text(found)}")
-        if control:
-            found = replace(found, winner=replace(found.winner, spec=with_control(found.winner.spec)))
-        save_tuned(found, world, knobs, path, train_command(given.name, kind, knobs, control=control))
+        memo = Memo(job.folder / "training" / fingerprint[:12] / SCORES, fingerprint)
+        tuned = tune_into(
+            path, world, kind, knobs_of(world), given.name, say=job.say, quiet=job.quiet, memo=memo, jobs=jobs
+        )
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed)
-        history = [{"decisions": float(done), "objective": cost} for done, cost in found.history if isfinite(cost)]
+        history = [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
         write_json(job.folder / training_file(kind), history)
         write_json(target, score)
         return [path, job.folder / training_file(kind), target]

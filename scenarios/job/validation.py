@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from hw.networks.registry import ModelFile
 from kit.documents import write_json
 from kit.errors import InputError
+from kit.memo import Memo
 from scenarios.executors.campaign import Finished, Plan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
@@ -28,9 +29,9 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.served import is_barren
 from scenarios.runs.door import open_door
-from scenarios.runs.folder import RunFolder, Stamp
+from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
-from scenarios.runs.records import load_point, run_place, write_run
+from scenarios.runs.records import load_point, write_run
 from scenarios.show.validation import first_far_text
 from scenarios.terminal.progress import Progress
 from scenarios.world.routers import foreign_routers
@@ -66,7 +67,7 @@ def validate(job: Job, world: World) -> Validation:
     parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, service)
     fingerprint = job.fingerprint(*parts)
     target = job.folder / "validation.json"
-    partial = job.folder.partial(STAGE, fingerprint)
+    memo = job.folder.memo(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(job)
@@ -76,13 +77,13 @@ def validate(job: Job, world: World) -> Validation:
             job.warn(f"warning: {doubt}")
         folder = job.folder
         validation = validate_world(
-            world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, partial=partial,
-            quiet=job.quiet,
-        )  # fmt: skip
+            world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, memo=memo, quiet=job.quiet
+        )
         write_json(target, validation)
         if any(is_barren(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
-        return [target, folder / CORES_FILE, *(folder / name for name in folder.outputs(partial.stem))]
+        records = {folder / name for row in memo.rows for name in row["outputs"]}
+        return [target, folder / CORES_FILE, *sorted(records)]
 
     with suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
         job.stage(STAGE, fingerprint, work)
@@ -122,22 +123,20 @@ def validate_world(
     routers: Sequence[str],
     *,
     made_in: Path | None,
-    partial: Path,
+    memo: Memo,
     quiet: bool = False,
 ) -> Validation:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
-    Finished runs are kept in `partial` as well; those that are there already, and whole, are not made again. Where
-    they say that the rest is hopeless it is not made, unless the plan goes on.
+    Finished runs are rows of the memo as well, each with its files; those that are there already, and whole, are not
+    made again. Where they say that the rest is hopeless it is not made, unless the plan goes on.
     """
     evaluation, data = world.accuracy.evaluation, None
     if model is not None:
         if evaluation is None:
             raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
         data = load_measured(world.scenario, evaluation)
-    kept = folder.read_partial(partial) or []
-    made_before = folder.outputs(partial.stem)
-    runs = whole_runs(folder, kept, made_before, plan.repeats)
+    runs = whole_runs(folder, memo.rows, plan.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
@@ -155,15 +154,15 @@ def validate_world(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
         ) as campaign:
             while (plan.goes_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
-                made_before |= folder.stamps(keep_runs(folder, made, plan.repeats))
+                outputs = folder.stamps(keep_runs(folder, made, plan.repeats))
                 runs.append(made.run)
-                unbarren = [run for run in runs if not is_barren(run["hardware"])]
-                write_json(partial, {"content": unbarren, "outputs": made_before})
+                if not is_barren(made.run["hardware"]):
+                    memo.add({"run": made.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.goes_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     validation = validate_results(plan.in_order(runs), world.power_provenance)
     if far := far_runs(plan.in_order(runs)):
-        kept = str(partial.relative_to(folder.path))
+        kept = str(memo.path.relative_to(folder.path))
         validation["far_apart"] = FarApart(made=len(runs), planned=plan.hardware_runs, runs=far, kept=kept)
     return validation
 
@@ -183,26 +182,17 @@ def _point_and_repeat(run: ValidationRun, repeats: int) -> tuple[str, int | None
     return point, run["repeat"] if repeats > 1 and run["kind"] != "saturated" else None
 
 
-def whole_runs(
-    folder: RunFolder, runs: Sequence[ValidationRun], outputs: Mapping[str, Stamp], repeats: int
-) -> list[ValidationRun]:
+def whole_runs(folder: RunFolder, rows: Sequence[Mapping[str, Any]], repeats: int) -> list[ValidationRun]:
     """Of the runs that an earlier try has made, those whose files are as they were written; the rest are made again.
 
     A saturated run sets the rates of others, so that without it all are made again.
     """
-    gone_places = {name.rpartition("/")[0] for name, stamp in outputs.items() if not folder.is_whole({name: stamp})}
-    broken = [run for run in runs if gone_places & set(_places(run, repeats))]
-    if not broken:
-        return list(runs)
-    gone = runs if any(run["kind"] == "saturated" for run in broken) else broken
-    told = f"{len(gone)} of {len(runs)} hardware runs are made again: no real run repeats another to the digit"
-    folder.say(f"{STAGE}: {told}")
+    latest = {(row["run"]["router"], row["run"]["seed"], *_point_and_repeat(row["run"], repeats)): row for row in rows}
+    runs: list[ValidationRun] = [row["run"] for row in latest.values()]
+    gone = [row["run"] for row in latest.values() if not folder.is_whole(row["outputs"])]
+    if any(run["kind"] == "saturated" for run in gone):
+        gone = runs
+    if gone:
+        told = f"{len(gone)} of {len(runs)} hardware runs are made again: no real run repeats another to the digit"
+        folder.say(f"{STAGE}: {told}")
     return [run for run in runs if run not in gone]
-
-
-def _places(run: ValidationRun, repeats: int) -> Iterator[str]:
-    """Where a run's records lie; of a later repeat, its simulated twin's are those of the first."""
-    point, repeat = _point_and_repeat(run, repeats)
-    yield run_place("hardware", run["router"], run["seed"], point, repeat)
-    if not run["repeat"]:
-        yield run_place("simulation", run["router"], run["seed"], point)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from copy import copy
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from math import log
 
@@ -15,12 +15,12 @@ import numpy as np
 
 from hw.host.limits import core_count
 from kit.chance import derived_seed, stream
+from kit.memo import Memo
 from kit.parallel import Elsewhere, Jobs, each
 from policies.interfaces import limit_ns_of
 from policies.plan_of import plan_of
 from policies.rules.specs import POINT, RouterSpec
 from policies.vocabulary import OwnLimit
-from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
 from scenarios.world.workloads import Excerpt
@@ -151,7 +151,7 @@ class Course:
 
     Args:
         workers: what they run on: threads, as compiled code holds no lock, or elsewhere.
-        kept: what an interrupted tuning of the same has measured.
+        memo: what an interrupted tuning of the same has measured, group of runs by group.
         on_measured: gets what was simulated so far, after every group of runs.
 
     Attributes:
@@ -164,11 +164,12 @@ class Course:
         world: World,
         knobs: TuningKnobs,
         workers: Workers,
-        kept: KeptScores | None = None,
+        memo: Memo | None = None,
         on_measured: OnMeasured | None = None,
     ) -> None:
         self.world, self.knobs, self.decisions = world, knobs, 0
-        self._scorer, self._workers, self._kept = Scorer(world), workers, kept
+        self._scorer, self._workers, self._memo = Scorer(world), workers, memo
+        self._known = iter([] if memo is None else [*memo.rows])
         self.context = world.context
         self.part = "settings"
         self._spent, self._on_measured = Counter[str](), on_measured
@@ -205,11 +206,12 @@ class Course:
 
     def measure(self, tries: Sequence[Try]) -> list[RunScore]:
         """Each router on its run."""
-        scores = None if self._kept is None else self._kept.take(len(tries))
-        if scores is None:
+        if (known := next(self._known, None)) is not None:
+            scores = [RunScore(**score) for score in known]
+        else:
             scores = self._scores(tries)
-            if self._kept is not None:
-                self._kept.put(scores)
+            if self._memo is not None:
+                self._memo.add([asdict(score) for score in scores])
         made = sum(score.decisions for score in scores)
         self.decisions += made
         self._spent[self.part] += made

@@ -27,6 +27,7 @@ class TuningKnobs:
         as_they_are: settings that are not picked from lists (`scenarios.learn.settings`): `placement`, `hold`, `group`.
         population, elite: of a generation.
         objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
+        control: the router keeps the goals that the operator asks for in mid-run (`policies.goal_control`).
     """
 
     floor: float
@@ -44,3 +45,4 @@ class TuningKnobs:
     elite: int = 4
     objective: Objective = "latency"
     p99_limit_s: float | None = None
+    control: bool = False

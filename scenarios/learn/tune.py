@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
+from kit.memo import Memo
 from kit.parallel import Jobs
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
@@ -33,7 +34,6 @@ from scenarios.learn.course import (
     unserved,
     workers_of,
 )
-from scenarios.learn.kept_scores import KeptScores
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.race import CLOSE, OF_SEARCH, Figures, Raced, Racer, figures_of, run_race
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
@@ -97,14 +97,14 @@ def tune_world(
     knobs: TuningKnobs,
     *,
     on_progress: OnMeasured | None = None,
-    kept: KeptScores | None = None,
+    memo: Memo | None = None,
     jobs: Jobs = MOST_THREADS,
 ) -> Tuned:
     """Tune one kind of router.
 
     Args:
         on_progress: gets the decisions simulated so far, after every group of runs.
-        kept: what was measured of the same before it was interrupted.
+        memo: what was measured of the same before it was interrupted.
         jobs: at most so many threads, or elsewhere; what is found does not depend on it.
 
     Raises:
@@ -113,7 +113,7 @@ def tune_world(
     """
     require_possible(world, kind, knobs)
     with workers_of(jobs) as workers:
-        course = Course(world, knobs, workers, kept, on_progress)
+        course = Course(world, knobs, workers, memo, on_progress)
         space = space_of(world, kind, knobs)
         racers = _tuples(course) if space is None else _searches(kind, space, course)
         winner, race = run_race(racers, course)
@@ -330,6 +330,22 @@ def _tuples(course: Course) -> list[Racer]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the floor
+
+
+def knobs_of(world: World) -> TuningKnobs:
+    """How the scenario says that rules are tuned on it; a floor that it does not name is the untuned ladder's.
+
+    Raises:
+        InputError: energy without a limit of the p99 latency: whoever waits longest would have the least.
+    """
+    scenario = world.scenario
+    section, limit_s = scenario.tuning, scenario.service.p99_limit_s
+    if section.objective == "energy" and limit_s is None:
+        problem = "energy needs a limit of the p99 latency; add service.p99_limit_s"
+        raise InputError(scenario.name, "tuning.objective", problem)
+    settings = section.model_dump() | {"floor": section.floor or 0.0}
+    knobs = TuningKnobs(**settings, seed=scenario.seed, p99_limit_s=limit_s)
+    return knobs if section.floor is not None else replace(knobs, floor=natural_floor(world, knobs))
 
 
 def natural_floor(world: World, knobs: TuningKnobs) -> float:

@@ -1,85 +1,81 @@
-"""Files of tuned routers: where they go, and what they say of their making."""
+"""A router tuned into its file, which says how it was made."""
 
 from __future__ import annotations
 
-import re
+import shlex
+import time  # noqa: TID251 - how long tuning took
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kit.documents import read_text, write_text
-from kit.errors import InputError, nearest
+from kit.memo import Memo
 from kit.named_files import with_paths
-from kit.strict import mapping
-from policies.registry import TUNED
+from kit.parallel import Jobs
+from policies.registry import CONTROLLED
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
-from scenarios.files.made_routers import RULE_SUFFIX
-from scenarios.files.router_names import without_ending, write_rule
+from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
+from scenarios.learn.course import MOST_THREADS
+from scenarios.learn.expected import announced
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.tune import Tuned
+from scenarios.learn.tune import Tuned, tune_world
+from scenarios.metrics.served import LIMIT
+from scenarios.terminal.progress import Say
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
-FAILURE_SUFFIX: Final = ".failed.txt"
-_TUNED_BY: Final = re.compile(r"\((slimsched (?:tune|train) .*)\)\s*$")  # ends every note of a failure
 
 
-def tuned_path(out: Path | None, kind: str) -> Path:
-    """Where a tuned router goes.
+def tune_into(
+    path: Path,
+    world: World,
+    kind: str,
+    knobs: TuningKnobs,
+    scenario: str,
+    *,
+    say: Say,
+    quiet: bool,
+    memo: Memo | None = None,
+    jobs: Jobs = MOST_THREADS,
+    is_timed: bool = False,
+) -> Tuned:
+    """Tune, and write the router's file. How many decisions it will about take is said first, what it found at the end.
+
+    Args:
+        scenario: its file or name, for the command that the router's file names.
+        memo: what an interrupted tuning of the same has measured.
+        is_timed: the file says how long it took, and so differs every time.
 
     Raises:
-        InputError: nothing of that kind is tuned; the file could not be read back.
+        FloorError: no setting keeps the accuracy.
     """
-    if kind not in TUNED:
-        raise InputError("--router", "", f"{kind!r} can't be tuned; {nearest(kind, TUNED)}")
-    path = out or Path(f"{kind}{RULE_SUFFIX}")
-    if not path.name.endswith(RULE_SUFFIX):
-        raise InputError("--out", "", f"{path}: the file of a tuned {kind} ends with {RULE_SUFFIX}")
-    return path
+    began_s = time.monotonic()
+    with announced(world, kind, knobs, say=say, quiet=quiet) as tell:
+        tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo, jobs=jobs)
+    if knobs.control and kind in CONTROLLED:
+        tuned = replace(tuned, winner=replace(tuned.winner, spec=with_control(tuned.winner.spec)))
+    wall_s = round(time.monotonic() - began_s, 1) if is_timed else None
+    making = {"command": train_command(scenario, kind, knobs), **_making(tuned, world, knobs), "wall_s": wall_s}
+    write_rule(path, tuned.spec.model_copy(update={"made_by": making}))
+    say(f"tune: {tuned.spent.text}")
+    say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
+    return tuned
 
 
-def require_tuned(path: Path) -> Path:
-    """The path; raises `InputError` where a file would be replaced that tuning did not make, such as a rule by hand."""
-    if path.is_file() and not _is_tuned(path):
-        problem = "was not made by `slimsched train`; move it elsewhere, or name another file with --out"
-        raise InputError(str(path), "", problem)
-    return path
-
-
-def _is_tuned(path: Path) -> bool:
-    """As the file says; its other keys are not looked at."""
-    try:
-        told = mapping(read_text(path), str(path)).get("made_by")
-    except InputError:
-        return False
-    return isinstance(told, dict) and "command" in told
-
-
-def failure_path(path: Path) -> Path:
-    """Beside where a router would lie: why there is none."""
-    return path.with_name(without_ending(path.name) + FAILURE_SUFFIX)
-
-
-def note_failure(path: Path, problem: str | None) -> None:
-    """Write beside where a router would lie why there is none, or remove that; a file of the user's there stays."""
-    place = failure_path(path)
-    if place.exists() and failed_command(path) is None:
-        return
-    if problem is None:
-        place.unlink(missing_ok=True)
-    else:
-        write_text(place, f"{problem}\n")
-
-
-def failed_command(path: Path) -> str | None:
-    """Which command could not tune it; None where the note is no such."""
-    text = failure_path(path).read_text(encoding="utf-8", errors="replace").rstrip()
-    found = _TUNED_BY.search(text)
-    return None if found is None else found[1]
+def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
+    """What tunes the same again, with the numbers that the scenario decided."""
+    settings = {"tuning.floor": f"{knobs.floor:g}", "tuning.decisions": knobs.decisions}
+    settings |= {"tuning.searches": knobs.searches, "seed": knobs.seed}
+    if knobs.objective != "latency":
+        settings |= {"tuning.objective": knobs.objective, "service.p99_limit_s": f"{knobs.p99_limit_s:g}"}
+    if knobs.control:
+        settings["tuning.control"] = "true"
+    changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    return shlex.join(["slimsched", "train", scenario, "--router", kind, *changes])
 
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
@@ -94,34 +90,44 @@ def load_of(scenario: Scenario) -> dict[str, Any]:
     return named.model_dump(mode="json", include={"workload", "faults", "duration_s"}, exclude_defaults=True)
 
 
-def save_tuned(
-    found: Tuned, world: World, knobs: TuningKnobs, path: Path, command: str, *, seconds: float | None = None
-) -> dict[str, Any]:
-    """Write the router with how it was made (by which `command`, in how many `seconds`); what is reported."""
-    making = {
-        "command": command,
-        "devices": list(world.device_names),
-        "deciding": deciding_in(world.cluster),
-        "load": load_of(world.scenario),
+def world_of_now(world: World) -> dict[str, Any]:
+    """What a router's file says of the world that it was tuned in."""
+    devices, deciding = list(world.device_names), deciding_in(world.cluster)
+    return {"devices": devices, "deciding": deciding, "load": load_of(world.scenario)}
+
+
+def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
+    return {
+        **world_of_now(world),
         "floor": knobs.floor,
-        "decisions": found.spent.search,
-        "settings_decisions": found.spent.settings,
-        "level_decisions": found.spent.levelling,
-        "race_decisions": found.spent.race,
-        "decisions_in_all": found.spent.in_all,
-        "searches": found.searches,
-        "race": [each.told for each in found.race],
-        "winner": found.winner.name,
-        "origin": found.winner.origin,
-        "wall_s": None if seconds is None else round(seconds, 1),
-        "accuracy": round(found.figures.accuracy, 6),
-        "latency_mean_s": round(found.figures.mean_s, 6),
-        "latency_p99_s": round(found.figures.p99_s, 6),
+        "decisions": tuned.spent.search,
+        "settings_decisions": tuned.spent.settings,
+        "level_decisions": tuned.spent.levelling,
+        "race_decisions": tuned.spent.race,
+        "decisions_in_all": tuned.spent.in_all,
+        "searches": tuned.searches,
+        "race": [each.told for each in tuned.race],
+        "winner": tuned.winner.name,
+        "origin": tuned.winner.origin,
+        "accuracy": round(tuned.figures.accuracy, 6),
+        "latency_mean_s": round(tuned.figures.mean_s, 6),
+        "latency_p99_s": round(tuned.figures.p99_s, 6),
         "objective": knobs.objective,
         "p99_limit_s": knobs.p99_limit_s,
-        "image_j": round(found.figures.image_j, 6),
-        "unserved": round(found.figures.unserved, 6),
+        "image_j": round(tuned.figures.image_j, 6),
+        "unserved": round(tuned.figures.unserved, 6),
     }
-    note_failure(path, None)
-    write_rule(path, found.spec.model_copy(update={"made_by": making}))
-    return {"schema": "slimsched.tuned/1", "router": found.kind, "scenario": world.scenario.name, **making}
+
+
+def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
+    """What was found, in a line or two; `limit_s`: of the p99, where energy was made small."""
+    figures, beware = tuned.figures, ""
+    if figures.unserved > LIMIT:
+        beware = f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
+    if limit_s is not None and figures.p99_s > limit_s:
+        remedy = "allow more (service.p99_limit_s), or lower the load"
+        beware += f"\nbeware: its p99 is above the limit of {1000 * limit_s:g} ms; {remedy}"
+    return (
+        f"{tuned.kind}: {1000 * figures.mean_s:.2f} ms (p99 {1000 * figures.p99_s:.1f}), {figures.image_j:.3g} J an "
+        f"image at {100 * figures.accuracy:.3f} % on runs of tuning, {tuned.spent.in_all:,} decisions{beware}"
+    )

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from kit.errors import InputError, WorkError
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER
 from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
+from scenarios.metrics.limits import Bound, Oracle
 from scenarios.world.world import World
 from sim.tables import DeviceTables, KeyTable
 
@@ -41,31 +42,11 @@ if TYPE_CHECKING:
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
 MOST_UNKNOWNS = 2e6
-MOST_WINDOWS = 1_000_000
+WINDOW_S = 1.0  # in which the oracle carries what arrives
 HARDLY = 0.9  # of the router's core: chance alone then makes long queues
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
 OF_A_BOUND: Final = 3  # programmes: the rate, the energy, the latency
 ORACLE_POINTS: Final = 24  # rates at which an oracle's programme is solved, after that of the capacity
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What the fluid model allows at a mean accuracy of at least `accuracy`; every real run is worse.
-
-    Attributes:
-        rate_img_s: at which energy and latency are told; None for a trace.
-        capacity_img_s: the largest rate.
-        energy_per_image_j: the least dynamic energy an image; None where the rate is beyond capacity.
-        total_energy_per_image_j: the same with what the devices draw when idle, in its share of the images.
-        latency_s: the least mean latency at the rate; where it is None or beyond capacity, of an image alone.
-    """
-
-    accuracy: float
-    rate_img_s: float | None
-    capacity_img_s: float
-    energy_per_image_j: float | None
-    total_energy_per_image_j: float | None
-    latency_s: float
 
 
 @dataclass(frozen=True)
@@ -159,15 +140,18 @@ class FluidModel:
         capacity_img_s = self.capacity_img_s(accuracy)
         if rate_img_s is None or rate_img_s > capacity_img_s:
             self._on_solved()  # of the energy there is nothing to solve
-            return Bound(accuracy, rate_img_s, capacity_img_s, None, None, self.latency_s(accuracy, None))
+            latency_s = self.latency_s(accuracy, None)
+            return Bound(
+                accuracy=accuracy, rate_img_s=rate_img_s, capacity_img_s=capacity_img_s, latency_mean_s=latency_s
+            )
         energy_j = self.energy_j(accuracy, rate_img_s)
         return Bound(
             accuracy=accuracy,
             rate_img_s=rate_img_s,
             capacity_img_s=capacity_img_s,
-            energy_per_image_j=energy_j,
-            total_energy_per_image_j=energy_j + self.idle_w / rate_img_s,
-            latency_s=self.latency_s(accuracy, rate_img_s),
+            energy_dynamic_j=energy_j,
+            energy_per_image_j=energy_j + self.idle_w / rate_img_s,
+            latency_mean_s=self.latency_s(accuracy, rate_img_s),
         )
 
     def _all_tuples(self) -> Vector:
@@ -337,22 +321,6 @@ def busy_router_of(world: World) -> str | None:
 # ------------------------------------------------------------------------------------------------------- a moving load
 
 
-@dataclass(frozen=True)
-class Oracle:
-    """What a router that knows all arrivals beforehand could reach, estimated window by window.
-
-    Attributes:
-        accuracy: its mean accuracy over all images.
-        peak_img_s: the highest rate of a window.
-        overload_share: of the windows, in which more waited than even the narrowest tuple can carry.
-    """
-
-    window_s: float
-    accuracy: float
-    peak_img_s: float
-    overload_share: float
-
-
 def oracle_accuracy(
     model: FluidModel, rates_img_s: Sequence[float], window_s: float = 1.0, points: int = ORACLE_POINTS
 ) -> Oracle:
@@ -388,17 +356,12 @@ def programmes_of_an_oracle(scenario: Scenario) -> int:
     return 0 if isinstance(scenario.workload, PoissonWorkload | GammaWorkload) else 1 + ORACLE_POINTS
 
 
-def oracle_of(model: FluidModel, window_s: float = 1.0) -> Oracle | None:
+def oracle_of(model: FluidModel) -> Oracle | None:
     """The oracle for the scenario's own arrivals (with its seed); None where the load does not move."""
     scenario = model.world.scenario
     if not programmes_of_an_oracle(scenario):
         return None
-    if window_s > scenario.duration_s:
-        raise InputError("--window", "", f"{window_s:g} s is longer than the scenario ({scenario.duration_s:g} s)")
-    if scenario.duration_s / window_s > MOST_WINDOWS:
-        least_s = scenario.duration_s / MOST_WINDOWS
-        problem = f"{window_s:g} s are {scenario.duration_s / window_s:.1e} windows; at least {least_s:g} s are needed"
-        raise InputError("--window", "", problem)
+    window_s = min(WINDOW_S, scenario.duration_s)
     return oracle_accuracy(model, list(window_rates_img_s(model.world, scenario.seed, window_s)), window_s)
 
 

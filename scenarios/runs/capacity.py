@@ -14,6 +14,7 @@ from policies.interfaces import RoutingPolicy
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RunColumns
 from policies.vocabulary import NS_PER_S
 from scenarios.files.spec import PoissonWorkload
+from scenarios.metrics.limits import Capacity
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.service import NO_PROMISE, P99, ROUNDING, Promise
@@ -71,29 +72,6 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Capacity:
-    """The largest stable rate lies between `stable_img_s` and `unstable_img_s`; `runs` simulations said so.
-
-    Attributes:
-        workload: the kind of arrivals it was searched with.
-        floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
-        p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
-    """
-
-    router: str
-    workload: str
-    seeds: tuple[int, ...]
-    stable_img_s: float
-    unstable_img_s: float
-    runs: int
-    floor: float | None
-    p99_limit_s: float | None
-    p99_s: float | None
-    accuracy: float | None
-    energy_per_image_j: float | None
-
-
-@dataclass(frozen=True)
 class Search:
     """How a capacity is searched for.
 
@@ -101,7 +79,6 @@ class Search:
         router: its name, for random streams and the result.
         duration_s: of each run.
         precision: of the rate, as a share of it.
-        own_workload: keep the scenario's arrivals and faults.
         promise: what a rate must keep, besides being stable.
     """
 
@@ -109,7 +86,6 @@ class Search:
     seeds: tuple[int, ...]
     duration_s: float = 20.0
     precision: float = 0.05
-    own_workload: bool = False
     engine: Simulator = "simpy"
     promise: Promise = NO_PROMISE
 
@@ -173,30 +149,26 @@ def capacity(
     of p99 is asked, the same runs must keep them; it is taken that whoever keeps all at a rate does so below it.
 
     A stable rate is one that can last, so it is searched with Poisson arrivals and no faults on the scenario's cluster,
-    whatever moves there. `own_workload` keeps the scenario's arrivals and faults: then bursts of that length decide.
+    whatever moves there.
 
     Args:
         read: what one run says, by world, router, scale of the rate, seed and search.
 
     Raises:
-        InputError: the workload is a trace, which has no rate, and its own arrivals are asked for; or no width tuple is
-            as accurate as the floor.
+        InputError: no width tuple is as accurate as the floor.
         WorkError: no rate keeps what is asked, down to a thousandth of the estimated capacity.
     """
-    world = world if search.own_workload else under_poisson(world)
-    if world.rate_img_s is None:
-        problem = "a trace has no rate to search; take poisson, or name another workload"
-        raise InputError(world.scenario.name, "workload.kind", problem)
+    world = under_poisson(world)
     _require_possible(world, search.promise)
-    given_img_s, tries = world.rate_img_s, list[Tried]()
+    first_img_s, tries = world.capacity_img_s, list[Tried]()
 
     def attempt(rate_img_s: float) -> Tried:
-        made = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / given_img_s, seed, search), search)
+        made = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / first_img_s, seed, search), search)
         tries.append(made)
         on_progress(made)
         return made
 
-    low, high, least_img_s = None, attempt(world.capacity_img_s), _least_img_s(world, search)
+    low, high, least_img_s = None, attempt(first_img_s), _least_img_s(world, search)
     while high.carries:
         low, high = high, attempt(high.rate_img_s * 2)
     while low is None or high.rate_img_s - low.rate_img_s > search.precision * high.rate_img_s:
@@ -205,6 +177,8 @@ def capacity(
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
         low, high = (middle, high) if middle.carries else (low, middle)
     return Capacity(
+        engine=search.engine,
+        duration_s=search.duration_s,
         router=search.router,
         workload=world.scenario.workload.kind,
         seeds=search.seeds,

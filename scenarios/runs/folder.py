@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from kit.documents import read_json, with_remedy, write_json
 from kit.errors import InputError, WorkError
 from kit.files import TEMPORARY, file_hash
+from kit.memo import Memo, rows_in
 from policies.registry import TUNED
 from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 
@@ -295,12 +296,14 @@ class RunFolder:
 
     def remove_outputs(self, stage: str) -> None:
         """Remove what a stage has made, and what its interrupted tries have kept."""
-        for mark in (self._stage(stage), *(self.path / STAGES).glob(f"{stage}-{'[0-9a-f]' * 12}.json")):
-            for path in (self.path / name for name in _outputs(mark)):
-                path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    path.parent.rmdir()
-            mark.unlink(missing_ok=True)
+        tries = [*(self.path / STAGES).glob(f"{stage}-{'[0-9a-f]' * 12}.jsonl")]
+        outputs = {name for memo in tries for row in rows_in(memo) for name in row.get("outputs", ())}
+        for path in (self.path / name for name in outputs.union(self.outputs(stage))):
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
+        for path in (self._stage(stage), *tries):
+            path.unlink(missing_ok=True)
 
     def _stage(self, name: str) -> Path:
         return self.path / STAGES / f"{name}.json"
@@ -310,14 +313,9 @@ class RunFolder:
 
     # ------------------------------------------------------------------------- what an interrupted stage goes on from
 
-    def partial(self, stage: str, fingerprint: str) -> Path:
-        """Where a stage keeps what an interrupted try has finished."""
-        return self.path / STAGES / f"{stage}-{fingerprint[:12]}.json"
-
-    def read_partial(self, path: Path) -> Any:
-        """The `content` of what is kept there; None where there is nothing, or it is damaged, which is said."""
-        self.drop_damaged(path, read_json)
-        return _mapping(path).get("content")
+    def memo(self, stage: str, fingerprint: str) -> Memo:
+        """What an interrupted try of a stage has finished."""
+        return Memo(self.path / STAGES / f"{stage}-{fingerprint[:12]}.jsonl", fingerprint)
 
     def drop_damaged(self, path: Path, read: Callable[[Path], object]) -> bool:
         """Remove a file that work would go on from, but that can't be read; says so, and returns whether it did."""

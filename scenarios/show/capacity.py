@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from scenarios.metrics.limits import Capacity
 from scenarios.metrics.service import Promise
-from scenarios.runs.capacity import GROWTH_LIMIT, Capacity, Reading, Tried
+from scenarios.runs.capacity import GROWTH_LIMIT, Reading, Tried
 from scenarios.show.numbers import duration, number, plural, share
 
 
-def capacity_text(found: Capacity, duration_s: float) -> str:
+def capacity_text(found: Capacity) -> str:
     """The rate and what was asked of it, then what users have there."""
     asked = [] if found.p99_limit_s is None else [f"a p99 of at most {duration(found.p99_limit_s)}"]
     asked += [] if found.floor is None else [f"an accuracy of at least {share(found.floor)}"]
@@ -16,7 +17,7 @@ def capacity_text(found: Capacity, duration_s: float) -> str:
         f"carries {most} at {' and '.join(asked)}, not {too_much}" if asked else f"stable at {most}, not at {too_much}"
     )
     seeds = f"{plural(len(found.seeds), 'seed').partition(' ')[2]} {', '.join(map(str, found.seeds))}"
-    text = f"{found.router}: {told} ({found.workload} arrivals, {duration_s:g} s, {seeds})"
+    text = f"{found.router}: {told} ({found.workload} arrivals, {found.duration_s:g} s, {seeds})"
     there = f"p99 {duration(found.p99_s)}, accuracy {share(found.accuracy)}"
     stable = f"stable: in its second half the backlog grows by at most {share(GROWTH_LIMIT)} of what arrives"
     return f"{text}\n  there: {there}, {number(found.energy_per_image_j, None)} J/image\n  {stable}"

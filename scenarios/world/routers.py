@@ -95,7 +95,7 @@ def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
     deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
     if deaf:
         told = ", ".join(f"service.{goal}" for goal in goals)
-        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (slimsched train --control)"
+        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (tuning.control)"
         yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
     careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
     if careless:

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
+from benchmarks.study.tuned_files import note_failure
 from policies.rules.specs import LadderRule
 from policies.rules.tide import TideRule
 from scenarios.files.router_names import write_rule
-from scenarios.learn.tuned_files import load_of, note_failure
+from scenarios.learn.tuned_files import world_of_now
 from scenarios.world.materials import load_world
-from scenarios.world.routers import deciding_in
 from tests.scenarios.files import write_scenario
 
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 1.0)), thresholds=(8.0,))
@@ -36,15 +36,14 @@ def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
 def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
-    flags = {"floor": "0.8", "decisions": "40000000", "searches": "1", "seed": "0"} | changes
-    words = " ".join(f"--{name} {value}" for name, value in flags.items() if name not in WORLD)
-    command = f"slimsched tune {path.name} --router {kind} {words}"
+    settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | changes
+    words = " ".join(f"--set {name}={value}" for name, value in settings.items() if name not in WORLD)
+    command = f"slimsched train {path.name} --router {kind} {words}"
     place = path.parent / "data/routers" / path.stem
     if kind == "milp":
-        note_failure(place / "milp.rule.yaml", f"no setting keeps the floor ({command})")
+        note_failure(place / "milp.rule.yaml", "no setting keeps the floor", command)
         return
-    making = {"command": command, "devices": list(world.device_names), "deciding": deciding_in(world.cluster)}
-    making["load"] = load_of(world.scenario)
+    making = {"command": command, **world_of_now(world)}
     making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
     rule = TideRule() if kind == "tide" else RULE
     write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))

@@ -167,15 +167,15 @@ def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
 
 def test_what_is_stale_or_not_to_be_tuned_is_named_and_hides_nothing(tmp_path: Path) -> None:
     path = write_case(tmp_path)
-    write_tuned(path, "tide", decisions="15000000")
-    write_tuned(path, "milp", floor="0.75")
+    write_tuned(path, "tide", **{"tuning.decisions": "15000000"})
+    write_tuned(path, "milp", **{"tuning.floor": "0.75"})
     (tmp_path / ROUTERS / "slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
     case = read_case(path)
     shown = [contender.label for contender in case.contenders]
     assert shown == ["ladder", "slackfit, not tuned", "ladder, not tuned", "tide, not tuned", "random"]
     assert set(case.missing) > {
-        "tide: `routers/main-tiny/tide.rule.yaml` is stale (`make routers`): --decisions 15000000, now 40000000",
-        "milp: `routers/main-tiny/milp.failed.txt` is stale (`make routers`): --floor 0.75, now 0.8",
+        "tide: `routers/main-tiny/tide.rule.yaml` is stale (`make routers`): tuning.decisions 15000000, now 40000000",
+        "milp: `routers/main-tiny/milp.failed.txt` is stale (`make routers`): tuning.floor 0.75, now 0.8",
         "slackfit: the most was 0.7",
         "infaas: no `routers/main-tiny/infaas.rule.yaml` (`make routers`)",
     }

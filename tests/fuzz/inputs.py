@@ -178,7 +178,7 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "seeds": ("0", "1", "x"),
     "accuracy": ("0.5", "x"),
 }
-PATHS: Final = ("--json", "--out", "--plot", "--figures", "--logs")
+PATHS: Final = ("--json", "--out", "--plot", "--logs")
 
 
 class Taken(NamedTuple):
@@ -254,8 +254,8 @@ def _text_of(action: Taken) -> st.SearchStrategy[str]:
         "--router": ("random", "jsq", "ladder.rule.yaml", "tide.rule.yaml", "ppo.safetensors", "ppo", "fixed:0.5,1"),
         "--seed": ("0", "1", "7"), "--engine": ("simpy", "compiled"), "--jobs": ("1", "2"), "--duration": ("0.5",
         "500ms"),
-        "--window": ("0.5", "1s"), "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"), "--baseline": ("jsq",),
-        "--network": ("digits", "slimresnet18"), "--options": ("{}", '{"a": 1}', "[" * 3000, '{"a": NaN}'),
+        "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"),
+        "--network": ("digits", "slimresnet18", 'digits {"a": 1}', "a:B " + "[" * 3000, 'a:B {"a": NaN}'),
     }.get(name, ("1",))  # fmt: skip
     return st.one_of(st.sampled_from(sane), st.sampled_from(sane), st.sampled_from(TEXTS))
 

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from hw.networks.registry import ModelFile
 from kit.errors import InputError, WorkError
+from kit.memo import Memo
 from policies.records import ForeignLoad
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
 from scenarios.executors.slowdown import Changes
@@ -283,8 +284,8 @@ def test_probes_are_asked_for_as_probes(world: World) -> None:
 def test_an_interrupted_validation_keeps_each_run(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was finished lies in the folder and in the partial document; the second try makes the rest alone."""
-    wanted, folder, partial = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / ".stages" / "partial.json"
+    """What was finished lies in the folder and in the memo; the second try makes the rest alone."""
+    wanted, folder, path = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.jsonl"
     asked: list[PlannedRun] = []
 
     def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[Finished]:
@@ -300,12 +301,12 @@ def test_an_interrupted_validation_keeps_each_run(
 
     def validate() -> Validation:
         model = ModelFile(tmp_path / "none", None)
-        return validate_world(world, folder, model, wanted, ROUTERS, made_in=None, partial=partial, quiet=True)
+        return validate_world(world, folder, model, wanted, ROUTERS, made_in=None, memo=Memo(path, ""), quiet=True)
 
     monkeypatch.setattr(validation, "validate_runs", until_third)
     with pytest.raises(KeyboardInterrupt):
         validate()
-    assert [run["router"] for run in folder.read_partial(partial)] == ["random", "jsq", "random"]
+    assert [row["run"]["router"] for row in Memo(path, "").rows] == ["random", "jsq", "random"]
     assert len(read_runs(folder)) == 6
     asked.clear()
     monkeypatch.setattr(validation, "validate_runs", runs)

@@ -13,7 +13,7 @@ from tests.scenarios.files import write_scenario
 
 
 def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two processes give the same document; another `--baseline` and a picture need no new runs."""
+    """Two processes give the same document; another baseline and a picture need no new runs."""
     path = write_scenario(tmp_path)
     found = {}
     for jobs in ("1", "2"):
@@ -27,7 +27,7 @@ def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["1"] == compare_results(json.loads((tmp_path / "2" / "results.json").read_text()))
     assert found["1"]["paired"]["against"] == "random"
     picture = tmp_path / "trade.svg"
-    flags = ["--out", str(tmp_path / "1"), "--baseline", "jsq", "--plot", str(picture)]
+    flags = ["--out", str(tmp_path / "1"), "--set", "compare.baseline=jsq", "--plot", str(picture)]
     assert main(["compare", str(path), *flags]) == 0
     streams = capsys.readouterr()
     assert "compare: skipped, done before" in streams.err

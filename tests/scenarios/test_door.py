@@ -31,13 +31,13 @@ def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pyte
     """A host stands for its servers; where a server has the name of a host, the server is meant."""
     with open_door(RunFolder(tmp_path), SERVERS[:3]) as wish:
         assert wish() == frozenset()
-        assert _asked(capsys, "drain", "beta", "--run", str(tmp_path))[0] == 0
+        assert _asked(capsys, "drain", str(tmp_path), "beta")[0] == 0
         assert wish() == {1, 2}
-        code, out, _ = _asked(capsys, "drain", "gpu2", "--run", str(tmp_path), "--undo", "--json", "-")
+        code, out, _ = _asked(capsys, "drain", str(tmp_path), "gpu2", "--undo", "--json", "-")
         assert (code, json.loads(out)) == (0, {"servers": ["gpu2"], "drained": ["gpu1"]})
         assert wish() == {1}
         for _ in range(2):  # twice is once
-            assert _asked(capsys, "drain", "gpu1", "--run", str(tmp_path))[0] == 0
+            assert _asked(capsys, "drain", str(tmp_path), "gpu1")[0] == 0
         assert wish() == {1}
     with open_door(RunFolder(tmp_path), SERVERS) as wish:
         assert wish() == frozenset()  # a wish is of one command
@@ -49,7 +49,7 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
 
     def require(said: str, name: str = "gpu0") -> None:
         for undo in ([], ["--undo"]):
-            code, out, err = _asked(capsys, "drain", name, "--run", str(tmp_path), *undo)
+            code, out, err = _asked(capsys, "drain", str(tmp_path), name, *undo)
             assert (code, out, len(err.splitlines())) == (2, "", 1)
             assert said in err
 

@@ -10,6 +10,7 @@ import pytest
 
 from hw.networks.registry import ModelFile
 from kit.errors import WorkError
+from kit.memo import Memo
 from policies.vocabulary import Provenance
 from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun
 from scenarios.files.spec import ValidateSection
@@ -92,7 +93,7 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
         "latency -66.7 %, throughput +0.0 %; jsq, load 0.5, seed 0, repeat 1: mean latency -66.7 %, throughput +0.0 %. "
         "The profiles are of another host, stack or load (`slimsched profile check`), or other programs use the "
         "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
-        "folder. To go on all the same: --go-on, in a scenario validate.go_on. Everything that was made is kept"
+        "folder. To go on all the same: --set validate.go_on=true. Everything that was made is kept"
     )
 
 
@@ -109,7 +110,6 @@ class Bench:
         self.hardware: World = opened(here / "hardware", slowness)
         self.said: list[str] = []
         self.folder = RunFolder(here / "run", self.said.append)
-        self.partial = self.folder.partial("validate", "0" * 12)
         self.asked: list[PlannedRun] = []
         monkeypatch.setattr(validation, "load_measured", lambda *_: None)
         monkeypatch.setattr(validation, "validate_runs", self._runs)
@@ -125,8 +125,13 @@ class Bench:
         model = ModelFile(self.folder.path / "none", None)
         with self.folder.opened():
             return validate_world(
-                self.world, self.folder, model, plan, routers, made_in=None, partial=self.partial, quiet=True
+                self.world, self.folder, model, plan, routers, made_in=None, memo=self.memo, quiet=True
             )
+
+    @property
+    def memo(self) -> Memo:
+        """As the next command finds it."""
+        return self.folder.memo("validate", "0" * 12)
 
 
 def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +150,7 @@ def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, mo
     assert not was_stopped(whole)
     require_hopeful(whole)
     assert "Far apart: 3 hardware runs: more than 50 % from simulation: random" in format_validation(whole)
-    bench.partial.unlink()
+    bench.memo.path.unlink()
     bench.validate()
     assert [each.router for each in bench.asked] == ["random", "jsq"], "the remedy measures again"
 
@@ -174,7 +179,17 @@ def test_the_command_prints_its_tables_and_fails(
 
     monkeypatch.setattr(validation, "validate", made)
     scenario = write_scenario(tmp_path)
-    words = ["validate", str(scenario), "--out", str(tmp_path / "run"), "--quiet", "--go-on", "--router", "jsq"]
+    words = [
+        "validate",
+        str(scenario),
+        "--out",
+        str(tmp_path / "run"),
+        "-q",
+        "-r",
+        "jsq",
+        "--set",
+        "validate.go_on=true",
+    ]
     assert main(words) == 1
     streams = capsys.readouterr()
     assert "random" in streams.out

@@ -16,7 +16,7 @@ from slimsched import arguments
         (arguments.duration_s, "1ms", 0.001),
         (arguments.duration_s, "1e7", 1e7),
         (arguments.duration_s, "0", 0.0),
-        (arguments.options_of, '{"a": [1]}', {"a": [1]}),
+        (lambda text: arguments.network_of(text).label, 'a:B {"a":[1]}', 'a:B {"a": [1]}'),
         (arguments.changes_of, ["a.b=[1, 2]", "c=x"], {"a.b": [1, 2], "c": "x"}),
     ],
 )
@@ -29,7 +29,7 @@ def test_what_is_taken(flag: Callable[[Any], Any], text: Any, value: Any) -> Non
     [
         *((arguments.duration_s, text) for text in ("nan", "inf", "-1", "1e8", "1us", "", "9" * 5000)),
         *((arguments.path, text) for text in ("", "a\0b", "a\nb", "x" * 256, "x/" * 3000, "\udcff")),
-        *((arguments.options_of, text) for text in ("[" * 100_000, '{"a": NaN}', "[]", "x" * 5000)),
+        *((arguments.network_of, f"a:B {text}") for text in ("[" * 100_000, '{"a": NaN}', "[]", "x" * 5000)),
         *((arguments.changes_of, [text]) for text in ("", "a", "=1", "a=[", "x" * 5000)),
     ],
 )

@@ -55,12 +55,12 @@ def test_train_then_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_networks_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     """A good one is told so; one that breaks a rule has exit code 1 and says where."""
-    assert main(["model", "check", "tests.scenarios.own_network:DigitsPerceptron", "--options", '{"features": 8}']) == 0
+    assert main(["model", "check", 'tests.scenarios.own_network:DigitsPerceptron {"features": 8}']) == 0
     assert capsys.readouterr().out.count("kept") == 10
-    broken = ["model", "check", "tests.hw.test_networks:Pooled", "--options", '{"fault": "cost"}']
+    broken = ["model", "check", 'tests.hw.test_networks:Pooled {"fault": "cost"}']
     assert main(broken) == 1
     assert "counted are" in capsys.readouterr().out
-    assert "no JSON object" in refused([*broken[:3], "--options", "[1]"], capsys)
+    assert "no JSON object" in refused(["model", "check", "tests.hw.test_networks:Pooled [1]"], capsys)
     assert "did you mean 'digits'" in refused(["model", "check", "digit"], capsys)
 
 

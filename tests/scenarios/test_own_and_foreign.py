@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.documents import write_json, write_text
+from kit.documents import write_text
 from kit.files import file_hash
 from scenarios.runs.folder import OWN, RunFolder
 from slimsched.cli import main
@@ -178,19 +178,6 @@ def test_a_damaged_output_is_made_again(
 def test_a_damaged_mark_is_a_stage_that_is_not_done(junk: bytes, finished: Path) -> None:
     (finished / "run" / ".stages" / "compare.json").write_bytes(junk)
     assert run(finished) == 0
-
-
-def test_a_damaged_partial_file_is_begun_anew_with_a_word(tmp_path: Path) -> None:
-    said: list[str] = []
-    folder = RunFolder(tmp_path / "run", said.append)
-    partial = folder.partial("compare", "0123456789abcdef")
-    assert folder.read_partial(partial) is None
-    write_json(partial, {"content": [{"a": 1.5}]})
-    assert folder.read_partial(partial) == [{"a": 1.5}]
-    assert said == []
-    partial.write_bytes(b"{")
-    assert folder.read_partial(partial) is None
-    assert said[0].endswith(": this begins anew")
 
 
 @pytest.mark.parametrize("name", ["comparison.json", "simulation/jsq-seed0/telemetry.parquet"])

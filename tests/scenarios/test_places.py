@@ -22,7 +22,7 @@ GIVEN = {
 NAMES = {"--plot": "x.png"}  # that end as they must
 WITHOUT = ("devices", "profile synth", "calibrate", "model check", "jobs generate", "list", "init")
 FILES = ("profile synth", "jobs import", "jobs generate", "jobs init")  # whose --out is one
-WRITTEN = ("--json", "--out", "--plot", "--figures", "--logs")
+WRITTEN = ("--json", "--out", "--plot", "--logs")
 
 
 def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:

@@ -117,21 +117,14 @@ def test_a_world_on_shipped_profiles_pays_for_deciding_alike_on_both_engines(
     assert found[0]["stages_s"]["handover"] > 4 * (5e-5 + 3.8e-5)
 
 
-def test_the_whole_table_is_written_by_one_command(tmp_path: Path) -> None:
-    """`profile synth --all` writes a file a GPU."""
-    flags = ["--network", "slimresnet-tiny", "--batch-limit", "4"]
-    assert main(["profile", "synth", "--all", *flags, "--out", str(tmp_path / "new")]) == 0
-    assert {path.stem for path in (tmp_path / "new").iterdir()} == GPUS.keys()
-
-
 def test_a_gpu_of_ones_own_is_made_of_its_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sheet of the documentation, and a table's GPU written as a sheet: the same but for its name."""
     page = (ROOT / "docs" / "profiles.md").read_text(encoding="utf-8")
     text = re.search(r"(?:^    .*\n)+", page[page.index("schema: slimsched.sheet/1") - 4 :], re.MULTILINE)
     assert text is not None
-    sheet, flags = tmp_path / "sheet.yaml", ["--network", "slimresnet-tiny", "--batch-limit", "4"]
+    sheet, flags = tmp_path / "sheet.yaml", ["--network", "slimresnet-tiny"]
     sheet.write_text(textwrap.dedent(text[0]))
-    assert main(["profile", "synth", "--from", str(sheet), *flags, "--out", str(tmp_path / "own.yaml")]) == 0
+    assert main(["profile", "synth", str(sheet), *flags, "--out", str(tmp_path / "own.yaml")]) == 0
     own = read_profile(tmp_path / "own.yaml")
     assert (own.name, own.device.name, own.device.vram_bytes) == ("rtx-4070-slimresnet-tiny", "RTX 4070", 12 * 10**9)
     assert (round(own.power.bare_idle_w, 1), round(own.power.context_idle_w, 1)) == (17.1, 53.1)  # as the page says
@@ -141,7 +134,7 @@ def test_a_gpu_of_ones_own_is_made_of_its_sheet(tmp_path: Path, capsys: pytest.C
     )
     capsys.readouterr()
     documents = []
-    for words in (["t4"], ["--from", str(sheet)]):
+    for words in (["t4"], [str(sheet)]):
         assert main(["profile", "synth", *words, *flags, "--json", "-"]) == 0
         documents.append(json.loads(capsys.readouterr().out))
     assert [document.pop("name") for document in documents] == ["t4-slimresnet-tiny", "tesla-t4-slimresnet-tiny"]
@@ -226,9 +219,9 @@ def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
 
 
 def test_show_writes_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--figures DIR` writes the latency curves and Figures 1-3; the same profile gives the same pictures."""
+    """`--plot DIR` writes the latency curves and Figures 1-3; the same profile gives the same pictures."""
     (tmp_path / "toy.yaml").write_text(measured().to_yaml())
-    show = ["profile", "show", str(tmp_path / "toy.yaml"), "--figures"]
+    show = ["profile", "show", str(tmp_path / "toy.yaml"), "--plot"]
     assert main([*show, str(tmp_path / "a")]) == 0
     assert "figure3.png" in capsys.readouterr().out
     names = {path.name for path in (tmp_path / "a").iterdir()}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.study.contenders import ROUTERS, read_case, tuned_file
+from benchmarks.study.tuned_files import why_tune
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
@@ -21,8 +22,8 @@ from scenarios.files.router_names import made_by
 from scenarios.files.shipped import scenario_file
 from scenarios.files.spec import RatesWorkload
 from scenarios.job.network import training_knobs, training_text
-from scenarios.learn.stale import why_tune
-from scenarios.learn.tuning import Tuning
+from scenarios.learn.tune import knobs_of
+from scenarios.learn.tuned_files import train_command
 from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
 
@@ -145,13 +146,10 @@ def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
 def not_of_now(scenario: Path) -> dict[str, str]:
     """By kind why it is to be tuned again for a scenario."""
     world, folder = load_world(scenario), scenario.parent / ROUTERS / scenario.stem
-    found = {}
-    for kind in RULES:
-        tuning = Tuning(scenario, kind)
-        why = why_tune(tuned_file(folder, kind), tuning.command(tuning.knobs(world)), world)
-        if why:
-            found[kind] = why
-    return found
+    knobs = knobs_of(world)
+    reasons = {kind: why_tune(tuned_file(folder, kind), train_command(str(scenario), kind, knobs), world)
+               for kind in RULES}  # fmt: skip
+    return {kind: why for kind, why in reasons.items() if why}
 
 
 MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))

@@ -35,8 +35,7 @@ def test_what_it_writes_by_default_runs(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_every_choice_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--gpu", "T4", "--gpu", "h100", "--link", "10gbe", "--rate", "77.5", "--router", "jsq"]
-    flags += ["--router", "fixed:0.25,0.5,0.75,1@sticky", "--duration", "1m"]
+    flags = ["--gpu", "T4", "--gpu", "h100", "--link", "10gbe", "--rate", "77.5", "--duration", "1m"]
     assert main(["init", "sub folder.yaml", *flags, "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told == {"schema": "slimsched.init/1", "scenario": "sub folder.yaml", "name": "sub-folder"}
@@ -46,7 +45,6 @@ def test_every_choice_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("t4-1", "t4", "10gbe"), ("h100-1", "h100", "10gbe"),
     ]  # fmt: skip
     assert scenario.workload.base_img_s(1.0) == 77.5
-    assert scenario.compare.routers == ("jsq", "fixed:0.25,0.5,0.75,1@sticky")
     assert (scenario.duration_s, scenario.warmup_s) == (60, 6)
 
 
@@ -62,7 +60,7 @@ def test_profiles_and_accuracies_of_ones_own(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "my 1 own").mkdir()
     (tmp_path / "out").mkdir()
     write_scenario(tmp_path / "my 1 own")
-    words = ["init", "out/own.yaml", "--gpu", "my 1 own/fast.yaml", "--router", "jsq", "--duration", "300ms", "--quiet"]
+    words = ["init", "out/own.yaml", "--gpu", "my 1 own/fast.yaml", "--duration", "300ms", "--quiet"]
     assert main(words) == 2
     assert "the profile of 'fast-1' has 2 segments" in capsys.readouterr().err
     assert not Path("out/own.yaml").exists()

@@ -68,7 +68,7 @@ def test_simulate_is_deterministic(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`profile synth` writes what `profile show` reads, plots and calls a datasheet's."""
     path, plot = tmp_path / "gpu.yaml", tmp_path / "gpu.html"
-    flags = ["--network", "slimresnet-tiny", "--batch-limit", "16"]
+    flags = ["--network", "slimresnet-tiny"]
     assert main(["profile", "synth", "RTX 2080 Ti", *flags, "--out", str(path)]) == 0
     capsys.readouterr()
     assert main(["profile", "show", str(path), "--plot", str(plot), "--json", "-"]) == 0
@@ -76,7 +76,7 @@ def test_synthesized_profiles_can_be_shown(tmp_path: Path, capsys: pytest.Captur
     assert json.loads(shown.out)["provenance"] == "datasheet"
     assert "no error is promised" in shown.err
     assert "Figure 1" in plot.read_text(encoding="utf-8")
-    assert Profile.from_yaml(path.read_text(), "x").batch_limit == 16
+    assert Profile.from_yaml(path.read_text(), "x").batch_limit == 128
 
 
 def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

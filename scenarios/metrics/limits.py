@@ -1,0 +1,94 @@
+"""What a cluster carries at most, and what no router can beat on it: the documents of `capacity` and `bound`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kit.results import OwnDocument
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What a router that knows all arrivals beforehand could reach, estimated window by window.
+
+    Attributes:
+        accuracy: its mean accuracy over all images.
+        peak_img_s: the highest rate of a window.
+        overload_share: of the windows, in which more waited than even the narrowest tuple can carry.
+    """
+
+    window_s: float
+    accuracy: float
+    peak_img_s: float
+    overload_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound(OwnDocument):
+    """What no router can beat at a mean accuracy of at least `accuracy`: `slimsched.bound/2`.
+
+    Latency and energies are the least that are possible at the scenario's mean rate; compare them with a run's numbers
+    of the same names. Queues, loads, memory and partly filled batches are left out, so every real run is worse. What a
+    single run draws by chance (arrivals, times) may lie on either side of its mean: let runs be long.
+
+    Attributes:
+        accuracy: that was asked for, or the least that any width tuple has.
+        rate_img_s: the scenario's mean rate, in images a second; None for a trace.
+        capacity_img_s: the largest rate that can be carried at this accuracy.
+        latency_mean_s: the least mean latency at the rate; where the rate is None or beyond the capacity, of an image
+            that meets nobody.
+        energy_dynamic_j: the least energy of computing an image; None where the rate is None or beyond the capacity.
+        energy_per_image_j: the same with the image's share of what the devices draw when they do nothing.
+        oracle: an estimate, no bound, of a router that knows all arrivals before; None where the load does not move.
+    """
+
+    schema: str = "slimsched.bound/2"
+    accuracy: float
+    rate_img_s: float | None
+    capacity_img_s: float
+    latency_mean_s: float
+    energy_dynamic_j: float | None = None
+    energy_per_image_j: float | None = None
+    oracle: Oracle | None = None
+
+    @property
+    def oracle_accuracy(self) -> float | None:
+        """The oracle's mean accuracy."""
+        return None if self.oracle is None else self.oracle.accuracy
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row."""
+        (row,) = super().rows()
+        return [{**{name: row[name] for name in row if name != "oracle"}, "oracle_accuracy": self.oracle_accuracy}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity(OwnDocument):
+    """The largest rate that is carried lies between `stable_img_s` and `unstable_img_s`: `slimsched.capacity/1`.
+
+    Attributes:
+        engine: that ran.
+        workload: the kind of arrivals it was searched with.
+        runs: simulations that said so.
+        floor, p99_limit_s: what else was asked of a rate than that it is stable; None for nothing.
+        p99_s, accuracy, energy_per_image_j: at `stable_img_s`, means over the runs that say that it is carried.
+        duration_s: of each run.
+    """
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s")
+
+    schema: str = "slimsched.capacity/1"
+    engine: str
+    router: str
+    workload: str
+    seeds: tuple[int, ...]
+    stable_img_s: float
+    unstable_img_s: float
+    runs: int
+    floor: float | None
+    p99_limit_s: float | None
+    p99_s: float | None
+    accuracy: float | None
+    energy_per_image_j: float | None
+    duration_s: float
