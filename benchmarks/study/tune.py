@@ -7,6 +7,7 @@ used now, for other devices or another way of deciding; it is said why. An inter
 from __future__ import annotations
 
 import sys
+import time  # noqa: TID251 - how long tuning took
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from kit.errors import InputError, nearest
 from kit.parallel import each
 from policies.registry import RIVALS, TIDE
 from scenarios.learn.course import MOST_THREADS
-from scenarios.learn.tune import FloorError, knobs_of
-from scenarios.learn.tuned_files import train_command, tune_into, tuned_text
+from scenarios.learn.expected import announced
+from scenarios.learn.tune import FloorError, knobs_of, tune_world
+from scenarios.learn.tuned_files import save_tuned, train_command, tuned_text
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 
@@ -86,15 +88,15 @@ def tune(wanted: Wanted, is_alone: bool) -> str:
 
     world, threads = load_world(wanted.scenario), MOST_THREADS if is_alone else 1
     knobs, scenario = knobs_of(world), str(wanted.scenario)
-    with telling(say):
+    began_s = time.monotonic()
+    with telling(say), announced(world, wanted.router, knobs, say=say, quiet=not is_alone) as tell:
         try:
-            tuned = tune_into(
-                wanted.out, world, wanted.router, knobs, scenario, say=say, quiet=not is_alone, jobs=threads,
-                is_timed=True,
-            )  # fmt: skip
+            tuned = tune_world(world, wanted.router, knobs, on_progress=tell, jobs=threads)
         except FloorError as error:
             note_failure(wanted.out, str(error), train_command(scenario, wanted.router, knobs))
             raise
+    say(f"tune: {tuned.spent.text}")
+    save_tuned(wanted.out, tuned, world, knobs, scenario, time.monotonic() - began_s)
     failure_path(wanted.out).unlink(missing_ok=True)
     return tuned_text(tuned)
 

@@ -18,9 +18,10 @@ from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
 from scenarios.job.job import Job
 from scenarios.learn.course import MOST_THREADS
+from scenarios.learn.expected import announced
 from scenarios.learn.train import require_trainable, score_router, train_world
-from scenarios.learn.tune import knobs_of
-from scenarios.learn.tuned_files import tune_into
+from scenarios.learn.tune import knobs_of, tune_world
+from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
@@ -62,9 +63,11 @@ def make_tuned(job: Job, world: World, kind: str, jobs: Jobs = MOST_THREADS) -> 
     def work() -> Sequence[Path]:
         require_trainable(world)
         memo = Memo(job.folder / "training" / fingerprint[:12] / SCORES, fingerprint)
-        tuned = tune_into(
-            path, world, kind, knobs_of(world), given.name, say=job.say, quiet=job.quiet, memo=memo, jobs=jobs
-        )
+        knobs = knobs_of(world)
+        with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
+            tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo, jobs=jobs)
+        job.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
+        save_tuned(path, tuned, world, knobs, given.name)
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed)
         history = [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]

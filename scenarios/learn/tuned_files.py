@@ -1,16 +1,12 @@
-"""A router tuned into its file, which says how it was made."""
+"""The file of a tuned router, which says how it was made."""
 
 from __future__ import annotations
 
 import shlex
-import time  # noqa: TID251 - how long tuning took
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from kit.memo import Memo
 from kit.named_files import with_paths
-from kit.parallel import Jobs
 from policies.registry import CONTROLLED
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
@@ -18,52 +14,28 @@ from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
-from scenarios.learn.course import MOST_THREADS
-from scenarios.learn.expected import announced
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.tune import Tuned, tune_world
+from scenarios.learn.tune import Tuned
 from scenarios.metrics.served import LIMIT
-from scenarios.terminal.progress import Say
 from scenarios.world.routers import deciding_in
 from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
 
 
-def tune_into(
-    path: Path,
-    world: World,
-    kind: str,
-    knobs: TuningKnobs,
-    scenario: str,
-    *,
-    say: Say,
-    quiet: bool,
-    memo: Memo | None = None,
-    jobs: Jobs = MOST_THREADS,
-    is_timed: bool = False,
-) -> Tuned:
-    """Tune, and write the router's file. How many decisions it will about take is said first, what it found at the end.
+def save_tuned(
+    path: Path, tuned: Tuned, world: World, knobs: TuningKnobs, scenario: str, wall_s: float | None = None
+) -> None:
+    """Write the router's file.
 
     Args:
         scenario: its file or name, for the command that the router's file names.
-        memo: what an interrupted tuning of the same has measured.
-        is_timed: the file says how long it took, and so differs every time.
-
-    Raises:
-        FloorError: no setting keeps the accuracy.
+        wall_s: how long it took; without it the file is the same every time.
     """
-    began_s = time.monotonic()
-    with announced(world, kind, knobs, say=say, quiet=quiet) as tell:
-        tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo, jobs=jobs)
-    if knobs.control and kind in CONTROLLED:
-        tuned = replace(tuned, winner=replace(tuned.winner, spec=with_control(tuned.winner.spec)))
-    wall_s = round(time.monotonic() - began_s, 1) if is_timed else None
-    making = {"command": train_command(scenario, kind, knobs), **_making(tuned, world, knobs), "wall_s": wall_s}
-    write_rule(path, tuned.spec.model_copy(update={"made_by": making}))
-    say(f"tune: {tuned.spent.text}")
-    say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
-    return tuned
+    spec = with_control(tuned.spec) if knobs.control and tuned.kind in CONTROLLED else tuned.spec
+    making = {"command": train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
+    making["wall_s"] = None if wall_s is None else round(wall_s, 1)
+    write_rule(path, spec.model_copy(update={"made_by": making}))
 
 
 def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
