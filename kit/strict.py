@@ -279,7 +279,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     if is_unknown:
         unknown = str(first["loc"][-1])
-        known = {name for each in models for name in _fields(each)}
+        known = {name for each in models for name in _fields(each)} - {unknown}  # which another kind may have
         comma = "a number has no comma (1000, not 1,000); " if unknown.isdigit() else ""
         return InputError(source, ".".join([*parts, unknown]), f"unknown key; {comma}{nearest(unknown, known)}{more}")
     if first["type"] == "union_tag_invalid":

@@ -88,11 +88,11 @@ def test_a_run_comes_to_the_same_and_clocks_are_told(served: HardwareCluster, mo
         assert not clock.jumps
 
 
-def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: SlimResNet) -> None:
+def test_agents_that_die_or_hang_are_replaced(ray_hosts: RayNodes, served: HardwareCluster, model: SlimResNet) -> None:
     """On their hosts, under another address; what they had is served elsewhere."""
     before = [slot.agent.address for slot in served.slots]
     faults = (Crash(0, NS_PER_S), Hang(1, 2 * NS_PER_S))
-    run = dataclasses.replace(true_run(model, WIDTHS, 12.0, 60.0), faults=faults)
+    run = dataclasses.replace(true_run(model, WIDTHS, 12.0 * ray_hosts.slowness, 60.0), faults=faults)
     record = carry_out(served, run)
     require_all_right(record)
     assert sorted((down.server, down.reason) for down in record.downtimes) == [(0, WORKER_DIED), (1, WORKER_HUNG)]
@@ -104,6 +104,7 @@ def test_agents_that_die_or_hang_are_replaced(served: HardwareCluster, model: Sl
 
 
 @pytest.mark.release
+@pytest.mark.timeout(900)
 def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_joins(
     ray_hosts: RayNodes, served: HardwareCluster, model: SlimResNet
 ) -> None:
@@ -118,13 +119,14 @@ def test_a_node_that_dies_under_load_loses_nothing_and_serves_again_when_it_join
         joined_s.append(time.monotonic())
 
     began_s = time.monotonic()
-    record = carry_out(served, true_run(model, WIDTHS, 45.0, 40.0), threading.Thread(target=lose_and_join))
+    run = true_run(model, WIDTHS, 45.0 * ray_hosts.slowness, 40.0)
+    record = carry_out(served, run, threading.Thread(target=lose_and_join))
     require_all_right(record)
     assert [(down.server, down.reason) for down in record.downtimes] == [(2, WORKER_DIED)]
     up_ns = record.downtimes[0].up_ns
     assert up_ns is not None, "it serves again"
     origin_s = joined_s[0] - began_s  # a little more than in the run's own time
-    assert up_ns / NS_PER_S - origin_s < 20.0
+    assert up_ns / NS_PER_S - origin_s < 20.0 * ray_hosts.slowness
     assert any(batch.server == 2 and batch.started_ns > up_ns for batch in record.batches)
 
 
