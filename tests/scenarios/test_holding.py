@@ -1,4 +1,4 @@
-"""Routers and waiting: files from before it hold nobody, and what a file holds is what both engines and tuning use."""
+"""What a router's file says of waiting is what its runs do."""
 
 from __future__ import annotations
 
