@@ -23,7 +23,7 @@ def stages(request: RequestRecord) -> dict[str, int]:
     return dict(zip(STAGES, request.stages_ns, strict=True))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_stages_add_up_to_the_latency(scenario: Scenario) -> None:
     """Nothing is negative or counted twice; only who was tried again has lost time."""

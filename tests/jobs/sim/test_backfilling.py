@@ -40,7 +40,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize("queueing", ["easy", "conservative"])
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(
     rows=ROWS,
     nodes=st.integers(1, 3),
