@@ -534,11 +534,11 @@ def _dispatch(c: Cluster, p: Parameters, server: Server, slot: int, now: int) ->
     dispatch_ns, at, count, device = (
         model.dispatch_ns,
         model.dispatches_at,
-        model.dispatches,
+        model.dispatches_count,
         device_at(c, p, server.device),
     )
     if device.count > 0:
-        at, count = model.busy_dispatches_at, model.busy_dispatches
+        at, count = model.busy_dispatches_at, model.busy_dispatches_count
     if count > 0:
         dispatch_ns = drawn_ns(p, at, count, c.dispatch_salt, server.index, instance.batch)
     start_ns = now + dispatch_ns

@@ -373,8 +373,8 @@ class DeviceModel(Record):
     most_at_once = most_processes = REAL
     alpha = idle_mw = awake_mw = cap_mw = throttle = phi_min = REAL
     awake_ns = period_ns = lag_ns = power_window = utilization_window = dispatch_ns = instance_costs_at = INT
-    input_bytes_at = dispatches_at = dispatches = there_at = there_count = back_at = back_count = INT
-    busy_dispatches_at = busy_dispatches = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
+    input_bytes_at = dispatches_at = dispatches_count = there_at = there_count = back_at = back_count = INT
+    busy_dispatches_at = busy_dispatches_count = busy_there_at = busy_there_count = busy_back_at = busy_back_count = INT
     slice_ns = INT
     extra_at = has_chores = moved_ns = moved_image_ns = taken_at = begun_ns = begun_image_ns = ended_ns = (
         ended_image_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
 from math import log1p
@@ -124,30 +125,26 @@ class Program:
 
     def _head(self) -> Parameters:
         cluster, config, rules = self.cluster, self.cluster.router, self.cluster.supervision
-        weights, p = cluster.weights, Parameters.blank()
-        p.servers, p.devices, p.media = self.servers, len(cluster.devices), len(self.media)
-        p.segments, p.widths, p.keys = self.segments, self.width_count, len(self.keys)
+        p = Parameters.blank()
+        for each in (cluster, config, rules, cluster.weights):
+            _copy(each, p)
+        p.devices, p.media, p.widths, p.keys = len(cluster.devices), len(self.media), self.width_count, len(self.keys)
         p.specs = self.segments * self.width_count
         p.lines = self.segments * (self.width_count + 1) * (self.servers + 2)
         p.cap, p.group = config.outstanding_blocks, self.group
         p.moves = 1 if config.block_key == "location" else self.group
         p.leaves = 1 << (self.servers - 1).bit_length()
-        p.decision_ns = cluster.decision_ns
         if (host := cluster.host) is not None:
+            _copy(host, p)
             p.has_host, p.spread_at, p.spread_count = 1, self._writer.add(host.spread, np.float64), len(host.spread)
             p.decision_block_ns, p.decision_image_ns = host.decision
             p.returned_block_ns, p.returned_image_ns = host.returned
-            p.sent_permille = host.sent_permille
             p.after_pause_at = self._writer.add(host.after_pause, np.float64)
             p.host_devices_at, p.host_devices = self._writer.add([*host.devices, NONE]), len(host.devices)
         p.anywhere = config.block_key == "any"
-        p.max_retries, p.sheds, p.hold_limit_ns = config.max_retries, config.shed_expired, config.hold_limit_ns
-        p.alpha, p.beta, p.gamma, p.delta = weights.alpha, weights.beta, weights.gamma, weights.delta
-        p.bonus, p.centre, p.mean_top1 = weights.bonus, weights.centre, cluster.prior.mean_top1
+        p.sheds, p.mean_top1 = config.shed_expired, cluster.prior.mean_top1
         p.prior_at, p.prior_levels_at = self._prior(cluster.prior)
         p.top1_at = self._writer.add(config.top1, np.float64) if config.top1 else NONE
-        p.hang_ns, p.stable_ns, p.start_ns = rules.hang_ns, rules.stable_ns, rules.start_ns
-        p.backoff_ns, p.backoff_limit_ns = rules.backoff_ns, rules.backoff_limit_ns
         p.logs_at = self._writer.add(_logs())
         return p
 
@@ -164,20 +161,15 @@ class Program:
         knobs, link, add, its = spec.knobs, spec.attachment.link, self._writer.add, ServerKnobs.blank()
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         holds = self.cluster.router.holds[index]
-        its.batch_limit, its.vram_cap_bytes, its.context_bytes = (
-            knobs.batch_limit, knobs.vram_cap_bytes, knobs.context_bytes,
-        )  # fmt: skip
-        its.utilization_block = knobs.utilization_block
+        _copy(knobs, its)
+        _copy(link, its)
         its.idle_unload_ns = NONE if knobs.idle_unload_ns is None else knobs.idle_unload_ns
-        its.scale_trigger, its.scale_cap = knobs.scale_trigger, knobs.scale_cap
-        its.blocks_head_of_line, its.skip_limit_ns = knobs.head_of_line == "block", knobs.skip_limit_ns
+        its.blocks_head_of_line = knobs.head_of_line == "block"
         its.serves_as_instance = knobs.served_width == "instance"
         its.padded_at, its.padded_count = add([*knobs.padded_sizes, NONE]), len(knobs.padded_sizes)
         its.preload_at = add([*(specs.index(each) for each in knobs.preload), NONE])
         its.preload_count = len(knobs.preload)
-        its.load_retries, its.load_backoff_ns = knobs.load_retries, knobs.load_backoff_ns
         its.medium = self.media.index(spec.attachment.medium)
-        its.latency_s, its.bandwidth_bytes_s, its.loss = link.latency_s, link.bandwidth_bytes_s, link.loss
         its.instance_bytes_at = add([knobs.instance_bytes.get(each, 0) for each in specs])
         its.can_hold_at = add([knobs.can_hold(each) for each in specs])
         its.holds_any_at = add([any(segment) for segment in holds])
@@ -186,60 +178,42 @@ class Program:
         return its
 
     def _device(self, index: int, tables: DeviceTables) -> DeviceModel:
-        add, slowdown, model = self._writer.add, tables.slowdown, DeviceModel.blank()
+        add, model = self._writer.add, DeviceModel.blank()
         servers = [number for number, server in enumerate(self.cluster.servers) if server.device == index]
         specs = [(s, w) for s in range(1, self.segments + 1) for w in self.widths]
         costs = [tables.instances.get(each) for each in specs]
-        model.costs_at, model.batch_limit = self._costs(tables), tables.batch_limit
+        _copy(tables, model)
+        model.costs_at = self._costs(tables)
         model.crowding_at = add(_packed(tables.crowding))
         model.crowding_across_at = add(_packed(tables.crowding_across))
-        model.is_hosted = tables.hosted
-        model.most_at_once, model.most_processes = tables.most_at_once, tables.most_processes
-        model.alpha, model.throttle, model.phi_min = tables.alpha, tables.throttle, tables.phi_min
-        model.idle_mw, model.cap_mw = tables.context_idle_mw, tables.cap_mw
-        model.awake_mw, model.awake_ns = tables.awake_mw, tables.awake_ns
-        model.period_ns, model.lag_ns = tables.period_ns, tables.lag_ns
-        model.power_window, model.utilization_window = tables.power_window, tables.utilization_window
-        model.dispatch_ns = tables.dispatch_ns
-        model.dispatches_at, model.dispatches = add(tables.dispatches_ns), len(tables.dispatches_ns)
-        model.there_at, model.there_count = add(tables.there_ns), len(tables.there_ns)
-        model.back_at, model.back_count = add(tables.back_ns), len(tables.back_ns)
-        self._serving_while_busy(model, tables)
-        model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
-        model.input_bytes_at = add(self._input_bytes(tables))
-        model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
-        model.mean_slowdown, model.slow_factor = tables.mean_slowdown, 1.0
-        if slowdown is not None:
-            model.has_slowdown, model.slow_factor = 1, slowdown.slow_factor
-            model.full_at, model.full_count, model.full_sum_ns = (
-                add(slowdown.full_ns),
-                len(slowdown.full_ns),
-                sum(slowdown.full_ns),
-            )
-            model.slow_at, model.slow_count, model.slow_sum_ns = (
-                add(slowdown.slow_ns),
-                len(slowdown.slow_ns),
-                sum(slowdown.slow_ns),
-            )
-        return model
-
-    def _serving_while_busy(self, model: DeviceModel, tables: DeviceTables) -> None:
-        """What serving takes while passes run (as else, where that was not measured), and chores."""
-        add = self._writer.add
+        model.is_hosted, model.idle_mw = tables.hosted, tables.context_idle_mw
+        for name in ("dispatches", "there", "back"):
+            usual = getattr(tables, f"{name}_ns")
+            self._list(model, name, usual)
+            self._list(model, f"busy_{name}", getattr(tables, f"busy_{name}_ns") or usual)  # as else, if not measured
         model.extra_at = add(tables.extra_ns)
-        dispatches_ns = tables.busy_dispatches_ns or tables.dispatches_ns
-        there_ns, back_ns = tables.busy_there_ns or tables.there_ns, tables.busy_back_ns or tables.back_ns
-        model.busy_dispatches_at, model.busy_dispatches = add(dispatches_ns), len(dispatches_ns)
-        model.busy_there_at, model.busy_there_count = add(there_ns), len(there_ns)
-        model.busy_back_at, model.busy_back_count = add(back_ns), len(back_ns)
-        model.chores_mw, model.chores_permille = tables.chores_mw, tables.chores_permille
         if (chores := tables.chores) is not None:
-            model.has_chores = 1
-            model.taken_at = add(chores.taken)
-            model.slice_ns = chores.slice_ns
+            _copy(chores, model)
+            model.has_chores, model.taken_at = 1, add(chores.taken)
             model.moved_ns, model.moved_image_ns = chores.moved
             model.begun_ns, model.begun_image_ns = chores.begun
             model.ended_ns, model.ended_image_ns = chores.ended
+        model.instance_costs_at = add([[c.load_ns, c.reload_ns, c.unload_ns] if c else [0, 0, 0] for c in costs])
+        model.input_bytes_at = add(self._input_bytes(tables))
+        model.servers_at, model.server_count = add([*servers, NONE]), len(servers)
+        model.slow_factor = 1.0
+        if (slowdown := tables.slowdown) is not None:
+            _copy(slowdown, model)
+            model.has_slowdown = 1
+            model.full_sum_ns, model.slow_sum_ns = sum(slowdown.full_ns), sum(slowdown.slow_ns)
+            self._list(model, "full", slowdown.full_ns)
+            self._list(model, "slow", slowdown.slow_ns)
+        return model
+
+    def _list(self, record: Record, name: str, numbers: Sequence[int]) -> None:
+        """Where it begins, and how long it is."""
+        setattr(record, f"{name}_at", self._writer.add(numbers))
+        setattr(record, f"{name}_count", len(numbers))
 
     def _input_bytes(self, tables: DeviceTables) -> list[int]:
         """By segment and previous width; segment 1 takes images, whatever came before."""
@@ -265,6 +239,13 @@ class Program:
                     known[id(quantiles)] = self._writer.add(quantiles, np.float64)
                 row["jitter_at"][size], row["jitter_count"][size] = known[id(quantiles)], len(quantiles)
         return self._writer.add(rows.view(np.int64))
+
+
+def _copy(source: object, record: Record) -> None:
+    """The numbers that both have by the same names."""
+    for name in record.offsets:
+        if isinstance(value := getattr(source, name, None), int | float):
+            setattr(record, name, value)
 
 
 @lru_cache(maxsize=1)

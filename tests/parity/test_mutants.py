@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -20,7 +20,7 @@ from sim.cluster import Simulation
 from tests.parity.compare import Moment, compare, play
 from tests.parity.directed import pairs, scenes
 from tests.parity.draws import SeededDraws
-from tests.parity.mutants import UNNOTICEABLE, Mutant, mutants, stop_when_stuck
+from tests.parity.mutants import ROWS, UNNOTICEABLE, Mutant, mutants, stop_when_stuck
 from tests.parity.scenarios import Scenario, draw_scenario
 
 pytestmark = pytest.mark.mutants
@@ -88,102 +88,24 @@ def test_what_makes_no_difference_makes_none(mutant: Mutant) -> None:
     assert caught_by(mutant, [*range(len(scenarios()) // 12), *met[::3]]) is None
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a module of the compiled engine, what is put in its place, and the scenes to be tried first."""
-
-    module: str
-    old: str
-    new: str
-    first: str
-
-
-BROKEN = {
-    "a question before its instant is over": Line(
-        "agenda", "if wake <= now and due > now:", "if wake <= now:", "a question"
-    ),
-    "arrivals last": Line(
-        "agenda",
-        "if c.arrival_ns == now:",
-        "if c.arrival_ns == now and soonest_ns(c, p) > now:",
-        "returns and arrivals",
-    ),
-    "loads before batches": Line(
-        "agenda",
-        "elif times.end == now:",
-        "elif times.end == now and times.load > now:",
-        "the host is busy until",
-    ),
-    "the highest server first": Line(
-        "rows",
-        "if tree[node] != tree[1]:",
-        "if tree[node + 1] == tree[1]:",
-        "decisions without delay",
-    ),
-    "ends rounded down": Line("physics", "max(0, ceil(", "max(0, int(", "batches of two servers end"),
-    "work by the reciprocal": Line(
-        "physics",
-        "-= worked / instance.slow_down",
-        "-= worked * (1 / instance.slow_down)",
-        "no memory for more than 1",
-    ),
-    "energy of seconds": Line("ledger", "* (now - c.power_ns) / _NS", "* ((now - c.power_ns) / _NS)", "a question"),
-    "the highest id of equal instances": Line(
-        "greedy", "instance.id < other.id", "instance.id > other.id", "two free instances"
-    ),
-    "what begins before what ends": Line(
-        "faults", "return one.order < other.order", "return one.order > other.order", "an outage ends as"
-    ),
-    "the host works on two things": Line("host", "begun = max(now, c.host_free_ns)", "begun = now", "messages wait"),
-    "the host is free at once": Line(
-        "host", "c.host_free_ns = begun + work", "c.host_free_ns = begun", "messages wait"
-    ),
-    "what the host costs rounded down": Line("host", "return ceil(", "return int(", "messages wait"),
-    "messages overtake": Line(
-        "host",
-        "max(server.last_back_ns, max(now, device.chores_from_ns) + back_ns)",
-        "max(now, device.chores_from_ns) + back_ns",
-        "ways of different",
-    ),
-    "a block arrives with the one before it": Line(
-        "greedy", "else max(now, block_at(c, p, following).due_ns)", "else now", "ways of different"
-    ),
-    "messages of an earlier epoch count": Line(
-        "host", "if server.is_up == 0 or server.epoch != message.epoch:", "if server.is_up == 0:", "on its way back"
-    ),
-    "a hung server's timer rings": Line(
-        "faults", "server.times.timer = NEVER", "server.times.start = NEVER", "a hung server reads nothing"
-    ),
-    "the oldest command starts first": Line(
-        "greedy",
-        "instance.due_ns == now and (due == NONE or instance.batch",
-        "instance.due_ns <= now + 8000 and (due == NONE or instance.batch",
-        "dispatches of",
-    ),
-    "another hash": Line("chance", "+ np.uint64(1)) *", "+ np.uint64(2)) *", "slowdown and jitter"),
-}
+def broken(module: str, old: str, new: str, first: str) -> str:
+    """What notices that a line of the compiled engine is another one; in a process of its own, in the interpreter."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
+    command += [f"sim.compiled.{module}", old, new, first]
+    environment = {**os.environ, "SLIMSCHED_JIT": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
 
 
 def test_the_interpreted_engine_is_the_reference_where_nothing_is_broken() -> None:
     """Else a broken line would be noticed whatever it does."""
-    line = next(iter(BROKEN.values()))
-    command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
-    command += [f"sim.compiled.{line.module}", line.old, line.old, line.first]
-    done = subprocess.run(
-        command, env={**os.environ, "SLIMSCHED_JIT": "0"}, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == ""
+    module, old, _, first = next(iter(ROWS["compiled"].values()))
+    assert broken(module, old, old, first) == ""
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", ROWS["compiled"])
 def test_a_broken_line_of_the_compiled_engine_is_noticed(name: str, table: dict[str, str]) -> None:
-    line = BROKEN[name]
-    command = [sys.executable, "-W", "ignore", "-m", "tests.parity.broken_engine"]
-    command += [f"sim.compiled.{line.module}", line.old, line.new, line.first]
-    done = subprocess.run(
-        command, env={**os.environ, "SLIMSCHED_JIT": "0"}, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout, "no scenario tells this from the rule"
-    table[f"compiled: {name}"] = done.stdout.strip()[:160]
+    difference = broken(*ROWS["compiled"][name])
+    assert difference, "no scenario tells this from the rule"
+    table[f"compiled: {name}"] = difference[:160]

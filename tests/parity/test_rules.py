@@ -45,7 +45,7 @@ from sim.compiled.simulation import CompiledSimulation
 from tests import worlds
 from tests.parity.compare import difference
 from tests.parity.draws import SeededDraws
-from tests.parity.mutants import Mutant, price_mutants
+from tests.parity.mutants import Mutant, source_mutants
 from tests.parity.scenarios import Scenario, draw_scenario
 
 MakeRouter = Callable[[Scenario, RouterContext], RoutingPolicy]
@@ -336,7 +336,7 @@ def test_rules_differ_where_they_are_compared() -> None:
     assert alike == []
 
 
-@pytest.mark.parametrize("mutant", [*price_mutants()], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", source_mutants("policies.rules."), ids=lambda mutant: mutant.name)
 def test_a_broken_price_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some router in some scenario decides otherwise with it, in Python, than its plan."""
     tides = [each for each in ROUTERS if "tide" in each]
