@@ -44,7 +44,7 @@ def _replace_source(where: str, old: str, new: str, patch: pytest.MonkeyPatch) -
     for each in classes:
         owner = getattr(owner, each)
     member = inspect.getattr_static(owner, name)
-    function = member.fget if isinstance(member, property) else member
+    function: Any = member.fget if isinstance(member, property) else member
     source = dedent(inspect.getsource(function))
     assert source.count(old) == 1, f"{where} has {old!r} {source.count(old)} times: say anew what to break"
     code = compile(source.replace(old, new), where, "exec", __future__.annotations.compiler_flag)
@@ -89,14 +89,11 @@ def _swapped(one: Kind, other: Kind) -> Patch:
 
 
 # These commute, by argument and by experiment. A transfer's end tells the router where inputs are, and hands over what
-# comes after all that was handed over before; a block's arrival is its scheduler's alone. A batch's start and a block's
-# arrival touch nothing in common (a start is an event of its own only where dispatch takes time, and then what arrives
-# starts later). A timer and an unload's end both lead to a pass of the scheduler over one state: what expired goes in
-# the first, the freed memory goes out in the second. A fault and a change of slowdown both rate the running set anew,
-# at one time, from the same work.
+# comes after all that was handed over before; a block's arrival is its scheduler's alone. A timer and an unload's end
+# both lead to a pass of the scheduler over one state: what expired goes in the first, the freed memory goes out in the
+# second. A fault and a change of slowdown both rate the running set anew, at one time, from the same work.
 _COMMUTE = (
     (Kind.TRANSFER_END, Kind.BLOCK_ARRIVAL),
-    (Kind.BLOCK_ARRIVAL, Kind.BATCH_START),
     (Kind.UNLOAD_END, Kind.TIMER),
     (Kind.FAULT, Kind.SLOWDOWN),
 )
@@ -141,7 +138,11 @@ def _ask_at_once(patch: pytest.MonkeyPatch) -> None:
 def source_mutants(where: str = "") -> list[Mutant]:
     """The rows of functions whose places begin so."""
     rows = ROWS["reference"].items()
-    return [Mutant(name, partial(_replace_source, *row)) for name, row in rows if row[0].startswith(where)]
+    return [
+        Mutant(name, partial(_replace_source, place, old, new))
+        for name, (place, old, new) in rows
+        if place.startswith(where)
+    ]
 
 
 def mutants() -> list[Mutant]:

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.mutants
 DRAWN, TIDES = 120, 120
 COMMUTING = (
     "transfer end and",
-    "batch start and",
     "unload end and",
     "timer and",
     "slowness and",
