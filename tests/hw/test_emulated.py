@@ -223,21 +223,14 @@ def _run_to(physics: SimulatedDevice, now_ns: int) -> None:
 
 def test_what_is_noticed_late_is_told_late_and_costs_nobody_else() -> None:
     """The second pass runs alone from the first one's own end on; what is told is that both were seen too late."""
-    agent = Agent(worlds.profile())
-    agent.load(1, 1, 1.0)
-    agent.load(2, 1, 1.0)
-    agent.give((1, 2, 3))
+    agent, in_time = Agent(worlds.profile()), Agent(worlds.profile())
+    for each in (agent, in_time):
+        each.load(1, 1, 1.0)
+        each.load(2, 1, 1.0)
+        each.give((1, 2, 3))
+        each.lanes.run(command(1, (1,)))
+        each.lanes.run(command(2, (2, 3), instance=2))
     began_ns = agent.clock.now_ns
-    agent.lanes.run(command(1, (1,)))
-    agent.lanes.run(command(2, (2, 3), instance=2))
-    due_ns = agent.lanes.next_ns
-    assert due_ns is not None
-    in_time = Agent(worlds.profile())
-    in_time.load(1, 1, 1.0)
-    in_time.load(2, 1, 1.0)
-    in_time.give((1, 2, 3))
-    in_time.lanes.run(command(1, (1,)))
-    in_time.lanes.run(command(2, (2, 3), instance=2))
     in_time.until(began_ns + 1000 * MS)
     expected = in_time.ended
     agent.clock.now_ns = began_ns + 100 * MS

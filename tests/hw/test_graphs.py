@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hw.device import DeviceSpec
 from hw.devices.gpu import CAPTURING, empty_cache
-from hw.devices.graphs import CudaCapture, CudaReplay, GraphedInstance
+from hw.devices.graphs import CudaReplay, GraphedInstance
 from hw.devices.instances import Instances, serve
 from hw.networks.rows import rows_of
 from hw.networks.slimresnet import SlimResNet
@@ -75,6 +75,7 @@ def test_a_pass_is_captured_at_second_sight_and_computes_the_same(model: SlimRes
     kept += [(seed, _served(instance, 3, seed)) for seed in range(1, 4)]
     assert recorder.shapes == [(3, 1, 8, 8)]
     assert instance.captured == 1
+    assert instance.held_bytes == instance.weight_bytes + _images(3, 0).nbytes + kept[0][1].nbytes
     for seed, found in kept:
         torch.testing.assert_close(found, model.forward_segment(_images(3, seed), 1, 1.0, IMAGE), rtol=1e-5, atol=1e-5)
 
@@ -89,16 +90,6 @@ def test_each_width_and_size_is_a_pass_of_its_own(model: SlimResNet, path: Path)
         _served(instance, 4, 7)
     assert sorted(recorder.shapes) == [(2, 1, 8, 8), (4, 1, 8, 8)]
     torch.testing.assert_close(narrow, model.forward_segment(_images(2, 7), 1, 0.5, IMAGE), rtol=1e-5, atol=1e-5)
-
-
-def test_what_it_holds_is_counted(model: SlimResNet, path: Path) -> None:
-    """Inputs and outputs of what was captured, beside the weights."""
-    _, instance = _graphed(model, path, Recorder())
-    before = instance.held_bytes
-    assert before == instance.weight_bytes
-    for seed in range(2):
-        y = _served(instance, 3, seed)
-    assert instance.held_bytes == before + _images(3, 0).nbytes + y.nbytes
 
 
 def test_what_can_not_be_captured_is_run_as_ever(model: SlimResNet, path: Path) -> None:
@@ -123,54 +114,6 @@ def test_a_load_captures_what_it_warms(model: SlimResNet, path: Path) -> None:
     expected = [(size, *model.activation_shape(1, before)) for before in previous for size in (1, 4)]
     assert sorted(recorder.shapes) == sorted(expected)
     assert instance.captured == 2 * len(previous)
-
-
-class FakeGraph:
-    """Notes what is asked of a graph, and of its stream."""
-
-    def __init__(self, told: list[str], breaks: bool) -> None:
-        self._told = told
-        self._breaks = breaks
-
-    def capture_begin(self, pool: object, capture_error_mode: str) -> None:
-        self._told.append(f"begin in {pool} {capture_error_mode}{', alone' if CAPTURING.locked() else ''}")
-
-    def capture_end(self) -> None:
-        self._told.append("end")
-
-    def replay(self) -> None:
-        self._told.append("replay")
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_a_capture_begins_when_all_before_is_done_and_ends_in_any_case(
-    monkeypatch: pytest.MonkeyPatch, breaks: bool
-) -> None:
-    """Once as ever on the same stream, a wait, then the capture, which nothing else of the device comes between."""
-    told: list[str] = []
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "its pool")
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: FakeGraph(told, breaks))
-    monkeypatch.setattr("hw.devices.graphs.finish", lambda place: told.append("wait"))
-
-    def run(x: Tensor) -> Tensor:
-        told.append("run")
-        if breaks and len(told) > 3:
-            raise RuntimeError("not permitted")
-        return x + 1
-
-    capture = CudaCapture(torch.device("cuda"))
-    order = ["run", "wait", "begin in its pool thread_local, alone", "run", "end"]
-    if breaks:
-        with pytest.raises(RuntimeError, match="not permitted"):
-            capture(run, torch.zeros(2))
-        assert told == order
-        return
-    replay = capture(run, torch.zeros(2))
-    y = replay(torch.ones(2))
-    assert told == [*order, "replay"]
-    assert not CAPTURING.locked()
-    assert replay.held_bytes == 16
-    assert y.data_ptr() != replay(torch.ones(2)).data_ptr()
 
 
 def test_nothing_is_given_back_while_a_pass_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
