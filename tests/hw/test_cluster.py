@@ -164,7 +164,7 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
 
 def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet) -> None:
     """A run cut off with work in flight leaves nothing to the next one, and both conserve requests."""
-    overload = dataclasses.replace(_run(model, 0.3, 20_000.0), end="cut")
+    overload = dataclasses.replace(_run(model, 0.6, 20_000.0), end="cut")
     progress: list[Progress] = []
     cut = cluster.run(overload, router(2), _routing(), on_progress=progress.append)
     _require_conservation(cut)
