@@ -1,4 +1,4 @@
-"""A router of the user's own, `module:Class`: found in the current folder, checked, and known again by its code."""
+"""A router of the user's own, `module:Class`: found in the current folder, and taken by both engines."""
 
 from __future__ import annotations
 
@@ -52,17 +52,3 @@ def test_it_is_found_where_the_user_is_and_decides(
     path = write(folder, FINE)
     assert main(["simulate", str(path), "--router", "mine:Mine", "--engine", engine, "--quiet"]) == 0
     assert "mine:Mine" in capsys.readouterr().out
-
-
-def test_a_stage_is_made_anew_when_its_code_has_changed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """But not for a comment."""
-    path = write(folder, FINE)
-    command = ["compare", str(path), "--router", "mine:Mine", "--seed", "0", "--out", "run"]
-    told = []
-    for returned in (FINE, f"{FINE}  # a remark", FINE.replace("4", "8")):
-        (folder / "mine.py").write_text(MODULE.format(returned))
-        assert main(command) == 0
-        told.append(capsys.readouterr().err)
-    assert "compare: begins" in told[0]
-    assert "compare: skipped, done before" in told[1]
-    assert "compare: its inputs have changed" in told[2]

@@ -48,7 +48,7 @@ def test_every_choice_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert (scenario.duration_s, scenario.warmup_s) == (60, 6)
 
 
-@pytest.mark.parametrize("name", ["null.yaml", "12.yaml", "1e3", "yes.yaml", "ä ö.yaml", "-x.yaml"])
+@pytest.mark.parametrize("name", ["null.yaml", "1e3", "ä ö.yaml", "-x.yaml"])
 def test_a_file_may_have_any_name(name: str) -> None:
     """What YAML would take for something else stands in quotes."""
     assert main(["init", "--duration", "200ms", "--quiet", "--", name]) == 0

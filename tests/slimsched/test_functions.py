@@ -202,21 +202,6 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
         slimsched.validate(scenario, ["jsq"])
 
 
-def test_own_code_is_told_and_can_be_refused(scenario: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("mine_here.py").write_text(
-        "from policies.vocabulary import Choice\n\n\nclass First:\n    def __init__(self, context):\n"
-        "        self.config = context.config\n\n    def choose(self, view, rng):\n"
-        "        index = [server.valid for server in view.servers].index(True)\n"
-        "        return Choice(index, self.config.widths[0], 1)\n"
-    )
-    own = "mine_here:First"
-    said = slimsched.simulate(scenario, own).remarks
-    assert any("own code: mine_here.py: First" in text for text in said)
-    monkeypatch.setenv("SLIMSCHED_NO_OWN_CODE", "1")
-    with pytest.raises(InputError, match="which --no-own-code"):
-        slimsched.simulate(scenario, own)
-
-
 def test_a_rule_is_tuned_into_its_file(scenario: Path) -> None:
     """What changed in the scenario stands with how it was made; the file is a router's name."""
     changed = slimsched.load(scenario, {"duration_s": 0.6, "tuning": {"levels": 1, "episode_s": 0.3, "floor": 0.6}})
