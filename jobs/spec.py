@@ -35,7 +35,7 @@ Time = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=_LONGEST_S)]
 Span = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=_LONGEST_S)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-Load = Annotated[float, Field(gt=0, le=100)]
+Load = Annotated[float, Field(gt=0, le=10)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
 
 
@@ -182,8 +182,8 @@ class MultifactorSection(StrictModel):
 class BoundSection(StrictModel):
     """How the bound is sought that no policy beats."""
 
-    passes: Annotated[int, Field(ge=1)] = Field(
-        600, description="steps of the search; the bound holds after any number"
+    passes: Annotated[int, Field(ge=0)] = Field(
+        600, description="steps of the search; the bound holds after any number; 0: no bound is sought"
     )
     cell_s: Span = Field(
         3600.0, description="prices of GPU time change so often; shorter cells bind more, and take longer"

@@ -14,11 +14,11 @@ from cyclopts.exceptions import CoercionError, CycloptsError, UnknownOptionError
 
 from kit.errors import InputError, nearest
 from kit.plugins import telling
+from kit.results import Document
 from scenarios.terminal.progress import say
 from scenarios.terminal.screen import visible_text
 from slimsched.arguments import flag_of, new_file, read_by
 from slimsched.commands import COMMANDS, RESUMING
-from slimsched.results import Document
 from slimsched.views import text_of
 from slimsched.working import told_to
 

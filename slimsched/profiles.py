@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError
-from slimsched.arguments import Duration, File, NewFile, NewPage, network_of
+from slimsched.arguments import File, NewFile, NewPage, network_of
 from slimsched.results import Found
 from slimsched.working import listener, verb
 
@@ -117,15 +115,7 @@ def _require_synthesized(path: Path) -> None:
 
 
 @verb
-def check_profile(
-    profile: File,
-    /,
-    *,
-    model: File,
-    network: str | None = None,
-    device: str | None = None,
-    open_loop_s: Annotated[Duration, Parameter(name="--seconds")] = 20.0,
-) -> Found:
+def check_profile(profile: File, /, *, model: File, network: str | None = None) -> Found:
     """Measure a device again: does its profile still hold?
 
     The exit code is 0 where it does, 1 where it does not or where nothing could be judged.
@@ -135,8 +125,6 @@ def check_profile(
         model: the file of the network that it is of.
         network: which network that is, where the file does not say: by name, or `module:Class` of your own, with what
             it is called with as JSON behind it.
-        device: cuda:0, cpu ...; by default what the profile was measured on.
-        open_loop_s: for the open-loop runs together; 20s by default, 0 for none.
 
     Raises:
         InputError: it is no measured profile, or not of this network or device.
@@ -145,25 +133,23 @@ def check_profile(
     from calibrate.stamps import require_model
     from hw.networks.registry import ModelFile
     from scenarios.executors import checking
-    from scenarios.executors.devices import chosen_devices
     from scenarios.executors.preflight import other_programs, stamp_warnings
     from scenarios.files.reading import read_profile
     from scenarios.show.check import check_document, format_check
 
     told, source = listener(), str(profile)
     read = read_profile(Path(profile))
-    file, seconds = ModelFile(Path(model), network_of(network)), open_loop_s or 0.0
+    file = ModelFile(Path(model), network_of(network))
     checking.require_measured(read, source)
     require_model(read, file.load()[1]["hash"], source, "model.hash")
-    checked = checking.profile_device(read, source) if device is None else chosen_devices(device)[0][1]
-    checking.require_kind(read, checked)
-    checking.require_same(read, checked, "--device" if device is not None else source)
-    world = checking.check_world(read, checked, seconds, SEED)
+    checked = checking.profile_device(read, source)
+    checking.require_same(read, checked, source)
+    world = checking.open_loop_world(read, checked, SEED)
+    seconds = checking.open_loop_s(world)
     warnings = (*stamp_warnings(read, checked), *other_programs(checked))
     for text in (*warnings, checking.announced_check(read, POINTS, seconds)):
         told.remark(text)
     metrics = list(checking.solo_metrics(file, checked, read, POINTS, SEED, quiet=told.quiet))
-    if world is not None:
-        metrics += checking.open_loop(file, world, read, seconds, SEED, quiet=told.quiet)
+    metrics += checking.open_loop(file, world, read, seconds, SEED, quiet=told.quiet)
     metrics = [meaningful(metric) for metric in metrics]
     return Found(check_document(read, warnings, metrics), format_check(read, metrics), code=0 if holds(metrics) else 1)

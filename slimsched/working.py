@@ -19,13 +19,13 @@ from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_
 
 if TYPE_CHECKING:
     from kit.parallel import Jobs
+    from kit.results import Document
     from scenarios.files.spec import Scenario as Keys
     from scenarios.job.job import Job
     from scenarios.metrics.result import Simulator
     from scenarios.runs.engines import EngineChoice
     from scenarios.terminal.progress import Progress
     from scenarios.world.world import World
-    from slimsched.results import Document
 
 P = ParamSpec("P")
 R = TypeVar("R", bound="Document")

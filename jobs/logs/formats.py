@@ -8,7 +8,7 @@ Where columns and their meaning come from:
     rltune       github.com/dshruti20/RLTune: 19 or 20 numbers a line (with think time), -1 for what is not known
     swf          cs.huji.ac.il/labs/parallel/workload/swf.html (Feitelson et al.): 18 numbers a line, `;` before
                  remarks, -1 for what is not known; processors count as GPUs
-    alibaba-pai  cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): `pai_job_table.csv`, and with `--tasks` the
+    alibaba-pai  cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): `pai_job_table.csv`, and beside it the
                  `pai_task_table.csv` that says what jobs asked for, both without a header. A job's GPUs are those of
                  its tasks together, rounded up; it waits from its own start to that of its first task
 """
@@ -201,8 +201,8 @@ def _is_pai(lines: Sequence[str]) -> bool:
 
 def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     """The tasks are read first, and held: some 100 bytes a job."""
-    if options.tasks is None:
-        problem = "a PAI job's GPUs stand in pai_task_table.csv; name that file with --tasks"
+    if options.tasks is None or not options.tasks.is_file():
+        problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file beside this one"
         raise InputError(str(path), "", problem)
     tasks = _Tasks(options.tasks, tally)
     for block in _pai_table(path, _PAI_JOB, tally):

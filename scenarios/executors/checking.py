@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 
@@ -63,6 +62,7 @@ SERVER = "checked"
 SHARE = 0.5  # of the largest stable rate
 LIGHT_SHARE, LIGHT_IMG_S = 0.3, 20.0  # of it, and what is light in any case
 RUNS = 5
+OPEN_LOOP_S = 20.0  # of all runs together, at least
 WARMUP_SHARE = 0.1
 FEWEST_IMAGES = 50  # of a run
 SERVING_S = 22.0  # what `with_serving` takes: a start, a look or two, and two short runs
@@ -109,13 +109,6 @@ def require_measured(profile: Profile, source: str) -> None:
         raise InputError(source, "provenance", problem)
 
 
-def require_kind(profile: Profile, device: DeviceSpec) -> None:
-    """Raises `InputError` where a profile of one kind of device is checked on another."""
-    if device.kind != profile.device.kind:
-        problem = f"a {device.kind} device, but the profile is of a {profile.device.kind} one ({profile.device.name})"
-        raise InputError("--device", "", f"{problem}; name one of that kind, or calibrate this one")
-
-
 def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
     """Other cores, threads or libraries' paths would be taken for drift; other versions may drift and are asked about.
 
@@ -126,19 +119,17 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
     other = [d for d in found if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
     if other:
         listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
-        remedy = "calibrate this one"
-        remedy += ", or leave --device out to check the one that was measured" if source == "--device" else ""
-        problem = f"not the device that the profile {profile.name} was measured on: {listed}; {remedy}"
-        raise InputError(source, "" if source == "--device" else "execution", problem)
+        problem = f"not the device that the profile {profile.name} was measured on: {listed}; calibrate this one"
+        raise InputError(source, "execution", problem)
 
 
 def announced_check(profile: Profile, points: int, seconds: float) -> str:
     """What will be measured, and about how long it takes."""
-    needed_s = estimated_s(profile, points) + seconds + START_S[profile.device.kind] * (2 if seconds else 1)
+    needed_s = estimated_s(profile, points) + seconds + 2 * START_S[profile.device.kind]
     numbers = numbers_of(profile, points)
     sets = ", ".join(f"{number} sets ({metric})" for metric, number in numbers.items() if metric != SOLO_ERROR)
-    runs = f", {RUNS} open-loop runs of {seconds / RUNS:g} s" if seconds else ""
-    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}{runs}; about {span(needed_s)}"
+    runs = f"{RUNS} open-loop runs of {seconds / RUNS:g} s"
+    return f"check {profile.name}: {numbers[SOLO_ERROR]} points, {sets}, {runs}; about {span(needed_s)}"
 
 
 # ------------------------------------------------------------------------------------------------------- the metrics
@@ -152,17 +143,10 @@ def solo_metrics(
         return check_profile(file, device, profile, seed=seed, points=points, on_progress=progress.set)
 
 
-def check_world(profile: Profile, device: DeviceSpec, seconds: float, seed: int) -> World | None:
-    """What the open-loop runs are of; None where none is asked for. Too few images would say nothing."""
-    if not seconds:
-        return None
-    world = open_loop_world(profile, device, seed)
+def open_loop_s(world: World) -> float:
+    """How long the open-loop runs are together: too few images would say nothing."""
     assert world.rate_img_s is not None, "it was given one"
-    least_s = RUNS * FEWEST_IMAGES / world.rate_img_s
-    if seconds < least_s:
-        problem = f"{seconds:g} s is too short for {RUNS} runs at {world.rate_img_s:.1f} images/s"
-        raise InputError("--seconds", "", f"{problem}; give {ceil(least_s)}s or more, or 0 for none")
-    return world
+    return max(OPEN_LOOP_S, RUNS * FEWEST_IMAGES / world.rate_img_s)
 
 
 def open_loop(

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from cyclopts import Parameter
 
 from kit.errors import InputError
-from slimsched.arguments import LONGEST, Duration, File, NewFolder, Picture, path, read_by, require_within
+from slimsched.arguments import LONGEST, Duration, File, NewFolder, changes_of, path, read_by, require_within
+from slimsched.arguments import Changes as Settings
 from slimsched.results import Found
 from slimsched.working import listener, verb
 
@@ -46,6 +47,7 @@ else:
 Changes = Annotated[Sequence[str], Parameter(name="--change", show_default=False)]
 Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
+PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
 _MOST_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
@@ -67,12 +69,12 @@ def import_log(
     vc: Literal["partition", "account", "qos"] = "partition",
     timezone: str | None = None,
     lives: Literal["sum", "last"] = "sum",
-    tasks: File | None = None,
 ) -> Found:
     """Make a trace of a cluster's log; tells what is left out, and why.
 
     Args:
-        log: a cluster's log, plain or compressed with gzip.
+        log: a cluster's log, plain or compressed with gzip. Beside pai_job_table.csv must lie pai_task_table.csv, which
+            says what jobs ask for.
         format: by default the file tells it.
         out: the trace; LOG's name with .jobtrace.parquet, here, by default.
         columns: of a CSV file of your own: its column for each of a trace, such as
@@ -82,7 +84,6 @@ def import_log(
         vc: what a Slurm log's virtual cluster is.
         timezone: of dates without one, such as Europe/Berlin; UTC by default.
         lives: a requeued job's run time: that of all its lives together, or of the last one.
-        tasks: alibaba-pai: pai_task_table.csv, which says what jobs ask for.
 
     Raises:
         InputError: the file can't be read as such a log, or no row of it makes a job.
@@ -104,7 +105,7 @@ def import_log(
         timezone=_timezone(timezone),
         columns=columns or {},
         unit_s=UNITS_S[unit],
-        tasks=None if tasks is None else Path(tasks),
+        tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
         found = read_log(log, place, format, options, sums=lives == "sum", told=progress.set)
@@ -143,9 +144,6 @@ def generate(
     arrivals: str = "poisson",
     durations: str = "lognormal",
     sizes: str = "1:0.7,2:0.1,4:0.1,8:0.08,16:0.02",
-    users: int = 20,
-    vcs: int = 4,
-    alike: float = 0.5,
     seed: int = 0,
 ) -> Found:
     """Draw a trace with a load, sizes and run times that you choose.
@@ -159,9 +157,6 @@ def generate(
         durations: exponential:mean_s=3600, weibull:mean_s=3600,shape=0.5, lognormal:mean_s=3600,cv2=10 or
             hyperexponential:mean_s=3600,cv2=10; cv2 is the variance over the squared mean.
         sizes: weights of jobs by their GPUs.
-        users: the k-th has a share like 1/k.
-        vcs: virtual clusters, the same way.
-        alike: of the jobs that run as long as their user's last one of that size.
         seed: the same seed, the same trace.
 
     Raises:
@@ -173,10 +168,8 @@ def generate(
     from scenarios.terminal.places import writable_file
     from slimsched.jobs.texts import summary_text
 
-    for flag, number, most in (("jobs", jobs, 20_000_000), ("gpus", gpus, 1_000_000), ("users", users, 100_000)):
-        require_within(f"--{flag}", number, 1, most)
-    require_within("--vcs", vcs, 1, 10_000)
-    require_within("--alike", alike, 0.0, 1.0)
+    require_within("--jobs", jobs, 1, 20_000_000)
+    require_within("--gpus", gpus, 1, 1_000_000)
     require_within("--seed", seed, 0, LONGEST)
     _require_load(load)
     place = writable_file(Path(out))
@@ -188,9 +181,6 @@ def generate(
             durations=drawing.law(durations, drawing.DURATIONS, "--durations"),
             arrivals=drawing.law(arrivals, drawing.ARRIVALS, "--arrivals"),
             sizes=drawing.sizes(sizes, "--sizes"),
-            users=users,
-            vcs=vcs,
-            alike=alike,
             seed=seed,
         )
     )
@@ -234,11 +224,10 @@ def compare(
     /,
     policies: Policies = (),
     *,
-    load: float | None = None,
     jobs: Beside = None,
     out: NewFolder | None = None,
-    no_bound: bool = False,
     against_log: bool = False,
+    changes: Settings | None = None,
 ) -> Found:
     """Compare policies on the same trace: waits, fairness, who wins, how far from the bound.
 
@@ -248,11 +237,11 @@ def compare(
         scenario: a scenario of training jobs (YAML); `jobs init` writes a first one.
         policies: by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may be given
             several times, the first is the baseline.
-        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
         jobs: runs beside each other, each in a process of its own; by default one a core.
         out: keep every run there, so that none is made twice, with comparison.json and prices.svg.
-        no_bound: leave the bound out, which takes some seconds.
         against_log: tell instead how far the first policy's waits are from those in the log.
+        changes: other values than the scenario's, by dotted keys, such as load=0.9 or bound.passes=0, which leaves the
+            bound out.
 
     Raises:
         InputError: anything in the scenario, or in a file that it names, is wrong.
@@ -266,7 +255,7 @@ def compare(
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     require_within("--jobs", jobs, 1, 1024)
-    case = _case(scenario, policies, load)
+    case = _case(scenario, policies, changes=changes_of(changes))
     if against_log:
         with _progress("replaying the log", 1) as progress:
             found = validation_document(case, case.policies[0])
@@ -281,7 +270,7 @@ def compare(
 
         runs = run_all(case, jobs or min(core_count(), len(case.policies)), folder, told)
     kinds = (False, True) if len(runs) > 1 else (runs[0].is_preemptive,)
-    bounds = [] if no_bound else _bounds(case, kinds)
+    bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     found = comparison_document(case, runs, bounds) if len(runs) > 1 else result_document(case, runs[0], bounds)
     if folder is not None:
         write_json(folder / "comparison.json", found)
@@ -291,26 +280,22 @@ def compare(
 
 
 @verb
-def bound(scenario: File, /, *, load: float | None = None, plot: Picture | None = None) -> Found:
+def bound(scenario: File, /) -> Found:
     """Compute a bound that no policy can beat, and the price of a GPU-hour over time.
 
     Args:
         scenario: a scenario of training jobs (YAML).
-        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
-        plot: draw the price of a GPU-hour over time there (.png or .svg).
 
     Raises:
         InputError: anything in the scenario is wrong, or no job of it fits into the cluster.
     """
     from jobs.comparing import bound_document
-    from scenarios.show.charts import save
-    from slimsched.jobs.prices_chart import prices_chart
     from slimsched.jobs.texts import bound_text
 
-    case = _case(scenario, (), load)
+    case = _case(scenario)
+    if not case.scenario.bound.passes:
+        raise InputError(case.source, "bound.passes", "0 leaves the bound out; allowed is 1 or more")
     bounds = _bounds(case)
-    if plot is not None:
-        save(prices_chart(bounds), Path(plot))
     found = bound_document(case, bounds)
     return Found(found, bound_text(found))
 
@@ -324,9 +309,6 @@ def whatif(
     /,
     changes: Changes = (),
     policies: Policies = (),
-    *,
-    load: float | None = None,
-    jobs: Beside = None,
 ) -> Found:
     """Compare the same jobs before and after a change of the scenario.
 
@@ -335,8 +317,6 @@ def whatif(
         changes: must be given: KEY=VALUE, such as cluster.nodes.0.count=74 or cluster.restart_s=300; may be given
             several times.
         policies: by name, or a file; the scenario's by default; may be given several times.
-        load: move arrivals closer together or apart, so that this is the load; the scenario's by default.
-        jobs: runs beside each other, each in a process of its own; by default one a core.
 
     Raises:
         InputError: a change that does not fit, or one of the jobs.
@@ -345,14 +325,13 @@ def whatif(
     from jobs.operating import WhatIf
     from slimsched.jobs.texts import whatif_text
 
-    require_within("--jobs", jobs, 1, 1024)
     if not changes:
         raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
     changed = _changed(changes)
-    both = WhatIf(_case(scenario, policies, load), _case(scenario, policies, load, changed))
+    both = WhatIf(_case(scenario, policies), _case(scenario, policies, changes=changed))
     runs = 2 * len(both.now.policies)
     with _progress("what if", runs, unit="run") as progress:
-        found = both.document(jobs or min(core_count(), runs))
+        found = both.document(min(core_count(), runs))
         progress.update(runs)
     return Found({**found, "changes": changed}, whatif_text(found, changes))
 
@@ -366,8 +345,6 @@ def capacity(
     of: Literal["mean", "p50", "p90", "p99"] = "mean",
     by: Literal["load", "nodes"] = "load",
     policy: str | None = None,
-    load: float | None = None,
-    precision: float = 0.02,
 ) -> Found:
     """Find the largest load, or the fewest nodes, at which waits stay below a limit.
 
@@ -377,8 +354,6 @@ def capacity(
         of: of all waits what must keep it.
         by: what is sought: the largest load, or the fewest nodes of the first group.
         policy: by name, or a file; the scenario's first by default.
-        load: the load to look for nodes at; the scenario's by default.
-        precision: of a load, as a share.
 
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
@@ -386,8 +361,7 @@ def capacity(
     from jobs.operating import Limit, Tried, capacity_document, fewest_nodes, largest_load
     from slimsched.jobs.texts import capacity_text, say
 
-    require_within("--precision", precision, 0.001, 0.5)
-    case = _case(scenario, () if policy is None else (policy,), load)
+    case = _case(scenario, () if policy is None else (policy,))
     if case.found is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
     limit = Limit(of, wait_s)
@@ -398,7 +372,7 @@ def capacity(
     if by == "nodes":
         found = capacity_document(case, limit, nodes=fewest_nodes(case, limit, told))
     else:
-        low, high = largest_load(case, limit, precision, told)
+        low, high = largest_load(case, limit, PRECISION, told)
         found = capacity_document(case, limit, load_kept=low, load_broken=high)
     return Found(found, capacity_text(found))
 
@@ -550,8 +524,8 @@ def _progress(title: str, total: int | None = None, unit: str = "run", is_quiet:
 
 def _case(
     scenario: str | Path,
-    policies: Sequence[str | Path],
-    load: float | None,
+    policies: Sequence[str | Path] = (),
+    load: float | None = None,
     changes: Mapping[str, Any] | None = None,
     is_told: bool = True,
 ) -> JobsCase:

@@ -187,18 +187,17 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
         assert said in streams.out
     assert json.loads((here / "c.json").read_text()) == json.loads((here / "o" / "comparison.json").read_text())
     assert (here / "o" / "prices.svg").stat().st_size > 5000
-    assert main(["jobs", "compare", "s.yaml", *flags, "--no-bound"]) == 0
+    assert main(["jobs", "compare", "s.yaml", *flags, "--set", "bound.passes=0"]) == 0
     assert "fifo: skipped, its run is there" in capsys.readouterr().err
-    assert main(["jobs", "bound", "s.yaml", "--plot", "p.png", "--json", "-", "--quiet"]) == 0
+    assert main(["jobs", "bound", "s.yaml", "--json", "-", "--quiet"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["bounds"][0]["price_max"] > 0
     assert len(found["bounds"][0]["prices"]["64 gpu"]) > 24
-    assert (here / "p.png").stat().st_size > 5000
 
 
 def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "init", str(DRAWN), "--nodes", "8x8", "--out", "s.yaml"]) == 0
-    flags = ["--policy", "smallest", "--load", "1.2", "--out", "r"]
+    flags = ["--policy", "smallest", "--set", "load=1.2", "--out", "r"]
     assert main(["jobs", "compare", "s.yaml", *flags, "--json", "r.json"]) == 0
     streams = capsys.readouterr()
     assert "warning: the load is 1.20" in streams.err
@@ -224,9 +223,8 @@ def test_one_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["compare", "no.yaml"], "no.yaml: no such file"),
         (["compare", "s.yaml", "--policy", "fitgins"], "did you mean"),
         (["compare", "s.yaml", "--policy", "fifo", "--policy", "fifo"], "given twice"),
-        (["compare", "s.yaml", "--load", "0"], "--load"),
+        (["compare", "s.yaml", "--set", "load=0"], "load"),
         (["compare", "s.yaml", "--json", "s.yaml"], "the command reads this file"),
-        (["bound", "s.yaml", "--plot", "p.bmp"], "p.bmp"),
     ],
 )
 def test_what_is_refused(words: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:

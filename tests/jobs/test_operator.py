@@ -286,7 +286,7 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--precision", "0.2"]) == 0
+    assert main(["jobs", "capacity", "s.yaml", "--wait", "10m"]) == 0
     said = capsys.readouterr().out
     assert "small, fifo: carries a load of" in said
     assert "This is of this one log; other weeks may need more." in said
@@ -360,7 +360,7 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
         (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
         (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
-        (["compare", "--load", "71"], "--load: 71 is a share of the cluster; 71 % is 0.71"),
+        (["compare", "--set", "load=71"], "load: input should be less than or equal to 10"),
         (["capacity"], "--wait"),
         (["capacity", "--wait", "soon"], "no duration"),
         (["capacity", "--wait", "1s", "--of", "p98"], "did you mean"),
