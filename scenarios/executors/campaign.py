@@ -83,57 +83,47 @@ class Plan:
 
     Attributes:
         routers: their names in results.
+        section: of the scenario: seeds, loads, repeats, and whether to saturate.
         base_img_s: the workload's own mean rate; None for a trace.
         capacity_img_s: the cluster's estimated capacity, where the search for an overload begins.
         warmup_s, duration_s: the window of each run.
-        goes_on: also where the first runs are far from their twins.
     """
 
     routers: tuple[str, ...]
-    seeds: tuple[int, ...]
-    loads: tuple[float, ...]
-    repeats: int
-    saturate: bool
+    section: ValidateSection
     base_img_s: float | None
     capacity_img_s: float
     warmup_s: float
     duration_s: float
-    goes_on: bool = False
 
     @classmethod
-    def of(cls, world: World, routers: Sequence[str], given: ValidateSection) -> Plan:
+    def of(cls, world: World, routers: Sequence[str], section: ValidateSection) -> Plan:
         """From a scenario's own section.
 
         Raises:
             InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
         """
-        duration_s, warmup_s = require_plan(world.scenario, given)
-        return cls(
-            routers=tuple(routers),
-            seeds=given.seeds,
-            loads=given.loads,
-            repeats=given.repeats,
-            saturate=given.saturate,
-            base_img_s=world.rate_img_s,
-            capacity_img_s=world.capacity_img_s,
-            warmup_s=warmup_s,
-            duration_s=duration_s,
-            goes_on=given.go_on,
-        )
+        duration_s, warmup_s = require_plan(world.scenario, section)
+        return cls(tuple(routers), section, world.rate_img_s, world.capacity_img_s, warmup_s, duration_s)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether each router is run above capacity, too: loads are shares of that."""
+        return self.section.saturate or bool(self.section.loads)
 
     @property
     def hardware_runs(self) -> int:
         """How many there will be."""
-        saturated = 1 if self.saturate or self.loads else 0
-        return len(self.routers) * (saturated + len(self.seeds) * self.repeats * max(1, len(self.loads)))
+        given = self.section
+        return len(self.routers) * (self.is_saturated + len(given.seeds) * given.repeats * max(1, len(given.loads)))
 
     def in_order(self, runs: Iterable[ValidationRun]) -> list[ValidationRun]:
         """Runs as an undisturbed campaign makes them, so that what was made again stands in its place."""
         kinds: tuple[Kind, ...] = ("saturated", "pair")
 
         def place(run: ValidationRun) -> tuple[int, ...]:
-            load = 0 if run["load"] is None else self.loads.index(run["load"])
-            seed, router = self.seeds.index(run["seed"]), self.routers.index(run["router"])
+            load = 0 if run["load"] is None else self.section.loads.index(run["load"])
+            seed, router = self.section.seeds.index(run["seed"]), self.routers.index(run["router"])
             return kinds.index(run["kind"]), run["repeat"], seed, load, router
 
         return sorted(runs, key=place)
@@ -185,12 +175,12 @@ class Campaign:
 
     def carry_out(self) -> Iterator[Finished]:
         """Saturated runs first, then repeats (outermost, so that routers alternate)."""
-        if self.plan.saturate or self.plan.loads:
+        if self.plan.is_saturated:
             for router in self.plan.routers:
                 yield from self._saturated(router)
         rates = self._rates()
-        for repeat in range(self.plan.repeats):
-            for seed in self.plan.seeds:
+        for repeat in range(self.plan.section.repeats):
+            for seed in self.plan.section.seeds:
                 for load, rate_img_s in rates:
                     for router in self.plan.routers:
                         scale = self._scale(rate_img_s)
@@ -205,16 +195,16 @@ class Campaign:
 
     def _rates(self) -> list[tuple[float | None, float | None]]:
         """(load, rate); the same for every router, so that all see the same arrivals."""
-        if not self.plan.loads:
+        if not self.plan.section.loads:
             return [(None, self.plan.base_img_s)]
         reference = reference_img_s(run for run in self.runs if run["kind"] == "saturated")
         if not reference:
             raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
-        return [(load, load * reference) for load in self.plan.loads]
+        return [(load, load * reference) for load in self.plan.section.loads]
 
     def _saturated(self, router: str) -> Iterator[Finished]:
         """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
-        seed, rate_img_s = self.plan.seeds[0], 2 * self.plan.capacity_img_s
+        seed, rate_img_s = self.plan.section.seeds[0], 2 * self.plan.capacity_img_s
         planned = PlannedRun("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
         earlier = self._earlier.get((*_key_of(planned), 0))
         if earlier is not None:

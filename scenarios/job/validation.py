@@ -136,7 +136,7 @@ def validate_world(
         if evaluation is None:
             raise InputError(world.scenario.name, "model.accuracy", "real executors need the network's own evaluation")
         data = load_measured(world.scenario, evaluation)
-    runs = whole_runs(folder, memo.rows, plan.repeats)
+    runs = whole_runs(folder, memo.rows, plan.section.repeats)
     finished = tuple(runs)
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
@@ -153,12 +153,12 @@ def validate_world(
         with closing(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
         ) as campaign:
-            while (plan.goes_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
-                outputs = folder.stamps(keep_runs(folder, made, plan.repeats))
+            while (plan.section.go_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
+                outputs = folder.stamps(keep_runs(folder, made, plan.section.repeats))
                 runs.append(made.run)
                 if not is_barren(made.run["hardware"]):
                     memo.add({"run": made.run, "outputs": outputs})
-                if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.goes_on:
+                if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     validation = validate_results(plan.in_order(runs), world.power_provenance)
     if far := far_runs(plan.in_order(runs)):

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from scenarios.show.charts import GREY, WIDTH, canvas, label_of, plain, plain_log_ticks, save
-from scenarios.show.profile_curves import LatencyBand, latency_bands, under_load, uniform_curves
+from scenarios.show.profile_curves import band_of_repeats_s, stated_solo_error, under_load, uniform_curves
 from sim.profile import LatencyCurve, Profile
 from sim.steady import SteadyPoint, knee
 from sim.tables import BatchKey
@@ -30,7 +30,7 @@ def charts_of(profile: Profile) -> dict[str, Figure]:
     """The latency curves and the paper's Figures 1-3, by name."""
     loaded = under_load(profile)
     return {
-        "latency": latency_curves(profile, latency_bands(profile)),
+        "latency": latency_curves(profile),
         "figure1": utilization_by_batch(profile),
         "figure2": energy_by_utilization(profile, loaded),
         "figure3": latency_by_utilization(profile, loaded),
@@ -45,8 +45,9 @@ def write_charts(profile: Profile, folder: Path) -> list[Path]:
     return [folder / f"{name}.png" for name in drawn]
 
 
-def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> Figure:
+def latency_curves(profile: Profile) -> Figure:
     """Solo latency along the batch size, a panel a segment, a line a width (previous width the same)."""
+    error_share = stated_solo_error(profile)
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         median_ms = np.asarray(curve.p50_s) * 1000
@@ -54,19 +55,15 @@ def latency_curves(profile: Profile, bands: Mapping[BatchKey, LatencyBand]) -> F
         panel.plot(
             curve.batches, median_ms, "-o", color=color, markersize=2.5, markevery=dots, label=f"{curve.width:g}"
         )
-        band = bands.get(_key(curve))
-        if band is None:
-            return
-        low_ms, high_ms = np.asarray(band.low_s) * 1000, np.asarray(band.high_s) * 1000
+        low_ms, high_ms = (np.asarray(each_s) * 1000 for each_s in band_of_repeats_s(curve))
         panel.fill_between(curve.batches, low_ms, high_ms, color=color, alpha=SHADE, linewidth=0)
-        for sign in (-1, 1) if band.error_share else ():
-            stated_ms = median_ms * (1 + sign * (band.error_share or 0.0))
-            panel.plot(curve.batches, stated_ms, "--", color=color, linewidth=0.7)
+        for share in (-error_share, error_share) if error_share else ():
+            panel.plot(curve.batches, median_ms * (1 + share), "--", color=color, linewidth=0.7)
 
     notes: dict[str, Artist] = {}
     if any(curve.jitter or curve.p95_s for curve in profile.latency):
         notes["5-95 % of repeats"] = Patch(color=GREY, alpha=SHADE, linewidth=0)
-    if any(band.error_share for band in bands.values()):
+    if error_share:
         notes["stated error"] = Line2D([], [], color=GREY, linestyle="--", linewidth=0.8)
     return _panels(profile, draw, "batch size", "latency of a batch alone, ms", log="xy", notes=notes)
 

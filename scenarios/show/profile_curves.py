@@ -6,7 +6,6 @@ It draws nothing and reads no file.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,15 +18,6 @@ from sim.tables import BatchKey, compile_tables
 LOADED_BATCH = 16  # of the stream of batches that loads the device, or the profile's limit where that is lower
 SPREAD = (0.05, 0.95)
 SLICE_CENTRES = (np.arange(JITTER_QUANTILES) + 0.5) / JITTER_QUANTILES  # a row of jitter: the means of equal slices
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyBand:
-    """Around one curve's median: the spread of repeats in seconds along its batches, and the error that is stated."""
-
-    low_s: Sequence[float]
-    high_s: Sequence[float]
-    error_share: float | None
 
 
 def uniform_curves(profile: Profile) -> Iterator[LatencyCurve]:
@@ -57,16 +47,7 @@ def under_load(
     return {key: steady_points(shared_device(tables, key, batch, limit), loads) for key in keys}
 
 
-def latency_bands(profile: Profile) -> Mapping[BatchKey, LatencyBand]:
-    """Around every curve that is shown."""
-    error_share = stated_solo_error(profile)
-    return {
-        (curve.segment, curve.width, curve.previous_width): LatencyBand(*_spread_s(curve), error_share)
-        for curve in uniform_curves(profile)
-    }
-
-
-def _spread_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
+def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[float]]:
     """The 5th and the 95th percentile of repeats along the batches, from the jitter; the median where none was kept."""
     if not curve.jitter:
         return curve.p50_s, curve.p95_s or curve.p50_s

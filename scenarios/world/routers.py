@@ -143,13 +143,6 @@ def _require_code(name: str, source: str, code: str) -> None:
         raise InputError(source, "routers", f"{name!r} is other code here than where it was asked for; copy it anew")
 
 
-def make_named(
-    name: str, scenario: Scenario, context: RouterContext, devices: Sequence[str], made_in: Path | None, key: str
-) -> RoutingPolicy:
-    """A fresh router by its name in a scenario; see `World.router`."""
-    return maker_of(name, scenario, devices, made_in, key).make(context)
-
-
 def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Path | None, key: str) -> RouterMaker:
     """What makes a router by its name in a scenario, its file read; raises `InputError` where it can't be."""
     if (kind := made_kind(name)) is not None:

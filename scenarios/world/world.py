@@ -25,7 +25,7 @@ from scenarios.files.router_names import code_of
 from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
-from scenarios.world.routers import RouterMaker, make_named, maker_of
+from scenarios.world.routers import RouterMaker, maker_of
 from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, doubts_of, series_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
@@ -281,7 +281,7 @@ class World:
         Raises:
             InputError: unknown, not made yet, or made for another cluster.
         """
-        return make_named(name, self.scenario, self.context, self.device_names, made_in, key)
+        return maker_of(name, self.scenario, self.device_names, made_in, key).make(self.context)
 
     def router_maker(self, name: str, made_in: Path | None = None) -> RouterMaker:
         """What makes such routers on any machine; the arguments and errors are those of `router`."""

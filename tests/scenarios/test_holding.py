@@ -15,7 +15,7 @@ from policies.rules.tide import TideRule
 from policies.vocabulary import HoldRule
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.world.materials import load_world
-from scenarios.world.routers import make_named
+from scenarios.world.routers import maker_of
 from scenarios.world.world import World
 from sim.compiled.simulation import CompiledSimulation
 
@@ -34,7 +34,7 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
     spec = world.run_spec(3, duration_s=1.0, detail=False)
     simulation = CompiledSimulation(cluster, spec)
     context = replace(world.context, config=cluster.router)
-    router = make_named(name, world.scenario, context, world.device_names, None, "routers")
+    router = maker_of(name, world.scenario, world.device_names, None, "routers").make(context)
     simulation.finish(router, stream(3, "router"))
     return np.asarray(simulation.columns().requests.finished_ns)
 

@@ -25,7 +25,7 @@ from scenarios.show.profile import described, error_table, range_table
 from scenarios.show.profile_charts import (
     utilization_by_batch,
 )
-from scenarios.show.profile_curves import latency_bands, under_load
+from scenarios.show.profile_curves import band_of_repeats_s, stated_solo_error, under_load
 from scenarios.show.report import profile_page
 from scenarios.world.materials import load_world
 from sim.host import HostTable
@@ -193,14 +193,14 @@ def test_a_datasheet_profile_promises_nothing_and_says_so() -> None:
 def test_bands_hold_nine_tenths_of_the_repeats_and_the_stated_error() -> None:
     """Evenly spread repeats: the 5th and the 95th percentile are 0.9 of the way out."""
     profile = measured()
-    (key, band), *_ = latency_bands(profile).items()
-    curve = next(c for c in profile.latency if (c.segment, c.width, c.previous_width) == key)
-    assert np.asarray(band.low_s) / curve.p50_s == pytest.approx(1 - 0.16 * 0.9, abs=0.006)
-    assert np.asarray(band.high_s) / curve.p50_s == pytest.approx(1 + 0.16 * 0.9, abs=0.006)
-    assert band.error_share == pytest.approx(0.02)
-    without = latency_bands(worlds.profile(segments=2, widths=(0.5, 1.0)))[key]
-    assert tuple(without.low_s) == tuple(without.high_s) == curve.p50_s
-    assert without.error_share is None
+    curve = profile.latency[0]
+    low_s, high_s = band_of_repeats_s(curve)
+    assert np.asarray(low_s) / curve.p50_s == pytest.approx(1 - 0.16 * 0.9, abs=0.006)
+    assert np.asarray(high_s) / curve.p50_s == pytest.approx(1 + 0.16 * 0.9, abs=0.006)
+    assert stated_solo_error(profile) == pytest.approx(0.02)
+    without = worlds.profile(segments=2, widths=(0.5, 1.0))
+    assert band_of_repeats_s(without.latency[0]) == (curve.p50_s, curve.p50_s)
+    assert stated_solo_error(without) is None
 
 
 def test_the_knee_of_metric_3_comes_out_of_the_device_model() -> None:
