@@ -92,7 +92,7 @@ def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareClus
             servers,
             sensor_period_s=period_s,
             warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
-            supervision=world.supervision,
+            supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],
             carrier=carrier,
         )

@@ -7,34 +7,25 @@ more than `LIMIT` unserved is never called the winner; and a run that completed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, cast
 
-from scenarios.metrics.result import Result
+from scenarios.metrics.result import Result, Shares
 
 LIMIT: Final = 0.01  # of what arrived
 MARK: Final = " !"  # behind a marked router's name
 
 
-class Served(TypedDict):
-    """Means over runs of `Shares`; null where a run has none. `failures`: shares of what arrived, by reason."""
+class Served(Shares):
+    """Means over runs; null where a run has none. `failures`: shares of what arrived, by reason."""
 
-    completed: float | None
-    unfinished: float | None
-    failed: float | None
-    unserved: float | None
     failures: dict[str, float]
 
 
 def served(results: Sequence[Result]) -> Served:
     """Over runs of one router in one world."""
-    shares = [result["shares"] for result in results]
-    return Served(
-        completed=_mean([each["completed"] for each in shares]),
-        unfinished=_mean([each["unfinished"] for each in shares]),
-        failed=_mean([each["failed"] for each in shares]),
-        unserved=_mean([each["unserved"] for each in shares]),
-        failures=_failure_shares(results),
-    )
+    runs: list[Mapping[str, Any]] = [result["shares"] for result in results]
+    shares = {key: _mean([run[key] for run in runs]) for key in Shares.__annotations__}
+    return cast(Served, {**shares, "failures": _failure_shares(results)})
 
 
 def _failure_shares(results: Sequence[Result]) -> dict[str, float]:

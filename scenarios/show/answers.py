@@ -6,7 +6,7 @@ How far off simulation is, is told of the router and load where it is worst: a m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Final, Literal
@@ -144,20 +144,12 @@ def _contest(where: str, standing: Standing) -> Contest:
     return Contest(where, standing, *(("yes", "won") if one is winner else ("no", "lost")), one, other)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Who keeps what the scenario promises in most of the windows, and in which share of them."""
-
-    router: str
-    kept: Any
-
-
-def _most_kept(comparison: Comparison | None) -> _Kept | None:
-    """None where nothing is promised, or nobody can be judged."""
+def _most_kept(comparison: Comparison | None) -> dict[str, Any] | None:
+    """The row of who keeps what is promised in most of the windows; None where nothing is, or nobody can be judged."""
     if comparison is None or not kept_measures(comparison["service"]):
         return None
-    found = [_Kept(row["router"], _KEPT.of(row)) for row in comparison["rows"] if not row["is_marked"]]
-    return max((each for each in found if each.kept["mean"] is not None), key=lambda of: of.kept["mean"], default=None)
+    rows = [row for row in comparison["rows"] if not row["is_marked"] and _KEPT.of(row)["mean"] is not None]
+    return max(rows, key=lambda row: float(_KEPT.of(row)["mean"]), default=None)
 
 
 # -------------------------------------------------------------------------------------- can the simulation be trusted?
@@ -178,21 +170,10 @@ class Trust:
     apart: int = 0
     alike: int = 0
     named: Contender | None = None
-    farthest: Sequence[_Error] = ()
+    farthest: Sequence[Mapping[str, Any]] = ()
     is_metered: bool = True
     devices: str = ""
     is_busy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Error:
-    """An error in percent; `load` where there are several."""
-
-    title: str
-    error_pct: float
-    router: str
-    load: float | None
-    allowed_pct: float | None
 
 
 def _trusted(comparison: Comparison | None, validation: Validation | None) -> tuple[Mood, Trust]:
@@ -232,28 +213,32 @@ def _alike_pairs(found: Ranking) -> int:
     return round(((found["tau_separated"] or 0.0) + 1) / 2 * found["separated_pairs"])
 
 
-def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> _Error | None:
-    """Of all routers and loads."""
+def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, Any] | None:
+    """The largest error of all routers and loads, in percent; `load` where there are several."""
     known = [(error, row) for row in rows if (error := row["error_pct"][measure.stem]["mean"]) is not None]
     if not known:
         return None
     error, row = max(known, key=lambda each: abs(each[0]))
-    return _Error(
-        measure.title, error, row["router"], row["load"] if several else None, row["target_pct"][measure.stem]
-    )
+    return {
+        "title": measure.title,
+        "error_pct": error,
+        "router": row["router"],
+        "load": row["load"] if several else None,
+        "allowed_pct": row["target_pct"][measure.stem],
+    }
 
 
 # -------------------------------------------------------------------------------------------------- what to do next?
 
 
-def _next(contests: Sequence[Contest], trusted: Trust, most: _Kept | None) -> dict[str, Any]:
+def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] | None) -> dict[str, Any]:
     """Facts for at most a few sentences, the most useful one first."""
     standing = contests[0].standing
     winner = standing.winner
     rival = None if winner is None else standing.next_of(winner)
     return {
         "left_out": any(each.standing.left_out for each in contests),
-        "is_poorly_kept": most is not None and most.kept["mean"] < _WELL_KEPT,
+        "is_poorly_kept": most is not None and _KEPT.of(most)["mean"] < _WELL_KEPT,
         "trusted": trusted,
         "winner": winner,
         "rival": rival,

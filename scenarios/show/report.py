@@ -82,14 +82,10 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     if not path.is_dir():
         raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
     with folder.opened():
-        return _write_report(folder)
-
-
-def _write_report(folder: RunFolder) -> Path:
-    material, path = gather(folder), folder.path
-    if not (material.comparison or material.validation or material.runs or material.profiles):
-        raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
-    write_text(path / "report.html", report(material))
+        material = gather(folder)
+        if not (material.comparison or material.validation or material.runs or material.profiles):
+            raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
+        write_text(path / "report.html", report(material))
     return path / "report.html"
 
 

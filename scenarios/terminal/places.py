@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +23,8 @@ def writable_file(path: Path) -> Path:
     with _told_of(path):
         place = destination(path)
         if isinstance(place, int):
-            _require_open(path, place)
-        elif place.is_file() or not place.exists():
+            return path
+        if place.is_file() or not place.exists():
             _require_writable(path, place.absolute().parent)
         elif not os.access(place, os.W_OK):
             raise InputError(str(path), "", "can't be written (Permission denied); name another place")
@@ -52,11 +51,6 @@ def in_a_folder(path: Path) -> Path:
             problem = f"there is no folder {path.parent}; make it, or name one that exists"
             raise InputError(str(path), "", problem)
     return path
-
-
-def _require_open(path: Path, descriptor: int) -> None:
-    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-        raise InputError(str(path), "", "is open for reading only; name another place")
 
 
 def _require_writable(path: Path, folder: Path) -> None:

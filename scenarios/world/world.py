@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance, AccuracyTable, Evaluation
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
-from policies.faults import Crash, Fault, Hang, Poison, Supervision
+from policies.faults import Crash, Fault, Hang, Poison
 from policies.interfaces import RoutingPolicy
 from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
@@ -238,11 +238,6 @@ class World:
             for server, link in zip(self.cluster.servers, links, strict=True)
         )
         return Network(attachments, derived_seed(seed, LINKS))
-
-    @property
-    def supervision(self) -> Supervision:
-        """How servers are watched and brought back, in both worlds."""
-        return self.cluster.supervision
 
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
         """A simulation that is ready to start; on either engine it is the same one, bit for bit.

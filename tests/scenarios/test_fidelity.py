@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.result import Result
 from scenarios.show.result import format_result
+from scenarios.show.table import Table
 from scenarios.show.validation import (
     errors_tables,
     format_validation,
@@ -272,78 +274,67 @@ def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any
     return pair(router, 1, 1, foreign_load={"programs": programs, "stolen": stolen}, **place)
 
 
-def foreign_cells(validation: Validation) -> list[list[str]]:
-    """What the tables have in that column."""
-    tables = [*errors_tables(validation), *saturation_tables(validation)]
-    places = [[c.title for c in table.columns].index("foreign load %") for table in tables]
-    return [[row[place] for row in table.rows] for table, place in zip(tables, places, strict=True)]
-
-
-def test_the_run_that_had_most_foreign_load_is_told() -> None:
-    """A mean over repeats would hide one that was spoilt; what a host stole is part of it, and told apart."""
-    runs = [loaded(0.02), loaded(0.55, repeat=1), loaded(0.5, 0.01, repeat=2), loaded(0.04, 0.2, "b")]
-    found = validated(*runs, pair("c", 1, 1))
-    assert [row["foreign_load"] for row in found["rows"]] == [
-        {"programs": 0.55, "stolen": 0.0}, {"programs": 0.04, "stolen": 0.2}, None
-    ]  # fmt: skip
-    assert [each["foreign_load"] for each in found["pairs"][:2]] == [
-        {"programs": 0.02, "stolen": 0.0}, {"programs": 0.55, "stolen": 0.0}
-    ]  # fmt: skip
-    assert foreign_cells(found) == [["55 busy", "24 (20 stolen)", "-"]]
-
-
-def test_a_busy_host_is_told_in_every_table() -> None:
-    """In the saturated rows too; and a sentence says what it means."""
-    full = saturated("a", 1, 1)
-    full["foreign_load"] = {"programs": 0.2, "stolen": 0.15}
-    found = validated(loaded(0.0), full)
-    assert foreign_cells(found) == [["0"], ["35 (15 stolen) busy"]]
-    assert "Busy host: in rows marked `busy` others took more than 30 %" in format_validation(found)
-    assert any(note.startswith("Foreign load: ") for note in validation_notes(found))
-
-
-@pytest.mark.parametrize("kind", ["pair", "saturated"])
-def test_one_busy_run_of_any_kind_is_a_warning(kind: str) -> None:
-    quiet = [loaded(0.0), saturated("a", 1, 1)]
-    for run in quiet:
-        run["foreign_load"] = {"programs": 0.9 if run["kind"] == kind else 0.0, "stolen": 0.0}
-    found = validated(*quiet)
-    assert "Busy host" in format_validation(found)
-    assert found["busy"]
-
-
-def test_a_quiet_host_is_no_warning() -> None:
-    found = validated(loaded(0.2, 0.05))
-    assert "Busy host" not in format_validation(found)
-    assert not found["busy"]
-
-
 def taken(router: float, agent: float, cores: float, **place: Any) -> ValidationRun:
     """A pair during whose hardware run its own processes took so much."""
     found = record(request(0, 3, 1.0), ended_s=20, cpu=CpuUse(router, agent, cores))
     return validation_run(result("a", 1), summary(found, router="a", **WINDOW, **HARDWARE), **place)
 
 
-def test_a_run_that_needs_more_cpu_than_there_is_is_marked_in_every_table() -> None:
-    """Whichever is short: the router's core, an agent's, or those that they share; of the run that had most."""
-    full = taken(0.1, 0.91, 0.5, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
-    found = validated(taken(0.3, 0.2, 0.4), taken(0.95, 0.1, 0.6, repeat=1), full)
-    assert found["rows"][0]["cpu"] == {"router": 0.95, "agent": 0.1, "cores": 0.6}
-    tables = [*errors_tables(found), *saturation_tables(found)]
-    cells = [
-        [row[[each.title for each in table.columns].index("busiest core %")] for row in table.rows] for table in tables
-    ]
-    assert cells == [["95 starved"], ["91 starved"]]
-    assert "Starved: in rows marked `starved`" in format_validation(found)
-    assert any(note.startswith("Busiest core: ") for note in validation_notes(found))
-    assert "Starved" not in format_validation(validated(taken(0.9, 0.9, 0.9)))
+def late(p99_s: float, **place: Any) -> ValidationRun:
+    """A pair whose emulated passes of a second were seen to end so late."""
+    found = pair("a", 1, 1, **place)
+    found["hardware"]["lateness_s"] = {"p50": 0.0, "p99": p99_s, "mean_pass": 1.0}
+    return found
+
+
+def cell_of(table: Table, head: str) -> str:
+    """What its only row has under a head."""
+    (row,) = table.rows
+    return row[[column.head for column in table.columns].index(head)]
+
+
+@pytest.mark.parametrize(
+    ("head", "make", "shares", "cell", "warning"),
+    [
+        ("foreign load", loaded, [(0.02,), (0.55,), (0.5, 0.01)], "55 busy", "Busy host: in rows marked `busy`"),
+        ("foreign load", loaded, [(0.0,), (0.2, 0.15)], "35 (15 stolen) busy", "took more than 30 % of a device"),
+        ("foreign load", loaded, [(0.2, 0.05)], "25", None),
+        ("busiest core", taken, [(0.3, 0.2, 0.4), (0.95, 0.1, 0.6)], "95 starved", "Starved: in rows marked `starved`"),
+        ("busiest core", taken, [(0.1, 0.91, 0.5)], "91 starved", "took more than 90 % of a core"),
+        ("busiest core", taken, [(0.9, 0.9, 0.9)], "90", None),
+        ("ends late", late, [(0.05,), (0.2,)], "20 late", "Late: in rows marked `late`"),
+        ("ends late", late, [(0.1,)], "10", None),
+    ],
+)
+def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
+    head: str, make: Callable[..., ValidationRun], shares: list[Any], cell: str, warning: str | None
+) -> None:
+    """A mean over repeats would hide one that was spoilt; beyond its limit a row is marked, and a sentence says why."""
+    found = validated(*(make(*each, repeat=number) for number, each in enumerate(shares)))
+    assert cell_of(errors_tables(found)[0], head) == cell
+    text = format_validation(found)
+    assert warning in text if warning else "in rows marked" not in text
+    assert any(note.startswith(f"{head.capitalize()}: ") for note in validation_notes(found))
+
+
+@pytest.mark.parametrize(
+    ("make", "head", "cell"),
+    [(loaded, "foreign load", "95 busy"), (taken, "busiest core", "95 starved"), (late, "ends late", "95 late")],
+)
+def test_a_saturated_run_is_marked_alike(make: Callable[..., ValidationRun], head: str, cell: str) -> None:
+    share = (0.95, 0.0, 0.0) if make is taken else (0.95,)
+    found = validated(
+        pair("b", 1, 1), make(*share, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
+    )
+    assert cell_of(saturation_tables(found)[0], head) == cell
+    assert cell.split()[1] in format_validation(found)
+    assert found["busy"] is (make is loaded)
 
 
 def test_a_result_says_what_its_processes_took() -> None:
     starved, calm = taken(0.2, 0.0, 0.95)["hardware"], taken(0.2, 0.0, 0.3)["hardware"]
     assert "beware      the router took 20.00 % of a core; the fullest of their cores 95.00 %" in format_result(starved)
     assert "CPU         the router took" in format_result(calm)
-    assert result("a", 1)["cpu"] is None
     assert "of a core" not in format_result(result("a", 1))
 
 
