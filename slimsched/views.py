@@ -19,9 +19,9 @@ def _run(result: RunResult) -> str:
 
 def _comparison(result: Comparison) -> str:
     from scenarios.show.answers import format_answers
-    from scenarios.show.comparison import format_all
+    from scenarios.show.comparison import format_comparison
 
-    return _apart(format_answers(result.document, None), format_all(result.document))
+    return _apart(format_answers(result.document, None), format_comparison(result.document))
 
 
 def _validation(result: Validation) -> str:

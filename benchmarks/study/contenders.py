@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.grid import ROOT
+from benchmarks.study.paper import is_replica
 from benchmarks.study.tuned_files import failure_path, why_tune
 from kit.documents import inputs_hash
 from kit.errors import InputError, nearest
@@ -23,7 +24,6 @@ from scenarios.files.router_names import display_name, made_by, read_rule
 from scenarios.files.spec import PoissonWorkload, Scenario
 from scenarios.learn.tune import knobs_of
 from scenarios.learn.tuned_files import train_command, with_control
-from scenarios.show.paper import is_replica
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.routers import RouterMaker
 from scenarios.world.world import World

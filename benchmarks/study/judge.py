@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import pandas as pd
 
+from benchmarks.study import paper
 from benchmarks.study.contenders import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
 from policies.registry import TIDE
 from scenarios.learn.knobs import TAIL
 from scenarios.metrics.pareto import Point, hypervolume
 from scenarios.metrics.statistics import Estimate, estimate, paired_difference, widened
-from scenarios.show import paper
 
 EQUAL_POINTS: Final = 0.05  # of accuracy: a rival that is less accurate by more is no rival
 CARRIED_PCT: Final = 5.0  # more images a second at floor and limit: asked for where the rate moves ...

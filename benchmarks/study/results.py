@@ -25,6 +25,7 @@ from benchmarks.study.contenders import (
     scenario_files,
 )
 from benchmarks.study.judge import Found, columns, known
+from benchmarks.study.paper import paper_row
 from benchmarks.study.runs import bounds_of, corner_of, results_of, run_missing, versions
 from hw.host.limits import core_count
 from kit.parallel import Jobs
@@ -35,7 +36,6 @@ from scenarios.metrics.result import Result
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.signatures import tally, tally_text
 from scenarios.metrics.statistics import change_pct, estimate, widened
-from scenarios.show.paper import paper_row
 
 SHOWN: Final = (
     *("expected_accuracy", "accuracy", "latency_mean_s", "latency_p99_s", "latency_std_s", "kept_share"),

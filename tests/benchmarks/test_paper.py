@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.study.contenders import ROUTERS
 from benchmarks.study.judge import RELAXED_CUT_PCT
+from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, paper_row
 from scenarios.learn.train import train_world
 from scenarios.runs.simulate import simulate_metrics
-from scenarios.show.paper import HEAVY, RELAXED
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 
@@ -49,3 +49,15 @@ def test_the_papers_ppo_has_what_its_table_says(
         assert 100 * result["expected_accuracy"] >= RELAXED.accuracy_pct
         assert result["latency_s"]["std"] < random["latency_s"]["std"]
         assert result["energy_j"]["std"] < random["energy_j"]["std"]
+
+
+def test_the_papers_changes_follow_from_its_tables() -> None:
+    """As far as its text's digits go: -96.458 % is told as -96.45 %."""
+    for row in (HEAVY, RELAXED):
+        latency_pct = 100 * (row.latency_s / RANDOM.latency_s - 1)
+        energy_pct = 100 * (row.energy_j / RANDOM.energy_j - 1)
+        assert row.latency_change_pct == pytest.approx(latency_pct, abs=0.2)
+        assert row.energy_change_pct == pytest.approx(energy_pct, abs=0.2)
+    watts = [row.energy_j / row.latency_s for row in (RANDOM, HEAVY, RELAXED)]
+    assert watts == pytest.approx([219, 166, 178], abs=1)  # so its latencies are seconds
+    assert paper_row("jsq") is None

@@ -15,7 +15,7 @@ from scenarios.metrics.service import Promise
 from scenarios.metrics.standing import compared, validated
 from scenarios.show.answers import Answer, answers, box_text
 from scenarios.show.charts import WORLDS, standings
-from scenarios.show.comparison import comparison_tables
+from scenarios.show.comparison import comparison_table
 from scenarios.show.table import to_text
 from scenarios.show.validation import errors_tables
 from tests.scenarios.folders import summary, validation_run
@@ -246,7 +246,7 @@ def test_all_fits_the_terminal(width: int | None) -> None:
     box = box_text(answers(one, found), width).splitlines()
     assert {len(line) for line in box} == {min(width or 100, 100)}
     if width is not None:
-        lines = to_text([*comparison_tables(one), *errors_tables(found)], width).splitlines()
+        lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
         assert max(map(len, lines)) <= width
 
 

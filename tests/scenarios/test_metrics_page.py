@@ -16,7 +16,7 @@ from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
 from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import Validation, validate_results
 from scenarios.metrics.result import Restart, Result, Score, SignatureName
-from scenarios.show.comparison import comparison_tables
+from scenarios.show.comparison import comparison_table
 from scenarios.show.result import servers_table
 from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
@@ -102,11 +102,11 @@ def test_stages_and_signatures_are_explained() -> None:
 def shown_tables(result: Result) -> list[Table]:
     """Every table of results that there is, with all of its columns."""
     costs = ("latency_mean_s", "latency_p99_s", "energy_dynamic_j")
-    runs = [{**run(name, seed, 0.7, 1.0 + seed), "scenario": "paper"} for name in ("random", "jsq") for seed in (0, 1)]
-    comparison = compare_results(runs, bounds={cost: [(0.7, 0.1)] for cost in costs})  # type: ignore[arg-type]
+    runs = [run(name, seed, 0.7, 1.0 + seed) for name in ("random", "jsq") for seed in (0, 1)]
+    comparison = compare_results(runs, bounds={cost: [(0.7, 0.1)] for cost in costs})
     slowed = [pair("a", 1, 1, load=0.5, rate_img_s=9.0, slowdown=1.1)]
     validation = validate_results([*slowed, *repeats("a", 1.0, [1.0]), saturated("a", 2, 1)], "measured")  # type: ignore[arg-type]
-    tables = [servers_table(result), *comparison_tables(comparison), *errors_tables(validation)]
+    tables = [servers_table(result), comparison_table(comparison), *errors_tables(validation)]
     down: Restart = {"server": "s", "cause": "worker_died", "planned": True, "down_s": 1.0, "up_s": None}
     downtimes = downtime_table([("simulation, seed 0", {**result, "restarts": [down]})])
     assert downtimes is not None

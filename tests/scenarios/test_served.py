@@ -17,7 +17,7 @@ from scenarios.metrics.comparison import Comparison, compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
 from scenarios.show.charts import trade_off_chart
-from scenarios.show.comparison import comparison_table, comparison_tables
+from scenarios.show.comparison import comparison_table
 from scenarios.show.result import format_result
 from scenarios.show.validation import errors_tables, format_validation, saturation_tables
 from scenarios.show.words import require_completed
@@ -114,12 +114,11 @@ def test_the_mark_is_of_all_runs_of_a_router() -> None:
     assert rows_of(compare_results(many))["a"]["is_marked"] is True
 
 
-def test_every_table_of_a_comparison_has_the_mark() -> None:
-    """The first one with the shares, the reasons and what the mark means; a reader of any sees who is meant."""
+def test_a_comparison_has_the_mark() -> None:
+    """With the shares, the reasons and what the mark means."""
     runs = [result(router, seed=seed, failed=of, latency_s=1 + seed) for router, of in (("random", 5), ("shedder", 50))
             for seed in (0, 1)]  # fmt: skip
-    compared = compare_results([{**run, "scenario": "paper"} for run in runs])
-    first, paper, paired, trade_offs = comparison_tables(compared)
+    first = comparison_table(compare_results(runs))
     heads = [column.head for column in first.columns]
     assert heads[:4] == ["router", "images completed", "images failed", "p99 latency"]
     assert [row[:3] for row in first.rows] == [
@@ -130,13 +129,9 @@ def test_every_table_of_a_comparison_has_the_mark() -> None:
     (warning,) = first.warnings
     assert warning.startswith("shedder ! leaves 5.00 % of the images unserved (shed at the deadline 5.00 %): ")
     assert "never called the winner" in warning
-    for table in (paper, trade_offs):
-        assert "shedder !" in [row[0] for row in table.rows]
-    assert [row[0] for row in paired.rows] == ["shedder !"]
-    assert {row[0]: row[5] for row in trade_offs.rows} == {
+    assert {row[0]: row[-1] for row in first.rows} == {
         "random": "latency, p99, energy above idle", "shedder !": "-",
     }  # fmt: skip
-    assert "unbeaten at nothing" in trade_offs.notes[-1]
 
 
 def test_where_everybody_is_marked_nobody_wins() -> None:
