@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
-from benchmarks.grid import Point, Row, kept_rows, make_rows
+from benchmarks.grid import GridRow, Row, kept_rows, make_rows
 from benchmarks.study import jobs_results, live, paper_table, results, tables, tune
-from benchmarks.study.contenders import SCENARIOS
+from benchmarks.study.candidates import SCENARIOS
 from benchmarks.study.tables import DATA, Budget
 from hw.host.limits import core_count
 from kit.errors import InputError
@@ -110,8 +110,8 @@ class Grid:
     def rows(
         self,
         name: str,
-        points: Sequence[Point],
-        work: Callable[[Budget, Point], Row],
+        points: Sequence[GridRow],
+        work: Callable[[Budget, GridRow], Row],
         budget: Budget,
         *,
         is_whole: bool = True,
@@ -166,7 +166,7 @@ def _fronts(*scenario: Path, router: Names = tables.FRONT_KINDS, grid: Grid = Gr
 
 
 @app.command(name="carried")
-def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CARRIED, jobs: int | None = None) -> None:
+def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CAPACITY, jobs: int | None = None) -> None:
     """How many images a second each tuned router carries at a p99 within the promised limit, at the promised floor.
 
     Args:
@@ -175,8 +175,8 @@ def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CARRIED
         json: where rows are kept; an interrupted command goes on there.
         jobs: routers beside each other; one a core by default.
     """
-    points = tables.carried_points(scenario, seeds)
-    make_rows(json, points, tables.carry, jobs=jobs or core_count())
+    points = tables.capacity_points(scenario, seeds)
+    make_rows(json, points, tables.find_capacity, jobs=jobs or core_count())
     for row in kept_rows(json, points):
         if row is not None:
             print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
@@ -216,7 +216,7 @@ def _jobs(
         docs: where the page goes, and its data.
         jobs: windows beside each other; one a core by default.
     """
-    effort = jobs_results.Effort(epochs, episodes, windows, jobs or core_count())
+    effort = jobs_results.StudyEffort(epochs, episodes, windows, jobs or core_count())
     with terminated_as_interrupted():
         jobs_results.make_page(trace, out, docs, effort)
     print(docs / "jobs-results.md")

@@ -1,6 +1,6 @@
 """The runner of grids: a row for each point (scenario x variant x seed), made in processes and kept as it comes.
 
-A file of rows is JSON lines. A row is of one `Point`, and names it by a fingerprint of all that decides it. So an
+A file of rows is JSON lines. A row is of one `GridRow`, and names it by a fingerprint of all that decides it. So an
 interrupted command goes on where it stopped, what has changed is made again, and what has not is read.
 """
 
@@ -23,7 +23,7 @@ DECIDING: Final = ("kit", "policies", "sim", "scenarios/metrics", "scenarios/run
 
 
 @dataclass(frozen=True)
-class Point:
+class GridRow:
     """One row that is wanted.
 
     Attributes:
@@ -59,7 +59,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def kept_rows(path: Path, points: Sequence[Point]) -> list[Row | None]:
+def kept_rows(path: Path, points: Sequence[GridRow]) -> list[Row | None]:
     """For each point its row in the file, or None."""
     found = {row["inputs"]: row for row in read_rows(path)}
     return [found.get(point.inputs) for point in points]
@@ -67,8 +67,8 @@ def kept_rows(path: Path, points: Sequence[Point]) -> list[Row | None]:
 
 def make_rows(
     path: Path,
-    points: Sequence[Point],
-    work: Callable[[Any, Point], Row],
+    points: Sequence[GridRow],
+    work: Callable[[Any, GridRow], Row],
     common: Any = None,
     *,
     jobs: Jobs = 1,
@@ -105,7 +105,7 @@ def make_rows(
     return len(missing)
 
 
-def _tidy(path: Path, points: Sequence[Point]) -> None:
+def _tidy(path: Path, points: Sequence[GridRow]) -> None:
     """In the order of the points, without rows of another state of their scenarios."""
     ours = {point.key["scenario"] for point in points}
     rows = [row for row in read_rows(path) if row["scenario"] not in ours]

@@ -1,20 +1,20 @@
 """Measures devices through `hw` and fits the simulator's own formulas to what it saw."""
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.check import CheckedMetric
 from calibrate.costs import ModelCosts, costs_of
-from calibrate.datasheet import GPUS, Sheet, find_gpu, synthesize
-from calibrate.measure import Progress
-from calibrate.session import Listener, calibrate, check_profile, model_costs
+from calibrate.datasheet import GPUS, DataSheet, find_gpu, synthesize
+from calibrate.measure import CalibrationProgress
+from calibrate.session import CalibrationObserver, calibrate, check_profile, model_costs
 
 __all__ = [
     "GPUS",
-    "Calibration",
+    "CalibrationObserver",
+    "CalibrationProgress",
+    "CalibrationRequest",
     "CheckedMetric",
-    "Listener",
+    "DataSheet",
     "ModelCosts",
-    "Progress",
-    "Sheet",
     "calibrate",
     "check_profile",
     "costs_of",

@@ -36,7 +36,7 @@ PAUSE_S = 500e-6
 
 
 LEADS_S: Final = (0.05, 0.2, 0.8)  # to make and warm instances, before processes begin together
-MOST_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
+MAX_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
 
 
 def apart_share(found: Sequence[TogetherResult]) -> float:
@@ -95,11 +95,11 @@ class AgentBench:
                 mine = tuple(points[index :: len(agents)])
                 agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
             found = [agent.expect(TogetherResult) for agent in agents]
-            if (apart := apart_share(found)) <= MOST_APART:
+            if (apart := apart_share(found)) <= MAX_APART:
                 break
-        foreign_share = max(_CoreUse.of(self.cores, agents).foreign_share(before), apart if across else 0.0)
+        background_share = max(_CoreUse.of(self.cores, agents).background_share(before), apart if across else 0.0)
         members = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
-        return SharedLoop(members, foreign_share)
+        return SharedLoop(members, background_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """See `Bench`."""
@@ -159,7 +159,7 @@ class _CoreUse:
         own_s = sum(process_cpu_s(agent.pid) for agent in agents)
         return cls(len(cores), time.monotonic_ns() / NS_PER_S, sum(map(sum, times)) - idle_s, own_s)
 
-    def foreign_share(self, before: _CoreUse) -> float:
+    def background_share(self, before: _CoreUse) -> float:
         """What others used of the cores since then; 0 where the device has none."""
         foreign_s = self.busy_s - before.busy_s - (self.own_s - before.own_s)
         return max(0.0, foreign_s) / (self.cores * (self.at_s - before.at_s)) if self.cores else 0.0

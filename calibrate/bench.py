@@ -42,10 +42,10 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class SharedLoop:
-    """A concurrency set run in a loop; `foreign_share`: of the device, what other programs took meanwhile."""
+    """A concurrency set run in a loop; `background_share`: of the device, what other programs took meanwhile."""
 
     members: Sequence[ConcurrentResult]
-    foreign_share: float = 0.0
+    background_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class WatchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class HoldResult:
+class LoadCycleResult:
     """Loading and unloading one instance; the first load is from disk, the others from memory."""
 
     loads_s: tuple[float, ...]
@@ -191,7 +191,7 @@ class SteadyResult:
     load: SteadyLoad
 
 
-Result = SoloResult | TogetherResult | WatchResult | HoldResult | TimesResult | SteadyResult
+Result = SoloResult | TogetherResult | WatchResult | LoadCycleResult | TimesResult | SteadyResult
 
 
 def to_jsonable(result: Result) -> dict[str, Any]:
@@ -207,5 +207,6 @@ def from_jsonable(raw: dict[str, Any]) -> Result:
 
 
 _KINDS: dict[str, type[Result]] = {
-    kind.__name__: kind for kind in (SoloResult, TogetherResult, WatchResult, HoldResult, TimesResult, SteadyResult)
+    kind.__name__: kind
+    for kind in (SoloResult, TogetherResult, WatchResult, LoadCycleResult, TimesResult, SteadyResult)
 }

@@ -22,7 +22,7 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationRequest:
     """A device to measure while it runs a model.
 
     Attributes:

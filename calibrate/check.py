@@ -49,7 +49,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ComparedValue:
     """One thing as the profile has it and as it is now; a set has a value for each member."""
 
     name: str
@@ -96,7 +96,7 @@ class CheckedMetric:
     """
 
     metric: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[ComparedValue, ...]
     allowed: Allowed
     more: str = "more"
     less: str = "less"
@@ -284,16 +284,16 @@ class _Visit:
         known = profile.slowdown
         return cls(bench, profile, curves, seen.slowdown, EXPONENT if known is None else known.reference_exponent)
 
-    def solo(self, point: Point) -> Pair:
+    def solo(self, point: Point) -> ComparedValue:
         """A point alone, at full speed; what never had it is brought there."""
         result = perform(self.bench, Solo(point), EFFORT, _guess(self.curves), self.slowdown)
         assert isinstance(result, SoloResult)
         measured_s = Pooled.of([result.samples]).quantile(0.5)
         if result.is_slow:
             measured_s /= Speed(self.slowdown.full_s, self.exponent).slowdown(result.reference_s)
-        return Pair(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
+        return ComparedValue(str(point), (predict_solo_s(self.curves[point.key], point.batch),), (measured_s,))
 
-    def together(self, points: tuple[Point, ...], across: bool) -> list[Pair]:
+    def together(self, points: tuple[Point, ...], across: bool) -> list[ComparedValue]:
         """A set against each member alone just before: of a device that is slower as a whole, both are.
 
         How long it runs follows from what a pass takes now: the profile may be far off. Nothing comes of a set of which
@@ -306,7 +306,7 @@ class _Visit:
         if len(observed.seen) < len(points):
             return []
         predicted = predict_slow_downs(points, self.curves, sharing_of(self.profile), across=across)
-        return [Pair(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
+        return [ComparedValue(" + ".join(map(str, points)), tuple(predicted), tuple(observed.seen))]
 
 
 def _look(
@@ -319,7 +319,7 @@ def _look(
     """Fresh pairs of each metric, mixed in time: what a device does for a while is not one metric's alone."""
     keys, limit = sorted(visit.curves), visit.profile.batch_limit
     tasks = [metric for metric, number in numbers.items() for _ in range(number)]
-    pairs: dict[str, list[Pair]] = {metric: [] for metric in numbers}
+    pairs: dict[str, list[ComparedValue]] = {metric: [] for metric in numbers}
     for done, index in enumerate(rng.permutation(len(tasks))):
         on_progress(done, len(tasks))
         metric = tasks[index]

@@ -36,12 +36,12 @@ from sim.profile import (
     SCHEMA,
     Concurrency,
     DeviceInfo,
+    DeviceMemory,
     InstanceCost,
     LatencyCurve,
-    Memory,
     Power,
     Profile,
-    Sensor,
+    SensorModel,
 )
 
 COMPUTE_SHARE = 0.45  # of the FP32 peak, by convolutions of these sizes
@@ -111,7 +111,7 @@ class Gpu:
         return self.idle_w + CONTEXT_SHARES[self.memory] * self.tdp_w
 
     @property
-    def sensor(self) -> Sensor:
+    def sensor(self) -> SensorModel:
         """Read whenever it has something new; the instant reading, which serving prefers where a board has one."""
         timing = timing_of(self.architecture)
         return gpu_sensor(timing, timing.period_s, instant=True)
@@ -133,7 +133,7 @@ _TABLE = (
 GPUS: dict[str, Gpu] = {gpu.key: gpu for gpu in _TABLE}
 
 
-class Sheet(StrictModel):
+class DataSheet(StrictModel):
     """What is published of a GPU that is not in the table, as a user writes it into a file (YAML).
 
     Bounds are wide, and yet refuse a number in another unit: gigaflops, terabytes a second, megabytes.
@@ -161,7 +161,7 @@ class Sheet(StrictModel):
         return self
 
     @classmethod
-    def from_yaml(cls, text: str, source: str) -> Sheet:
+    def from_yaml(cls, text: str, source: str) -> DataSheet:
         """Raises `InputError` naming `source` and the key where it is none."""
         return strict.parse(cls, text, source)
 
@@ -220,7 +220,7 @@ def synthesize(gpu: Gpu, costs: ModelCosts, batch_limit: int = 128, *, host: Mea
         router_host=None if host is None else host.router_host,
         handover=None if host is None else host.handover,
         latency=tuple(_curve(gpu, key, costs, batch_limit) for key in sorted(costs.keys)),
-        memory=Memory(context_bytes=CONTEXT_BYTES, instances=_instances(costs, batch_limit)),
+        memory=DeviceMemory(context_bytes=CONTEXT_BYTES, instances=_instances(costs, batch_limit)),
         concurrency=Concurrency(alpha=ALPHA, beta=BETA, provenance=Provenance.DATASHEET),
         power=Power(
             bare_idle_w=gpu.idle_w,

@@ -12,10 +12,10 @@ from scipy.linalg import LinAlgError
 
 from calibrate.costs import Key, KeyCost
 from calibrate.measure import Measurement
-from calibrate.plan import Planned, Solo
+from calibrate.plan import PlannedStep, Solo
 from calibrate.slowdown import Speed
 from calibrate.solo import solo_points
-from calibrate.surface import FEWEST_POINTS, Surface, least_sure
+from calibrate.surface import MIN_POINTS, Surface, least_sure
 from hw.transport.messages import Point
 
 AT_ONCE = 4  # a surface is fitted again when a quarter more is measured
@@ -33,7 +33,9 @@ class LeastSure:
         self._costs = costs
         self._speed = speed
 
-    def __call__(self, spare: Sequence[Planned], finished: Callable[[], Sequence[Measurement]]) -> Iterator[Planned]:
+    def __call__(
+        self, spare: Sequence[PlannedStep], finished: Callable[[], Sequence[Measurement]]
+    ) -> Iterator[PlannedStep]:
         """One after the other, each group chosen from what is finished when it begins."""
         left = {planned.step.point: planned for planned in spare if isinstance(planned.step, Solo)}
         done = {step.point for step, _ in finished() if isinstance(step, Solo) and not step.held_out}
@@ -46,13 +48,13 @@ class LeastSure:
         yield from left.values()  # the time is up; some may be in the log
 
     def _next(
-        self, left: Sequence[Planned], targets: Sequence[Point], finished: Sequence[Measurement]
+        self, left: Sequence[PlannedStep], targets: Sequence[Point], finished: Sequence[Measurement]
     ) -> Sequence[Point]:
         """The next group; the first of what is left where no surface tells."""
         cost_s = {planned.step.point: planned.estimated_s for planned in left if isinstance(planned.step, Solo)}
         solo = solo_points(finished, 1, self._speed, held_out=False)
         number = max(1, len(solo) // AT_ONCE)
-        if len(solo) < FEWEST_POINTS or {point.key for point in solo} != set(self._costs):
+        if len(solo) < MIN_POINTS or {point.key for point in solo} != set(self._costs):
             return list(cost_s)[:number]
         try:
             surface = Surface({point: found.seen for point, found in sorted(solo.items())}, self._costs)

@@ -16,7 +16,7 @@ from statistics import median
 
 from calibrate.agents import AgentBench
 from calibrate.bench import SteadyLoad
-from calibrate.calibration import Calibration, Played
+from calibrate.calibration import CalibrationRequest, Played
 from calibrate.fit import DeviceFacts
 from calibrate.meter import Meter, Watched
 from calibrate.opening import Opened
@@ -53,7 +53,7 @@ class EmulatedBench(AgentBench):
 
 
 @contextmanager
-def opened_emulated(wanted: Calibration) -> Iterator[Opened]:
+def opened_emulated(wanted: CalibrationRequest) -> Iterator[Opened]:
     """An agent that plays the device, ready to be measured, and a place to move activations to.
 
     Raises:

@@ -24,7 +24,7 @@ from policies.vocabulary import Provenance
 from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import LatencyCurve, Power
 
-FEWEST_POWER_POINTS = 3  # to fit joules per image on
+MIN_POWER_POINTS = 3  # to fit joules per image on
 
 Floats = npt.NDArray[np.float64]
 
@@ -148,7 +148,7 @@ class EnergyModel:
         self._range_w = power.cap_w - power.context_idle_w
         telling = [point for point, joules in self._measured.items() if joules > 0]
         self._weights: Floats | None = None
-        if len(telling) >= FEWEST_POWER_POINTS:
+        if len(telling) >= MIN_POWER_POINTS:
             joules = np.asarray([self._measured[point] for point in telling])
             features = np.stack([self._features(curves[point.key], point.batch) for point in telling])
             self._weights = nnls(features / joules[:, None], np.ones(len(telling)))[0]
@@ -188,7 +188,7 @@ def left_out_energy(
     points: Mapping[Point, PowerPoint], curves: Mapping[Key, LatencyCurve], costs: ModelCosts, power: Power
 ) -> list[tuple[float, float]]:
     """(predicted, measured) joules of each power point by the others."""
-    if len(points) <= FEWEST_POWER_POINTS:
+    if len(points) <= MIN_POWER_POINTS:
         return []
     found = []
     for left, seen in points.items():

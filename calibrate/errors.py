@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from calibrate.costs import Key
-from calibrate.plan import FEWEST_BATCHES
+from calibrate.plan import MIN_BATCHES
 from calibrate.samples import Pooled
 from hw.transport.messages import Point
 from sim.interpolation import affine_s, fit_affine, interpolate_latency_s
@@ -102,6 +102,6 @@ def _pairs_apart(medians_s: Sequence[float]) -> Iterator[tuple[float, float]]:
 def _four_of(curve: LatencyCurve) -> tuple[list[int], list[float]]:
     """Four of the curve's batch sizes, evenly spread in their logarithm, with their latencies."""
     batches = np.asarray(curve.batches, dtype=np.float64)
-    targets = np.geomspace(batches[0], batches[-1], FEWEST_BATCHES)
+    targets = np.geomspace(batches[0], batches[-1], MIN_BATCHES)
     places = sorted({int(np.argmin(np.abs(np.log(batches / target)))) for target in targets})
     return [curve.batches[place] for place in places], [curve.p50_s[place] for place in places]

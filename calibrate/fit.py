@@ -12,7 +12,7 @@ from itertools import combinations
 
 import numpy as np
 
-from calibrate.bench import HoldResult, Result, SoloResult, SteadyResult, TimesResult, TogetherResult
+from calibrate.bench import LoadCycleResult, Result, SoloResult, SteadyResult, TimesResult, TogetherResult
 from calibrate.costs import Key, ModelCosts
 from calibrate.energy import (
     EnergyModel,
@@ -35,7 +35,7 @@ from calibrate.errors import (
     stated,
 )
 from calibrate.measure import DISTURBED, Measurement
-from calibrate.plan import Dispatch, Hold, Solo, Together, Transfer
+from calibrate.plan import Dispatch, LoadCycle, Solo, Together, Transfer
 from calibrate.samples import Pooled
 from calibrate.sharing import (
     ObservedSet,
@@ -57,23 +57,23 @@ from sim.profile import (
     SCHEMA,
     Concurrency,
     DeviceInfo,
+    DeviceMemory,
     InstanceCost,
     LatencyCurve,
     LatencyFit,
     Link,
-    Memory,
     Power,
     Profile,
     Range,
-    Sensor,
+    SensorModel,
     Slowdown,
     StatedError,
 )
 
 FULL_CLOCK = 0.95  # of the highest that was seen; solo points below it were throttled, or had not woken up
-MOST_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
-FEWEST_OF_EACH = 3  # passes of a point, quick and slow: of fewer, those at the ends of a spell are too many
-FEWEST_RATIOS = 5  # points with spells, to tell what they do to passes
+MAX_SLOW = 0.95  # of the time: a device that is hardly ever at full speed
+MIN_OF_EACH = 3  # passes of a point, quick and slow: of fewer, those at the ends of a spell are too many
+MIN_RATIOS = 5  # points with spells, to tell what they do to passes
 EXPONENTS = (0.3, 1.5)  # within reason, of how a pass slows down with the reference
 
 
@@ -94,7 +94,7 @@ class DeviceFacts:
     cores: int
     bandwidth_bytes_s: float
     power: Power
-    sensor: Sensor
+    sensor: SensorModel
     context_bytes: int
     fall_s: float = 0.0
 
@@ -128,7 +128,7 @@ def fit(
     sets = _observed(measurements, slowdown, held_out=False)
     concurrency = fit_concurrency(below_cap(sets, curves, facts.power, hosted=hosted), curves, hosted=hosted)
     power = fit_power_cap(sets, curves, concurrency, facts.power, hosted=hosted) if steady else facts.power
-    instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, Hold))
+    instances = tuple(_instance(step, result) for step, result in measurements if isinstance(step, LoadCycle))
     errors = tuple(_errors(measurements, solo, fitted, curves, concurrency, costs, facts, slowdown))
     info = facts.info.model_copy(
         update={"stamps": {**facts.info.stamps, **_disturbances(measurements), **_clocks(measurements)}}
@@ -144,7 +144,7 @@ def fit(
         dispatch_s=_dispatch_s(measurements),
         latency=tuple(curves[key] for key in sorted(curves)),
         latency_fit=fitted.by,
-        memory=Memory(context_bytes=facts.context_bytes, instances=instances),
+        memory=DeviceMemory(context_bytes=facts.context_bytes, instances=instances),
         concurrency=concurrency,
         power=with_awake(metered(power, measurements), measurements, curves, facts.fall_s),
         sensor=facts.sensor,
@@ -180,10 +180,10 @@ def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> Sl
     both = [
         (Pooled.of([r.slow]).quantile(0.5) / Pooled.of([r.samples]).quantile(0.5), r.slow_reference_s / r.reference_s)
         for r in solos
-        if r.slow is not None and r.slow_reference_s and min(r.slow.count, r.samples.count) >= FEWEST_OF_EACH
+        if r.slow is not None and r.slow_reference_s and min(r.slow.count, r.samples.count) >= MIN_OF_EACH
     ]
     exponent, factor = EXPONENT, seen.slow_reference**EXPONENT
-    if len(both) >= FEWEST_RATIOS:
+    if len(both) >= MIN_RATIOS:
         factors, references = np.transpose(both)
         exponent = float(np.clip(np.median(np.log(factors) / np.log(references)), *EXPONENTS))
         factor = float(np.median(references)) ** exponent
@@ -191,7 +191,7 @@ def _slowdown_fit(measurements: Iterable[Measurement], seen: SlowdownLook) -> Sl
     slow_s, full_s = factor * slow, float(every - slow)
     model = Slowdown(
         slow_factor=factor,
-        slow_share=min(MOST_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
+        slow_share=min(MAX_SLOW, slow_s / (slow_s + full_s)) if every else seen.slow_share,
         mean_slow_s=seen.mean_slow_s or SHORTEST_SPELL_S,
         reference_s=seen.full_s,
         reference_exponent=exponent,
@@ -259,8 +259,8 @@ def _with_energy(
 # ------------------------------------------------------------------------------------------ memory, dispatch and link
 
 
-def _instance(step: Hold, result: object) -> InstanceCost:
-    assert isinstance(result, HoldResult)
+def _instance(step: LoadCycle, result: object) -> InstanceCost:
+    assert isinstance(result, LoadCycleResult)
     first, *again = result.loads_s
     return InstanceCost(
         segment=step.segment,

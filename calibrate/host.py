@@ -12,7 +12,7 @@ from pydantic import Field
 
 from kit import strict
 from kit.strict import StrictModel
-from sim.profile import Handover, RouterHost
+from sim.profile import HandoverTimes, RouterHost
 
 STAMP: Final = "router_host_and_handover"  # of a profile: on what another host's were measured
 
@@ -29,7 +29,7 @@ class MeasuredHost(StrictModel):
     measured: str
     spread: str
     router_host: RouterHost
-    handover: Handover
+    handover: HandoverTimes
 
     @classmethod
     def from_yaml(cls, text: str, source: str) -> MeasuredHost:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import psutil
 
 from hw.telemetry import CoreWatch, Sensor, Used, process_cpu_s
-from hw.telemetry.foreign import NOTABLE, STRONG, Clock, CoreTimes, counted_times
+from hw.telemetry.background import NOTABLE, STRONG, Clock, CoreTimes, counted_times
 from kit.errors import InputError
 from policies.vocabulary import NS_PER_S
 
 LOOK_S = 0.5
 LOOKS = 5
-MOST_NAMED = 3  # of those that use a device
+MAX_NAMED = 3  # of those that use a device
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def on_cores(
 def _most(before: Mapping[int, Process], after: Mapping[int, Process], elapsed_s: float) -> tuple[str, ...]:
     """Those that used most, in shares of a core; what began in between is left out."""
     shares = {pid: (after[pid].used_s - before[pid].used_s) / elapsed_s for pid in after if pid in before}
-    largest = sorted(shares, key=lambda pid: -shares[pid])[:MOST_NAMED]
+    largest = sorted(shares, key=lambda pid: -shares[pid])[:MAX_NAMED]
     return tuple(f"{after[pid].name} ({pid}) {100 * shares[pid]:.0f} %" for pid in largest if shares[pid] > NOTABLE)
 
 

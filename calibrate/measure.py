@@ -15,7 +15,7 @@ import numpy as np
 
 from calibrate.bench import (
     Bench,
-    HoldResult,
+    LoadCycleResult,
     Loop,
     Result,
     SoloResult,
@@ -29,16 +29,16 @@ from calibrate.log import Log
 from calibrate.plan import (
     LEAST,
     STEP_OVERHEAD_S,
+    CalibrationPlan,
     Dispatch,
-    Effort,
     ForwardGuess,
-    Hold,
-    Plan,
-    Planned,
+    LoadCycle,
+    PlannedStep,
     ScoutedCurve,
     Solo,
     Steady,
     Step,
+    StepEffort,
     Together,
     Transfer,
     Watch,
@@ -55,17 +55,17 @@ from policies.vocabulary import NS_PER_S
 
 UNSTEADY = 0.03  # a point whose rounds differ by more is measured again while time is left
 DISTURBED = 0.03  # a step of which other programs took more is measured again, at once
-FEWEST_AT_FULL_SPEED = 4  # repeats
+MIN_AT_FULL_SPEED = 4  # repeats
 FULL_SHARE = 0.1  # of a loop of back-to-back passes: fewer at full speed are chance hits of the reference
 WATCH_SHARE, WATCH_S = 0.01, (1.5, 15.0)  # of the budget, for the device's slowdown; at least and at most
 LOADS = 3  # of an instance: from disk, then from host memory
-MOST_ROUNDS = 6
+MAX_ROUNDS = 6
 SCOUT_SHARE = 0.1  # of the budget, for whole curves
 SCOUTING = replace(LEAST, warmup=2, repeats=8, min_s=0.006)  # longer than a time slice of another process
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CalibrationProgress:
     """How far a calibration is; `left_s` is a guess that never exceeds what the budget leaves."""
 
     done: int
@@ -80,7 +80,7 @@ Clock = Callable[[], int]  # monotonic nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """All finished steps, in no particular order of time, and what running out of time left out, in words."""
 
     measurements: tuple[Measurement, ...]
@@ -116,7 +116,7 @@ def scout(
     All of it is logged, and what is looked at follows from what was seen alone: a resumed plan is the same plan.
     """
 
-    watched = Planned(Watch(Point(*min(keys), 1)), 0, True, 0.0)
+    watched = PlannedStep(Watch(Point(*min(keys), 1)), 0, True, 0.0)
     watching = replace(SCOUTING, min_s=min(max(WATCH_S[0], WATCH_SHARE * budget_s), WATCH_S[1]))
     seen = Station(bench, log, clock, lambda _: 0.0, UNSEEN).once(watched, watching)
     assert isinstance(seen, WatchResult)
@@ -124,7 +124,7 @@ def scout(
 
     def look(segment: int, width: float, batch: int) -> float:
         previous = max(p for s, w, p in keys if (s, w) == (segment, width))
-        planned = Planned(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
+        planned = PlannedStep(Solo(Point(segment, width, previous, batch)), 0, True, 0.0)
         result = station.once(planned, SCOUTING)
         assert isinstance(result, SoloResult)
         return result.samples.values[0]  # the least: haste and a busy machine only ever add
@@ -143,14 +143,14 @@ def scout(
 
 def measure(
     bench: Bench,
-    plan: Plan,
+    plan: CalibrationPlan,
     guess: ForwardGuess,
     log: Log,
     budget_s: float,
     clock: Clock,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[CalibrationProgress], None] = lambda _: None,
     slowdown_seen: SlowdownLook = UNSEEN,
-) -> Measured:
+) -> Measurements:
     """Do what the log does not have yet, until it is done or the budget is spent.
 
     Required steps are done whatever the clock says, with the least effort once they are late; the others stop with the
@@ -175,10 +175,10 @@ def measure(
     dropped = list(budget.words(plan.effort.rounds, hurried))
     measurements += _again(station, plan, budget, on_progress)
     words = [*_batches_left_out(plan, measurements), *dropped]
-    return Measured(tuple(measurements), tuple(words))
+    return Measurements(tuple(measurements), tuple(words))
 
 
-def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterator[str]:
+def _batches_left_out(plan: CalibrationPlan, measurements: Sequence[Measurement]) -> Iterator[str]:
     points = [step.point for step, _ in measurements if isinstance(step, Solo)]
     keys = {point.key for point in points}
     seen = {batch: {point.key for point in points if point.batch == batch} for batch in sorted(plan.grid)}
@@ -190,29 +190,29 @@ def _batches_left_out(plan: Plan, measurements: Sequence[Measurement]) -> Iterat
 class _Budget:
     """Where a measurement stands against its budget."""
 
-    def __init__(self, steps: Sequence[Planned], log: Log, budget_s: float) -> None:
+    def __init__(self, steps: Sequence[PlannedStep], log: Log, budget_s: float) -> None:
         self._log = log
         self._budget_s = budget_s
         self._count = 0
         self._total = len(steps)
         self._steps = tuple(steps)
-        self._skipped: list[Planned] = []
+        self._skipped: list[PlannedStep] = []
         self._left_s = sum(planned.estimated_s for planned in steps)
         self._required_s = sum(planned.estimated_s for planned in steps if planned.required)
         self._estimated_done_s = 0.0
         self._measured = 0
         self._spent_before_s = log.spent_s
 
-    def more(self, steps: Sequence[Planned]) -> None:
+    def more(self, steps: Sequence[PlannedStep]) -> None:
         """Steps that were not planned."""
         self._total += len(steps)
         self._left_s += sum(planned.estimated_s for planned in steps)
 
-    def skipped(self, planned: Planned) -> None:
+    def skipped(self, planned: PlannedStep) -> None:
         self._left_s -= planned.estimated_s
         self._skipped.append(planned)
 
-    def done(self, planned: Planned, *, now: bool = True) -> None:
+    def done(self, planned: PlannedStep, *, now: bool = True) -> None:
         """`now`: measured in this sitting; what the log had says nothing of how long things take."""
         self._count += 1
         self._left_s -= planned.estimated_s
@@ -231,15 +231,15 @@ class _Budget:
             return 1.0
         return max(1.0, (self._log.spent_s - self._spent_before_s) / self._estimated_done_s)
 
-    def spent_up(self, planned: Planned) -> bool:
+    def spent_up(self, planned: PlannedStep) -> bool:
         return planned.estimated_s * self._slowness > self._budget_left_s
 
     def late(self) -> bool:
         return self._required_s * self._slowness > self._budget_left_s
 
-    def progress(self, planned: Planned) -> Progress:
+    def progress(self, planned: PlannedStep) -> CalibrationProgress:
         left_s = max(0.0, min(self._left_s * self._slowness, self._budget_left_s))
-        return Progress(self._count, self._total, left_s, describe(planned.step))
+        return CalibrationProgress(self._count, self._total, left_s, describe(planned.step))
 
     def words(self, rounds: int, hurried: int) -> Iterator[str]:
         """What was left out of the rounds that were planned, and of further ones, which fill what time is left.
@@ -248,7 +248,7 @@ class _Budget:
         """
         last = max(2, rounds)  # beside a single round some points are visited a second time
 
-        def left_out(wanted: Callable[[Planned], bool]) -> tuple[int, int]:
+        def left_out(wanted: Callable[[PlannedStep], bool]) -> tuple[int, int]:
             return sum(map(wanted, self._skipped)), sum(map(wanted, self._steps))
 
         missed, total = left_out(lambda planned: planned.required or 1 < planned.round <= last)
@@ -262,10 +262,10 @@ class _Budget:
 
 
 def _again(
-    station: Station, plan: Plan, budget: _Budget, on_progress: Callable[[Progress], None]
+    station: Station, plan: CalibrationPlan, budget: _Budget, on_progress: Callable[[CalibrationProgress], None]
 ) -> Iterator[Measurement]:
     """Further rounds over what differs between rounds or was disturbed, the worst first, while time is left."""
-    for number in range(max(planned.round for planned in plan.steps) + 1, MOST_ROUNDS + 1):
+    for number in range(max(planned.round for planned in plan.steps) + 1, MAX_ROUNDS + 1):
         unsteady = _unsteady(plan, station.log, number)
         budget.more(unsteady)
         for planned in unsteady:
@@ -278,8 +278,8 @@ def _again(
             budget.done(planned, now=not is_logged)
 
 
-def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
-    found: list[tuple[float, Planned]] = []
+def _unsteady(plan: CalibrationPlan, log: Log, number: int) -> list[PlannedStep]:
+    found: list[tuple[float, PlannedStep]] = []
     for planned in plan.steps:
         if planned.round != 1 or not isinstance(planned.step, Solo | Together):
             continue
@@ -297,14 +297,14 @@ def _unsteady(plan: Plan, log: Log, number: int) -> list[Planned]:
     return [planned for _, planned in sorted(found, key=lambda item: -item[0])]
 
 
-def _is_hurried(result: Result, effort: Effort) -> bool:
+def _is_hurried(result: Result, effort: StepEffort) -> bool:
     """Whether a solo point has fewer repeats than planned: for want of time, or from an earlier, smaller budget."""
     if not isinstance(result, SoloResult):
         return False
     return max(result.passes / result.tries, result.samples.count) < effort.repeats
 
 
-def _hurry(effort: Effort) -> Effort:
+def _hurry(effort: StepEffort) -> StepEffort:
     names = ("warmup", "repeats", "min_s", "together_s", "steady_s", "tries")
     return replace(effort, **{name: getattr(LEAST, name) for name in names})
 
@@ -322,7 +322,7 @@ class Station:
     guess: ForwardGuess
     slowdown: SlowdownLook
 
-    def once(self, planned: Planned, effort: Effort) -> Result:
+    def once(self, planned: PlannedStep, effort: StepEffort) -> Result:
         """The step's result: from the log, or measured now and logged."""
         result = self.log.results.get(planned.id)
         if result is None:
@@ -334,7 +334,9 @@ class Station:
         return result
 
 
-def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowdown: SlowdownLook = UNSEEN) -> Result:
+def perform(
+    bench: Bench, step: Step, effort: StepEffort, guess: ForwardGuess, slowdown: SlowdownLook = UNSEEN
+) -> Result:
     """Measure one step on a device whose own speed comes and goes like that."""
     match step:
         case Solo(point):
@@ -344,7 +346,7 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowd
         case Watch(point):
             loop = bench.solo(point, effort.warmup, effort.repeats, effort.min_s, paused=False)
             return WatchResult(look(loop.repeats_s, loop.references_s))
-        case Hold(segment, width):
+        case LoadCycle(segment, width):
             return _hold(bench, segment, width)
         case Dispatch(point):
             return TimesResult(Samples.of(bench.dispatch(point, max(10, effort.repeats))))
@@ -355,7 +357,7 @@ def perform(bench: Bench, step: Step, effort: Effort, guess: ForwardGuess, slowd
 
 
 def _together(
-    bench: Bench, points: Sequence[Point], across: bool, effort: Effort, guess: ForwardGuess, best_s: float
+    bench: Bench, points: Sequence[Point], across: bool, effort: StepEffort, guess: ForwardGuess, best_s: float
 ) -> TogetherResult:
     """Alone just before, then at once: a device that drifts slows both. Neither with a pause."""
     alone = {}
@@ -371,7 +373,7 @@ def _together(
             member.reference_s / best_s if best_s and member.reference_s else 1.0 for member in shared.members
         ),
         is_slow=any(reference > 1.0 for _, reference in means.values()),
-        disturbed_share=max(shared.foreign_share, *(loop.disturbed_share for loop in alone.values())),
+        disturbed_share=max(shared.background_share, *(loop.disturbed_share for loop in alone.values())),
     )
 
 
@@ -380,7 +382,7 @@ def _mean_alone(loop: Loop, best_s: float) -> tuple[float, float]:
     if not best_s or not loop.references_s:
         return float(np.mean(loop.repeats_s)), 1.0
     is_full = at_full_speed(loop.references_s, best_s)
-    if np.count_nonzero(is_full) >= max(FEWEST_AT_FULL_SPEED, FULL_SHARE * len(is_full)):
+    if np.count_nonzero(is_full) >= max(MIN_AT_FULL_SPEED, FULL_SHARE * len(is_full)):
         return float(np.mean(np.asarray(loop.repeats_s)[is_full])), 1.0
     return float(np.mean(loop.repeats_s)), float(np.mean(loop.references_s)) / best_s
 
@@ -408,14 +410,14 @@ def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
     return replace(best, passes=sum(s.passes for s in solos), slow_passes=sum(s.slow_passes for s in solos))
 
 
-def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: float) -> SoloResult:
+def _solo(bench: Bench, point: Point, effort: StepEffort, forward_s: float, best_s: float) -> SoloResult:
     loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
         found = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
         return replace(found, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
     is_full = at_full_speed(loop.references_s, best_s)
-    is_slow = np.count_nonzero(is_full) < min(FEWEST_AT_FULL_SPEED, (effort.repeats + 1) // 2)
+    is_slow = np.count_nonzero(is_full) < min(MIN_AT_FULL_SPEED, (effort.repeats + 1) // 2)
     kept = ~is_full if is_slow else is_full
     return SoloResult(
         samples=Samples.of(repeats_s[kept].tolist()),
@@ -432,13 +434,13 @@ def _solo(bench: Bench, point: Point, effort: Effort, forward_s: float, best_s: 
     )
 
 
-def _hold(bench: Bench, segment: int, width: float) -> HoldResult:
+def _hold(bench: Bench, segment: int, width: float) -> LoadCycleResult:
     loads_s, unloads_s, vram_bytes = [], [], 0
     for instance in range(LOADS):
         load_s, vram_bytes = bench.load(instance, segment, width, instance == 0)
         loads_s.append(load_s)
         unloads_s.append(bench.unload(instance))
-    return HoldResult(tuple(loads_s), tuple(unloads_s), vram_bytes)
+    return LoadCycleResult(tuple(loads_s), tuple(unloads_s), vram_bytes)
 
 
 def _corners(keys: Sequence[Key]) -> list[tuple[int, float]]:

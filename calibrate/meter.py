@@ -1,7 +1,7 @@
 """Power and utilization of a device over a while: from its energy counter where that can be trusted, else from polling.
 
 A sensor is not believed: a self-test compares its counter with its polled power, idle and under load, and sees a sensor
-that says nonsense or always the same. What may be used afterwards is a `Trust`.
+that says nonsense or always the same. What may be used afterwards is a `SensorTrust`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TELLING_S = 0.5  # between a counter's first and last step; less says nothing
 DETAILS_PERIOD_S = 0.1  # they take several calls, and would slow the counter's looks
 FLAT_SHARE_S = 0.01  # of the power, a second: a slope below it is no fall
 FLAT_LOOK_S = 1.0
-MOST_FALL_S = 15.0  # clocks that fall take seconds
+MAX_FALL_S = 15.0  # clocks that fall take seconds
 FALL_SHARE = 0.03  # of the idle power: less of a fall is none
 ENOUGH = 5  # looks that may be called always the same
 NONSENSE_TIMES = 3.0  # the power limit
@@ -67,7 +67,7 @@ class MeanPower:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class SensorTrust:
     """Which readings of a sensor may be used."""
 
     counter: bool = True
@@ -85,7 +85,7 @@ class Trust:
         return {TRUSTED: ", ".join(trusted) or "nothing"}
 
     @classmethod
-    def stamped(cls, stamps: Mapping[str, str]) -> Trust:
+    def stamped(cls, stamps: Mapping[str, str]) -> SensorTrust:
         """What `stamps` wrote; all, where nothing was tested."""
         if TRUSTED not in stamps:
             return cls()
@@ -107,7 +107,7 @@ class Meter:
     sensor: Sensor
     limit_w: float | None = None
     rise_s: float = RISE_S
-    trust: Trust = Trust()
+    trust: SensorTrust = SensorTrust()
 
     def mean(self, watched: Sequence[Watched], rise_s: float) -> MeanPower:
         """See `mean_power`."""
@@ -170,7 +170,7 @@ def past_rise(watched: Sequence[Watched], rise_s: float) -> list[Watched]:
 def mean_power(
     watched: Sequence[Watched],
     rise_s: float,
-    trust: Trust = Trust(),
+    trust: SensorTrust = SensorTrust(),
     device: str = "the device",
     limit_w: float | None = None,
 ) -> MeanPower:
@@ -233,7 +233,7 @@ def _counted(looks: Sequence[Watched]) -> _Counted | None:
     return _Counted((end_j - begin_j) / (end_s - begin_s), begin_s, end_s)
 
 
-def _utilizations(looks: Sequence[Watched], trust: Trust) -> list[float]:
+def _utilizations(looks: Sequence[Watched], trust: SensorTrust) -> list[float]:
     return [x for look in looks if (x := look.reading.utilization) is not None] if trust.utilization else []
 
 
@@ -270,9 +270,9 @@ def is_flat(looks: Sequence[Watched]) -> bool:
 
 
 def wait_until_flat(sensor: Sensor, pause: Callable[[float], object] = time.sleep, look: Watch = watch) -> float:
-    """Wait until the power of an idle device falls no more, at most `MOST_FALL_S`; returns how long that took."""
+    """Wait until the power of an idle device falls no more, at most `MAX_FALL_S`; returns how long that took."""
     waited_s = 0.0
-    while waited_s < MOST_FALL_S:
+    while waited_s < MAX_FALL_S:
         looks = look(sensor, lambda: pause(FLAT_LOOK_S))
         waited_s += FLAT_LOOK_S
         if is_flat(looks):
@@ -315,7 +315,7 @@ class SelfTest:
         warnings: for the user, each with what is done about it.
     """
 
-    trust: Trust
+    trust: SensorTrust
     words: str
     warnings: tuple[str, ...] = ()
 
@@ -347,7 +347,7 @@ def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | Non
     words = ", ".join(f"{100 * share:+.1f} % {when}" for when, share in apart.items())
     if any(abs(share) > APART for share in apart.values()):
         counter_fault = f"the energy counter is off polled power by {words}"
-    trust = Trust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
+    trust = SensorTrust(counter=not counter_fault, polling=not polling_fault, utilization=not utilization_fault)
     faults = [fault for fault in (polling_fault, counter_fault, utilization_fault) if fault]
     warnings = [f"{fault}: {_instead(trust)}" for fault in faults if fault != NO_COUNTER and fault != NO_POWER]
     if utilization_fault:
@@ -360,7 +360,7 @@ def judge(idle: Sequence[Watched], busy: Sequence[Watched], limit_w: float | Non
 NO_COUNTER, NO_POWER = "no energy counter", "no polled power"
 
 
-def _instead(trust: Trust) -> str:
+def _instead(trust: SensorTrust) -> str:
     if trust.counter:
         return "the energy counter is used"
     return "polled power is used" if trust.polling else "power is assumed, not measured"

@@ -16,13 +16,13 @@ import psutil
 
 from calibrate.agents import AgentBench
 from calibrate.bandwidth import bandwidth_beside
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.fit import DeviceFacts
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
 from calibrate.meter import (
     Meter,
     SelfTest,
-    Trust,
+    SensorTrust,
     Watch,
     Watched,
     fall_s,
@@ -69,7 +69,7 @@ class Opened:
 
 
 @contextmanager
-def opened(wanted: Calibration, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
+def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: float = 0.0) -> Iterator[Opened]:
     """A device ready to be measured, with a second process on it.
 
     Args:
@@ -217,7 +217,7 @@ def sensor_test(bench: Busying, found: Probe, idle: Sequence[Watched], load: Poi
         idle: looks at that sensor while the processes do nothing.
     """
     if not found.metered:
-        return SelfTest(Trust(), "no power reading to test")
+        return SelfTest(SensorTrust(), "no power reading to test")
     kept = idle[round(IDLE_DROPPED * len(idle)) :]
     return self_test(bench.meter, kept, lambda seconds: bench.solo(load, 1, 2, seconds), look)
 

@@ -20,7 +20,7 @@ from sim.interpolation import interpolate_latency_s
 
 T = TypeVar("T")
 
-FEWEST_BATCHES = 4  # enough for max(t0, c0 + c1 b)
+MIN_BATCHES = 4  # enough for max(t0, c0 + c1 b)
 NOTABLE = 0.05  # a hasty error that calls for a batch size of its own
 USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
@@ -67,7 +67,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class LoadCycle:
     """Load and unload an instance, three times."""
 
     segment: int
@@ -97,11 +97,11 @@ class Steady:
     duty: float = 1.0
 
 
-Step = Solo | Together | Watch | Hold | Dispatch | Transfer | Steady
+Step = Solo | Together | Watch | LoadCycle | Dispatch | Transfer | Steady
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class StepEffort:
     """How much is spent on a point; from lavish to least, a plan takes the first that fits.
 
     Attributes:
@@ -125,15 +125,15 @@ class Effort:
     tries: int = 5
 
 
-LAVISH = Effort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
-LEAST = Effort(1, FEWEST_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
+LAVISH = StepEffort(3, None, 20, 50, 0.3, 48, 1.0, 60, 5.0)
+LEAST = StepEffort(1, MIN_BATCHES, 1, 3, 0.0, FEW_SETS, 0.1, 6, 1.5, tries=2)
 DUTIES = (0.01, 0.05, 0.2, 0.5)
 WINDOW_S = 2.0  # of a power point: a sensor that renews its reading ten times a second is off by 5 % over half a second
 TRANSFER_BYTES = (256, 4096, 65536, 1048576)
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedStep:
     """A step in a round; a required one is done whatever the clock says.
 
     A spare one is of a batch size that a small budget gave up.
@@ -153,16 +153,16 @@ class Planned:
 
 # Spare steps in the order in which they are to be done, drawn one by one; it may look at what is finished by then
 # (`calibrate.measure.Measurement`).
-Order = Callable[[Sequence[Planned], Callable[[], Sequence[tuple[Step, Any]]]], Iterator[Planned]]
+Order = Callable[[Sequence[PlannedStep], Callable[[], Sequence[tuple[Step, Any]]]], Iterator[PlannedStep]]
 
 
-def in_turn(spare: Sequence[Planned], finished: Callable[[], Sequence[tuple[Step, Any]]]) -> Iterator[Planned]:
+def in_turn(spare: Sequence[PlannedStep], finished: Callable[[], Sequence[tuple[Step, Any]]]) -> Iterator[PlannedStep]:
     """As they were planned."""
     return iter(spare)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CalibrationPlan:
     """Steps in the order in which they are to be done.
 
     Attributes:
@@ -172,10 +172,10 @@ class Plan:
         order: of the spare steps.
     """
 
-    effort: Effort
+    effort: StepEffort
     batches: tuple[int, ...]
     grid: tuple[int, ...]
-    steps: tuple[Planned, ...]
+    steps: tuple[PlannedStep, ...]
     omitted: tuple[str, ...]
     order: Order = in_turn
 
@@ -220,7 +220,7 @@ def make_plan(
     extras: Extras,
     rng: np.random.Generator,
     curves: Sequence[ScoutedCurve] = (),
-) -> Plan:
+) -> CalibrationPlan:
     """The most lavish plan that the budget allows; the least one where none does.
 
     Args:
@@ -240,16 +240,16 @@ def make_plan(
     return replace(plan, omitted=(*plan.omitted, short))
 
 
-def efforts(grid: int) -> Iterator[Effort]:
+def efforts(grid: int) -> Iterator[StepEffort]:
     """From lavish to least: fewer rounds, then fewer batch sizes, then fewer repeats."""
     yield LAVISH
-    yield Effort(3, None, 10, 50, 0.1, 32, 0.5, 40, 4.0)
-    yield Effort(2, None, 5, 30, 0.1, 24, 0.5, 30, 3.0)
-    yield Effort(1, None, 5, 30, 0.1, 16, 0.4, 20, 2.5)
-    for batches in range(grid - 1, FEWEST_BATCHES - 1, -1):
-        yield Effort(1, batches, 5, 30, 0.1, 16, 0.3, 16, 2.0)
-    yield Effort(1, FEWEST_BATCHES, 3, 15, 0.05, 16, 0.2, 12, 2.0)
-    yield Effort(1, FEWEST_BATCHES, 2, 8, 0.02, 16, 0.15, 8, 1.5)
+    yield StepEffort(3, None, 10, 50, 0.1, 32, 0.5, 40, 4.0)
+    yield StepEffort(2, None, 5, 30, 0.1, 24, 0.5, 30, 3.0)
+    yield StepEffort(1, None, 5, 30, 0.1, 16, 0.4, 20, 2.5)
+    for batches in range(grid - 1, MIN_BATCHES - 1, -1):
+        yield StepEffort(1, batches, 5, 30, 0.1, 16, 0.3, 16, 2.0)
+    yield StepEffort(1, MIN_BATCHES, 3, 15, 0.05, 16, 0.2, 12, 2.0)
+    yield StepEffort(1, MIN_BATCHES, 2, 8, 0.02, 16, 0.15, 8, 1.5)
     yield LEAST
 
 
@@ -257,7 +257,7 @@ def full_grid(batch_limit: int) -> tuple[int, ...]:
     """Powers of two and the limit itself; at least four batch sizes where there are so many."""
     grid = {1 << i for i in range(batch_limit.bit_length())} | {batch_limit}
     for batch in range(1, batch_limit + 1):
-        if len(grid) >= FEWEST_BATCHES:
+        if len(grid) >= MIN_BATCHES:
             break
         grid.add(batch)
     return tuple(sorted(grid))
@@ -312,13 +312,13 @@ def describe(step: Step) -> str:
             return f"{held_out}{type(step).__name__.lower()} {point}"
         case Together(points, across=across):
             return f"{held_out}together{' across' if across else ''} {' + '.join(map(str, points))}"
-        case Hold(segment, width):
+        case LoadCycle(segment, width):
             return f"hold {segment}/{width:g}"
         case Transfer(size_bytes):
             return f"transfer {size_bytes} bytes"
 
 
-def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
+def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess) -> float:
     """What a step will take."""
     match step:
         case Solo(point):
@@ -330,7 +330,7 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
             return len(points) * STEP_OVERHEAD_S + alone_s + together_duration_s(points, effort, guess)
         case Watch():
             return STEP_OVERHEAD_S + effort.min_s
-        case Hold():
+        case LoadCycle():
             return HOLD_S
         case Dispatch(point):
             return STEP_OVERHEAD_S + effort.repeats * (guess(point) + 0.0005)
@@ -340,17 +340,17 @@ def estimate_s(step: Step, effort: Effort, guess: ForwardGuess) -> float:
             return STEP_OVERHEAD_S + effort.steady_s
 
 
-def warmup_passes(effort: Effort, forward_s: float) -> int:
+def warmup_passes(effort: StepEffort, forward_s: float) -> int:
     """Before a solo point is timed; quick passes need more of them."""
     return max(effort.warmup, math.ceil(WARM_S / max(forward_s, SHORTEST_PASS_S)) if forward_s else 0)
 
 
-def alone_duration_s(point: Point, effort: Effort, guess: ForwardGuess) -> float:
+def alone_duration_s(point: Point, effort: StepEffort, guess: ForwardGuess) -> float:
     """How long a member of a concurrency set runs alone, for its own speed at that moment."""
     return max(effort.together_s / 3, 3 * guess(point))
 
 
-def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardGuess) -> float:
+def together_duration_s(points: Sequence[Point], effort: StepEffort, guess: ForwardGuess) -> float:
     """How long a concurrency set runs: its slowest member shall finish several batches, and in many at once the system
     shall have shared its time out fairly."""
     return max(effort.together_s * len(points) / 2, 3 * len(points) * max(guess(point) for point in points))
@@ -362,13 +362,13 @@ def together_duration_s(points: Sequence[Point], effort: Effort, guess: ForwardG
 def _plan(
     keys: Sequence[Key],
     ranked: Sequence[int],
-    effort: Effort,
+    effort: StepEffort,
     guess: ForwardGuess,
     extras: Extras,
     rng: np.random.Generator,
-) -> Plan:
+) -> CalibrationPlan:
     batches = tuple(sorted(ranked[: effort.batches]))
-    once: list[Step] = [Hold(segment, width) for segment, width in sorted({key[:2] for key in keys})]
+    once: list[Step] = [LoadCycle(segment, width) for segment, width in sorted({key[:2] for key in keys})]
     once += [Dispatch(Point(*key, batches[0])) for key in _some(keys, 3, rng)]
     once += [Transfer(size_bytes) for size_bytes in extras.transfers]
     solos: list[Step] = [Solo(Point(*key, batch)) for key in keys for batch in batches]
@@ -382,13 +382,13 @@ def _plan(
     order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
-    planned = tuple(Planned(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
-    return Plan(effort, batches, tuple(ranked), planned, _omitted(effort, extras, effort.rounds))
+    planned = tuple(PlannedStep(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
+    return CalibrationPlan(effort, batches, tuple(ranked), planned, _omitted(effort, extras, effort.rounds))
 
 
 def _batches_given_up(
-    keys: Sequence[Key], plan: Plan, guess: ForwardGuess, rng: np.random.Generator
-) -> Iterator[Planned]:
+    keys: Sequence[Key], plan: CalibrationPlan, guess: ForwardGuess, rng: np.random.Generator
+) -> Iterator[PlannedStep]:
     """The batch sizes that a small budget gave up, the most telling first, for the case that time is left.
 
     Held-out points stay so.
@@ -399,10 +399,10 @@ def _batches_given_up(
             step = Solo(Point(*key, batch))
             if step.point in held_out:
                 continue
-            yield Planned(step, 1, False, estimate_s(step, plan.effort, guess), is_spare=True)
+            yield PlannedStep(step, 1, False, estimate_s(step, plan.effort, guess), is_spare=True)
 
 
-def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Iterator[Planned]:
+def _more_rounds(plan: CalibrationPlan, budget_s: float, rng: np.random.Generator) -> Iterator[PlannedStep]:
     """As much of further rounds as the budget allows; where batch sizes were given up, these go before."""
     if len(plan.batches) < len(plan.grid):
         return
@@ -417,7 +417,7 @@ def _more_rounds(plan: Plan, budget_s: float, rng: np.random.Generator) -> Itera
             yield replace(planned, round=number, required=False)
 
 
-def _whole_rounds(steps: Sequence[Planned]) -> int:
+def _whole_rounds(steps: Sequence[PlannedStep]) -> int:
     """Rounds in which every solo and concurrency point of the first one is visited."""
     rounds: dict[int, set[Step]] = {}
     for planned in steps:
@@ -426,7 +426,7 @@ def _whole_rounds(steps: Sequence[Planned]) -> int:
     return sum(visited >= rounds[1] for visited in rounds.values())
 
 
-def _held_out(keys: Sequence[Key], batches: Sequence[int], effort: Effort, rng: np.random.Generator) -> list[Step]:
+def _held_out(keys: Sequence[Key], batches: Sequence[int], effort: StepEffort, rng: np.random.Generator) -> list[Step]:
     """Batch sizes that are not fitted (tile steps live between those that are), spread over the sizes and the keys.
 
     Where every batch size is fitted, a second, separate measurement of some of them: that tells repeatability alone.
@@ -503,7 +503,7 @@ def _shuffled(items: Sequence[T], rng: np.random.Generator) -> list[T]:
     return _some(items, len(items), rng)
 
 
-def _omitted(effort: Effort, extras: Extras, rounds: int) -> tuple[str, ...]:
+def _omitted(effort: StepEffort, extras: Extras, rounds: int) -> tuple[str, ...]:
     """What the budget left out; `rounds`: whole ones, further ones in what is left of the time counted."""
     words = []
     if rounds < LAVISH.rounds:

@@ -23,7 +23,7 @@ from hw.telemetry.library import RefusedError
 from hw.telemetry.nvml import open_library
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from sim.profile import DeviceInfo, Power, Sensor
+from sim.profile import DeviceInfo, Power, SensorModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ def power_model(
     )
 
 
-def sensor_model(spec: DeviceSpec, period_s: float, sensor: HardwareSensor | None = None) -> Sensor:
+def sensor_model(spec: DeviceSpec, period_s: float, sensor: HardwareSensor | None = None) -> SensorModel:
     """What the simulator makes of the sensor, sampled every `period_s`.
 
     A modelled CPU sensor averages over its own period, and nothing in it is old. A GPU's: see `gpu_sensor`.
     """
     if not isinstance(sensor, NvmlSensor):
-        return Sensor(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=period_s)
+        return SensorModel(period_s=period_s, lag_s=0.0, power_window_s=period_s, utilization_window_s=period_s)
     return gpu_sensor(sensor.timing, period_s, instant=sensor.instant)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hw.telemetry import Timing
 from hw.telemetry.nvml import UTILIZATION_WINDOW_S
-from sim.profile import Sensor
+from sim.profile import SensorModel
 
 
-def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> Sensor:
+def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> SensorModel:
     """A sensor that is read every `period_s`.
 
     A GPU's reading is renewed at a period of its own, so it is half of that old on average, and half of its rise; it
@@ -16,7 +16,7 @@ def gpu_sensor(timing: Timing, period_s: float, *, instant: bool) -> Sensor:
     Args:
         instant: whether the board's instant reading is used.
     """
-    return Sensor(
+    return SensorModel(
         period_s=period_s,
         lag_s=round((timing.period_s + timing.rise_s) / 2, 6),
         power_window_s=max(period_s, timing.window_of(instant)),

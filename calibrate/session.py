@@ -6,16 +6,16 @@ import time  # noqa: TID251 - a budget is real time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.check import CheckedMetric, check, has_across
 from calibrate.costs import ModelCosts, costs_of
 from calibrate.design import LeastSure
 from calibrate.emulated import of_an_emulated_device, opened_emulated, stamp_of
 from calibrate.fit import DeviceFacts, fit
 from calibrate.log import Log
-from calibrate.measure import Measurement, Progress, measure, scout
+from calibrate.measure import CalibrationProgress, Measurement, measure, scout
 from calibrate.opening import bench_of, opened
-from calibrate.plan import Extras, Plan, make_plan
+from calibrate.plan import CalibrationPlan, Extras, make_plan
 from calibrate.probe import Probe
 from calibrate.slowdown import SlowdownLook, Speed
 from calibrate.stamps import OF_A_GPU, require_model
@@ -40,7 +40,7 @@ IDLE_S = (0.5, 30.0)  # at least and at most
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class CalibrationObserver:
     """Who is told what a calibration does.
 
     Attributes:
@@ -50,8 +50,8 @@ class Listener:
     """
 
     on_warning: Callable[[str], None] = lambda _: None
-    on_plan: Callable[[Plan, Log], None] = lambda *_: None
-    on_progress: Callable[[Progress], None] = lambda _: None
+    on_plan: Callable[[CalibrationPlan, Log], None] = lambda *_: None
+    on_progress: Callable[[CalibrationProgress], None] = lambda _: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +65,22 @@ class Observed:
     seen: SlowdownLook
 
 
-def calibrate(wanted: Calibration, listener: Listener | None = None) -> Profile:
+def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Profile:
     """Measure a device running a model, and fit the simulator's model of it.
 
     Raises:
         InputError: the model is no model, or the log is of something else.
         WorkError: the device failed.
     """
-    found = observe(wanted, listener)
+    found = observe(wanted, observer)
     name = wanted.name or f"{wanted.kind}-{found.costs.info.name}"
     profile = fit(found.measurements, found.costs, found.facts, name, found.omitted, found.seen)
     return of_an_emulated_device(profile) if wanted.played else profile
 
 
-def observe(wanted: Calibration, listener: Listener | None = None) -> Observed:
+def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Observed:
     """Measure, and fit nothing; raises as `calibrate` does."""
-    told = listener or Listener()
+    told = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
     wanted, ways = settled(wanted)
     budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
@@ -128,7 +128,7 @@ def _with_ways(facts: DeviceFacts, ways: str) -> DeviceFacts:
     return replace(facts, info=facts.info.model_copy(update={"stamps": {**facts.info.stamps, "ways_timed": ways}}))
 
 
-def _costs(wanted: Calibration) -> ModelCosts:
+def _costs(wanted: CalibrationRequest) -> ModelCosts:
     if wanted.played is not None:
         return wanted.played.costs
     assert wanted.file is not None, "a real device runs a network"
@@ -191,7 +191,7 @@ def model_costs(file: ModelFile) -> ModelCosts:
     return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
-def log_stamp(found: Probe, costs: ModelCosts, wanted: Calibration) -> dict[str, str]:
+def log_stamp(found: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> dict[str, str]:
     """What must agree for a log to be continued; of a GPU also what may be updated between two sittings."""
     stamps = found.info.stamps
     return {

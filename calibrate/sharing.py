@@ -25,7 +25,7 @@ from sim.profile import Concurrency, LatencyCurve, Power
 from sim.tables import demands
 
 FOLDS = 5
-FEWEST_CAPPED = 3  # sets above the power cap, to fit how clocks fall
+MIN_CAPPED = 3  # sets above the power cap, to fit how clocks fall
 CONFIDENT = 1.96  # standard errors
 
 Floats = npt.NDArray[np.float64]
@@ -235,7 +235,7 @@ def fit_power_cap(
                 ratios.append(ratio)
             else:
                 below.append(ratio)
-    if len(excess) < FEWEST_CAPPED:
+    if len(excess) < MIN_CAPPED:
         return power
     clocks = np.asarray(ratios) / (np.median(below) if below else 1.0)
     phi_min = min(1.0, float(clocks.min()))

@@ -20,13 +20,13 @@ from calibrate.measure import DISTURBED, Measurement, undisturbed
 from calibrate.plan import Solo, scouted_batches
 from calibrate.samples import Pooled
 from calibrate.slowdown import Speed
-from calibrate.surface import FEWEST_POINTS, Seen, Surface
+from calibrate.surface import MIN_POINTS, Seen, Surface
 from hw.transport.messages import Point
 from sim.interpolation import ascending, interpolate_latency_s, interpolate_linear
 from sim.profile import JITTER_QUANTILES, LatencyCurve, LatencyFit
 
 FOLDS = 5
-FEWEST_LEFT_OUT = 8  # predicted points to choose by
+MIN_LEFT_OUT = 8  # predicted points to choose by
 DOUBT = 0.1  # of the logarithm, of a point that was never undisturbed; and the share that others took, up to all
 SLOW_DOUBT = 0.04  # of a point that never had full speed: what slows it down by half slows others by a fifth
 QUARTILES_APART = 1.349  # of a normal distribution, in standard deviations
@@ -119,7 +119,7 @@ def fit_solo(
     inner = _inner_points(plain)
     left_out: dict[LatencyFit, Pairs] = {"each key": [_without(plain[point.key], point.batch) for point in inner]}
     every: dict[LatencyFit, Mapping[Key, LatencyCurve]] = {"each key": plain}
-    if by != "each key" and len(solo) >= FEWEST_POINTS and len(inner) >= FEWEST_LEFT_OUT:
+    if by != "each key" and len(solo) >= MIN_POINTS and len(inner) >= MIN_LEFT_OUT:
         try:
             surface, pairs = _surface(solo, inner, costs)
         except LinAlgError:  # points that no surface goes through
@@ -128,7 +128,7 @@ def fit_solo(
             every["surface"] = _on_surface(surface, plain, costs, bandwidth_bytes_s)
             left_out["surface"] = pairs
     telling = [place for place, point in enumerate(inner) if not solo[point].is_doubted]
-    if len(telling) < FEWEST_LEFT_OUT:
+    if len(telling) < MIN_LEFT_OUT:
         telling = list(range(len(inner)))
     kept = by if by in every else min(every, key=lambda way: _mean_error([left_out[way][place] for place in telling]))
     assert kept is not None

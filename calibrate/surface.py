@@ -25,16 +25,16 @@ from scipy.optimize import least_squares, minimize, nnls
 from calibrate.costs import Key, KeyCost
 from hw.transport.messages import Point
 
-FEWEST_POINTS = 12  # for a surface to say anything
+MIN_POINTS = 12  # for a surface to say anything
 OUTLIER = 2.0  # standard deviations from what the others say: from there on a point counts for less
 ROBUST_ROUNDS = 2
-MOST_STEPS = 30  # of the search for the covariance
+MAX_STEPS = 30  # of the search for the covariance
 FARTHEST = 4.0  # from where it starts, in units of how far it is likely to get
 SEARCHED = 240  # points that it looks at
 TYPICAL_OFF = 0.1  # of what physics says of a key, and where an outlier begins
 SHARP = 8.0  # how sharp the bend at the floor is
 DOUBTED_OFF = 0.3  # how far doubted points may be off together, of the logarithm
-LEAST_NOISE = 1e-3  # of a measured median, whatever its repeats say
+MIN_NOISE = 1e-3  # of a measured median, whatever its repeats say
 
 Floats = npt.NDArray[np.float64]
 
@@ -162,7 +162,7 @@ class Surface:
     """Solo latency of any point of the measured segments.
 
     Args:
-        seen: of measured points; at least `FEWEST_POINTS`, some of each segment.
+        seen: of measured points; at least `MIN_POINTS`, some of each segment.
         costs: of every key.
         like: a surface whose covariance is taken as it is; None searches for the most likely one.
     """
@@ -174,7 +174,7 @@ class Surface:
         self._left = np.asarray([each.log_s for each in seen.values()]) - self._physics.log_s(self.points)
         self._rounds = np.asarray([len(each.rounds_s) for each in seen.values()])
         self._scatter = sum(each.scatter for each in seen.values())
-        self._known = np.asarray([each.variance for each in seen.values()]) + LEAST_NOISE**2
+        self._known = np.asarray([each.variance for each in seen.values()]) + MIN_NOISE**2
         self._doubted = DOUBTED_OFF * np.asarray([float(each.is_doubted) for each in seen.values()])
         self._weight = np.ones(len(self.points))
         self.theta: Floats = _START if like is None else like.theta
@@ -188,7 +188,7 @@ class Surface:
     @property
     def noise(self) -> float:
         """Standard deviation of one more round, of the logarithm."""
-        return float(np.hypot(np.exp(self.theta[-1]), LEAST_NOISE))
+        return float(np.hypot(np.exp(self.theta[-1]), MIN_NOISE))
 
     def predict(self, points: Sequence[Point]) -> tuple[Floats, Floats]:
         """Seconds, and the standard deviation of their logarithm."""
@@ -224,7 +224,7 @@ class Surface:
         some = np.unique(np.linspace(0, len(self.points) - 1, SEARCHED).astype(int))
         between = _Covariance(self._at[some], self._at[some])
         bounds = np.stack([_START - FARTHEST * _WIDE, _START + FARTHEST * _WIDE], axis=1)
-        options = {"maxiter": MOST_STEPS}
+        options = {"maxiter": MAX_STEPS}
         search = minimize(
             self._surprise, self.theta, (some, between), "L-BFGS-B", jac=True, bounds=bounds, options=options
         )

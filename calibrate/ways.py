@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.log import logged_stamp
 from calibrate.plan import full_grid
 from hw.device import DeviceSpec, formats_of
@@ -15,7 +15,7 @@ from hw.networks.registry import ModelFile
 Race = Callable[[ModelFile, Sequence[DeviceSpec], int], Sequence[Way]]
 
 
-def settled(wanted: Calibration, timed: Race = race) -> tuple[Calibration, str]:
+def settled(wanted: CalibrationRequest, timed: Race = race) -> tuple[CalibrationRequest, str]:
     """The calibration of the way that is quickest, and what was found, in words (empty where nothing was timed).
 
     A log that is gone on with has settled it: the rest is measured as its begin was.
@@ -38,7 +38,7 @@ def settled(wanted: Calibration, timed: Race = race) -> tuple[Calibration, str]:
     return replace(wanted, device=device, peer=device if wanted.peer == wanted.device else wanted.peer), words
 
 
-def _begun(wanted: Calibration) -> DeviceSpec | None:
+def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
     """The candidate that a log is of; None where there is no log yet, or it is of none of them (and is refused)."""
     stamp = logged_stamp(wanted.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}

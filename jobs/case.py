@@ -22,12 +22,12 @@ from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds, Variab
 from jobs.policies.history import ORACLE
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
-from jobs.sim.jobs import Found, JobList, Outage, drawn_outages, drawn_variability, found_at
+from jobs.sim.jobs import JobList, NodeOutage, Snapshot, sampled_outages, sampled_variability, snapshot_at
 from jobs.sim.world import JobRun, JobWorld
 from jobs.spec import (
     LEARNED_SUFFIX,
     POLICY_SUFFIX,
-    ClusterSection,
+    JobClusterSection,
     JobsScenario,
     MultifactorSection,
     PolicyFile,
@@ -158,7 +158,7 @@ class JobsCase:
     source: str
     world: JobWorld
     jobs: JobList
-    found: Found | None
+    found: Snapshot | None
     past: tuple[tuple[JobArrived, int], ...]
     policies: tuple[NamedPolicy, ...]
     images_s: ImagesS | None = None
@@ -291,7 +291,7 @@ def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy
     return read_policy(Path(name), scenario.cluster)
 
 
-def read_policy(path: Path, cluster: ClusterSection) -> NamedPolicy:
+def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
     """A policy of a file of its own; it bears the file's name.
 
     Raises:
@@ -326,14 +326,14 @@ def _in_policy_file(path: Path) -> Iterator[None]:
 
 
 def _with_numbers(
-    policy: JobPolicy, given: PreemptionSection, said: MultifactorSection, cluster: ClusterSection
+    policy: JobPolicy, given: PreemptionSection, said: MultifactorSection, cluster: JobClusterSection
 ) -> JobPolicy:
     """The policy with what a file says of preemption and priorities; its own round where that says none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
     knobs = PreemptionKnobs(
         policy.knobs.round_ns if given.round_s is None else round(given.round_s * NS_PER_S),
         given.hysteresis,
-        round(given.least_run_s * NS_PER_S),
+        round(given.min_run_s * NS_PER_S),
         round(restart_s * NS_PER_S),
     )
     return replace(policy, knobs=knobs, multifactor=MultifactorKnobs(**said.model_dump()))
@@ -374,11 +374,11 @@ def _variability(scenario: JobsScenario, groups: tuple[NodeGroup, ...], trace: J
         return None
     of_all = dict.fromkeys(trace.codes("job_class")[0].tolist(), spreads[OTHERS]) if OTHERS in spreads else {}
     named = {job_class: spread for job_class, spread in spreads.items() if job_class != OTHERS}
-    return drawn_variability(groups, {**of_all, **named}, scenario.seed)
+    return sampled_variability(groups, {**of_all, **named}, scenario.seed)
 
 
 def _speeds(
-    cluster: ClusterSection, trace: JobTrace, source: str, images_s: ImagesS | None
+    cluster: JobClusterSection, trace: JobTrace, source: str, images_s: ImagesS | None
 ) -> Mapping[str, Mapping[str, float]]:
     classes = trace.codes("job_class")[0].tolist()
     reference = cluster.reference or cluster.nodes[0].type
@@ -407,13 +407,13 @@ def _speeds(
     return dict.fromkeys(classes, row)
 
 
-def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[Outage, ...]:
+def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[NodeOutage, ...]:
     given = scenario.cluster.outages
-    outages = [Outage(round(each.from_s * NS_PER_S), round(each.to_s * NS_PER_S), each.node) for each in given]
+    outages = [NodeOutage(round(each.from_s * NS_PER_S), round(each.to_s * NS_PER_S), each.node) for each in given]
     failures = scenario.cluster.failures
     if failures is not None:
         horizon_s = last_s + scenario.longest_s
-        outages += drawn_outages(nodes, failures.up_s, failures.down_s, horizon_s, scenario.seed)
+        outages += sampled_outages(nodes, failures.up_s, failures.down_s, horizon_s, scenario.seed)
     return tuple(sorted(outages))
 
 
@@ -428,7 +428,7 @@ def job_list(trace: JobTrace, which: NDArray[np.bool_] | slice = slice(None)) ->
     return JobList.of(trace.submit_s[which], trace.run_s[which], trace.gpus[which], **columns)
 
 
-def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobList, Found | None]:
+def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobList, Snapshot | None]:
     """Those of the window, and what the log found at its begin."""
     from_s, until_s = scenario.window.from_s, scenario.window.until_s
     is_early = trace.submit_s < (np.inf if until_s is None else until_s)
@@ -439,8 +439,8 @@ def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobList, Found | Non
             f"no job is submitted in it; the trace's last one comes after {trace.submit_s[-1]:.0f} s ({days:.1f} d)"
         )
         raise InputError("", "window", problem)
-    if scenario.begin == "found":
-        found = found_at(job_list(trace, is_early), from_s)
+    if scenario.begin == "snapshot":
+        found = snapshot_at(job_list(trace, is_early), from_s)
         return found.jobs, found
     jobs = job_list(trace, is_inside)
     return (jobs if scenario.load is None else jobs.at_load(scenario.load, scenario.cluster.gpus)), None
@@ -463,10 +463,10 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
 # What is odd about a scenario of training jobs: warnings in words, and a refusal where no job could run.
 
 
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
-def doubts(case: JobsCase) -> Iterator[str]:
+def warnings_of(case: JobsCase) -> Iterator[str]:
     """What to know before a figure is believed."""
     cluster = case.scenario.cluster
     if case.load > 1:
@@ -525,11 +525,11 @@ def _short_rounds(case: JobsCase) -> Iterator[str]:
     needed_ns = world.restart_ns + world.checkpoint_ns
     for each in case.policies:
         knobs = each.policy.knobs
-        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.least_run_ns) <= needed_ns:
+        if each.policy.is_preemptive and needed_ns and max(knobs.round_ns, knobs.min_run_ns) <= needed_ns:
             yield (
                 f"{each.name}: a restart and the time to the first checkpoint are {needed_ns / NS_PER_S:g} s, and jobs "
-                f"may be stopped after {max(knobs.round_ns, knobs.least_run_ns) / NS_PER_S:g} s: some may never get "
-                "anywhere; give preemption.least_run_s more than that"
+                f"may be stopped after {max(knobs.round_ns, knobs.min_run_ns) / NS_PER_S:g} s: some may never get "
+                "anywhere; give preemption.min_run_s more than that"
             )
 
 
@@ -566,5 +566,5 @@ def _classes_without_speeds(case: JobsCase) -> str:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(repr(name) for name in names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(repr(name) for name in names[:_MAX_NAMED]) + more

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jobs.case import JobsCase, NamedPolicy, require_a_fit
 from jobs.figures import Blocks, Interval, JobColumns, figures, groups_of, job_columns
 from jobs.policies.cluster import Cluster
-from jobs.sim.bound import Bound, BoundProblem, lower_bound
+from jobs.sim.bound import BoundProblem, WaitBound, lower_bound
 from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
 from kit.documents import inputs_hash
@@ -108,7 +108,7 @@ class CaseBound:
     jct_mean_s: float
     wait_mean_s: float
     pools: tuple[str, ...]
-    bound: Bound
+    bound: WaitBound
 
 
 def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:

@@ -27,7 +27,7 @@ from jobs.sim.jobs import JobsRecord
 from kit.units import NS_PER_S
 
 WEEK_S: Final = 7 * 86400.0
-LEAST_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
+MIN_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
 _CONFIDENCE: Final = 0.95
 _WIDEST: Final = 1000.0  # times the value, and the value over it: an interval that wide says that nothing is known
 Numbers = NDArray[np.float64]
@@ -65,7 +65,7 @@ class Blocks:
         """Of jobs by their submission."""
         since_s = submit_s - submit_s.min()
         span_s = max(float(since_s.max()), 1e-9)
-        many = max(int(np.ceil(span_s / WEEK_S)), LEAST_BLOCKS)
+        many = max(int(np.ceil(span_s / WEEK_S)), MIN_BLOCKS)
         block = np.minimum((since_s / span_s * many).astype(np.int64), many - 1)
         return Blocks(span_s / many, many, block)
 
@@ -208,8 +208,8 @@ def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
     held_s = record.held_ns / NS_PER_S
     busy = float((held_s * record.gpus_used).sum())
     work, lost = record.work_ns / NS_PER_S, record.lost_ns / NS_PER_S
-    kept_share = work / (work + lost)
-    useful = float(((held_s - record.restart_ns / NS_PER_S) * kept_share * record.gpus_used).sum())
+    slo_attainment = work / (work + lost)
+    useful = float(((held_s - record.restart_ns / NS_PER_S) * slo_attainment * record.gpus_used).sum())
     there = (record.capacity_gpu_ns - record.down_gpu_ns) / NS_PER_S
     return {
         "makespan_s": (record.ended_ns - record.begun_ns) / NS_PER_S,
@@ -231,7 +231,7 @@ def _jain(found: JobColumns, names: NDArray[np.object_]) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Group:
+class JobGroup:
     """Some jobs with a name in common: a class of sizes, a virtual cluster."""
 
     kind: str
@@ -239,7 +239,7 @@ class Group:
     members: NDArray[np.bool_]
 
 
-def groups_of(record: JobsRecord) -> Iterator[Group]:
+def groups_of(record: JobsRecord) -> Iterator[JobGroup]:
     """Classes of sizes, then virtual clusters (largest first); none of a kind in which all jobs are alike."""
     place = np.searchsorted(SIZES, record.gpus)
     sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
@@ -248,7 +248,7 @@ def groups_of(record: JobsRecord) -> Iterator[Group]:
     vcs = [(str(names[at]) or "(none)", codes == at) for at in order]
     for kind, members in (("size", sizes), ("vc", vcs)):
         for name, mask in members if len(members) > 1 else ():
-            yield Group(kind, name, mask)
+            yield JobGroup(kind, name, mask)
 
 
 def _size_name(place: int) -> str:

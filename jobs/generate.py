@@ -28,7 +28,7 @@ ARRIVALS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 SIZES: Final[Mapping[int, float]] = {1: 0.70, 2: 0.10, 4: 0.10, 8: 0.08, 16: 0.02}
 QUANTUM_S: Final = 900.0  # requested times are multiples of it
-MOST_OVER: Final = 10.0  # times the run time that is asked for, at most
+MAX_OVER: Final = 10.0  # times the run time that is asked for, at most
 SHORTEST_S: Final = 1.0
 LONGEST_YEARS: Final = 50
 
@@ -116,7 +116,7 @@ def draw(drawing: Drawing) -> JobTrace:
     user = _drawn(range(drawing.users), 1 / np.arange(1, drawing.users + 1), count, drawing.seed, "users")
     vc_of = _drawn(range(drawing.vcs), 1 / np.arange(1, drawing.vcs + 1), drawing.users, drawing.seed, "vcs")
     run_s = _repeated(_durations(drawing), user, gpus, drawing)
-    over = np.exp(stream(drawing.seed, "jobs:requests").uniform(0, log(MOST_OVER), count))
+    over = np.exp(stream(drawing.seed, "jobs:requests").uniform(0, log(MAX_OVER), count))
     unknown = np.full(count, np.nan)
     return JobTrace(
         job_id=_named("j", np.arange(count)),

@@ -81,7 +81,7 @@ def _run(case: WhatIf, task: tuple[bool, int]) -> JobsRecord:
 
 CAPACITY_SCHEMA: Final = "slimsched.jobscapacity/1"
 LOADS: Final = (0.02, 3.0)
-MOST_NODES: Final = 100_000
+MAX_NODES: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class TriedSetting:
     """A load, or a number of nodes of the first group, and the wait there; infinite where jobs were not done."""
 
     value: float
@@ -101,7 +101,7 @@ class Tried:
 
 
 def largest_load(
-    case: JobsCase, limit: Limit, precision: float = 0.02, told: Callable[[Tried], None] = lambda tried: None
+    case: JobsCase, limit: Limit, precision: float = 0.02, told: Callable[[TriedSetting], None] = lambda tried: None
 ) -> tuple[float | None, float | None]:
     """The largest load that keeps the limit, and the least that does not, a share of `precision` apart.
 
@@ -110,7 +110,7 @@ def largest_load(
     """
 
     def keeps(load: float) -> bool:
-        tried = Tried(load, _wait_s(_at_load(case, load), case.policies[0], limit.key))
+        tried = TriedSetting(load, _wait_s(_at_load(case, load), case.policies[0], limit.key))
         told(tried)
         return tried.wait_s <= limit.wait_s
 
@@ -125,7 +125,7 @@ def largest_load(
     return low, high
 
 
-def fewest_nodes(case: JobsCase, limit: Limit, told: Callable[[Tried], None] = lambda tried: None) -> int:
+def fewest_nodes(case: JobsCase, limit: Limit, told: Callable[[TriedSetting], None] = lambda tried: None) -> int:
     """Of the first group of nodes, the others as they are; no job may be refused that is not refused now.
 
     Raises:
@@ -135,16 +135,16 @@ def fewest_nodes(case: JobsCase, limit: Limit, told: Callable[[Tried], None] = l
     refused = figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)["jobs"]["refused"]
 
     def keeps(nodes: int) -> bool:
-        tried = Tried(nodes, _wait_s(_with_nodes(case, nodes), case.policies[0], limit.key, refused))
+        tried = TriedSetting(nodes, _wait_s(_with_nodes(case, nodes), case.policies[0], limit.key, refused))
         told(tried)
         return tried.wait_s <= limit.wait_s
 
     high = max(case.scenario.cluster.nodes[0].count, 1)
     while not keeps(high):
-        if high >= MOST_NODES:
+        if high >= MAX_NODES:
             problem = f"even {high:,} nodes of {case.scenario.cluster.nodes[0].gpus} GPUs leave waits above it"
             raise InputError("--wait", "", f"{problem}: jobs wait for other nodes, or for ones that are larger")
-        high = min(2 * high, MOST_NODES)
+        high = min(2 * high, MAX_NODES)
     low = 0
     while high - low > 1:
         middle = (low + high) // 2
@@ -264,7 +264,7 @@ Values = Mapping[str, float]
 PREEMPTION: Final[Mapping[str, tuple[float, float]]] = {
     "round_s": (30.0, 7200.0),
     "hysteresis": (1.0, 8.0),
-    "least_run_s": (1.0, 14_400.0),
+    "min_run_s": (1.0, 14_400.0),
 }
 SLURM: Final[Mapping[str, tuple[float, float]]] = {
     "weight_age": (1.0, 1e5),
@@ -276,7 +276,7 @@ SLURM: Final[Mapping[str, tuple[float, float]]] = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tuning:
+class TunedPolicy:
     """What the search found.
 
     Attributes:
@@ -323,7 +323,7 @@ def tune(
     jobs: Jobs,
     key: str = "wait_s",
     told: Callable[[Values, float], None] = lambda numbers, figure: None,
-) -> Tuning:
+) -> TunedPolicy:
     """Half of the tries anywhere in the ranges, half near the best so far; all in logarithms.
 
     Args:
@@ -345,7 +345,7 @@ def tune(
             tried.append((numbers, made[place]))
             told(numbers, made[place])
     best = replace(own, policy=with_numbers(own.policy, min(tried, key=_figure)[0]))
-    return Tuning(tuple(tried), best, _judged(later, own, best, jobs))
+    return TunedPolicy(tuple(tried), best, _judged(later, own, best, jobs))
 
 
 def _figure(each_: tuple[Values, float]) -> float:
@@ -379,7 +379,7 @@ def _numbers_of(policy: JobPolicy) -> Values:
     return {
         "round_s": knobs.round_ns / NS_PER_S,
         "hysteresis": knobs.hysteresis,
-        "least_run_s": knobs.least_run_ns / NS_PER_S,
+        "min_run_s": knobs.min_run_ns / NS_PER_S,
     }
 
 
@@ -407,7 +407,7 @@ def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
         policy.knobs,
         round_ns=max(round(numbers["round_s"] * NS_PER_S), 1),
         hysteresis=max(numbers["hysteresis"], 1.0),
-        least_run_ns=round(numbers["least_run_s"] * NS_PER_S),
+        min_run_ns=round(numbers["min_run_s"] * NS_PER_S),
     )
     return replace(policy, knobs=knobs)
 
@@ -427,7 +427,7 @@ def policy_document(policy: JobPolicy) -> dict[str, Any]:
             "kind": policy.preemption,
             "round_s": knobs.round_ns / NS_PER_S,
             "hysteresis": knobs.hysteresis,
-            "least_run_s": knobs.least_run_ns / NS_PER_S,
+            "min_run_s": knobs.min_run_ns / NS_PER_S,
         }
     if policy.order == MULTIFACTOR:
         document["multifactor"] = {**asdict(policy.multifactor), "shares": dict(policy.multifactor.shares)}

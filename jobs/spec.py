@@ -23,7 +23,7 @@ SCHEMA: Literal["slimsched.jobs/1"] = "slimsched.jobs/1"
 POLICY_SCHEMA: Literal["slimsched.jobpolicy/1"] = "slimsched.jobpolicy/1"
 POLICY_SUFFIX = ".jobpolicy.yaml"
 LEARNED_SUFFIX = ".safetensors"
-MOST_NODES = 1_000_000
+MAX_NODES = 1_000_000
 _LONGEST_S = 1e9  # 31 years, as `jobs.sim.jobs` has it
 
 
@@ -61,7 +61,7 @@ GpuType = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_on
 class NodesSection(StrictModel):
     """Some equal nodes."""
 
-    count: Annotated[int, Field(ge=1, le=MOST_NODES)] = Field(description="how many there are")
+    count: Annotated[int, Field(ge=1, le=MAX_NODES)] = Field(description="how many there are")
     gpus: Annotated[int, Field(ge=1, le=1024)] = Field(description="of each node")
     type: GpuType = Field("gpu", description="of its GPUs, as the trace's `gpu_types` and the table of throughputs say")
     vc: str = Field("", description="the virtual cluster that they belong to; empty: everybody's", max_length=200)
@@ -93,7 +93,7 @@ class OutageSection(StrictModel):
         return self
 
 
-class ClusterSection(StrictModel):
+class JobClusterSection(StrictModel):
     """The nodes, and what it costs to stop a job on them."""
 
     nodes: tuple[NodesSection, ...] = Field(description="groups of equal nodes", min_length=1, max_length=10_000)
@@ -121,7 +121,7 @@ class ClusterSection(StrictModel):
     outages: tuple[OutageSection, ...] = Field((), description="nodes that are out of service at given times")
 
     @model_validator(mode="after")
-    def _one_source_of_speeds(self) -> ClusterSection:
+    def _one_source_of_speeds(self) -> JobClusterSection:
         profiled = [group.profile is not None for group in self.nodes]
         if any(profiled) and self.throughputs is not None:
             raise ValueError("throughputs and profiles both say how fast GPUs are; leave one of the two out")
@@ -158,7 +158,7 @@ class PreemptionSection(StrictModel):
     hysteresis: Annotated[float, Field(ge=1, le=1e6)] = Field(
         1.0, description="a job gives way where its index is more than so many times that of the one that waits"
     )
-    least_run_s: Time = Field(0.0, description="nor before it has run so long")
+    min_run_s: Time = Field(0.0, description="nor before it has run so long")
     restart_s: Time | None = Field(
         None, description="what the policy takes a restart to cost; null: what it costs (`cluster.restart_s`)"
     )
@@ -196,12 +196,12 @@ class JobsScenario(StrictModel):
     schema_: Literal["slimsched.jobs/1"] = Field(alias="schema", description="this form's name")
     name: Name = Field(description="up to 100 letters, digits, `.`, `_` and `-`")
     trace: FilePath = Field(description="a trace that `slimsched jobs import` or `generate` made")
-    cluster: ClusterSection = Field(description="what the jobs run on")
+    cluster: JobClusterSection = Field(description="what the jobs run on")
     window: WindowSection = Field(default_factory=WindowSection, description="the part of the trace that is run")
     load: Load | None = Field(
         None, description="arrivals are moved closer together or apart, so that this is the load; null: as in the trace"
     )
-    begin: Literal["empty", "found"] = Field(
+    begin: Literal["empty", "snapshot"] = Field(
         "empty",
         description="what the run begins with: an empty cluster, or with the jobs that ran and waited by the log",
     )
@@ -233,7 +233,7 @@ class JobsScenario(StrictModel):
             raise ValueError(f"the policy {twice!r} is given twice")
         if self.baseline is not None and self.baseline not in self.policies:
             raise ValueError(f"the baseline {self.baseline!r} is none of the policies: {', '.join(self.policies)}")
-        if self.begin == "found" and self.load is not None:
+        if self.begin == "snapshot" and self.load is not None:
             raise ValueError("what the log found does not fit another load; leave out load, or begin empty")
         return self
 

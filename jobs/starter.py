@@ -13,11 +13,11 @@ from jobs.trace import JobTrace
 from kit.errors import InputError
 
 _NODES: Final = re.compile(r"(?P<count>\d{1,7})x(?P<gpus>\d{1,4})(?::(?P<type>[^:=]+))?(?:=(?P<vc>.+))?")
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class StarterNodes:
     """Some equal nodes; an empty type is not known yet."""
 
     count: int
@@ -32,7 +32,7 @@ class Nodes:
         return f"    - {{count: {self.count}, gpus: {self.gpus}, type: {_quoted(self.type)}{vc}}}"
 
 
-def nodes_of(text: str) -> Nodes:
+def nodes_of(text: str) -> StarterNodes:
     """`64x8`, `64x8:v100`, `16x4:a100=prod`: nodes x GPUs of each, their type, their virtual cluster.
 
     Raises:
@@ -41,10 +41,10 @@ def nodes_of(text: str) -> Nodes:
     match = _NODES.fullmatch(text)
     if match is None or not int(match["count"]) or not int(match["gpus"]):
         raise InputError("--nodes", "", f"{text!r:.80} is no group of nodes; such are 64x8, 64x8:v100, 16x4:a100=VC")
-    return Nodes(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
+    return StarterNodes(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
 
 
-def typed(nodes: tuple[Nodes, ...], trace: JobTrace) -> tuple[Nodes, ...]:
+def typed(nodes: tuple[StarterNodes, ...], trace: JobTrace) -> tuple[StarterNodes, ...]:
     """The groups with the only type that jobs of the trace ask for, where they name none.
 
     Raises:
@@ -56,8 +56,8 @@ def typed(nodes: tuple[Nodes, ...], trace: JobTrace) -> tuple[Nodes, ...]:
     if not kinds:
         return tuple(replace(group, type=group.type or "gpu") for group in nodes)
     first = nodes[0]
-    such = ", ".join(f"--nodes {first.count}x{first.gpus}:{kind}" for kind in kinds[:_MOST_NAMED])
-    such += " and so on" if len(kinds) > _MOST_NAMED else ""
+    such = ", ".join(f"--nodes {first.count}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
+    such += " and so on" if len(kinds) > _MAX_NAMED else ""
     if len(kinds) > 1 and not all(group.type for group in nodes):
         raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
     found = tuple(replace(group, type=group.type or kinds[0]) for group in nodes)
@@ -68,7 +68,7 @@ def typed(nodes: tuple[Nodes, ...], trace: JobTrace) -> tuple[Nodes, ...]:
     return found
 
 
-def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
+def starter(trace: JobTrace, path: Path, nodes: tuple[StarterNodes, ...]) -> str:
     """The scenario's text.
 
     Raises:
@@ -94,7 +94,7 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[Nodes, ...]) -> str:
         _line(f"warmup_s: {_warmup(trace)}", "the cluster begins empty: jobs of this time are run, not measured"),
         "preemption:",
         _line("  round_s: 600", "how often running and waiting jobs are compared"),
-        _line("  least_run_s: 1800", "no job is stopped earlier; more than restart_s and checkpoint_s together"),
+        _line("  min_run_s: 1800", "no job is stopped earlier; more than restart_s and checkpoint_s together"),
         "policies:",
         _line("  - fifo", "first come first served: the baseline"),
         _line(f"  - {easy[0]}", easy[1]) if have_limits == 1 else _line(f"  - {without[0]}", without[1]),

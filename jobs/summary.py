@@ -41,7 +41,7 @@ class Known:
         return [("user in vc", self.vc, *narrow), narrow, *wide]
 
 
-class History:
+class ClassHistory:
     """Durations of jobs that have ended, by class: the median of the last ones predicts the next.
 
     Args:
@@ -69,7 +69,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Accuracy:
+class EstimateAccuracy:
     """How good some estimates are.
 
     Attributes:
@@ -85,20 +85,20 @@ class Accuracy:
     within_two: float | None
 
 
-def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[Accuracy]:
+def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[EstimateAccuracy]:
     """Of requested times and of the history; `told` is called with the number of jobs that are predicted so far."""
     requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
     return [_accuracy("requested", requested, trace), _accuracy("history", predictions(trace, told=told), trace)]
 
 
 def predictions(
-    trace: JobTrace, history: History | None = None, told: Callable[[int], None] = lambda jobs: None
+    trace: JobTrace, history: ClassHistory | None = None, told: Callable[[int], None] = lambda jobs: None
 ) -> NDArray[np.float64]:
     """What history said of each job when it was submitted; not-a-number where it knew nothing.
 
     A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
     """
-    history = history or History()
+    history = history or ClassHistory()
     jobs = list(_known(trace))
     begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
     end_s = begun_s + trace.run_s
@@ -122,13 +122,13 @@ def _known(trace: JobTrace) -> Iterator[Known]:
         yield Known(*each)
 
 
-def _accuracy(name: str, estimate_s: NDArray[np.float64], trace: JobTrace) -> Accuracy:
+def _accuracy(name: str, estimate_s: NDArray[np.float64], trace: JobTrace) -> EstimateAccuracy:
     is_known = np.isfinite(estimate_s)
     if not is_known.any():
-        return Accuracy(name, 0.0, None, None, None)
+        return EstimateAccuracy(name, 0.0, None, None, None)
     factors = np.exp(np.abs(np.log(estimate_s[is_known]) - np.log(trace.run_s[is_known])))
     middle, high = np.quantile(factors, [0.5, 0.9]).tolist()
-    return Accuracy(name, float(is_known.mean()), middle, high, float((factors <= 2).mean()))
+    return EstimateAccuracy(name, float(is_known.mean()), middle, high, float((factors <= 2).mean()))
 
 
 # -------------------------------------------------------------------------------------------------------------- summary

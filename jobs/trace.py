@@ -36,7 +36,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "job_class": "string",
     "gpu_share": "double",
 }
-MOST_TRACE_BYTES: Final = 1 << 38
+MAX_TRACE_BYTES: Final = 1 << 38
 SLICE_ROWS: Final = 1 << 18
 _KEY: Final = b"slimsched"
 _REMEDY: Final = "make it with `slimsched jobs import` or `slimsched jobs generate`"
@@ -136,7 +136,7 @@ def read_trace(path: Path) -> JobTrace:
     """
     from pyarrow import ArrowException, parquet
 
-    require_file(path, MOST_TRACE_BYTES)
+    require_file(path, MAX_TRACE_BYTES)
     try:
         with parquet.ParquetFile(path) as file:
             provenance = _provenance(file.schema_arrow, str(path))

@@ -22,7 +22,7 @@ from kit.files import atomic_path, require_file, same_header
 SCHEMA = "slimsched.router/1"
 ROUTERS: Final = "a router's file is what `slimsched train` wrote"
 CHECKSUM: Final = "checksum"  # the header's key
-MOST_BYTES: Final = 1_000_000_000
+MAX_BYTES: Final = 1_000_000_000
 MOST: Final = 1e9  # of a number; larger ones, which no training leaves, overflow in what is computed with them
 POLICY = "policy."  # what the network's tensors begin with; a training checkpoint has the optimizer's beside them
 
@@ -50,7 +50,7 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
         InputError: the file is missing or not of the schema, was changed since it was written, or holds numbers that
             are none, or absurd.
     """
-    require_file(path, MOST_BYTES, hint=f"; {made_by}")
+    require_file(path, MAX_BYTES, hint=f"; {made_by}")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})

@@ -19,9 +19,9 @@ from kit.errors import InputError
 
 LONGEST_NAME: Final = 255
 LONGEST_PATH: Final = 4000
-MOST_BYTES: Final = 256_000_000  # of a text file: reading it takes some ten times as much memory
+MAX_BYTES: Final = 256_000_000  # of a text file: reading it takes some ten times as much memory
 TEMPORARY = re.compile(r"\.slimsched-[0-9a-f]{32}\.tmp")
-_MOST_LINKS = 40  # as the kernel has it
+_MAX_LINKS = 40  # as the kernel has it
 _REFUSED = {stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFBLK: "a block device"}
 _CHUNK_BYTES = 1 << 20
 
@@ -102,7 +102,7 @@ def destination(path: Path) -> Path | int:
         OSError: links lead in a circle, or nothing can be looked up there.
     """
     place = path
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         folder = place.parent.resolve()
         if place.name.isdigit() and folder in (Path(f"/proc/{os.getpid()}/fd"), Path("/dev/fd")):
             return int(place.name)
@@ -170,7 +170,7 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES, *, source: str = "", key: str = "", hint: str = "") -> bytes:
     """A file's content.
 
     Args:

@@ -118,9 +118,9 @@ for _tag in _NUMBERS:
 
 # ------------------------------------------------------------------------------------------------------------- bounds
 
-MOST_CHARACTERS: Final = 8_000_000
-MOST_VALUES: Final = 400_000
-MOST_LEVELS: Final = 40
+MAX_CHARACTERS: Final = 8_000_000
+MAX_VALUES: Final = 400_000
+MAX_LEVELS: Final = 40
 
 
 def _require_bounded(text: str) -> None:
@@ -137,10 +137,10 @@ def _require_bounded(text: str) -> None:
             if event.tag not in (None, f"{_TAG}str"):
                 raise _refused(f"the tag {event.tag!r:.80} is not allowed; leave it out", event.start_mark)
             values += 1
-            if values > MOST_VALUES:
-                raise _refused(f"more than {MOST_VALUES:,} values", event.start_mark)
-            if levels >= MOST_LEVELS:
-                raise _refused(f"nested more than {MOST_LEVELS} levels deep", event.start_mark)
+            if values > MAX_VALUES:
+                raise _refused(f"more than {MAX_VALUES:,} values", event.start_mark)
+            if levels >= MAX_LEVELS:
+                raise _refused(f"nested more than {MAX_LEVELS} levels deep", event.start_mark)
             levels += isinstance(event, yaml.CollectionStartEvent)
 
 
@@ -169,8 +169,8 @@ def parse(model: type[Document], text: str, source: str) -> Document:
 
 def mapping(text: str, source: str) -> dict[str, Any]:
     """Read YAML `text` as keys and plain values; raises `InputError` where it is none, or more than a document has."""
-    if len(text) > MOST_CHARACTERS:
-        problem = f"has {len(text):,} characters; allowed are {MOST_CHARACTERS:,}: is it the file that you mean?"
+    if len(text) > MAX_CHARACTERS:
+        problem = f"has {len(text):,} characters; allowed are {MAX_CHARACTERS:,}: is it the file that you mean?"
         raise InputError(source, "", problem)
     try:
         _require_bounded(text)
@@ -182,7 +182,7 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         line = f"line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
         if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
-            raise InputError(source, line, f"nested more than {MOST_LEVELS} levels deep") from None
+            raise InputError(source, line, f"nested more than {MAX_LEVELS} levels deep") from None
         kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
         helps = _of_yaml(text, mark) if kind else ""
         raise InputError(source, line, f"{kind}{problem}{helps}") from None
@@ -238,14 +238,14 @@ def with_name(raw: Any, key: str) -> str:
 
 
 _RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*")
-MOST_LISTED: Final = 10  # numbers of a range that are written out
+MAX_LISTED: Final = 10  # numbers of a range that are written out
 
 
 def _numbers(found: Any) -> list[str]:
     """Those of a range such as 0-9; none of anything else."""
     ends = _RANGE.fullmatch(found) if isinstance(found, str) else None
     numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
-    return [str(number) for number in numbers[:MOST_LISTED]] + ["..."] * (len(numbers) > MOST_LISTED)
+    return [str(number) for number in numbers[:MAX_LISTED]] + ["..."] * (len(numbers) > MAX_LISTED)
 
 
 def _remedy(kind: str, found: Any, context: Mapping[str, Any], *, is_item: bool) -> str:

@@ -21,19 +21,19 @@ from typing import Any, Final, Protocol
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 
-HORIZON_S: Final = 30.0  # three windows of `scenarios.metrics.service`: bursts are made up for, overloads forgotten
+HORIZON_S: Final = 30.0  # three windows of `scenarios.metrics.slo`: bursts are made up for, overloads forgotten
 FEW: Final = 200.0  # images that count as served as asked before the first one: a few tell little
-MOST_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload would be paid for by drowning after it
+MAX_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload would be paid for by drowning after it
 GAIN: Final = 500.0  # shift for each unit of the mean deficit (a tenth of a point: 0.5)
 GAIN_PER_S: Final = 40.0  # the same, a second
 AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each is to keep its p99
-LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.service`
-MOST_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
+LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.slo`
+MAX_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
 LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
 LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
-MOST_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
-MOST_STRETCH: Final = 1.25  # of thresholds upwards: nothing else ends it; 3.5 times as high are the most
-MOST_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
+MAX_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
+MAX_STRETCH: Final = 1.25  # of thresholds upwards: nothing else ends it; 3.5 times as high are the most
+MAX_WEIGHT: Final = 1e6  # points of accuracy a joule: far beyond what leaves anything but the narrowest
 LONGEST_S: Final = 1.0  # a pause between two decisions counts for no more
 FOLLOW: Final = -1.0  # in place of a goal of its own: what the operator asks for
 FREE, AT_WIDEST, AT_NARROWEST, AT_BOTH = range(4)  # where the last decision was on its dial; at both: it had none
@@ -65,7 +65,7 @@ class GoalControl:
     """
 
     floor: float = FOLLOW
-    most: float = MOST_SHIFT
+    most: float = MAX_SHIFT
     limit_ns: int = FOLLOW_NS
     energy_weight: float = FOLLOW
     best: float = 1.0
@@ -135,12 +135,12 @@ def keep_floor(control: GoalControl, floor: float, came: int, gained: float, pas
     control.images = control.images * keep + came
     control.debt = control.debt * keep + (floor * came - gained)
     known = control.images + FEW
-    deficit = min(MOST_DEFICIT, max(-MOST_DEFICIT, control.debt / known))
+    deficit = min(MAX_DEFICIT, max(-MAX_DEFICIT, control.debt / known))
     control.debt = deficit * known
     if not is_stuck(control, deficit, rests):
         moved = control.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
-        control.bias = min(control.most, max(-MOST_SHIFT, moved))
-    control.floor_shift = min(control.most, max(-MOST_SHIFT, control.bias + GAIN * deficit))
+        control.bias = min(control.most, max(-MAX_SHIFT, moved))
+    control.floor_shift = min(control.most, max(-MAX_SHIFT, control.bias + GAIN * deficit))
 
 
 def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed_s: float, rests: bool) -> None:
@@ -152,12 +152,12 @@ def keep_limit(control: GoalControl, limit_ns: int, came: int, late: int, passed
     control.judged = control.judged * keep + came
     control.over = control.over * keep + (late - AIM * came)
     known = control.judged + FEW
-    excess = min(MOST_EXCESS, control.over / known)
+    excess = min(MAX_EXCESS, control.over / known)
     control.over = excess * known
     if not is_stuck(control, -excess, rests):
         moved = control.limit_bias - LIMIT_GAIN_PER_S * excess * min(passed_s, LONGEST_S)
-        control.limit_bias = min(control.most, max(-MOST_SHIFT, moved))
-    control.limit_shift = min(control.most, max(-MOST_SHIFT, control.limit_bias - LIMIT_GAIN * excess))
+        control.limit_bias = min(control.most, max(-MAX_SHIFT, moved))
+    control.limit_shift = min(control.most, max(-MAX_SHIFT, control.limit_bias - LIMIT_GAIN * excess))
 
 
 def is_stuck(control: GoalControl, wanted: float, rests: bool) -> bool:

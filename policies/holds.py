@@ -13,7 +13,7 @@ import msgspec
 
 from policies.vocabulary import HoldRule
 
-MOST_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
+MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
 
 Line = TypeVar("Line", bound=Hashable)
 

@@ -12,7 +12,7 @@ import numpy as np
 from policies.reward import AccuracyPrior
 from policies.vocabulary import FOLLOW_NS, Choice, ClusterView, Hold, HoldRule, WorkKey
 
-MOST_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
+MAX_TUPLES: Final = 1 << 12  # of a table that the router's core knows: it stands in every stored run
 GROUPS: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
 
 
@@ -74,7 +74,7 @@ class RouterConfig:
         block_key: whether a block's members must share the location of their activations.
         max_retries: how often a request is tried again after a rejection or a server's death.
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
-        hold_limit_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
+        max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
     """
 
@@ -86,7 +86,7 @@ class RouterConfig:
     block_key: Literal["location", "any"] = "location"
     max_retries: int = 3
     shed_expired: bool = False
-    hold_limit_ns: int = 0
+    max_batching_delay_ns: int = 0
     top1: tuple[float, ...] = ()
 
     @property
@@ -100,7 +100,7 @@ class RouterConfig:
 
 
 def top1_of(config: RouterConfig, prior: AccuracyPrior) -> tuple[float, ...]:
-    """The accuracy table for `RouterConfig.top1`; empty where it would have more than `MOST_TUPLES`."""
-    if len(config.widths) ** config.segments > MOST_TUPLES:
+    """The accuracy table for `RouterConfig.top1`; empty where it would have more than `MAX_TUPLES`."""
+    if len(config.widths) ** config.segments > MAX_TUPLES:
         return ()
     return tuple(prior(widths) for widths in config.width_tuples())

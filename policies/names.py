@@ -25,7 +25,7 @@ ROUTER_NAMES: Final = tuple(
     dict.fromkeys((*PLACEMENT_NAMES, *(kind.name for kind in KINDS.values() if not kind.needs_numbers)))
 )
 
-MOST_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bits
+MAX_HELD: Final = 1 << 62  # of a hold rule's numbers: an engine counts in 64 bits
 
 
 # -------------------------------------------------------------------------------------------------------- by name
@@ -146,7 +146,7 @@ class CheckedRouter:
         if rule is None:
             return None
         numbers = [*rule.requests, *rule.wait_ns] if isinstance(rule, HoldRule) else [None]
-        is_one = all(type(number) is int and 0 <= number < MOST_HELD for number in numbers)
+        is_one = all(type(number) is int and 0 <= number < MAX_HELD for number in numbers)
         if not is_one or not len(rule.requests) == len(rule.wait_ns) == self.config.segments:
             allowed = "a policies.vocabulary.HoldRule(requests, wait_ns) with a whole number, from 0, for each"
             raise WorkError(f"{self.name}: hold is {in_a_line(repr(rule))}; allowed is {allowed} segment, or None")
@@ -159,7 +159,7 @@ class CheckedRouter:
             limit_ns = limit_ns_of(self.router)
         except FAILURES as error:
             raise WorkError(f"{self.name}: p99_limit_ns: {failure(error)}") from error
-        if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MOST_HELD:
+        if type(limit_ns) is not int or not FOLLOW_NS <= limit_ns < MAX_HELD:
             allowed = f"whole nanoseconds, 0 for none, or {FOLLOW_NS} for the operator's"
             raise WorkError(f"{self.name}: p99_limit_ns is {in_a_line(repr(limit_ns))}; allowed are {allowed}")
         return limit_ns
@@ -195,7 +195,7 @@ def _plain(choice: Choice) -> Choice:
 def hold_problem(hold: Hold, view: ClusterView, most: int) -> str | None:
     """What is wrong with a hold for a view, and what is allowed; None where it can begin."""
     if view.hold_left_ns <= 0:
-        return "these candidates may not be held now (view.hold_left_ns is 0; see router.hold_limit_s)"
+        return "these candidates may not be held now (view.hold_left_ns is 0; see router.max_batching_delay_s)"
     if type(hold.requests) is not int or type(hold.wait_ns) is not int:
         return "allowed are Python's int for requests and wait_ns"
     if not view.candidates < hold.requests <= most:

@@ -58,13 +58,13 @@ from policies.vocabulary import HoldRule
 
 Part = TypeVar("Part")
 
-MOST_TRANSFERS: Final = 1 << 20  # entries of that table, which take about a second to make
+MAX_TRANSFERS: Final = 1 << 20  # entries of that table, which take about a second to make
 _EXACT: Final = 1 << 53  # below, a float holds every whole number
 _MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class CompiledRouter:
     """A router in compiled form.
 
     Attributes:
@@ -84,11 +84,11 @@ class _NotCompiled(Exception):  # noqa: N818 - no error: Python decides
     """A part that has no compiled form."""
 
 
-def plan_of(policy: RoutingPolicy, config: RouterConfig) -> Planned | None:
+def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | None:
     """A router's plan for a cluster; None where Python must decide.
 
     That is so for a class that is not known here, for a router that was made for other widths or servers, for expected
-    costs that can't be told for some key, and for a table of transfers that would be too large (`MOST_TRANSFERS`).
+    costs that can't be told for some key, and for a table of transfers that would be too large (`MAX_TRANSFERS`).
     """
     kind = type(policy)
     if kind is HoldingRouter:
@@ -140,7 +140,7 @@ class _Writer:
 
     # ------------------------------------------------------------------------------------------------------ routers
 
-    def composed(self, router: ComposedRouter) -> Planned:
+    def composed(self, router: ComposedRouter) -> CompiledRouter:
         """A placement, a width rule and a group rule."""
         self._head.width_rule.numbers[:] = self._widths(router.width, 1)
         self._place(router.placement, router.width)
@@ -152,7 +152,7 @@ class _Writer:
         self._choose_from(cast(groups.LargestGroup, router.group).groups)
         return self._finished()
 
-    def slackfit(self, router: slackfit.SlackFit) -> Planned:
+    def slackfit(self, router: slackfit.SlackFit) -> CompiledRouter:
         """Width and group by slack, on a placement."""
         self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
         self._place(router.placement)
@@ -162,7 +162,7 @@ class _Writer:
         self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
         return self._finished()
 
-    def milp(self, router: milp.Milp) -> Planned:
+    def milp(self, router: milp.Milp) -> CompiledRouter:
         """Tuples and shares by server; a new plan is Python's to make."""
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.capacity_img_s) == servers)
@@ -179,7 +179,7 @@ class _Writer:
         memory.write(planned.row)
         return planned
 
-    def lookahead(self, router: lookahead.Lookahead) -> Planned:
+    def lookahead(self, router: lookahead.Lookahead) -> CompiledRouter:
         """The next few blocks."""
         self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
         self._require(len(router.image_ns) == self._config.servers)
@@ -208,7 +208,7 @@ class _Writer:
         self._require(all(len(row) == len(self._config.widths) for row in rows))
         return self._plan.add([[self._whole(number) for number in row] for row in rows])
 
-    def _finished(self, replan: Replan | None = None) -> Planned:
+    def _finished(self, replan: Replan | None = None) -> CompiledRouter:
         self._add_tables()
         row, kept = self._plan.row(), tuple(self._keep)
 
@@ -216,7 +216,7 @@ class _Writer:
             for each in kept:
                 each(row)
 
-        return Planned(row, replan, keep)
+        return CompiledRouter(row, replan, keep)
 
     # --------------------------------------------------------------------------------------------------------- parts
 
@@ -369,7 +369,7 @@ class _Writer:
         self._tables += [table for table in tables if table not in self._tables]
         config = self._config
         moves = (config.servers + 1) * config.servers * config.segments * (len(config.widths) + 1)
-        self._require("transfer" not in tables or moves * (config.groups[-1] + 1) <= MOST_TRANSFERS)
+        self._require("transfer" not in tables or moves * (config.groups[-1] + 1) <= MAX_TRANSFERS)
 
     def _add_tables(self) -> None:
         """Write them; refused where floats would not compare sums of them as whole numbers do."""

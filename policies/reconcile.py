@@ -1,10 +1,10 @@
-"""Whether the logs of a run agree on what became of every block: the router's, and that of every life of a server.
+"""Whether the logs of a run agree on what became of every block: the router's, and that of every epoch of a server.
 
-Each log is followed as it is read; what they say of each other is compared in the end. A *life* is a server's epoch.
-What must hold: a block arrives once, at the life that the router sent it to. What the router hears of a life, that
-life has said; and what a life says the router hears, unless the life or the run ends before. That each log is right by
-itself (nobody is sent twice, or handed back who is not there) is not asked here: fresh cores that do the same show it
-(`policies.replay`).
+Each log is followed as it is read; what they say of each other is compared in the end. A *epoch* is a server's epoch.
+What must hold: a block arrives once, at the epoch that the router sent it to. What the router hears of an epoch, that
+epoch has said; and what an epoch says the router hears, unless the epoch or the run ends before. That each log is right
+by itself (nobody is sent twice, or handed back who is not there) is not asked here: fresh cores that do the same show
+it (`policies.replay`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Fate(IntEnum):
     RETURNED = 0
     REJECTED = 1  # by the server
     NOT_MOVED = 2  # its inputs could not be brought there
-    LOST = 3  # with the server's life
+    LOST = 3  # with the server's epoch
     UNDER_WAY = 4  # when the run ended
 
     @property
@@ -50,7 +50,7 @@ class Fate(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What can't be: `log` is `router` or a life's, `step` counts from 0; None where it is of no single step."""
+    """What can't be: `log` is `router` or an epoch's, `step` counts from 0; None where it is of no single step."""
 
     log: str
     step: int | None
@@ -69,12 +69,12 @@ class Account:
 
 
 @dataclass(frozen=True, order=True, slots=True)
-class _Life:
+class _ServerEpoch:
     server: int
     epoch: int
 
     def __str__(self) -> str:
-        return f"server:{self.server}, life {self.epoch}"
+        return f"server:{self.server}, epoch {self.epoch}"
 
 
 _Answer = ReturnRequests | RejectRequests
@@ -86,16 +86,16 @@ class Books:
 
     def __init__(self) -> None:
         self._router = _RouterBook()
-        self._lives: dict[_Life, _LifeBook] = {}
+        self._server_epochs: dict[_ServerEpoch, _EpochBook] = {}
 
     def whole(self, steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
         """A log that holds the steps of all cores, as a simulation writes it."""
-        current: dict[str, _LifeBook] = {}
+        current: dict[str, _EpochBook] = {}
         for number, step in enumerate(steps):
             if step.core == ROUTER_LOG:
                 self._router.observe(number, step)
             elif isinstance(step.event, ServerUp):
-                current[step.core] = self._open(_Life(step.event.server, step.event.epoch), heard=0, ended=None)
+                current[step.core] = self._open(_ServerEpoch(step.event.server, step.event.epoch), heard=0, ended=None)
             elif step.core in current:  # a server that is down does nothing
                 current[step.core].observe(number, step)
             yield step
@@ -106,14 +106,14 @@ class Books:
             if step.core == ROUTER_LOG:
                 self._router.observe(number, step)
             else:
-                self._router.note(number, f"is of {step.core}, whose lives have logs of their own")
+                self._router.note(number, f"is of {step.core}, whose epochs have logs of their own")
             yield step
 
-    def life(
+    def server_epoch(
         self, steps: Iterable[LoggedStep], *, server: int, epoch: int, heard: int, ended: str
     ) -> Iterator[LoggedStep]:
-        """The log of one life; for the others see `policies.records.AgentLog`."""
-        book = self._open(_Life(server, epoch), heard, ended)
+        """The log of one epoch; for the others see `policies.records.AgentLog`."""
+        book = self._open(_ServerEpoch(server, epoch), heard, ended)
         for number, step in enumerate(steps):
             if step.core == f"server:{server}":
                 book.observe(number, step)
@@ -121,19 +121,21 @@ class Books:
                 book.note(number, f"is of {step.core}")
             yield step
 
-    def _open(self, life: _Life, heard: int, ended: str | None) -> _LifeBook:
-        book = _LifeBook(life, heard, ended)
-        if life in self._lives:
+    def _open(self, server_epoch: _ServerEpoch, heard: int, ended: str | None) -> _EpochBook:
+        book = _EpochBook(server_epoch, heard, ended)
+        if server_epoch in self._server_epochs:
             book.note(None, "there are two of it")
-        self._lives[life] = book
+        self._server_epochs[server_epoch] = book
         return book
 
     def close(self) -> Account:
         """All logs have been read: what they come to."""
         router, violations = self._router, list(self._router.violations)
-        for life in sorted(router.born - self._lives.keys()):
-            violations.append(Violation(str(life), None, "there is no log of it, and the router says that it served"))
-        for _, book in sorted(self._lives.items(), key=lambda each: each[0]):
+        for server_epoch in sorted(router.born - self._server_epochs.keys()):
+            violations.append(
+                Violation(str(server_epoch), None, "there is no log of it, and the router says that it served")
+            )
+        for _, book in sorted(self._server_epochs.items(), key=lambda each: each[0]):
             violations += [*book.violations, *_compare(router, book)]
         fates = list(router.fates().values())
         return Account({fate: fates.count(fate) for fate in Fate}, tuple(violations))
@@ -155,18 +157,18 @@ class _RouterBook(_Book):
     """The router's log.
 
     Attributes:
-        born: every life that served; `ended` says how the dead ones did.
+        born: every epoch that served; `ended` says how the dead ones did.
         sent: every block.
-        answers: what came back, as what the life must have said.
+        answers: what came back, as what the epoch must have said.
         is_drained: whether all that arrived has ended.
     """
 
     def __init__(self) -> None:
         super().__init__(ROUTER_LOG)
-        self.born: set[_Life] = set()
-        self.ended: dict[_Life, str] = {}
+        self.born: set[_ServerEpoch] = set()
+        self.ended: dict[_ServerEpoch, str] = {}
         self.sent: dict[int, Block] = {}
-        self.answers: dict[_Life, _Answers] = {}
+        self.answers: dict[_ServerEpoch, _Answers] = {}
         self._fates: dict[int, Fate] = {}
         self._last: dict[int, Block] = {}  # of each request
         self._under_way: set[int] = set()
@@ -186,20 +188,22 @@ class _RouterBook(_Book):
             case RequestArrived():
                 self._open_requests += 1
             case ServerUp(server, epoch):
-                self.born.add(_Life(server, epoch))
+                self.born.add(_ServerEpoch(server, epoch))
             case ServerDown(server, epoch, reason):
-                life = _Life(server, epoch)
-                self.ended.setdefault(life, reason)
-                self._close([each for each in self._under_way if _life_of(self._last[each]) == life], Fate.LOST)
+                server_epoch = _ServerEpoch(server, epoch)
+                self.ended.setdefault(server_epoch, reason)
+                self._close(
+                    [each for each in self._under_way if _server_epoch_of(self._last[each]) == server_epoch], Fate.LOST
+                )
             case TransferFailed(block, _, _, requests):  # of one that has ended already it is stale
                 if block not in self.sent:
                     self.note(number, f"a transfer failed of block {block}, which was never sent")
                 its_own = [each for each in self._sent_with(requests) if self._last[each].block == block]
                 self._close(its_own, Fate.NOT_MOVED)
             case RequestsReturned(server, epoch, requests, segment, width):
-                self._hear(_Life(server, epoch), ReturnRequests(epoch, requests, segment, width), Fate.RETURNED)
+                self._hear(_ServerEpoch(server, epoch), ReturnRequests(epoch, requests, segment, width), Fate.RETURNED)
             case RequestsRejected(server, epoch, requests, reason):
-                self._hear(_Life(server, epoch), RejectRequests(epoch, requests, reason), Fate.REJECTED)
+                self._hear(_ServerEpoch(server, epoch), RejectRequests(epoch, requests, reason), Fate.REJECTED)
         for command in step.commands:
             if isinstance(command, SendBlock):
                 self._send(command.block)
@@ -212,10 +216,13 @@ class _RouterBook(_Book):
         self.sent[block.block] = block
         self._fates[block.block] = Fate.RETURNED
 
-    def _hear(self, life: _Life, answer: _Answer, fate: Fate) -> None:
-        """From a life that has ended it is stale: what was there is lost already."""
-        _note_answer(self.answers.setdefault(life, {}), answer, self.steps - 1, self._last)
-        self._close([each for each in self._sent_with(answer.requests) if _life_of(self._last[each]) == life], fate)
+    def _hear(self, server_epoch: _ServerEpoch, answer: _Answer, fate: Fate) -> None:
+        """From an epoch that has ended it is stale: what was there is lost already."""
+        _note_answer(self.answers.setdefault(server_epoch, {}), answer, self.steps - 1, self._last)
+        self._close(
+            [each for each in self._sent_with(answer.requests) if _server_epoch_of(self._last[each]) == server_epoch],
+            fate,
+        )
 
     def _sent_with(self, requests: Iterable[int]) -> list[int]:
         return [request for request in requests if request in self._under_way]
@@ -227,8 +234,8 @@ class _RouterBook(_Book):
             self._fates[block] = max(self._fates[block], fate)
 
 
-class _LifeBook(_Book):
-    """The log of one life.
+class _EpochBook(_Book):
+    """The log of one epoch.
 
     Attributes:
         heard, ended: see `policies.records.AgentLog`; `ended` is None where no note was made of it.
@@ -236,9 +243,9 @@ class _LifeBook(_Book):
         answers: what was handed back.
     """
 
-    def __init__(self, life: _Life, heard: int, ended: str | None) -> None:
-        super().__init__(str(life))
-        self.life, self.heard, self.ended = life, heard, ended
+    def __init__(self, server_epoch: _ServerEpoch, heard: int, ended: str | None) -> None:
+        super().__init__(str(server_epoch))
+        self.server_epoch, self.heard, self.ended = server_epoch, heard, ended
         self.arrived: dict[int, tuple[int, Block]] = {}
         self.answers: _Answers = {}
         self._last: dict[int, Block] = {}  # of each request
@@ -256,8 +263,8 @@ class _LifeBook(_Book):
                 _note_answer(self.answers, command, number, self._last)
 
 
-def _life_of(block: Block) -> _Life:
-    return _Life(block.server, block.epoch)
+def _server_epoch_of(block: Block) -> _ServerEpoch:
+    return _ServerEpoch(block.server, block.epoch)
 
 
 def _note_answer(answers: _Answers, answer: _Answer, step: int, block_of: Mapping[int, Block]) -> None:
@@ -265,13 +272,13 @@ def _note_answer(answers: _Answers, answer: _Answer, step: int, block_of: Mappin
     answers.setdefault(answer, []).append((step, tuple(sorted(blocks))))
 
 
-def _compare(router: _RouterBook, book: _LifeBook) -> Iterator[Violation]:
-    """One life as the router knows it, and as it is by its own log."""
-    life = book.life
-    if life not in router.born:
+def _compare(router: _RouterBook, book: _EpochBook) -> Iterator[Violation]:
+    """One epoch as the router knows it, and as it is by its own log."""
+    server_epoch = book.server_epoch
+    if server_epoch not in router.born:
         yield Violation(book.name, None, "there is a log of it, and the router says nothing of it")
         return
-    ended = router.ended.get(life, "")
+    ended = router.ended.get(server_epoch, "")
     if book.ended not in (None, ended):
         problem = f"ended by its note: {_end_text(book.ended)}; by the router's log: {_end_text(ended)}"
         yield Violation(book.name, None, problem)
@@ -282,7 +289,7 @@ def _compare(router: _RouterBook, book: _LifeBook) -> Iterator[Violation]:
         problem = f"its log ends after {book.steps} steps, and the router had heard of {book.heard}"
         yield Violation(book.name, None, problem)
         return  # what is missing is missing
-    heard = router.answers.get(life, {})
+    heard = router.answers.get(server_epoch, {})
     for answer, times in heard.items():
         for step, blocks in times[len(book.answers.get(answer, ())) :]:
             yield Violation(ROUTER_LOG, step, f"{_text(answer, blocks)} by {book.name}, in whose log that is not")
@@ -293,10 +300,10 @@ def _compare(router: _RouterBook, book: _LifeBook) -> Iterator[Violation]:
                 yield Violation(book.name, step, f"{_text(answer, blocks)}, and the router did not hear of it")
 
 
-def _heard_in_time(book: _LifeBook, heard: _Answers, *, is_drained: bool) -> int:
-    """The step before which the router heard of all that a life handed back: an agent's words come in their order.
+def _heard_in_time(book: _EpochBook, heard: _Answers, *, is_drained: bool) -> int:
+    """The step before which the router heard of all that an epoch handed back: an agent's words come in their order.
 
-    Of several answers of one step, a killed life's first may be the last that was heard.
+    Of several answers of one step, a killed epoch's first may be the last that was heard.
     """
     if is_drained:
         return book.steps

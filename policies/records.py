@@ -230,12 +230,12 @@ class ChoreCost(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class AgentLog:
-    """What one life of a server's agent has written down; a life serves in one epoch.
+    """What one epoch of a server's agent has written down; an epoch serves in one epoch.
 
     Attributes:
-        steps: of its scheduler, from the life's beginning; of a life that was killed, the last ones may be missing.
-        heard: how many of them the router had heard of when it last heard of the life; as many are there at least.
-        ended: as its `ServerDown` says; empty for a life that lived to the run's end.
+        steps: of its scheduler, from the epoch's beginning; of an epoch that was killed, the last ones may be missing.
+        heard: how many of them the router had heard of when it last heard of the epoch; as many are there at least.
+        ended: as its `ServerDown` says; empty for an epoch that lived to the run's end.
     """
 
     server: int
@@ -246,7 +246,7 @@ class AgentLog:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignLoad:
+class BackgroundLoad:
     """What others took of a real device during a run, as shares in [0, 1] of its time.
 
     Attributes:
@@ -309,9 +309,9 @@ class RunRecord:
             messages; on a CPU device its passes are part of it. Empty in simulation.
         references: (server, when in ns, seconds) of a fixed piece of work between the batches of a CPU's server, which
             tells how fast its core ran; empty in simulation.
-        foreign_load: of the device that had most of it; None in simulation, and where nothing tells.
+        background_load: of the device that had most of it; None in simulation, and where nothing tells.
         cpu: what the router and agents took of the host; None in simulation.
-        agent_logs: on hardware, where `log` is kept, of every life that came up, by server and epoch.
+        agent_logs: on hardware, where `log` is kept, of every epoch that came up, by server and epoch.
         router_costs, handovers, chores: samples from hardware of what simulation takes from profiles.
         clocks: at the end, of every server whose clock is not the router's.
     """
@@ -331,7 +331,7 @@ class RunRecord:
     router_busy_ns: int = 0
     agents_busy_ns: tuple[int, ...] = ()
     references: tuple[tuple[int, int, float], ...] = ()
-    foreign_load: ForeignLoad | None = None
+    background_load: BackgroundLoad | None = None
     cpu: CpuUse | None = None
     agent_logs: tuple[AgentLog, ...] = ()
     router_costs: tuple[RouterCost, ...] = ()

@@ -113,4 +113,4 @@ KINDS: Final[Mapping[str, RouterKind]] = {
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
 CONTROLLED: Final = ("ladder", "lookahead", TIDE)  # kinds with a dial, whose files may have `control`
 RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)  # each has a rule file
-RIVALS: Final = tuple(kind for kind in RULES if kind != TIDE)
+BASELINES: Final = tuple(kind for kind in RULES if kind != TIDE)

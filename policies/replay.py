@@ -54,7 +54,7 @@ def replay_run(
     wrong: list[str] = []
     parts = {"router": books.router(log) if agent_logs else books.whole(log)}
     for each in agent_logs:
-        parts[f"server:{each.server}, life {each.epoch}"] = books.life(
+        parts[f"server:{each.server}, epoch {each.epoch}"] = books.server_epoch(
             each.steps, server=each.server, epoch=each.epoch, heard=each.heard, ended=each.ended
         )
     for name, steps in parts.items():

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.holds import MOST_HOLDS, Holds
+from policies.holds import MAX_HOLDS, Holds
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
@@ -189,7 +189,7 @@ class RouterCore:
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
         self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
-        self._holds: Holds[_Line] = Holds(config.hold_limit_ns, config.groups[-1])
+        self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
         self._decision = 0
         self._all_at_cap = False  # no server could take the head's block when it was last looked at
@@ -442,7 +442,7 @@ class RouterCore:
         """For how long they may be held; not at all if they are as many as may be, alone, or were held too often."""
         entries = [self._requests[request] for request in candidates]
         may_hold = len(candidates) < self.config.groups[-1] and line.alone == _TOGETHER
-        return self._holds.left_ns(entries, now_ns) if may_hold and entries[0].holds < MOST_HOLDS else 0
+        return self._holds.left_ns(entries, now_ns) if may_hold and entries[0].holds < MAX_HOLDS else 0
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""

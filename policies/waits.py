@@ -26,8 +26,8 @@ def problem_with(holds_s: Sequence[float], limit_s: float) -> str | None:
     if not holds_s or holds_s[-1] <= limit_s:
         return None
     if limit_s == 0:
-        return f"{list(holds_s)}: nobody may be held; set router.hold_limit_s above 0, or leave holds_s empty"
-    allowed = f"at most router.hold_limit_s ({limit_s:g})"
+        return f"{list(holds_s)}: nobody may be held; set router.max_batching_delay_s above 0, or leave holds_s empty"
+    allowed = f"at most router.max_batching_delay_s ({limit_s:g})"
     return f"{holds_s[-1]:g} is longer than anybody may be held, {allowed}; raise that limit, or choose shorter waits"
 
 
@@ -46,7 +46,7 @@ class Waits:
     @classmethod
     def within(cls, holds_s: Sequence[float], config: RouterConfig) -> Waits:
         """For a router's core; `InputError` where it holds nobody for so long."""
-        problem = problem_with(holds_s, config.hold_limit_ns / NS_PER_S)
+        problem = problem_with(holds_s, config.max_batching_delay_ns / NS_PER_S)
         if problem:
             raise InputError("environment", "holds_s", problem)
         return cls.of(holds_s, config.groups)

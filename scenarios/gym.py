@@ -72,8 +72,8 @@ def make_env(
 ) -> SlimClusterEnv:
     """An environment for a scenario whose profiles and accuracy are known (a run folder may hold them).
 
-    With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.hold_limit_s` must be as long.
-    `changes` are other values than the file's (`scenarios.files.reading.load_scenario`). Nothing is drawn.
+    With `holds_s` an action may be to wait (`SlimClusterEnv`); the scenario's `router.max_batching_delay_s` must be as
+    long. `changes` are other values than the file's (`scenarios.files.reading.load_scenario`). Nothing is drawn.
 
     Raises:
         InputError: the scenario needs something measured first; `slimsched run` does that. Or it needs what the
@@ -183,9 +183,9 @@ def _plan(world: World, duration_s: float | None) -> Callable[[int], RunSpec]:
 
 
 def _episode(world: World, horizon_s: float, seed: int) -> RunSpec:
-    from scenarios.world.workloads import Excerpt
+    from scenarios.world.workloads import TraceSlice
 
-    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", excerpt=Excerpt())
+    return world.run_spec(seed, duration_s=horizon_s, detail=False, end="cut", trace_slice=TraceSlice())
 
 
 if ID not in gymnasium.registry:

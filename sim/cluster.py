@@ -47,7 +47,7 @@ from sim.agenda import ARRIVAL, HOST, Agenda, Kind, Process, rank
 from sim.costs import input_bytes
 from sim.faults import FaultDriver, poisoned_requests
 from sim.host import HostTable, SimulatedHost
-from sim.network import LINKS, Network
+from sim.network import LINKS, Interconnect
 from sim.physics import SimulatedDevice
 from sim.server import Outcomes, RouterMessage, ServerSpec, SharedDevice, SimulatedServer
 from sim.tables import DeviceTables
@@ -127,7 +127,7 @@ class Simulation:
             keep_log=run.keep_log,
         )
         attachments = tuple(server.attachment for server in cluster.servers)
-        self._network = Network(attachments, derived_seed(run.seed, LINKS))
+        self._network = Interconnect(attachments, derived_seed(run.seed, LINKS))
         self._devices = [SharedDevice(SimulatedDevice(tables), self._agenda) for tables in cluster.devices]
         self._deliveries: dict[int, _Delivery] = {}
         self._pending: Decide | None = None
@@ -153,13 +153,13 @@ class Simulation:
         for index, device in enumerate(self._devices):
             followed = self.spec.slowdowns.get(index)
             salt = derived_seed(self.spec.seed, f"pace:{index}")
-            slowdown = device.drawn_slowdown(salt) if followed is None else device.followed_slowdown(followed)
+            slowdown = device.sampled_slowdown(salt) if followed is None else device.followed_slowdown(followed)
             self._agenda.process(slowdown)
         for fault in self.spec.faults:
             self._faults.plan(fault)
         for at_ns, goal in self.spec.goals:
             self._agenda.at(at_ns, HOST, self._tell_router, goal)
-        if self.cluster.router.hold_limit_ns and self.spec.end == "drain":
+        if self.cluster.router.max_batching_delay_ns and self.spec.end == "drain":
             self._agenda.at(self.spec.horizon_ns, HOST, self._tell_router, ArrivalsEnded())
         self._agenda.process(self._arrivals())
 
@@ -209,7 +209,7 @@ class Simulation:
 
     def set_hold_rule(self, rule: HoldRule) -> None:
         """What the router holds without a decision, where it may hold; for before the first one."""
-        if self.cluster.router.hold_limit_ns:
+        if self.cluster.router.max_batching_delay_ns:
             self._tell_router(rule)
 
     def set_limit(self, limit: OwnLimit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.vocabulary import NS_PER_S, WorkKey
-from sim.network import Attachment, Network
+from sim.network import Attachment, Interconnect
 from sim.tables import DeviceTables, KeyTable
 
 
@@ -23,7 +23,7 @@ class ProfileCosts:
     ) -> None:
         self._devices = tuple(devices)
         self._batch_limits = tuple(batch_limits)
-        self._network = Network(tuple(attachments))
+        self._network = Interconnect(tuple(attachments))
         self._handovers_ns = [round(_mean(each.there_ns) + _mean(each.back_ns)) for each in self._devices]
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:

@@ -16,14 +16,14 @@ import msgspec
 from kit.chance import derived_seed
 from policies.faults import Impairment
 from policies.vocabulary import Provenance
-from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
+from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, parts_that_fit, sampled_spells, solo_ns
 from sim.profile import InstanceCost, LatencyCurve, Profile
 from sim.server import DISPATCH, JITTER
 from sim.tables import BatchKey, UtilMetric, compile_tables
 
 FACTORY = "sim.emulation:device_model"
 _ONLY = 0  # the server on the device
-_MOST_PAST = 1 << 10  # entries; then what no window reaches any more is forgotten
+_MAX_PAST = 1 << 10  # entries; then what no window reaches any more is forgotten
 _START, _END, _SPELL = range(3)  # the order of what happens at one instant, as in `sim.agenda`
 
 
@@ -152,7 +152,7 @@ class DeviceModel:
         self._impairment = Impairment()
         self._spells: Iterator[tuple[int, float]] = iter(())
         if self._tables.slowdown is not None:
-            self._spells = drawn_spells(self._tables.slowdown, spells_salt)
+            self._spells = sampled_spells(self._tables.slowdown, spells_salt)
         self._spell = next(self._spells, None)
         self._past = [_Integrals(0, 0.0, 0.0)]
 
@@ -285,7 +285,7 @@ class DeviceModel:
         return self._physics.energy_mj(now_ns - self._origin_ns) / 1000
 
     def _remember(self, at_ns: int) -> None:
-        if len(self._past) % _MOST_PAST == 0:
+        if len(self._past) % _MAX_PAST == 0:
             tables = self._tables
             longest_ns = max(tables.power_window, tables.utilization_window) * tables.period_ns + tables.lag_ns
             del self._past[: max(0, self._place(at_ns - longest_ns) - 1)]

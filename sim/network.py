@@ -49,7 +49,7 @@ class _Path:
         return transfer_bytes / (1 - self.loss) / self.bandwidth_bytes_s
 
 
-class Network:
+class Interconnect:
     """All media of a cluster; it keeps when each is free again.
 
     Args:

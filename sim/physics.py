@@ -287,7 +287,7 @@ def parts_that_fit(size: int, room: int) -> tuple[int, ...]:
     return (*parts_that_fit(larger, room), *parts_that_fit(size - larger, room))
 
 
-def drawn_spells(slowdown: SlowdownTable, salt: int) -> Iterator[tuple[int, float]]:
+def sampled_spells(slowdown: SlowdownTable, salt: int) -> Iterator[tuple[int, float]]:
     """(when, how many times as long things take from then on), without end; `salt` is of the hash that draws.
 
     It starts at 0 in either state, as it would be found at any time.

@@ -139,7 +139,7 @@ class InstanceCost(StrictModel):
     unload_s: NonNegative
 
 
-class Memory(StrictModel):
+class DeviceMemory(StrictModel):
     """Device memory of a server process: its context, and its instances."""
 
     context_bytes: Annotated[int, Field(ge=0)]
@@ -230,7 +230,7 @@ class Slowdown(StrictModel):
         return 1.0 + self.slow_share * (self.slow_factor - 1.0)
 
 
-class Sensor(StrictModel):
+class SensorModel(StrictModel):
     """The device's own telemetry: a value every `period_s`, an average over a window, `lag_s` old on arrival."""
 
     period_s: Annotated[float, Field(ge=1e-6)]
@@ -295,7 +295,7 @@ class RouterHost(StrictModel):
         return self
 
 
-class Handover(StrictModel):
+class HandoverTimes(StrictModel):
     """From the router's process to a server's and back, nobody else being under way; seconds, quantiles in equal parts.
 
     Attributes:
@@ -307,7 +307,7 @@ class Handover(StrictModel):
     back_s: tuple[Cost, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Handover:
+    def _consistent(self) -> HandoverTimes:
         if list(self.there_s) != sorted(self.there_s) or list(self.back_s) != sorted(self.back_s):
             raise ValueError("the quantiles of there_s and back_s must ascend")
         return self
@@ -418,7 +418,7 @@ class Profile(StrictModel):
     dispatch_s: NonNegative
     dispatch_quantiles_s: tuple[Cost, ...] = ()
     router_host: RouterHost | None = None
-    handover: Handover | None = None
+    handover: HandoverTimes | None = None
     served_extra_s: NonNegative = 0.0
     served_extra_share: Annotated[float, Field(gt=-1)] = 0.0
     served_extra_per_byte_s: NonNegative = 0.0
@@ -428,10 +428,10 @@ class Profile(StrictModel):
     padding: Literal["none", "grid"] = "none"
     latency: tuple[LatencyCurve, ...] = Field(min_length=1)
     latency_fit: LatencyFit | None = None
-    memory: Memory
+    memory: DeviceMemory
     concurrency: Concurrency
     power: Power
-    sensor: Sensor
+    sensor: SensorModel
     slowdown: Slowdown | None = None
     link: Link | None = None
     errors: tuple[StatedError, ...] = ()

@@ -38,7 +38,7 @@ from policies.vocabulary import (
 )
 from sim.agenda import Agenda, Kind, Process, rank
 from sim.network import Attachment
-from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, drawn_spells, parts_that_fit, solo_ns
+from sim.physics import RunningBatch, SimulatedDevice, dispatch_ns, parts_that_fit, sampled_spells, solo_ns
 from sim.telemetry import WindowedSensor
 
 
@@ -101,11 +101,11 @@ class SharedDevice:
             order = rank(batch.server, Kind.BATCH_END, batch.batch)
             self._agenda.at(batch.end_ns, order, self._end, self._plan, batch)
 
-    def drawn_slowdown(self, salt: int) -> Process:
+    def sampled_slowdown(self, salt: int) -> Process:
         """Its speed comes and goes, where its profile says that it does; `salt` is of the hash that draws."""
         slowdown = self.physics.tables.slowdown
         if slowdown is not None:
-            spells = drawn_spells(slowdown, salt)
+            spells = sampled_spells(slowdown, salt)
             _, factor = next(spells)
             self._slow_down(factor)
             yield from self._spells(spells)

@@ -50,7 +50,7 @@ class SteadyPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedDevice:
+class SteadyDevice:
     """A device with 0, 1, ... n equal batches running, from idle on; every array is indexed by their number.
 
     Attributes:
@@ -67,7 +67,7 @@ class SharedDevice:
         return float(self.rate_batches_s[-1])
 
 
-def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int = AT_ONCE) -> SharedDevice:
+def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int = AT_ONCE) -> SteadyDevice:
     """Start equal batches on an idle device, one after the other, and note what it does with each number of them."""
     device, table = SimulatedDevice(tables), tables.keys[key]
     rates, busy, power_mw = [0.0], [device.busy_permille], [device.power_mw]
@@ -77,10 +77,10 @@ def shared_device(tables: DeviceTables, key: BatchKey, batch: int, at_once: int 
         rates.append(number * NS_PER_S / (table.latency_ns[batch] * latest.slow_down))
         busy.append(device.busy_permille)
         power_mw.append(device.power_mw)
-    return SharedDevice(np.asarray(rates), np.asarray(busy) / 1000, np.asarray(power_mw) / 1000)
+    return SteadyDevice(np.asarray(rates), np.asarray(busy) / 1000, np.asarray(power_mw) / 1000)
 
 
-def steady_points(device: SharedDevice, loads: Sequence[float]) -> list[SteadyPoint]:
+def steady_points(device: SteadyDevice, loads: Sequence[float]) -> list[SteadyPoint]:
     """The steady state at each load.
 
     Raises:
@@ -91,7 +91,7 @@ def steady_points(device: SharedDevice, loads: Sequence[float]) -> list[SteadyPo
     return [_steady_point(device, load) for load in loads]
 
 
-def _steady_point(device: SharedDevice, load: float) -> SteadyPoint:
+def _steady_point(device: SteadyDevice, load: float) -> SteadyPoint:
     """State n has weight prod(arrival rate / rate k, k = 1 .. n); beyond the last state the weights fall by `load`."""
     arriving_s = load * device.capacity_batches_s
     weights = np.concatenate([[1.0], np.cumprod(arriving_s / device.rate_batches_s[1:])])

@@ -1,9 +1,9 @@
 """Slim Scheduler from Python: scheduling of slimmable networks over unequal GPUs, simulated and for real.
 
 Each function is the command of its name (`slimsched --help`); `save_router` has no command, for it takes what another
-library has learned. Nothing prints: results hold numbers and remarks, and within `heard_by(callback)` long work tells
-how far it is. What is wrong in what was given is an `InputError`, a `ValueError` whose text names the file or argument,
-the key and the remedy.
+library has learned. Nothing prints: results hold numbers and remarks, and within `observed_by(callback)` long work
+tells how far it is. What is wrong in what was given is an `InputError`, a `ValueError` whose text names the file or
+argument, the key and the remedy.
 
 `import slimsched.gym` registers `SlimCluster-v0` and `JobCluster-v0` with Gymnasium.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kit.errors import InputError, WorkError
     from kit.results import Document
     from scenarios.metrics.limits import Bound, Capacity
-    from scenarios.terminal.progress import Step, heard_by
+    from scenarios.terminal.progress import Step, observed_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
     from slimsched.clusters import check_cluster, drain
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from slimsched.profiles import check_profile, devices, show_profile, synthesize_profile
     from slimsched.results import (
         Calibration,
+        CommandResult,
         Comparison,
         Estimate,
-        Found,
         Job,
         Pair,
         RouterSummary,
@@ -50,10 +50,10 @@ __all__ = [
     "Bound",
     "Calibration",
     "Capacity",
+    "CommandResult",
     "Comparison",
     "Document",
     "Estimate",
-    "Found",
     "InputError",
     "Job",
     "Pair",
@@ -75,10 +75,10 @@ __all__ = [
     "compare",
     "devices",
     "drain",
-    "heard_by",
     "init",
     "load",
     "names",
+    "observed_by",
     "replay",
     "report",
     "run",

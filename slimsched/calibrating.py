@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from kit.errors import InputError
 from slimsched.arguments import Duration, File, NewFolder, network_of, require_within
 from slimsched.results import Calibration
-from slimsched.working import listener, verb
+from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
-    from calibrate import Calibration as Measuring
+    from calibrate import CalibrationRequest as Measuring
     from hw.networks.registry import Network
     from scenarios.files.spec import DeviceSection
     from sim.profile import Profile
@@ -77,7 +77,7 @@ def calibrate(
     else:
         paths, warnings = _measured(file, folder, **how)
     for warning in warnings:
-        listener().remark(f"warning: {warning}")
+        observer().remark(f"warning: {warning}")
     return Calibration(profiles=tuple(paths), warnings=tuple(warnings))
 
 
@@ -100,7 +100,7 @@ def _measured(
 
     named = network_of(network)
     for warning in unusable_devices(available_devices()):
-        listener().remark(warning)
+        observer().remark(warning)
     measuring_s = max(budget_s - SERVING_S, 0.75 * budget_s)
     how |= {"budget_s": measuring_s, "out": out}
     if device is not None and device.startswith(EMULATED):
@@ -114,7 +114,7 @@ def _measured(
         profile = _calibrated(subject, budget_s - measuring_s)
         name, measuring = subject.measuring.name, subject.measuring
         write_text(subject.path, profile.to_yaml())
-        listener().remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
+        observer().remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")
         with _naming(subject.device):
             served = with_serving(
                 profile, measuring.file, subject.section, measuring.seed, allow_busy=measuring.allow_busy
@@ -150,9 +150,9 @@ def _of_cluster(
         machines: dict[str, list[str]] = {}
         for host in hosts.names():
             machines.setdefault(hosts.facts_of(host, "").machine, []).append(host)
-        measured = measure_links(hosts, hosts.names(), listener().remark)
+        measured = measure_links(hosts, hosts.names(), observer().remark)
         write_json(out / LINKS_FILE, msgspec.to_builtins(measured))
-        listener().remark(f"calibrate: {', '.join(hosts.names())}; each device about {how['budget_s']:.0f} s")
+        observer().remark(f"calibrate: {', '.join(hosts.names())}; each device about {how['budget_s']:.0f} s")
 
         def of_machine(on_it: list[str]) -> list[tuple[str, dict[str, str], Sequence[str]]]:
             return [(host, *hosts.ask(host, "", calibrated_there, dict(how), model)) for host in on_it]
@@ -228,7 +228,7 @@ def _emulated(model: Path | None, asked_for: str, network: Network | None, **how
 
 
 def _subject(asked_for: str, name: str, section: DeviceSection, *, device: Any, out: Path, **how: Any) -> _Subject:
-    from calibrate import Calibration as Measuring
+    from calibrate import CalibrationRequest as Measuring
     from hw.device import DeviceSpec
     from scenarios.executors.devices import candidates
 
@@ -251,7 +251,7 @@ def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
 
     path = subject.path
     is_ours = path.with_suffix(".jsonl").is_file() and as_made(path) is not None
-    told = listener()
+    told = observer()
     with _naming(subject.device):
         profile = calibrate_device(subject.measuring, quiet=told.quiet, say=told.remark, reserved_s=reserved_s)
     if path.exists() and not is_ours:

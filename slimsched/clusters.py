@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slimsched.arguments import Changes, File, NewFolder, ScenarioLike
-from slimsched.results import Found
-from slimsched.working import listener, load, verb
+from slimsched.results import CommandResult
+from slimsched.working import load, observer, verb
 
 if TYPE_CHECKING:
     from scenarios.executors.hosts import Hosts
@@ -16,7 +16,9 @@ DOES_NOT_FIT = 2
 
 
 @verb
-def check_cluster(scenario: ScenarioLike, /, *, logs: NewFolder | None = None, changes: Changes | None = None) -> Found:
+def check_cluster(
+    scenario: ScenarioLike, /, *, logs: NewFolder | None = None, changes: Changes | None = None
+) -> CommandResult:
     """Look at every host of a scenario before a run.
 
     Told is what each has, and what does not fit.
@@ -41,11 +43,11 @@ def check_cluster(scenario: ScenarioLike, /, *, logs: NewFolder | None = None, c
         if logs is not None:
             paths = [path for host in hosts.names() for path in _gathered(hosts, host, Path(logs) / host)]
             lines = "\n".join(f"log: {path}" for path in paths) or "no agent has printed anything"
-            return Found({"logs": [str(path) for path in paths]}, lines)
+            return CommandResult({"logs": [str(path) for path in paths]}, lines)
         given = keys.model.checkpoint
         model = None if given is None else ModelFile(Path(given))
-        found = cluster_check.check_cluster(keys, model, hosts, listener().remark)
-    return Found(found.document(), format_cluster(found), code=0 if found.fits else DOES_NOT_FIT)
+        found = cluster_check.check_cluster(keys, model, hosts, observer().remark)
+    return CommandResult(found.document(), format_cluster(found), code=0 if found.fits else DOES_NOT_FIT)
 
 
 def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
@@ -63,7 +65,7 @@ def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:
 
 
 @verb
-def drain(run: File, name: str, /, *, undo: bool = False) -> Found:
+def drain(run: File, name: str, /, *, undo: bool = False) -> CommandResult:
     """Send no new block to a server while a run goes on.
 
     The run says when it is empty.
@@ -76,8 +78,8 @@ def drain(run: File, name: str, /, *, undo: bool = False) -> Found:
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
-    from scenarios.runs import door
+    from scenarios.runs import control
 
-    names, drained = door.drain(Path(run), name, is_wanted=not undo)
+    names, drained = control.drain(Path(run), name, is_wanted=not undo)
     what = "to get blocks again" if undo else "to be drained; the command that serves says when it is empty"
-    return Found({"servers": names, "drained": drained}, f"{', '.join(names)}: {what}")
+    return CommandResult({"servers": names, "drained": drained}, f"{', '.join(names)}: {what}")

@@ -20,7 +20,7 @@ from scenarios.terminal.screen import visible_text
 from slimsched.arguments import flag_of, new_file, read_by
 from slimsched.commands import COMMANDS, RESUMING
 from slimsched.views import text_of
-from slimsched.working import told_to
+from slimsched.working import observing
 
 STANDARD_OUTPUT: Final = Path("-")
 _OPENS_MUCH: Final = (  # torch and numba take seconds
@@ -168,7 +168,7 @@ def _show(
     terminal = Terminal(quiet=quiet, json=json, written=written)
     if command in _OPENS_MUCH and sys.stderr.isatty():
         terminal.remark(f"{command}: opening what it needs ...")
-    with telling(terminal.remark, is_refused=refuses_own_code), told_to(terminal):
+    with telling(terminal.remark, is_refused=refuses_own_code), observing(terminal):
         return terminal.show(function(*bound.args, **bound.kwargs))
 
 

@@ -14,7 +14,7 @@ from textwrap import shorten
 from typing import Final, Literal
 
 from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
-from slimsched.results import Found
+from slimsched.results import CommandResult
 from slimsched.working import verb
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
@@ -52,7 +52,7 @@ class Named:
 
 
 @verb
-def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = None, /) -> Found:
+def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = None, /) -> CommandResult:
     """List what commands can name, and the runs here.
 
     Args:
@@ -66,7 +66,7 @@ def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = Non
     }
     found = {name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)}
     text = "\n\n".join(_table(name, entries) for name, entries in found.items())
-    return Found({"schema": "slimsched.list/1", **found}, text)
+    return CommandResult({"schema": "slimsched.list/1", **found}, text)
 
 
 def _table(kind: str, entries: list[dict[str, str]]) -> str:
@@ -119,7 +119,7 @@ def _runs() -> Iterator[Named]:
     files = ("comparison.json", "validation.json", "report.html", *map(made_file, MADE_KINDS))
     for folder in (Path(), *_folders(Path()), *_folders(_RUNS)):
         known = RunFolder(folder)
-        if known.is_marked:
+        if known.is_flagged:
             scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
             made = [name for name in files if (folder / name).exists()]
             runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kit.errors import InputError
 from slimsched.arguments import Changes, Out, ScenarioLike, network_of
-from slimsched.results import Found
+from slimsched.results import CommandResult
 from slimsched.working import begin, verb
 
 
 @verb
-def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> Found:
+def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes | None = None) -> CommandResult:
     """Train the scenario's network, and fill its accuracy table.
 
     One that is trained already (`model.checkpoint`) is only evaluated, on every test image at every width tuple.
@@ -45,11 +45,11 @@ def train_model(scenario: ScenarioLike, /, *, out: Out = None, changes: Changes 
         "accuracy": str(session.folder / ACCURACY_FILE),
         "tuples": [{"widths": list(widths), "top1": value} for widths, value in top1.items()],
     }
-    return Found(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)]))
+    return CommandResult(document, to_text([Table(columns("widths", "top-1 %"), rows, notes=notes)]))
 
 
 @verb
-def check_model(network: str, /) -> Found:
+def check_model(network: str, /) -> CommandResult:
     """Check that a network keeps the rules of slimmable ones.
 
     The exit code is 1 where one is broken.
@@ -71,4 +71,4 @@ def check_model(network: str, /) -> Found:
     lines = [f"{words[name]:<9}  {rule}" for name, (rule, _) in RULES.items()]
     lines += [f"{name}: {problem}" for name, problem in broken.items()]
     document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": broken}
-    return Found(document, "\n".join(lines), code=1 if broken else 0)
+    return CommandResult(document, "\n".join(lines), code=1 if broken else 0)

@@ -59,7 +59,7 @@ def _run_folder_of(place: Path) -> Path | None:
         return None
     real = place.resolve()
     for folder in real.parents:
-        if RunFolder(folder).is_marked and _is_of_a_run(real.relative_to(folder)):
+        if RunFolder(folder).is_flagged and _is_of_a_run(real.relative_to(folder)):
             return folder
     return None
 

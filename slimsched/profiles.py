@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError
 from slimsched.arguments import File, NewFile, NewPage, network_of
-from slimsched.results import Found
-from slimsched.working import listener, verb
+from slimsched.results import CommandResult
+from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
     from calibrate.datasheet import Gpu
@@ -20,7 +20,7 @@ SEED: Final = 0  # of a check: its points, sets and arrivals
 
 
 @verb
-def devices() -> Found:
+def devices() -> CommandResult:
     """List the devices here, and which of their sensors work."""
     from hw.telemetry import available_devices
 
@@ -29,11 +29,11 @@ def devices() -> Found:
         lines.append(f"{device.kind}:{device.index}  {device.state}")
         lines += [f"  {field:<17} {state}" for field, state in (*device.telemetry.items(), *device.facts.items())]
     documents = [dataclasses.asdict(device) for device in found]
-    return Found({"schema": "slimsched.devices/1", "devices": documents}, "\n".join(lines))
+    return CommandResult({"schema": "slimsched.devices/1", "devices": documents}, "\n".join(lines))
 
 
 @verb
-def show_profile(profile: File, /, *, plot: NewPage | None = None) -> Found:
+def show_profile(profile: File, /, *, plot: NewPage | None = None) -> CommandResult:
     """Print, check and plot a profile.
 
     Args:
@@ -58,11 +58,11 @@ def show_profile(profile: File, /, *, plot: NewPage | None = None) -> Found:
         from scenarios.show.profile_charts import write_charts
 
         lines += [f"figure: {path}" for path in write_charts(read, Path(plot))]
-    return Found(read.model_dump(mode="json", by_alias=True), "\n".join(lines))
+    return CommandResult(read.model_dump(mode="json", by_alias=True), "\n".join(lines))
 
 
 @verb
-def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFile | None = None) -> Found:
+def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFile | None = None) -> CommandResult:
     """Make a profile of a GPU from its data sheet.
 
     Args:
@@ -90,18 +90,18 @@ def synthesize_profile(gpu: str, /, *, network: str = "slimresnet18", out: NewFi
     if place is not None:
         write_text(place, profile.to_yaml())
     text = profile.to_yaml().rstrip() if place is None else f"profile: {place}"
-    return Found(profile.model_dump(mode="json", by_alias=True), text)
+    return CommandResult(profile.model_dump(mode="json", by_alias=True), text)
 
 
 def _gpu(named: str) -> Gpu:
     """One that is known by name, or that a file describes."""
-    from calibrate.datasheet import Sheet, find_gpu
+    from calibrate.datasheet import DataSheet, find_gpu
     from kit.documents import read_text, with_remedy
 
     if Path(named).suffix not in (".yaml", ".yml"):
         return find_gpu(named)
     with with_remedy("docs/profiles.md#a-gpu-of-your-own has a sheet to copy"):
-        return Sheet.from_yaml(read_text(Path(named)), named).gpu
+        return DataSheet.from_yaml(read_text(Path(named)), named).gpu
 
 
 def _require_synthesized(path: Path) -> None:
@@ -115,7 +115,7 @@ def _require_synthesized(path: Path) -> None:
 
 
 @verb
-def check_profile(profile: File, /, *, model: File, network: str | None = None) -> Found:
+def check_profile(profile: File, /, *, model: File, network: str | None = None) -> CommandResult:
     """Measure a device again: does its profile still hold?
 
     The exit code is 0 where it does, 1 where it does not or where nothing could be judged.
@@ -137,7 +137,7 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     from scenarios.files.reading import read_profile
     from scenarios.show.check import check_document, format_check
 
-    told, source = listener(), str(profile)
+    told, source = observer(), str(profile)
     read = read_profile(Path(profile))
     file = ModelFile(Path(model), network_of(network))
     checking.require_measured(read, source)
@@ -152,4 +152,6 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     metrics = list(checking.solo_metrics(file, checked, read, POINTS, SEED, quiet=told.quiet))
     metrics += checking.open_loop(file, world, read, seconds, SEED, quiet=told.quiet)
     metrics = [meaningful(metric) for metric in metrics]
-    return Found(check_document(read, warnings, metrics), format_check(read, metrics), code=0 if holds(metrics) else 1)
+    return CommandResult(
+        check_document(read, warnings, metrics), format_check(read, metrics), code=0 if holds(metrics) else 1
+    )

@@ -14,8 +14,8 @@ from kit.errors import WorkError
 from kit.results import Document, OwnDocument, is_plain
 
 if TYPE_CHECKING:
-    from scenarios.metrics.comparison import Comparison as ComparisonDocument
-    from scenarios.metrics.fidelity import Validation as ValidationDocument
+    from scenarios.metrics.comparison import ComparisonDocument
+    from scenarios.metrics.fidelity import ValidationDocument
     from scenarios.metrics.result import Result, Score
 
 LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
@@ -125,14 +125,14 @@ class RouterSummary:
 
     Attributes:
         seeds: one a run.
-        is_marked: it left more than 1 % of the images unserved, and is no winner.
+        is_flagged: it left more than 1 % of the images unserved, and is no winner.
         estimates: by name, as in `RunResult`: every number that is averaged over seeds.
         latency_change_pct, energy_per_image_change_pct: against the baseline's runs of the same seeds.
     """
 
     router: str
     seeds: tuple[int, ...]
-    is_marked: bool
+    is_flagged: bool
     estimates: Mapping[str, Estimate] = field(repr=False)
     latency_change_pct: Estimate
     energy_per_image_change_pct: Estimate
@@ -189,7 +189,7 @@ def _summary(row: Mapping[str, Any]) -> RouterSummary:
     return RouterSummary(
         router=row["router"],
         seeds=tuple(row["seeds"]),
-        is_marked=row["is_marked"],
+        is_flagged=row["is_flagged"],
         estimates={name: Estimate(**each) for name, each in found.items() if each is not None},
         latency_change_pct=Estimate(**row["latency_change_pct"]),
         energy_per_image_change_pct=Estimate(**row["energy_per_image_change_pct"]),
@@ -384,7 +384,7 @@ class Calibration(OwnDocument):
 
 
 @dataclass(frozen=True)
-class Found(Document):
+class CommandResult(Document):
     """What else was found or made: its document, and how it is told.
 
     Attributes:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from kit.errors import InputError
 from slimsched.arguments import Changes, File, Out, Picture, Routers, ScenarioLike, Seeds
-from slimsched.results import Comparison, Found, Job, Validation
-from slimsched.working import announcing_compilation, begin, listener, require_made, verb
+from slimsched.results import CommandResult, Comparison, Job, Validation
+from slimsched.working import announcing_compilation, begin, observer, require_made, verb
 
 
 @verb
@@ -100,7 +100,7 @@ def validate(
 
 
 @verb
-def replay(run: File, /) -> Found:
+def replay(run: File, /) -> CommandResult:
     """Feed a run's logs to fresh cores: do they decide the same?
 
     Args:
@@ -119,11 +119,11 @@ def replay(run: File, /) -> Found:
         raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
     runs = replay_folder(folder, *read_cores(folder))
     is_wrong = any(each["problems"] for each in runs.values())
-    return Found({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
+    return CommandResult({"schema": "slimsched.replay/2", "runs": runs}, format_replay(runs), code=int(is_wrong))
 
 
 @verb
-def report(run: File, /, *, plot: Picture | None = None) -> Found:
+def report(run: File, /, *, plot: Picture | None = None) -> CommandResult:
     """Write a run folder's report.html again.
 
     Args:
@@ -139,7 +139,7 @@ def report(run: File, /, *, plot: Picture | None = None) -> Found:
 
     place = Path(run)
     with told_of(place, "make it anew with `slimsched run`"):
-        path = build_report(RunFolder(place, listener().remark))
+        path = build_report(RunFolder(place, observer().remark))
         if plot is not None:
             save_picture(place, Path(plot))
-    return Found({"report": str(path)}, f"report: {path}")
+    return CommandResult({"report": str(path)}, f"report: {path}")

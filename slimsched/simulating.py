@@ -30,20 +30,20 @@ from slimsched.working import (
     Session,
     announcing_compilation,
     begin,
-    listener,
+    observer,
     ready_engine,
     require_made,
     router_name,
     solving,
     spread,
-    tell_foreign,
     tell_overload,
     verb,
+    warn_of_routers,
 )
 
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import Bounds
-    from scenarios.metrics.comparison import Comparison as Document
+    from scenarios.metrics.comparison import ComparisonDocument as Document
     from scenarios.world.world import World
 
 CAPACITY_RUNS = 8  # that a search takes, about
@@ -97,7 +97,7 @@ def simulate(
     world = session.world()
     seed = session.scenario.seed if seed is None else seed
     chosen = ready_engine(world, engine, 1, seed)
-    tell_foreign(world, (named,))
+    warn_of_routers(world, (named,))
     tell_overload(world)
     policy, name = world.router(named, session.folder), display_name(named)
     with announcing_compilation((named,), chosen):
@@ -106,7 +106,7 @@ def simulate(
         from scenarios.runs.folder import RunFolder
         from scenarios.runs.records import write_run
 
-        folder = RunFolder(session.folder, listener().remark)
+        folder = RunFolder(session.folder, observer().remark)
         with folder.opened(session.path):
             result, record = run_simulation(world, policy, name, seed, engine=chosen)
             write_run(folder, result, record)
@@ -175,7 +175,7 @@ def compare(
     require_memory(world, chosen, processes=jobs or 1)
     if bound:
         require_solvable(world)
-    tell_foreign(world, given.routers)
+    warn_of_routers(world, given.routers)
     with job.folder.opened(session.path):
         job.describe()
         with announcing_compilation(given.routers):
@@ -199,7 +199,7 @@ def _draw(document: Document, picture: Path) -> None:
     if any(document["pareto"]["fronts"].values()):
         charts.save(charts.trade_off_chart(document), picture)
     else:
-        listener().remark(f"--plot: {picture} was not written: no router completed an image in each run")
+        observer().remark(f"--plot: {picture} was not written: no router completed an image in each run")
 
 
 def _bounds(world: World, comparison: Document) -> Bounds:
@@ -257,7 +257,7 @@ def capacity(
     """
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router, display_name
-    from scenarios.metrics.service import Promise
+    from scenarios.metrics.slo import Slo
     from scenarios.runs import capacity as searching
     from scenarios.show.wording import say
 
@@ -272,15 +272,15 @@ def capacity(
     searched = searching.under_poisson(world)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
-    tell_foreign(world, (named,))
-    promise = Promise(floor, p99_s)
-    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, promise)
+    warn_of_routers(world, (named,))
+    slo = Slo(floor, p99_s)
+    search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo)
     with announcing_compilation((named,), chosen):
         return searching.capacity(
             world,
             lambda: world.router(named, session.folder),
             search,
-            on_progress=lambda tried: listener().remark(say("capacity", "tried", tried, promise)),
+            on_progress=lambda tried: observer().remark(say("capacity", "tried", tried, slo)),
         )
 
 

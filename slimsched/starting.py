@@ -14,8 +14,8 @@ from cyclopts import Parameter
 from kit.errors import InputError, nearest
 from scenarios.terminal.asking import ask, can_ask
 from slimsched.arguments import File, duration_s, require_unique, require_within
-from slimsched.results import Found
-from slimsched.working import listener, verb
+from slimsched.results import CommandResult
+from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
     from scenarios.files.starter import Starter
@@ -35,7 +35,7 @@ def init(
     rate: str | None = None,
     duration: str | None = None,
     accuracy: File | None = None,
-) -> Found:
+) -> CommandResult:
     """Write a first scenario of your own.
 
     It has a comment at each choice. What no argument says is asked on a terminal, and has a default elsewhere.
@@ -64,7 +64,7 @@ def init(
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-._")[:100] or "scenario"
     given = {"gpu": list(gpus), "link": link, "rate": rate, "duration": duration}
     table = None if accuracy is None else Path(accuracy)
-    chosen = _chosen(given, table, path.absolute().parent, asks=can_ask() and not listener().quiet)
+    chosen = _chosen(given, table, path.absolute().parent, asks=can_ask() and not observer().quiet)
     write_text(path, starter_text(path, name, chosen, tuple(PRESETS)))
     try:
         scenario = load_scenario(path)
@@ -73,7 +73,7 @@ def init(
         path.unlink()
         raise
     text = f"scenario: {path}\nnext: {shlex.join(['slimsched', 'compare', str(path)])}"
-    return Found({"schema": "slimsched.init/1", "scenario": str(path), "name": name}, text)
+    return CommandResult({"schema": "slimsched.init/1", "scenario": str(path), "name": name}, text)
 
 
 class _Choice(NamedTuple):

@@ -64,7 +64,7 @@ def train(
         if kind not in MADE_KINDS:
             raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
     from scenarios.job.router import make_routers
-    from scenarios.learn.course import MOST_THREADS
+    from scenarios.learn.evaluator import MAX_THREADS
     from scenarios.runs.engines import require_memory
 
     job = session.job()
@@ -73,7 +73,7 @@ def train(
         job.describe()
         require_memory(world, "compiled")  # of the runs that score them
         tell_overload(world)
-        with spread(ray, None, lambda: MOST_THREADS) as places:
+        with spread(ray, None, lambda: MAX_THREADS) as places:
             scores = make_routers(job, world, kinds, jobs=places)
     made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
     return Training(routers=made, folder=session.folder)
@@ -116,7 +116,7 @@ def save_router(
         print(slimsched.simulate(short, path).router)
         ```
     """
-    from scenarios.learn.brought import write_router
+    from scenarios.learn.imported import write_router
     from scenarios.world.materials import default_folder, make_world
 
     keys, path = load(scenario).keys, Path(out)

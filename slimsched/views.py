@@ -75,7 +75,7 @@ def _apart(*texts: str) -> str:
 
 
 _VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "Found": lambda result: result.text,
+    "CommandResult": lambda result: result.text,
     "RunResult": _run,
     "Comparison": _comparison,
     "Validation": _validation,

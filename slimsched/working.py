@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from kit.errors import InputError
 from kit.plugins import telling
-from scenarios.terminal.progress import Step, heard_by, hearing
+from scenarios.terminal.progress import Step, current_observer, observed_by
 from slimsched.arguments import LONGEST, Scenario, changes_of, flag_of, require_unique, require_within
 
 if TYPE_CHECKING:
     from kit.parallel import Jobs
     from kit.results import Document
     from scenarios.files.spec import Scenario as Keys
-    from scenarios.job.job import Job
+    from scenarios.job.job import ScenarioJob
     from scenarios.metrics.result import Simulator
     from scenarios.runs.engines import EngineChoice
     from scenarios.terminal.progress import Progress
@@ -33,7 +33,7 @@ R = TypeVar("R", bound="Document")
 # ------------------------------------------------------------------------------------------------------ who hears of it
 
 
-class Listener(Protocol):
+class Observer(Protocol):
     """Who hears of the work.
 
     Attributes:
@@ -63,22 +63,22 @@ class Remarks:
         self.hear(Step(text=text))
 
 
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+_observer: ContextVar[Observer | None] = ContextVar("listener", default=None)
 
 
 @contextlib.contextmanager
-def told_to(listener: Listener) -> Iterator[None]:
+def observing(observer: Observer) -> Iterator[None]:
     """Within it, functions tell this one of their work."""
-    before = _listener.set(listener)
+    before = _observer.set(observer)
     try:
         yield
     finally:
-        _listener.reset(before)
+        _observer.reset(before)
 
 
-def listener() -> Listener:
+def observer() -> Observer:
     """Whom the function that works now tells of it."""
-    found = _listener.get()
+    found = _observer.get()
     assert found is not None, "it is a verb"
     return found
 
@@ -88,11 +88,11 @@ def verb(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _listener.get() is not None:
+        if _observer.get() is not None:
             return function(*args, **kwargs)
-        hear = hearing() or (lambda _: None)
+        hear = current_observer() or (lambda _: None)
         remarks = Remarks(hear)
-        with told_to(remarks), telling(remarks.remark), heard_by(hear), _naming(function):
+        with observing(remarks), telling(remarks.remark), observed_by(hear), _naming(function):
             return function(*args, **kwargs).with_remarks(remarks.said)
 
     return called
@@ -159,11 +159,11 @@ class Session:
 
         return make_world(self.scenario, self.folder)
 
-    def job(self) -> Job:
+    def job(self) -> ScenarioJob:
         """Its stages."""
-        from scenarios.job.job import Job
+        from scenarios.job.job import ScenarioJob
 
-        return Job(self.scenario, self.folder, say=listener().remark, quiet=listener().quiet)
+        return ScenarioJob(self.scenario, self.folder, say=observer().remark, quiet=observer().quiet)
 
 
 def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = None) -> Scenario:
@@ -211,12 +211,12 @@ def begin(
         from scenarios.runs.folder import RunFolder
 
         RunFolder(folder).require_scenario(read.path)
-    if listener().written:
+    if observer().written:
         from kit.named_files import named_files
         from slimsched.outputs import require_apart, require_beside
 
-        require_apart(listener().written, (file.path for file in named_files(read.keys)))
-        require_beside(listener().written, folder)
+        require_apart(observer().written, (file.path for file in named_files(read.keys)))
+        require_beside(observer().written, folder)
     return Session(read.path, read.keys, folder)
 
 
@@ -242,26 +242,26 @@ def ready_engine(
     require_memory(world, engine, duration_s=duration_s)
     if choice != "auto":
         return engine
-    return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), listener().remark)
+    return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), observer().remark)
 
 
-def tell_foreign(world: World, routers: Sequence[str]) -> None:
-    """Warn of routers that were tuned for another cluster, and of those that can't follow what `service` asks for."""
-    from scenarios.world.routers import deaf_routers, foreign_routers
+def warn_of_routers(world: World, routers: Sequence[str]) -> None:
+    """Warn of routers that were tuned for another cluster, and of those that can't follow what `slo` asks for."""
+    from scenarios.world.routers import routers_ignoring_goals, routers_tuned_elsewhere
 
-    foreign = foreign_routers(routers, world.device_names, world.cluster)
-    for warning in (*foreign, *deaf_routers(routers, world.scenario)):
-        listener().remark(warning)
+    foreign = routers_tuned_elsewhere(routers, world.device_names, world.cluster)
+    for warning in (*foreign, *routers_ignoring_goals(routers, world.scenario)):
+        observer().remark(warning)
 
 
 def tell_overload(world: World) -> None:
     """Warn of an odd trace, and of a rate beyond any router's capacity: the work goes on, for it may be looked at."""
     from scenarios.runs.bound import busy_router_of, overload_of
 
-    if listener().quiet:
+    if observer().quiet:
         return
     for problem in filter(None, (*world.trace_doubts(), busy_router_of(world), overload_of(world))):
-        listener().remark(f"warning: {problem}")
+        observer().remark(f"warning: {problem}")
 
 
 def announcing_compilation(
@@ -274,14 +274,14 @@ def announcing_compilation(
         return contextlib.nullcontext()
     from scenarios.terminal.compiling import telling as telling_compilation
 
-    return telling_compilation(listener().remark)
+    return telling_compilation(observer().remark)
 
 
 def solving(programmes: int) -> Progress:
     """A bar over the programmes of a bound."""
     from scenarios.terminal.progress import Progress
 
-    return Progress("bound", programmes, unit="programme", quiet=listener().quiet)
+    return Progress("bound", programmes, unit="programme", quiet=observer().quiet)
 
 
 @contextlib.contextmanager

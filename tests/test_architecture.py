@@ -105,7 +105,7 @@ def test_nothing_private_is_imported() -> None:
     assert found == []
 
 
-MOST_PARAMETERS = 8
+MAX_PARAMETERS = 8
 KERNELS = (
     "sim/compiled/",
     "policies/compiled/",
@@ -128,7 +128,7 @@ def test_long_parameter_lists_are_nouns() -> None:
         if not name.startswith(KERNELS)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and _parameters(node) > MOST_PARAMETERS
+        and _parameters(node) > MAX_PARAMETERS
         and not any(isinstance(each, ast.Name) and each.id == "verb" for each in node.decorator_list)
     ]
     assert found == []

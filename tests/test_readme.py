@@ -26,7 +26,7 @@ MADE_BEFORE = {  # by the commands that stand before those that name them, or by
 GRADE = 10.0
 PAGE_GRADES = {"Flesch-Kincaid": 7.5, "Gunning fog": 10.0}  # the most of a page of docs/
 HARDER = {"engines.md": {"Flesch-Kincaid": 9.6, "Gunning fog": 12.0}}  # its sentences are still long
-FEWEST_SENTENCES = 20  # of a page that is graded: in fewer one name of a module changes the grade
+MIN_SENTENCES = 20  # of a page that is graded: in fewer one name of a module changes the grade
 
 
 def code_of(page: str) -> list[str]:
@@ -82,7 +82,7 @@ def test_the_other_pages_are_easy_to_read() -> None:
     graded = set()
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name, text = path.relative_to(ROOT / "docs").as_posix(), path.read_text(encoding="utf-8")
-        if prose(text) and (found := read(text)).sentences >= FEWEST_SENTENCES:
+        if prose(text) and (found := read(text)).sentences >= MIN_SENTENCES:
             graded.add(name)
             grades, limits = found.grades, HARDER.get(name, PAGE_GRADES)
             hard |= {(name, each): grades[each] for each, limit in limits.items() if grades[each] > limit}

@@ -23,7 +23,7 @@ from hw.networks.evaluation import evaluate
 from hw.networks.registry import Network
 from hw.networks.training import EpochReport, recipe, train
 from scenarios.files.reading import read_profile
-from scenarios.metrics.fidelity import PROMISED_PCT, Validation
+from scenarios.metrics.fidelity import PROMISED_PCT, ValidationDocument
 
 SLIMSCHED: Final = (sys.executable, "-c", "import sys; from slimsched.cli import main; sys.exit(main(sys.argv[1:]))")
 QUICKSTART: Final = ROOT / "scenarios" / "quickstart.yaml"
@@ -93,11 +93,11 @@ def validated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     for words in (("model", "train"), ("validate",)):
         if wrong := _slimsched(*words, path, "--out", folder / "run", "--quiet"):
             return wrong, {}
-    found: Validation = json.loads((folder / "run" / "validation.json").read_text())
+    found: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
     return told(found)
 
 
-def told(found: Validation) -> tuple[str, Mapping[str, Any]]:
+def told(found: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
     """Each router at each load; nothing may be lost, and every run must have completed something."""
     numbers: dict[str, Any] = {f"promised_{name}_pct": pct for name, pct in PROMISED_PCT.items()}
     numbers["lost"] = sum(_lost(pair["hardware"]) for pair in found["pairs"])

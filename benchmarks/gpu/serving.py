@@ -37,7 +37,7 @@ AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some o
 
 
 @dataclass(frozen=True)
-class Load:
+class EvenLoad:
     """Images that come evenly.
 
     Attributes:
@@ -88,7 +88,9 @@ def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> 
     return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
 
 
-def served(cluster: HardwareCluster, load: Load, labels: NDArray[np.int64], images: NDArray[np.float32]) -> RunRecord:
+def served(
+    cluster: HardwareCluster, load: EvenLoad, labels: NDArray[np.int64], images: NDArray[np.float32]
+) -> RunRecord:
     """All widths full, any server, until all is served; `correct` is agreement with these labels."""
     shapes, count = cluster.served, round(load.rate_img_s * load.seconds)
     arrivals_ns = (np.arange(1, count + 1) * NS_PER_S / load.rate_img_s).astype(np.int64)
@@ -133,7 +135,7 @@ def saturated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     wrong = []
     for way, changes in ways.items():
         with cluster_of(stand, stand.file, 1, **changes) as cluster:
-            told = _told(served(cluster, Load(1.5 * bare, LOOP_S), labels, images))
+            told = _told(served(cluster, EvenLoad(1.5 * bare, LOOP_S), labels, images))
         numbers |= {f"{way}_{name}": value for name, value in told.items()}
         numbers[f"{way}_of_bare"] = told["img_s"] / bare
         wrong += [f"{way}: some were lost"] if told["completed"] < told["arrived"] else []
@@ -153,7 +155,7 @@ def two_servers(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     labels, images = _images(stand)
     bare = bare_img_s(stand, 32)
     with cluster_of(stand, stand.file, 2) as cluster:
-        told = _told(served(cluster, Load(bare, LOOP_S), labels, images))
+        told = _told(served(cluster, EvenLoad(bare, LOOP_S), labels, images))
     wrong = ["some were lost"] if told["completed"] < told["arrived"] else []
     wrong += ["other labels"] if told["labels_as_the_cpu"] < AGREE else []
     return "; ".join(wrong), told
@@ -169,7 +171,7 @@ def broken_workers(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     save_model(path, model, network.label, {})
     rate_img_s = min(400.0, 0.2 * bare_img_s(stand, 8))
     faults = (Crash(0, 2 * NS_PER_S), Hang(1, 6 * NS_PER_S))
-    load = Load(rate_img_s, 25.0, faults, (IMAGES - 1,))
+    load = EvenLoad(rate_img_s, 25.0, faults, (IMAGES - 1,))
     with cluster_of(stand, ModelFile(path, network), 2) as cluster:
         record = served(cluster, load, labels, images)
     status = [request.status for request in record.requests]

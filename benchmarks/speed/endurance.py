@@ -32,7 +32,7 @@ from benchmarks.speed.hollow import routing
 from hw.device import local_devices
 from hw.networks.registry import ModelFile
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Progress, Routing
+from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from kit.chance import stream
@@ -46,11 +46,11 @@ from policies.vocabulary import NS_PER_S, RequestArrived
 MODEL = Path("scenarios/data/models/slimresnet-tiny.safetensors")
 BATCH_LIMIT = 16
 VRAM_BYTES = 1 << 30
-MOST_DRAIN_S = 60
+MAX_DRAIN_S = 60
 SAMPLE_S = 30.0
 
 
-class Bench:
+class SoakBench:
     """Two servers, one for each local device, and a router that sends work at random (so activations move)."""
 
     def __init__(self, servers: int) -> None:
@@ -73,7 +73,7 @@ class Bench:
 
     def run(
         self, cluster: HardwareCluster, seconds: float, rate: float, seed: int, faults: Sequence[Fault] = (),
-        keep_log: bool = False, on_progress: Callable[[Progress], None] | None = None,
+        keep_log: bool = False, on_progress: Callable[[RunProgress], None] | None = None,
     ) -> RunRecord:  # fmt: skip
         """Poisson arrivals."""
         gaps_s = stream(seed, "arrivals").exponential(1 / rate, size=round(rate * seconds))
@@ -81,7 +81,7 @@ class Bench:
         arrivals_ns = arrivals_ns[arrivals_ns < seconds * NS_PER_S]
         plan = HardwareRun(
             arrivals_ns, self.images, self.labels, round(seconds * NS_PER_S), faults=tuple(faults), keep_log=keep_log,
-            drain_limit_ns=MOST_DRAIN_S * NS_PER_S,
+            drain_limit_ns=MAX_DRAIN_S * NS_PER_S,
         )  # fmt: skip
         return cluster.run(plan, *self.routing(seed), on_progress or _tell)
 
@@ -91,7 +91,7 @@ class Bench:
         return routing("random", len(self.servers), segments=spec.segments, widths=spec.widths, seed=seed)
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: RunProgress) -> None:
     if sys.stderr.isatty():
         done = f"{progress.completed} of {progress.arrived}"
         print(f"\r{progress.now_ns / NS_PER_S:.0f} s, {done} completed   ", end="", file=sys.stderr)
@@ -99,7 +99,7 @@ def _tell(progress: Progress) -> None:
 
 def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: int) -> dict[str, Any]:
     """Kill and stop agents at random; raises `AssertionError` if a request is lost or ends twice."""
-    bench = Bench(servers)
+    bench = SoakBench(servers)
     seconds, rng = minutes * 60, stream(seed, "chaos")
     faults: list[Fault] = []
     at_s = float(rng.exponential(mean_gap_s))
@@ -135,7 +135,7 @@ def chaos(minutes: float, rate: float, mean_gap_s: float, servers: int, seed: in
 
 
 @dataclass(slots=True)
-class Memory:
+class MemoryTrend:
     """Private memory of this process, which routes, and of every agent over time; fed by a run's progress.
 
     Attributes:
@@ -149,7 +149,7 @@ class Memory:
     images: list[int] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: RunProgress) -> None:
         """Read it, if it is time."""
         _tell(progress)
         now_s = progress.now_ns / NS_PER_S
@@ -191,14 +191,14 @@ def soak(minutes: float, rate: float, servers: int) -> dict[str, Any]:
     Raises:
         AssertionError: a request did not complete, or there was too little time for three readings.
     """
-    bench, seconds = Bench(servers), minutes * 60
+    bench, seconds = SoakBench(servers), minutes * 60
     with bench.start() as cluster:
 
         def pids() -> dict[str, int]:
             slots = zip(bench.servers, cluster.slots, strict=True)
             return {"router": os.getpid()} | {server.name: slot.agent.pid for server, slot in slots}
 
-        memory = Memory(pids, min(SAMPLE_S, seconds / 10))
+        memory = MemoryTrend(pids, min(SAMPLE_S, seconds / 10))
         record = bench.run(cluster, seconds, rate, 0, on_progress=memory.tell)
     assert all(request.status == "completed" for request in record.requests)
     assert len(memory.rows) >= 3, "too little time"

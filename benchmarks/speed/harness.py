@@ -24,7 +24,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Spread:
+class Quartiles:
     """Median and quartiles."""
 
     median: float
@@ -34,7 +34,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Turns:
-    """Of one contender the seconds of a pass, by round."""
+    """Of one candidate the seconds of a pass, by round."""
 
     passes_s: tuple[float, ...]
 
@@ -43,24 +43,24 @@ class Turns:
         """The median turn."""
         return median(self.passes_s)
 
-    def over(self, other: Turns) -> Spread:
+    def over(self, other: Turns) -> Quartiles:
         """Its seconds over another's, each round by itself: a machine that drifts slows both."""
         ratios = [own / its for own, its in zip(self.passes_s, other.passes_s, strict=True)]
         q1, middle, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
-        return Spread(middle, q1, q3)
+        return Quartiles(middle, q1, q3)
 
 
 def in_turns(
-    contenders: Mapping[Name, Callable[[], object]],
+    candidates: Mapping[Name, Callable[[], object]],
     *,
     rounds: int,
     turn_s: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, Turns]:
     """Let all run in turns (A B C A B C ...): a sweep to warm up, then the rounds. A turn counts as its median pass."""
-    found: dict[Name, list[float]] = {name: [] for name in contenders}
+    found: dict[Name, list[float]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
-        for name, run in contenders.items():
+        for name, run in candidates.items():
             passes_s: list[float] = []
             while not passes_s or sum(passes_s) < turn_s:
                 begin_s = clock()

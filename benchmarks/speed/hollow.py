@@ -16,7 +16,7 @@ from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded, Tell, UnloadEnded
 from hw.agent.outfit import Fitting, Outfit
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
-from hw.router.run_spec import HardwareRun, Served
+from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
 from hw.telemetry import Sensor, usable_cores
 from hw.transport.messages import Input, Measurement, Move, Moved, Refused
@@ -120,9 +120,9 @@ def devices(count: int) -> list[EmulatedDevice]:
     return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in own]
 
 
-def served(shape: tuple[int, ...]) -> Served:
+def served(shape: tuple[int, ...]) -> ServedNetwork:
     """Four segments, whose activations are all of one shape."""
-    return Served(SEGMENTS, WIDTHS, shape, lambda segment, width: shape)
+    return ServedNetwork(SEGMENTS, WIDTHS, shape, lambda segment, width: shape)
 
 
 def servers(of: Sequence[EmulatedDevice]) -> list[HardwareServer]:
@@ -150,7 +150,7 @@ class EvenCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BlockLoad:
     """What arrives: `block` images at a time, so that a block has as many; `blocks_s` are of all hops together."""
 
     block: int

@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.speed import hollow
 from benchmarks.speed.driving import reference, scenario
 from benchmarks.speed.harness import show
-from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, Load
+from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, BlockLoad
 from hw.agent.emulated import EmulatedDevice
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Progress
+from hw.router.loop import RunProgress
 from policies.vocabulary import NS_PER_S
 from sim.emulation import FACTORY, Emulation, emulated, to_bytes
 from sim.profile import Profile
@@ -77,7 +77,7 @@ class _Windows:
 
     readings: list[tuple[int, int]]
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: RunProgress) -> None:
         self.readings.append((progress.now_ns, progress.busy_ns))
 
     def us_a_block(self, sent_ns: Any) -> float:
@@ -104,7 +104,7 @@ def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
     return HardwareCluster(network, hollow.servers(real), 0.05)
 
 
-def measure(cluster: HardwareCluster, size_bytes: int, load: Load) -> RunFigures:
+def measure(cluster: HardwareCluster, size_bytes: int, load: BlockLoad) -> RunFigures:
     """One run."""
     windows = _Windows([])
     config, routing = hollow.routing("sticky", SERVERS, (load.block,))
@@ -134,7 +134,7 @@ def highest(cluster: HardwareCluster, size_bytes: int, block: int, from_s: float
     """Blocks a second that are sustained: doubled until they are not, then by bisection."""
 
     def holds(blocks_s: float) -> bool:
-        found = measure(cluster, size_bytes, Load(block, blocks_s, TRY_S))
+        found = measure(cluster, size_bytes, BlockLoad(block, blocks_s, TRY_S))
         print(f"  {blocks_s:,.0f}/s: {'' if found.is_sustained else 'not '}sustained", flush=True)
         return found.is_sustained
 
@@ -180,7 +180,7 @@ def main() -> None:
                 blocks_s = options.blocks_s or USUAL_SHARE * 1e6 / goal_us
                 if options.rate:
                     blocks_s = highest(cluster, size_bytes, block, blocks_s)
-                found.append(measure(cluster, size_bytes, Load(block, blocks_s, options.seconds)))
+                found.append(measure(cluster, size_bytes, BlockLoad(block, blocks_s, options.seconds)))
     show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in found])
     if options.json:
         rows_json = [asdict(each) | {"is_sustained": each.is_sustained} for each in found]

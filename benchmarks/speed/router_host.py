@@ -30,7 +30,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.spec import GammaWorkload, PoissonWorkload, Scenario
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
-from sim.profile import Handover, RouterHost
+from sim.profile import HandoverTimes, RouterHost
 
 SCENARIO = Path("scenarios/paper-live.yaml")
 SLOWDOWN = 5.0
@@ -41,16 +41,16 @@ PART_S, WARMUP_S = 8.0, 1.0
 
 
 @dataclass(frozen=True)
-class Run:
+class HostRun:
     """What one run says by itself."""
 
     records: tuple[RunRecord, RunRecord]
     host: RouterHost
-    ways: tuple[Handover, ...]
+    ways: tuple[HandoverTimes, ...]
     busy: float
 
     @property
-    def way(self) -> Handover:
+    def way(self) -> HandoverTimes:
         """That of the server in the middle."""
         return _middle(self.ways)
 
@@ -97,7 +97,7 @@ def slowed(scenario: Scenario) -> Scenario:
     )
 
 
-def measured_run(world: World, seed: int) -> Run:
+def measured_run(world: World, seed: int) -> HostRun:
     """Both parts on executors of its own."""
     steady = PoissonWorkload(kind="poisson", rate_img_s=STEADY_IMG_S)
     bursts = GammaWorkload(kind="gamma", rate_img_s=BURSTS_IMG_S, cv=CV)
@@ -108,7 +108,7 @@ def measured_run(world: World, seed: int) -> Run:
     found = costs_of([light, busy], world.cluster.devices, owners)
     ways = tuple(device.handover for device in found.devices if device.handover is not None)
     assert found.router_host is not None, "it decided"
-    return Run((light, busy), found.router_host, ways, use_of_router(busy))
+    return HostRun((light, busy), found.router_host, ways, use_of_router(busy))
 
 
 def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
@@ -123,7 +123,7 @@ def use_of_router(record: RunRecord) -> float:
     return record.router_busy_ns / record.ended_ns
 
 
-def together(world: World, runs: Sequence[Run], command: str) -> MeasuredHost:
+def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHost:
     """The host of all runs, and how far they lie apart."""
     owners = [server.device for server in world.cluster.servers]
     pooled = costs_of([record for run in runs for record in run.records], world.cluster.devices, owners).router_host
@@ -138,9 +138,9 @@ def together(world: World, runs: Sequence[Run], command: str) -> MeasuredHost:
     )
 
 
-def spread_of(runs: Sequence[Run]) -> str:
+def spread_of(runs: Sequence[HostRun]) -> str:
     """Smallest and largest of the single runs, in microseconds."""
-    told: list[tuple[str, Callable[[Run], float]]] = [
+    told: list[tuple[str, Callable[[HostRun], float]]] = [
         ("a decision", lambda run: 1e6 * run.host.decision.block_s),
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
         ("a message back", lambda run: 1e6 * run.host.returned.block_s),
@@ -152,7 +152,7 @@ def spread_of(runs: Sequence[Run]) -> str:
     return f"{len(runs)} runs, us: " + ", ".join(parts)
 
 
-def _middle(ways: Sequence[Handover]) -> Handover:
+def _middle(ways: Sequence[HandoverTimes]) -> HandoverTimes:
     chosen = median_low([way.mean_s for way in ways])
     return next(way for way in ways if way.mean_s == chosen)
 

@@ -1,10 +1,10 @@
-"""Does slimming pay on a device? Every segment and the whole network at every uniform width, beside their rivals.
+"""Does slimming pay on a device? Every segment and the whole network at every uniform width, beside their baselines.
 
 python -m benchmarks.speed.slimming slimresnet18 --device cpu:0 --json slimming.json
 
 What is timed is what serves: instances as `hw.devices.instances.Instances` makes them, and `serve` from single
 activations on. All that is compared runs in turns. Ways: `served` is an instance of that very width, `views` one of
-full width that runs narrower. Rivals of the full width start from the same images: `plain stack` is torchvision's
+full width that runs narrower. Baselines of the full width start from the same images: `plain stack` is torchvision's
 blocks with BatchNorm, `one piece` all segments in one call, `torch.compile` that compiled, `CUDA graph` that captured.
 """
 
@@ -53,7 +53,7 @@ def plain_stack(config: SlimResNetConfig) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Stand:
+class OpenedNetwork:
     """A network on an opened device, with an instance of each segment and width."""
 
     model: SlimmableModel
@@ -62,7 +62,7 @@ class Stand:
     instances: dict[tuple[int, float], SegmentInstance]
 
     @classmethod
-    def of(cls, model: SlimmableModel, device: DeviceSpec) -> Stand:
+    def of(cls, model: SlimmableModel, device: DeviceSpec) -> OpenedNetwork:
         """Opens the device in this process: pins it, and sets torch's threads for good."""
         place = open_device(device)
         weights = Instances(model, Path(), device, place)
@@ -118,7 +118,7 @@ class Stand:
 
         return self.one_piece(batch, replay)
 
-    def rivals(self, batch: int, *, is_compiled: bool) -> dict[str, Pass]:
+    def baselines(self, batch: int, *, is_compiled: bool) -> dict[str, Pass]:
         """Of the full width, those that there are here."""
         found = {"one piece": self.one_piece(batch)}
         if isinstance(self.model, SlimResNet):
@@ -132,8 +132,8 @@ class Stand:
         return found
 
 
-def rows_at(stand: Stand, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
-    """The whole network, then each segment, at every width; the full width's rivals beside the network."""
+def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
+    """The whole network, then each segment, at every width; the full width's baselines beside the network."""
     segments, found = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
     for which in (tuple(segments), *((segment,) for segment in segments)):
         passes = {
@@ -143,7 +143,7 @@ def rows_at(stand: Stand, batch: int, *, is_compiled: bool, rounds: int) -> list
             if way == "served" or width != FULL
         }
         if len(which) > 1:
-            passes |= {(name, FULL): run for name, run in stand.rivals(batch, is_compiled=is_compiled).items()}
+            passes |= {(name, FULL): run for name, run in stand.baselines(batch, is_compiled=is_compiled).items()}
         turns = in_turns(passes, rounds=rounds, turn_s=0.06)
         for (way, width), turn in turns.items():
             ratio = turn.over(turns["served", FULL])
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     name, device = chosen_devices(given.device)[0]
-    stand = Stand.of(Network(given.network, {}, "NETWORK", "").build(), device)
+    stand = OpenedNetwork.of(Network(given.network, {}, "NETWORK", "").build(), device)
     rows = []
     with torch.inference_mode():
         for batch in given.batch:

@@ -29,7 +29,7 @@ VIEWS = 2000
 SIZES = (3, 64)
 
 
-class Asked:
+class TimedRouters:
     """A cluster's views, and the routers that are asked about them."""
 
     def __init__(self, servers: int) -> None:
@@ -87,7 +87,7 @@ def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView])
 @pytest.mark.parametrize("servers", SIZES)
 def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int) -> None:
     """Each way asked about the same views, the ways in turns; the median round counts."""
-    asked = Asked(servers)
+    asked = TimedRouters(servers)
     ways = asked.ways()
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
 

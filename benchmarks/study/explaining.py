@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.learning.course import Windows
 from jobs.learning.learned import Learned, NetChooser
+from jobs.learning.training import Windows
 from jobs.policies.choices import LONGEST_S, Choosing, View, seen
 from kit.chance import derived_seed, stream
 
@@ -50,7 +50,7 @@ class _Watcher:
     """Chooses as the network does, and keeps what it was asked."""
 
     def __init__(self, learned: Learned, seed: int) -> None:
-        rng = stream(seed, "jobs:watched") if learned.spec.is_drawn else None
+        rng = stream(seed, "jobs:watched") if learned.spec.is_sampled else None
         self._learned, self._chooser = learned, NetChooser(learned.net, rng)
         self.asked: list[tuple[Numbers, Counts, Numbers]] = []
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.grid import Row
 from benchmarks.study.pages import read_frames, render, write_frames
-from jobs.learning.course import gain
-from jobs.learning.judging import BASELINES, DRAWS, Contender, Estimate, Numbers, mean_of
+from jobs.learning.judging import BASELINES, DRAWS, BootstrapMean, ComparedPolicy, Numbers, mean_of
 from jobs.learning.learned import FAITHFUL, FIXED
+from jobs.learning.training import gain
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobList
 from kit.chance import stream
@@ -26,7 +26,7 @@ from scenarios.show.charts import COLORS, canvas
 BASE: Final = "fifo-stall"
 LEARNED: Final = (FAITHFUL, FIXED)
 PROGRAMMES: Final = tuple(  # the same order of arrival in RLTune's way of waiting, placed by its programme
-    Contender(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
+    ComparedPolicy(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
     for placement in ("programme-as-written", "programme")
 )
 UNLEARNED: Final = {
@@ -116,7 +116,7 @@ class Study:
 
     trace: str
     jobs: JobList
-    drawn_jobs: int
+    sampled_jobs: int
     load: float
     gpus: int
     effort: Mapping[str, int]
@@ -156,26 +156,32 @@ def frames_of(study: Study) -> dict[str, pd.DataFrame]:
 def _study_row(study: Study) -> Row:
     jobs = study.jobs
     days = (jobs.submit_s[-1] - jobs.submit_s[0]) / 86_400
-    numbers = {"jobs": len(jobs), "days": days, "load": study.load, "gpus": study.gpus, "drawn_jobs": study.drawn_jobs}
+    numbers = {
+        "jobs": len(jobs),
+        "days": days,
+        "load": study.load,
+        "gpus": study.gpus,
+        "sampled_jobs": study.sampled_jobs,
+    }
     return {"trace": study.trace, **numbers, **study.effort}
 
 
 def _standing_row(judged: Judged, name: str) -> Row:
-    """Rivals that wait less than it, as long within the interval, and longer; and the one it loses most to, of those
+    """Baselines that wait less than it, as long within the interval, and longer; and the one it loses most to, of those
     that know no run times, with its wait."""
-    rivals: dict[str, list[str]] = {"loses_to": [], "open": [], "beats": []}
+    baselines: dict[str, list[str]] = {"loses_to": [], "open": [], "beats": []}
     worst, least = None, np.inf
-    for rival in (each.name for each in BASELINES):
-        more = mean_of(judged.waits_s[rival] - judged.waits_s[name])
-        rivals["loses_to" if more.high < 0 else "beats" if more.low > 0 else "open"].append(rival)
-        ratio = ratio_of(judged.waits_s[rival], judged.waits_s[name]).mean
-        if more.high < 0 and "oracle" not in rival and ratio < least:
-            worst, least = rival, ratio
+    for baseline in (each.name for each in BASELINES):
+        more = mean_of(judged.waits_s[baseline] - judged.waits_s[name])
+        baselines["loses_to" if more.high < 0 else "beats" if more.low > 0 else "open"].append(baseline)
+        ratio = ratio_of(judged.waits_s[baseline], judged.waits_s[name]).mean
+        if more.high < 0 and "oracle" not in baseline and ratio < least:
+            worst, least = baseline, ratio
     waits_s = {
         key: None if of is None else float(judged.waits_s[of].mean())
         for key, of in (("wait_s", name), ("worst_wait_s", worst))
     }
-    row = {"windows": judged.title, "learned": name, **{key: " ".join(names) for key, names in rivals.items()}}
+    row = {"windows": judged.title, "learned": name, **{key: " ".join(names) for key, names in baselines.items()}}
     return {**row, "worst": worst, "of_its_wait_pct": None if worst is None else 100 * least, **waits_s}
 
 
@@ -190,20 +196,20 @@ def _maxima_rows(judged: Judged) -> list[Row]:
     return found
 
 
-def _ratio(judged: Judged, measure: str, name: str) -> Estimate:
+def _ratio(judged: Judged, measure: str, name: str) -> BootstrapMean:
     if measure == "GPU utilisation":
         return ratio_of(judged.busy[name], judged.busy[BASE])
     run_s = 0.0 if measure == "queueing delay" else judged.run_s
     return ratio_of(judged.waits_s[name] + run_s, judged.waits_s[BASE] + run_s)
 
 
-def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> Estimate:
+def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> BootstrapMean:
     """The mean of one over the mean of another, on the windows of `mean_of`; 1 where the other one's is 0."""
     drawn = stream(seed, "job windows:bootstrap").integers(len(own), size=(DRAWS, len(own)))
     tops, bottoms = (np.append(each[drawn].mean(axis=1), each.mean()) for each in (own, base))
     ratios = np.divide(tops, bottoms, out=np.ones(DRAWS + 1), where=bottoms != 0)
     low, high = np.percentile(ratios[:-1], (2.5, 97.5))
-    return Estimate(float(ratios[-1]), float(low), float(high))
+    return BootstrapMean(float(ratios[-1]), float(low), float(high))
 
 
 def _share_rows(judged: Judged) -> list[Row]:
@@ -218,12 +224,12 @@ def _share_rows(judged: Judged) -> list[Row]:
 
 def _wait_rows(judged: Judged) -> list[Row]:
     """Each policy's mean wait, and how far it is above the one that its table is set against."""
-    names = {"rivals": [*(each.name for each in BASELINES), *LEARNED]}
+    names = {"baselines": [*(each.name for each in BASELINES), *LEARNED]}
     if judged.case == "philly" and judged.place != "whole":
         names["ablation"] = [FAITHFUL, *(each for each in CHANGED if each in judged.waits_s), FIXED]
     if (judged.case, judged.place) == ("philly", "cold"):
         names["programmes"] = [BASE, *(each.name for each in PROGRAMMES)]
-    against = {"rivals": FIXED if judged.place == "warm" else FAITHFUL, "ablation": FAITHFUL, "programmes": BASE}
+    against = {"baselines": FIXED if judged.place == "warm" else FAITHFUL, "ablation": FAITHFUL, "programmes": BASE}
     return [
         {"windows": judged.title, "table": table, "policy": name, **_wait_row(judged.waits_s, name, against[table])}
         for table, own in names.items()

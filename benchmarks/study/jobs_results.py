@@ -1,4 +1,4 @@
-"""RLTune's page: it is trained, mended and taken apart on a trace, and set beside rivals that learn nothing.
+"""RLTune's page: it is trained, mended and taken apart on a trace, and set beside baselines that learn nothing.
 
     python -m benchmarks jobs --trace philly.parquet
 
@@ -23,10 +23,10 @@ from benchmarks.study.explaining import explain
 from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, PROGRAMMES, Judged, Lesson, Study, make_pages
 from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
-from jobs.learning.course import LENGTH, TRAINING_JOBS, Course, Told, Windows, train
-from jobs.learning.judging import BASELINES, Contender, Numbers, judge, learned_choice
+from jobs.learning.judging import BASELINES, ComparedPolicy, Numbers, judge, learned_choice
 from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned
-from jobs.learning.learner import UpdateStats
+from jobs.learning.learner import JobUpdateStats
+from jobs.learning.training import LENGTH, TRAINING_JOBS, Told, TrainingConfig, Windows, train
 from jobs.policies.cluster import NodeGroup
 from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
@@ -48,7 +48,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class StudyEffort:
     """How much is done: of each training, and windows of each judgement; processes change no figure."""
 
     epochs: int = 25
@@ -58,18 +58,18 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Case:
+class LearningCase:
     """A cluster with jobs, what is learned there, and the windows where it is judged, by their names."""
 
     name: str
-    courses: Mapping[str, Course]
+    configs: Mapping[str, TrainingConfig]
     places: Mapping[str, Windows]
 
 
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def cases_of(trace: JobList, effort: Effort) -> tuple[Case, ...]:
+def cases_of(trace: JobList, effort: StudyEffort) -> tuple[LearningCase, ...]:
     """What is trained and judged.
 
     Raises:
@@ -79,9 +79,9 @@ def cases_of(trace: JobList, effort: Effort) -> tuple[Case, ...]:
     philly = _case(PHILLY, jobs, world, effort)
     cold, (earlier, _) = philly.places["cold"], Windows.split(jobs, world)
     whole = Windows.as_run(jobs, world)
-    philly = Case(
+    philly = LearningCase(
         PHILLY,
-        {**philly.courses, **ablation(philly.courses[FAITHFUL], earlier)},
+        {**philly.configs, **ablation(philly.configs[FAITHFUL], earlier)},
         {"cold": cold, "whole": whole, "warm": philly.places["warm"]},
     )
     helios, alibaba = (_case(name, *drawn(name, trace, groups, cold.gpus), effort) for name, groups in DRAWN.items())
@@ -101,27 +101,27 @@ def philly_cluster(jobs: JobList) -> tuple[JobList, JobWorld]:
     return replace(jobs, gpu_types=bound), world
 
 
-def _case(name: str, jobs: JobList, world: JobWorld, effort: Effort) -> Case:
+def _case(name: str, jobs: JobList, world: JobWorld, effort: StudyEffort) -> LearningCase:
     earlier, later = Windows.split(jobs, world)
     cold = Windows.as_run(jobs, world, TRAINING_JOBS)
-    courses = {
-        kind: Course(LearnedSpec(kind, trace=name), on, epochs=effort.epochs, episodes=effort.episodes)
+    configs = {
+        kind: TrainingConfig(LearnedSpec(kind, trace=name), on, epochs=effort.epochs, episodes=effort.episodes)
         for kind, on in ((FAITHFUL, cold), (FIXED, earlier))
     }
-    return Case(name, courses, {"cold": cold, "warm": later})
+    return LearningCase(name, configs, {"cold": cold, "warm": later})
 
 
-def ablation(course: Course, earlier: Windows) -> dict[str, Course]:
+def ablation(config: TrainingConfig, earlier: Windows) -> dict[str, TrainingConfig]:
     """`rltune-faithful` with one thing changed at a time, one of them in two ways; with all it is `rltune-fixed`."""
-    cold, waiting = course.windows, replace(course, spec=replace(course.spec, queueing="choice"))
+    cold, waiting = config.windows, replace(config, spec=replace(config.spec, queueing="choice"))
     return {
         "waiting": waiting,
-        "waiting-lam-1": replace(waiting, knobs=replace(course.knobs, lam=1.0)),
-        "reward": replace(course, reward="steps"),
-        "against": replace(course, against="first-fit"),
-        "value": replace(course, value="means"),
-        "warm": replace(course, windows=replace(cold, first=max(cold.first, LENGTH), warm=LENGTH)),
-        "earlier": replace(course, windows=replace(earlier, warm=0)),
+        "waiting-lam-1": replace(waiting, knobs=replace(config.knobs, lam=1.0)),
+        "reward": replace(config, reward="steps"),
+        "against": replace(config, against="first-fit"),
+        "value": replace(config, value="means"),
+        "warm": replace(config, windows=replace(cold, first=max(cold.first, LENGTH), warm=LENGTH)),
+        "earlier": replace(config, windows=replace(earlier, warm=0)),
     }
 
 
@@ -155,7 +155,7 @@ def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: in
 # --------------------------------------------------------------------------------------------------------------- work
 
 
-def make_page(trace: Path, out: Path, docs: Path, effort: Effort, say: Say | None = None) -> None:
+def make_page(trace: Path, out: Path, docs: Path, effort: StudyEffort, say: Say | None = None) -> None:
     """Everything that the folder lacks, then the data, the page and its picture.
 
     Raises:
@@ -172,7 +172,7 @@ def make_page(trace: Path, out: Path, docs: Path, effort: Effort, say: Say | Non
     study = Study(
         trace=trace.name,
         jobs=jobs,
-        drawn_jobs=DRAWN_JOBS,
+        sampled_jobs=DRAWN_JOBS,
         load=jobs.load_on(cases[0].places["cold"].gpus),
         gpus=cases[0].places["cold"].gpus,
         effort={key: value for key, value in asdict(effort).items() if key != "processes"},
@@ -207,28 +207,28 @@ def _require_same(out: Path, jobs: JobList) -> None:
         raise InputError(str(out), "", "was begun with another trace: give another folder as --out")
 
 
-def _train(cases: tuple[Case, ...], out: Path, effort: Effort, say: Say) -> dict[tuple[str, str], Learned]:
-    courses = [(case.name, name, course) for case in cases for name, course in case.courses.items()]
+def _train(cases: tuple[LearningCase, ...], out: Path, effort: StudyEffort, say: Say) -> dict[tuple[str, str], Learned]:
+    configs = [(case.name, name, config) for case in cases for name, config in case.configs.items()]
     learned = {}
-    for number, (case, name, course) in enumerate(courses, start=1):
-        head = f"training {number} of {len(courses)}: {case}, {name}"
+    for number, (case, name, config) in enumerate(configs, start=1):
+        head = f"training {number} of {len(configs)}: {case}, {name}"
         say(head)
         clock = _Clock(_times(out, case, name), effort, head, say)
-        learned[case, name] = _trained(course, _file(out, case, name), effort.processes, clock.told)
+        learned[case, name] = _trained(config, _file(out, case, name), effort.processes, clock.told)
     return learned
 
 
-def _trained(course: Course, path: Path, processes: int, told: Told) -> Learned:
+def _trained(config: TrainingConfig, path: Path, processes: int, told: Told) -> Learned:
     """All epochs, or until it has fallen apart: its epochs take ever longer, and nothing would be learned in them."""
-    for epochs in range(1, course.epochs + 1):
-        learned = train(replace(course, epochs=epochs), path, processes, told=told)
+    for epochs in range(1, config.epochs + 1):
+        learned = train(replace(config, epochs=epochs), path, processes, told=told)
         if has_fallen_apart(history_in(path)[:epochs]):
             break
     return learned
 
 
 def history_in(path: Path) -> list[dict[str, float]]:
-    """What each epoch of a training came to: `UpdateStats`' fields, `score` and `base_score`."""
+    """What each epoch of a training came to: `JobUpdateStats`' fields, `score` and `base_score`."""
     return list(json.loads(read_learned(path)[2]["training"])["history"])
 
 
@@ -250,11 +250,11 @@ def _times(out: Path, case: str, name: str) -> Path:
 class _Clock:
     """Keeps how long each epoch took: a training's file has the same bytes wherever it was made, so it can't."""
 
-    def __init__(self, path: Path, effort: Effort, head: str, say: Say) -> None:
+    def __init__(self, path: Path, effort: StudyEffort, head: str, say: Say) -> None:
         self._path, self._effort, self._head, self._say = path, effort, head, say
         self._since_s = time.perf_counter()
 
-    def told(self, epoch: int, stats: UpdateStats, own: float, base: float) -> None:
+    def told(self, epoch: int, stats: JobUpdateStats, own: float, base: float) -> None:
         now_s = time.perf_counter()
         taken = {"epoch": epoch, "wall_s": now_s - self._since_s, "processes": self._effort.processes}
         known: list[Any] = read_checked(self._path) if self._path.is_file() else []
@@ -265,23 +265,27 @@ class _Clock:
 
 
 def _judge(
-    cases: tuple[Case, ...], learned: Mapping[tuple[str, str], Learned], out: Path, effort: Effort, say: Say
+    cases: tuple[LearningCase, ...],
+    learned: Mapping[tuple[str, str], Learned],
+    out: Path,
+    effort: StudyEffort,
+    say: Say,
 ) -> list[Judged]:
     asked = [
-        (case, place, score, contender)
+        (case, place, score, candidate)
         for case in cases
         for place in case.places
         for score in ("wait", "utilisation")
-        for contender in _contenders(case, place, learned)
-        if score == "wait" or (place in COLD and contender.name in MAXIMA_OF)
+        for candidate in _candidates(case, place, learned)
+        if score == "wait" or (place in COLD and candidate.name in MAXIMA_OF)
     ]
     scores: dict[tuple[str, str, str], dict[str, Numbers]] = {}
-    for number, (case, place, score, contender) in enumerate(asked, start=1):
-        say(f"judging {number} of {len(asked)}: {case.name}, {place}, {contender.name} ({score})")
+    for number, (case, place, score, candidate) in enumerate(asked, start=1):
+        say(f"judging {number} of {len(asked)}: {case.name}, {place}, {candidate.name} ({score})")
         where = case.places[place]
         into = out / case.name / place / score
-        found = dict(judge([contender], where, _starts(where, effort), into, 0, effort.processes, score))
-        scores.setdefault((case.name, place, score), {})[contender.name] = found[contender]
+        found = dict(judge([candidate], where, _starts(where, effort), into, 0, effort.processes, score))
+        scores.setdefault((case.name, place, score), {})[candidate.name] = found[candidate]
     return [
         Judged(
             case.name,
@@ -295,23 +299,27 @@ def _judge(
     ]
 
 
-def _starts(where: Windows, effort: Effort) -> list[int]:
+def _starts(where: Windows, effort: StudyEffort) -> list[int]:
     return [int(start) for start in where.drawn(effort.windows, 0, "judging")]
 
 
-def _contenders(case: Case, place: str, learned: Mapping[tuple[str, str], Learned]) -> list[Contender]:
+def _candidates(case: LearningCase, place: str, learned: Mapping[tuple[str, str], Learned]) -> list[ComparedPolicy]:
     """What was taken apart is not run on the whole trace, and the programme, which takes long, only once."""
-    names = [name for name in case.courses if place != "whole" or name in (FAITHFUL, FIXED)]
+    names = [name for name in case.configs if place != "whole" or name in (FAITHFUL, FIXED)]
     programmes = PROGRAMMES if (case.name, place) == (PHILLY, "cold") else ()
     return [*BASELINES, *programmes, *(learned_choice(name, learned[case.name, name]) for name in names)]
 
 
 def _lessons(
-    cases: tuple[Case, ...], learned: Mapping[tuple[str, str], Learned], out: Path, effort: Effort, say: Say
+    cases: tuple[LearningCase, ...],
+    learned: Mapping[tuple[str, str], Learned],
+    out: Path,
+    effort: StudyEffort,
+    say: Say,
 ) -> list[Lesson]:
     found = []
     for case in cases:
-        for name, course in case.courses.items():
+        for name, config in case.configs.items():
             where = case.places["warm" if name == FIXED else "cold"]
             say(f"explaining: {case.name}, {name}")
             path = _file(out, case.name, name)
@@ -319,7 +327,7 @@ def _lessons(
             fitted = _explained(learned[case.name, name], where, starts, path.with_suffix(".table.json"))
             times_path = _times(out, case.name, name)
             times = read_checked(times_path) if times_path.is_file() else []
-            found.append(Lesson(case.name, name, course.knobs.steps, history_in(path), times, fitted))
+            found.append(Lesson(case.name, name, config.knobs.steps, history_in(path), times, fitted))
     return found
 
 

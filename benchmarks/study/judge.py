@@ -1,4 +1,4 @@
-"""Does the learned router beat the best of its rivals at equal accuracy? What counts as a win stands here, once.
+"""Does the learned router beat the best of its baselines at equal accuracy? What counts as a win stands here, once.
 
 It works on one scenario's frames: `routers`, a row a router (columns as in `docs/data/results-routers.csv`, by label),
 and `runs`, a row a router and seed (columns: `scenarios.metrics.catalogue.MEASURES`).
@@ -14,18 +14,18 @@ from typing import Any, Final
 import pandas as pd
 
 from benchmarks.study import paper
-from benchmarks.study.contenders import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
+from benchmarks.study.candidates import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
 from policies.registry import TIDE
 from scenarios.learn.knobs import TAIL
-from scenarios.metrics.pareto import Point, hypervolume
-from scenarios.metrics.statistics import Estimate, estimate, paired_difference, widened
+from scenarios.metrics.pareto import ParetoPoint, hypervolume
+from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, widened
 
-EQUAL_POINTS: Final = 0.05  # of accuracy: a rival that is less accurate by more is no rival
-CARRIED_PCT: Final = 5.0  # more images a second at floor and limit: asked for where the rate moves ...
+EQUAL_POINTS: Final = 0.05  # of accuracy: a baseline that is less accurate by more is no baseline
+CAPACITY_PCT: Final = 5.0  # more images a second at floor and limit: asked for where the rate moves ...
 POINTS: Final = 0.3  # ... or so many points more accuracy
 FAULTS_P99_PCT: Final = -25.0  # asked of the p99 where servers fail or slow down
 WORST_PCT: Final = 1.0  # that any figure may be worse, anywhere
-WORST_KEPT: Final = 1.0  # points of the windows that keep what is promised
+WORST_ATTAINMENT: Final = 1.0  # points of the windows that keep what is promised
 ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate load
 LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
 REFERENCE_MS: Final = 50.0  # mean latency from which hypervolume counts
@@ -40,11 +40,11 @@ CHANGES: Final = {
 """What is compared in percent, by the stem of its columns."""
 WORDS: Final = {"p99": "p99", "energy": "energy", "mean": "mean latency", "std": "standard deviation"}
 VERSUS: Final = (
-    *("scenario", "load", "group", "router", "rival", "holds", "points"),
+    *("scenario", "load", "group", "router", "baseline", "holds", "points"),
     *(name for stem in CHANGES for name in (f"{stem}_pct", f"{stem}_pct_ci95")),
-    *("kept_points", "kept_points_ci95", "kept_pct", "most_kept_pct"),
-    *("most_kept_points", "most_kept_points_ci95", "most_kept_rival"),
-    *("carried_pct", "carried_pct_ci95", "carried_rival", "worst_ms", "rival_worst_ms"),
+    *("attainment_points", "attainment_points_ci95", "attainment_pct", "best_attainment_pct"),
+    *("best_attainment_points", "best_attainment_points_ci95", "best_attainment_baseline"),
+    *("capacity_pct", "capacity_pct_ci95", "capacity_baseline", "worst_ms", "baseline_worst_ms"),
     *("hypervolume", "hypervolume_without_tide"),
 )
 """Columns of `results-versus.csv`."""
@@ -54,12 +54,12 @@ Goal = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Found:
+class JudgedScenario:
     """One scenario.
 
     Attributes:
         floor: mean accuracy that its routers were tuned to keep.
-        load: one of `contenders.LOADS`.
+        load: one of `candidates.LOADS`.
         spreads: by router and measure, how far its searches lie apart (`spreads_in`).
         carried: by router, images a second, one a seed.
         extremes_pct: accuracies of the narrowest width tuple, and of the best.
@@ -90,12 +90,13 @@ def known(values: pd.Series[Any]) -> list[float | None]:
 
 
 def searches_in(made_by: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What each search had in the final race that a tuned router's file tells of; none where all was looked at."""
-    return [each for each in made_by.get("race", ()) if each["of"].startswith("search")]
+    """What each search had in the final evaluation that a tuned router's file tells of; none where all was looked
+    at."""
+    return [each for each in made_by.get("final_scores", ()) if each["of"].startswith("search")]
 
 
 def spreads_in(made_by: Mapping[str, Any]) -> dict[str, float]:
-    """By measure, the share by which the search that came second in the final race differs from the one that won.
+    """By measure, the share by which the search that came second in the final evaluation differs from the one that won.
 
     Another tuning would have found another router; runs of other seeds say nothing of that. Empty for one search.
     """
@@ -110,45 +111,46 @@ def spreads_in(made_by: Mapping[str, Any]) -> dict[str, float]:
 # --------------------------------------------------------------------------------------------------------- comparisons
 
 
-def compare(found: Found, router: str, rival: str, *, with_searches: bool = True) -> dict[str, Any]:
-    """One router less another, seed by seed: accuracy and windows kept in points, the rest in percent of the rival's.
+def compare(found: JudgedScenario, router: str, baseline: str, *, with_searches: bool = True) -> dict[str, Any]:
+    """One router less another, seed by seed: accuracy and windows kept in points, the rest in percent of the
+    baseline's.
 
     Intervals also hold the spread of both routers' searches, if asked.
     """
-    one, other = found.routers.loc[router], found.routers.loc[rival]
-    row = {"router": router, "rival": rival, "points": one["accuracy_pct"] - other["accuracy_pct"]}
-    kept = _difference(found, router, rival, "kept_share", "difference")
-    row |= columns("kept_points", _times(kept, 100))
+    one, other = found.routers.loc[router], found.routers.loc[baseline]
+    row = {"router": router, "baseline": baseline, "points": one["accuracy_pct"] - other["accuracy_pct"]}
+    kept = _difference(found, router, baseline, "slo_attainment", "difference")
+    row |= columns("attainment_points", _times(kept, 100))
     for stem, measure in CHANGES.items():
-        change = _difference(found, router, rival, measure, "percent")
+        change = _difference(found, router, baseline, measure, "percent")
         if with_searches and change["mean"] is not None:
-            shares = [found.spreads.get(name, {}).get(measure, 0.0) for name in (router, rival)]
-            wider = widened(Estimate(mean=100 + change["mean"], ci95=change["ci95"]), *shares)
-            change = Estimate(mean=change["mean"], ci95=wider["ci95"])
+            shares = [found.spreads.get(name, {}).get(measure, 0.0) for name in (router, baseline)]
+            wider = widened(MeanInterval(mean=100 + change["mean"], ci95=change["ci95"]), *shares)
+            change = MeanInterval(mean=change["mean"], ci95=wider["ci95"])
         row |= columns(f"{stem}_pct", change)
     return row
 
 
-def _difference(found: Found, router: str, rival: str, measure: str, kind: str) -> Estimate:
-    own, others = found.of(router, measure), found.of(rival, measure)
+def _difference(found: JudgedScenario, router: str, baseline: str, measure: str, kind: str) -> MeanInterval:
+    own, others = found.of(router, measure), found.of(baseline, measure)
     seeds = [seed for seed in own if seed in others]
     difference = paired_difference([own[seed] for seed in seeds], [others[seed] for seed in seeds])
     return difference["percent"] if kind == "percent" else difference["difference"]
 
 
-def change_mean(found: Found, router: str, rival: str, measure: str) -> float | None:
-    """Mean change of one measure in percent of the rival's, seed by seed."""
-    return _difference(found, router, rival, measure, "percent")["mean"]
+def change_mean(found: JudgedScenario, router: str, baseline: str, measure: str) -> float | None:
+    """Mean change of one measure in percent of the baseline's, seed by seed."""
+    return _difference(found, router, baseline, measure, "percent")["mean"]
 
 
-def columns(name: str, found: Estimate) -> dict[str, float | None]:
+def columns(name: str, found: MeanInterval) -> dict[str, float | None]:
     """A mean and its half-width as two columns."""
     return {name: found["mean"], f"{name}_ci95": found["ci95"]}
 
 
-def _times(found: Estimate, factor: float) -> Estimate:
+def _times(found: MeanInterval, factor: float) -> MeanInterval:
     mean, half = found["mean"], found["ci95"]
-    return Estimate(mean=None if mean is None else factor * mean, ci95=None if half is None else abs(factor) * half)
+    return MeanInterval(mean=None if mean is None else factor * mean, ci95=None if half is None else abs(factor) * half)
 
 
 def is_of(labels: Any, router: str) -> Any:
@@ -156,96 +158,99 @@ def is_of(labels: Any, router: str) -> Any:
     return (labels == router) | labels.str.startswith(f"{router}, ")
 
 
-def rivals_of(found: Found, router: str) -> pd.DataFrame:
+def baselines_of(found: JudgedScenario, router: str) -> pd.DataFrame:
     """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
 
-    Itself with other numbers is no rival, nor who leaves too many images unserved; and who is told its goals is
+    Itself with other numbers is no baseline, nor who leaves too many images unserved; and who is told its goals is
     compared with those who are, too (`compare_told`).
     """
     able = found.able()
     own = able.loc[router]
     is_as_accurate = able["accuracy_pct"] >= own["accuracy_pct"] - EQUAL_POINTS - ROUNDING
-    is_rival = (
+    is_baseline = (
         ~is_of(able.index, router)
         & (able["group"] != TOLD)
-        & ~able["is_marked"]
+        & ~able["is_flagged"]
         & (is_as_accurate | (able["mean_ms"] >= own["mean_ms"]))
         & (able["lost_share"] <= own["lost_share"] + LOST)
     )
-    return able[is_rival].sort_values("mean_ms", kind="stable")
+    return able[is_baseline].sort_values("mean_ms", kind="stable")
 
 
-def compare_carried(found: Found) -> dict[str, Any]:
+def compare_capacity(found: JudgedScenario) -> dict[str, Any]:
     """Images a second that Tide carries less the most that another tuned router does; empty where none was measured."""
-    rivals = {router: values for router, values in found.carried.items() if router != TIDE}
-    if TIDE not in found.carried or not rivals:
+    baselines = {router: values for router, values in found.carried.items() if router != TIDE}
+    if TIDE not in found.carried or not baselines:
         return {}
-    rival = max(rivals, key=lambda router: sum(rivals[router]))
-    change = paired_difference(found.carried[TIDE], rivals[rival])["percent"]
-    return {**columns("carried_pct", change), "carried_rival": rival}
+    baseline = max(baselines, key=lambda router: sum(baselines[router]))
+    change = paired_difference(found.carried[TIDE], baselines[baseline])["percent"]
+    return {**columns("capacity_pct", change), "capacity_baseline": baseline}
 
 
-def compare_told(found: Found) -> dict[str, Any] | None:
+def compare_told(found: JudgedScenario) -> dict[str, Any] | None:
     """Tide told its goals against the other one told that keeps most windows; None without both.
 
     Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
     """
     able = found.able()
-    able, own = able[(able["group"] == TOLD) & ~able["is_marked"]], told(TIDE)
-    rival = _most_windows(able[able.index != own])
-    if own not in able.index or rival is None:
+    able, own = able[(able["group"] == TOLD) & ~able["is_flagged"]], told(TIDE)
+    baseline = _most_windows(able[able.index != own])
+    if own not in able.index or baseline is None:
         return None
-    return {**compare(found, own, rival), **compare_kept(found, own)}
+    return {**compare(found, own, baseline), **compare_attainment(found, own)}
 
 
-def compare_kept(found: Found, router: str) -> dict[str, Any]:
+def compare_attainment(found: JudgedScenario, router: str) -> dict[str, Any]:
     """Windows that a router keeps less those of the other one, tuned and told nothing, that keeps most; in points."""
-    able = found.able().dropna(subset=["kept_pct"])
-    others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_marked"] & (able.index != router)]
-    rival = _most_windows(others)
-    if router not in able.index or rival is None:
+    able = found.able().dropna(subset=["attainment_pct"])
+    others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_flagged"] & (able.index != router)]
+    baseline = _most_windows(others)
+    if router not in able.index or baseline is None:
         return {}
-    change = _times(_difference(found, router, rival, "kept_share", "difference"), 100)
-    shares = {"kept_pct": able.loc[router, "kept_pct"], "most_kept_pct": others.loc[rival, "kept_pct"]}
-    return {**shares, **columns("most_kept_points", change), "most_kept_rival": rival}
+    change = _times(_difference(found, router, baseline, "slo_attainment", "difference"), 100)
+    shares = {
+        "attainment_pct": able.loc[router, "attainment_pct"],
+        "best_attainment_pct": others.loc[baseline, "attainment_pct"],
+    }
+    return {**shares, **columns("best_attainment_points", change), "best_attainment_baseline": baseline}
 
 
 def _most_windows(rows: pd.DataFrame) -> str | None:
     if rows.empty:
         return None
-    return str(rows.sort_values(["kept_pct", "accuracy_pct"], ascending=False, kind="stable").index[0])
+    return str(rows.sort_values(["attainment_pct", "accuracy_pct"], ascending=False, kind="stable").index[0])
 
 
 # ------------------------------------------------------------------------------------------------------- the judgement
 
 
-def judge(found: Found) -> tuple[dict[str, Any], list[Goal]]:
-    """Tide against the quickest of its rivals: a row of `results-versus.csv`, and of `results-losses.csv`.
+def judge(found: JudgedScenario) -> tuple[dict[str, Any], list[Goal]]:
+    """Tide against the quickest of its baselines: a row of `results-versus.csv`, and of `results-losses.csv`.
 
     `holds` is "yes" where all goals hold by whole intervals against somebody who was tuned: to be better than those who
     were not is no win. The losses are what was asked and is missed or open, then whoever is better for certain.
     """
     row: dict[str, Any] = {"scenario": found.name, "load": found.load, "group": "as tuned", "router": TIDE}
     row |= {"hypervolume": covered(found), "hypervolume_without_tide": covered(found, without=TIDE)}
-    row |= compare_carried(found)
+    row |= compare_capacity(found)
     if TIDE not in found.able().index:
         return {**row, "holds": "?"}, [note("no Tide was run, or it completed nothing")]
-    rivals = rivals_of(found, TIDE)
-    if rivals.empty:
-        return {**row, "holds": "?"}, [nearest(found, "no rival is as accurate")]
-    rival = str(rivals.index[0])
-    row |= {**compare(found, TIDE, rival), **compare_kept(found, TIDE)}
-    row |= {"worst_ms": found.routers.loc[TIDE, "worst_ms"], "rival_worst_ms": rivals["worst_ms"].iloc[0]}
-    goals = [goal for goal in asked(found, row, found.routers.loc[TIDE], rivals.iloc[0]) if not goal["holds"]]
+    baselines = baselines_of(found, TIDE)
+    if baselines.empty:
+        return {**row, "holds": "?"}, [nearest(found, "no baseline is as accurate")]
+    baseline = str(baselines.index[0])
+    row |= {**compare(found, TIDE, baseline), **compare_attainment(found, TIDE)}
+    row |= {"worst_ms": found.routers.loc[TIDE, "worst_ms"], "baseline_worst_ms": baselines["worst_ms"].iloc[0]}
+    goals = [goal for goal in asked(found, row, found.routers.loc[TIDE], baselines.iloc[0]) if not goal["holds"]]
     goals.sort(key=lambda goal: goal["holds"] is None)
     missed = any(goal["holds"] is False for goal in goals)
     if not goals:
-        goals = _doubts(found, rivals)
+        goals = _doubts(found, baselines)
     row["holds"] = "no" if missed else "open" if goals else "yes"
-    return row, [*goals, *_worse(found, rivals), *_spoiled(found)]
+    return row, [*goals, *_worse(found, baselines), *_spoiled(found)]
 
 
-def asked(found: Found, row: Mapping[str, Any], tide: pd.Series[Any], rival: pd.Series[Any]) -> list[Goal]:
+def asked(found: JudgedScenario, row: Mapping[str, Any], tide: pd.Series[Any], baseline: pd.Series[Any]) -> list[Goal]:
     """All that is asked of Tide in a scenario, the hardest first.
 
     Where servers fail or slow down, a p99 a quarter lower; where the rate moves, more images a second at floor and
@@ -255,24 +260,24 @@ def asked(found: Found, row: Mapping[str, Any], tide: pd.Series[Any], rival: pd.
     if found.load == FAULTS:
         goals.append(_at_most("p99", row, "p99_pct", FAULTS_P99_PCT))
     elif found.load == MOVING and row["points"] < POINTS:
-        more = _at_least(row, CARRIED_PCT)
+        more = _at_least(row, CAPACITY_PCT)
         goals.append({**more, "asked": f"{more['asked']}, or {POINTS:+.1f} points of accuracy"})
     goals += [_at_most(WORDS[stem], row, f"{stem}_pct", WORST_PCT) for stem in ("p99", "energy", "mean")]
-    if found.load != MOVING and "carried_pct" in row:
+    if found.load != MOVING and "capacity_pct" in row:
         goals.append(_at_least(row, -WORST_PCT))
-    if "most_kept_points" in row:
-        lost = {**row, "not_kept": -row["most_kept_points"], "not_kept_ci95": row["most_kept_points_ci95"]}
-        goal = _at_most("windows not kept", lost, "not_kept", WORST_KEPT, "points")
-        goals.append({**goal, "against": row["most_kept_rival"]})
+    if "best_attainment_points" in row:
+        lost = {**row, "not_kept": -row["best_attainment_points"], "not_kept_ci95": row["best_attainment_points_ci95"]}
+        goal = _at_most("windows not kept", lost, "not_kept", WORST_ATTAINMENT, "points")
+        goals.append({**goal, "against": row["best_attainment_baseline"]})
     if row["points"] < -EQUAL_POINTS - ROUNDING:
         goals.append(_short("accuracy", row["points"], "points", f"at least {-EQUAL_POINTS:+.2f} points"))
     if found.floor is not None and tide["accuracy_pct"] < 100 * found.floor - EQUAL_POINTS:
         what = f"accuracy {tide['accuracy_pct']:.2f} %"
         goals.append(_short(what, None, "", f"at least the floor, {100 * found.floor:.2f} %"))
-    if tide["lost_share"] > rival["lost_share"] + LOST:
-        more = 100 * (tide["lost_share"] - rival["lost_share"])
+    if tide["lost_share"] > baseline["lost_share"] + LOST:
+        more = 100 * (tide["lost_share"] - baseline["lost_share"])
         goals.append(_short("images that stay unfinished", more, "points", "no more"))
-    if tide["is_marked"]:
+    if tide["is_flagged"]:
         goals.append(_short("images left unserved", None, "%", "at most 1 %"))
     return goals
 
@@ -295,23 +300,23 @@ def _at_most(what: str, row: Mapping[str, Any], name: str, most: float, unit: st
 
 
 def _at_least(row: Mapping[str, Any], least: float) -> Goal:
-    mean, half = row.get("carried_pct"), row.get("carried_pct_ci95") or 0.0
+    mean, half = row.get("capacity_pct"), row.get("capacity_pct_ci95") or 0.0
     goal = {"what": "images/s carried", "change": mean, "ci95": half, "unit": "%", "asked": f"at least {least:+.0f} %"}
-    goal["against"] = row.get("carried_rival")
+    goal["against"] = row.get("capacity_baseline")
     if mean is None:
         return {**goal, "holds": None}
     return {**goal, "holds": True if mean - half >= least else False if mean + half < least else None}
 
 
-def _doubts(found: Found, rivals: pd.DataFrame) -> list[Goal]:
+def _doubts(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     """Why all goals that hold are no win: nobody who counts is as accurate, or one of those is quicker."""
-    if not rivals["group"].isin([TUNED, PLACED]).any():
-        return [nearest(found, "no tuned rival is as accurate")]
+    if not baselines["group"].isin([TUNED, PLACED]).any():
+        return [nearest(found, "no tuned baseline is as accurate")]
     able, tide = found.able(), found.routers.loc[TIDE]
     quicker = able[
         able["group"].isin([TUNED, PLACED])
-        & ~able["is_marked"]
-        & ~able.index.isin(rivals.index)
+        & ~able["is_flagged"]
+        & ~able.index.isin(baselines.index)
         & (able["mean_ms"] < tide["mean_ms"])
         & (able["lost_share"] <= tide["lost_share"] + LOST)
     ]
@@ -322,10 +327,10 @@ def _doubts(found: Found, rivals: pd.DataFrame) -> list[Goal]:
     return [{**note(what), "change": points, "unit": "points", "against": quicker.index[0]}]
 
 
-def nearest(found: Found, what: str) -> Goal:
+def nearest(found: JudgedScenario, what: str) -> Goal:
     """With the most accurate one that was tuned, and its accuracy less Tide's."""
     able = found.able()
-    others = able[able["group"].isin([TUNED, PLACED]) & ~able["is_marked"]]
+    others = able[able["group"].isin([TUNED, PLACED]) & ~able["is_flagged"]]
     if others.empty:
         return note(f"{what}: none has run")
     best = others["accuracy_pct"].idxmax()
@@ -333,22 +338,22 @@ def nearest(found: Found, what: str) -> Goal:
     return {**note(f"{what}; the most accurate"), "change": points, "unit": "points", "against": best}
 
 
-def _worse(found: Found, rivals: pd.DataFrame) -> list[Goal]:
+def _worse(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     """What Tide is worse at for certain: by the seeds' whole interval, by more than `WORST_PCT`.
 
-    A rival whose searches lie far apart is no less a rival for that.
+    A baseline whose searches lie far apart is no less a baseline for that.
     """
-    pairs = [compare(found, TIDE, str(rival), with_searches=False) for rival in rivals.index]
+    pairs = [compare(found, TIDE, str(baseline), with_searches=False) for baseline in baselines.index]
     losses = []
     for stem, what in WORDS.items():
-        worse = [(pair[f"{stem}_pct"], pair["rival"]) for pair in pairs if _is_above(pair, f"{stem}_pct", WORST_PCT)]
+        worse = [(pair[f"{stem}_pct"], pair["baseline"]) for pair in pairs if _is_above(pair, f"{stem}_pct", WORST_PCT)]
         if worse:
-            change, rival = max(worse)
-            losses.append({"what": what, "change": change, "unit": "%", "against": rival, "holds": False})
+            change, baseline = max(worse)
+            losses.append({"what": what, "change": change, "unit": "%", "against": baseline, "holds": False})
     return losses
 
 
-def _spoiled(found: Found) -> list[Goal]:
+def _spoiled(found: JudgedScenario) -> list[Goal]:
     """Tide tuned is worse than what its tuning began with."""
     start = f"{TIDE}, {PLAIN}"
     if start not in found.able().index:
@@ -365,20 +370,20 @@ def _is_above(row: Mapping[str, Any], name: str, limit: float = 0.0) -> bool:
     return row[name] is not None and row[name] - (row[f"{name}_ci95"] or 0.0) > limit
 
 
-def covered(found: Found, *, without: str | None = None) -> float | None:
+def covered(found: JudgedScenario, *, without: str | None = None) -> float | None:
     """Hypervolume of accuracy against mean latency, as a share of what no latency at the best accuracy would cover.
 
     It counts from the narrowest tuple's accuracy and `REFERENCE_MS`; `without` a router, however it was tuned.
     """
     narrowest, best = found.extremes_pct
     able = found.able()
-    able = able[~able["is_marked"].astype(bool)]
+    able = able[~able["is_flagged"].astype(bool)]
     if without is not None:
         able = able[~is_of(able.index, without)]
-    points = [Point(str(label), row["accuracy_pct"], row["mean_ms"]) for label, row in able.iterrows()]
+    points = [ParetoPoint(str(label), row["accuracy_pct"], row["mean_ms"]) for label, row in able.iterrows()]
     if not points or best <= narrowest:
         return None
-    return hypervolume(points, Point("reference", narrowest, REFERENCE_MS)) / ((best - narrowest) * REFERENCE_MS)
+    return hypervolume(points, ParetoPoint("reference", narrowest, REFERENCE_MS)) / ((best - narrowest) * REFERENCE_MS)
 
 
 # ------------------------------------------------------------------------------------------------- the paper's replica
@@ -388,7 +393,7 @@ CLOSE_PCT: Final = 5.0
 RELAXED_CUT_PCT: Final = -80.0
 
 
-def replica_checks(found: Found) -> list[dict[str, Any]]:
+def replica_checks(found: JudgedScenario) -> list[dict[str, Any]]:
     """What the paper's PPO should reach against random routing, and against what stays put at the narrowest width."""
     wanted: list[tuple[str, str, str, float | None]] = [
         (HEAVY, "latency_mean_s", "random", paper.HEAVY.latency_change_pct),

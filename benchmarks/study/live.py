@@ -27,19 +27,19 @@ from scenarios.files.made_routers import RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
-from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Pair, Validation, was_stopped
+from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.fidelity import PairDocument, ValidationDocument, was_stopped
+from scenarios.metrics.ranking import COMPARABLE, ROUNDING, InWorld, RankedRouter, by_run, validated
 from scenarios.metrics.result import cpu_share
 from scenarios.metrics.served import leaves_many
-from scenarios.metrics.standing import COMPARABLE, ROUNDING, Contender, InWorld, by_run, validated
-from scenarios.metrics.statistics import Estimate, estimate, paired_difference
+from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environments
 from scenarios.show.validation import disturbance_warnings, emulated_devices
 from scenarios.world.materials import default_folder
 
 SCHEMA: Final = "slimsched.live/1"
-FELT: Final = measures("kept_share", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
+FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
 """What a user feels first; then the mean."""
 P99: Final = MEASURES["latency_p99_s"]
 _ACCURACY: Final = MEASURES["expected_accuracy"]
@@ -117,21 +117,21 @@ def measured_in(folder: RunFolder, file: str) -> Measured | None:
     """
     if not all((folder / name).exists() for name in ("comparison.json", "validation.json")):
         return None
-    validation: Validation = folder.read_json("validation.json")
-    comparison: Comparison = folder.read_json("comparison.json")
+    validation: ValidationDocument = folder.read_json("validation.json")
+    comparison: ComparisonDocument = folder.read_json("comparison.json")
     if was_stopped(validation):
         return None
     if len({row["load"] for row in validation["rows"]}) > 1:
         problem = "was run at several loads, of which this page shows none; leave validate.loads out"
         raise InputError(str(folder / "validation.json"), "", problem)
     searches = [made_by(path).get("searches") for path in folder.path.glob(f"*{RULE_SUFFIX}")]
-    service = validation["pairs"][0]["hardware"]["service"]
+    slo = validation["pairs"][0]["hardware"]["slo"]
     kept = ("router", "load", "served", "cpu")
     return {
         "file": file,
         "devices": emulated_devices(validation),
-        "floor": service["floor"],
-        "p99_limit_s": service["p99_limit_s"],
+        "floor": slo["floor"],
+        "p99_limit_s": slo["p99_limit_s"],
         "accuracy": {row["router"]: _ACCURACY.of(row) for row in comparison["rows"]},
         "seeds": max(len(row["seeds"]) for row in comparison["rows"]),
         "searches": min((count for count in searches if count), default=0),
@@ -149,7 +149,7 @@ def _made_with(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**host, **{key: environment[key] for key in ("python", "system", "cores", "code") if key in environment}}
 
 
-def _less_of(pair: Pair) -> dict[str, Any]:
+def _less_of(pair: PairDocument) -> dict[str, Any]:
     """With what the page shows alone."""
     names = ("router", "seed", "load", "rate_img_s", "repeat", "not_applicable")
     kept: dict[str, Any] = {key: value for key, value in pair.items() if key in names}
@@ -167,7 +167,7 @@ def _less_of(pair: Pair) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class WorldOutcome:
     """Who wins in one world: of the routers that keep the floor, the one with the lowest p99.
 
     Attributes:
@@ -176,7 +176,7 @@ class Outcome:
         below: routers that miss the floor; `left_out`: that serve too little, or can't be judged.
     """
 
-    able: tuple[Contender, ...]
+    able: tuple[RankedRouter, ...]
     tied: tuple[str, ...]
     below: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -196,31 +196,31 @@ class Outcome:
         """`tide`, `tie: tide, ppo`; None where fewer than two can be judged."""
         return self.winner or (f"tie: {', '.join(self.first)}" if self.tied else None)
 
-    def of(self, router: str | None) -> Contender | None:
+    def of(self, router: str | None) -> RankedRouter | None:
         """That router, where it can win."""
         return next((each for each in self.able if each.router == router), None)
 
 
-def outcome(measured: Measured, world: InWorld) -> Outcome:
+def outcome(measured: Measured, world: InWorld) -> WorldOutcome:
     """By p99, of the routers that keep the floor in this world.
 
     That is, to a tenth of a point, as comparable accuracies are: the mean over seeds decides, so that a router whose
     accuracy varies more keeps no floor more easily.
     """
-    found = validated(cast(Validation, measured), world, P99)
-    reached = {one.router: long_run_accuracy(measured, one.router, world) for one in found.contenders}
+    found = validated(cast(ValidationDocument, measured), world, P99)
+    reached = {one.router: long_run_accuracy(measured, one.router, world) for one in found.candidates}
     least = (measured["floor"] or 0.0) - COMPARABLE - ROUNDING
-    known = [one for one in found.contenders if reached[one.router] is not None]
+    known = [one for one in found.candidates if reached[one.router] is not None]
     able = sorted((one for one in known if (reached[one.router] or 0.0) >= least), key=lambda one: one.mean_s)
-    return Outcome(
+    return WorldOutcome(
         able=tuple(able),
         tied=tuple(one.router for one in able[1:] if not one.lead(able[0])["differs"]),
         below=tuple(one.router for one in known if one not in able),
-        left_out=(*found.left_out, *(one.router for one in found.contenders if one not in known)),
+        left_out=(*found.left_out, *(one.router for one in found.candidates if one not in known)),
     )
 
 
-def _outcomes(measured: Measured) -> tuple[Outcome, Outcome]:
+def _outcomes(measured: Measured) -> tuple[WorldOutcome, WorldOutcome]:
     return outcome(measured, "simulated"), outcome(measured, "hardware")
 
 
@@ -228,16 +228,19 @@ def long_run_accuracy(measured: Measured, router: str, world: InWorld) -> float 
     """What a router reaches over many runs as long as the measured ones, which a floor is of; None if unknown.
 
     The few measured ones can't tell: of twenty seconds of bursts the accuracies of two seeds differ by a point. So it
-    is that of the simulated comparison; on executors, plus what they differ from their twins on the same arrivals.
+    is that of the simulated comparison; on executors, plus what they differ from their paired simulations on the same
+    arrivals.
     """
     base = measured["accuracy"].get(router, estimate([]))["mean"]
     if base is None or world == "simulated":
         return cast(float | None, base)
-    real, twin = (_estimate(measured, router, each, "expected_accuracy")["mean"] for each in ("hardware", "simulated"))
-    return None if real is None or twin is None else base + real - twin
+    real, paired = (
+        _estimate(measured, router, each, "expected_accuracy")["mean"] for each in ("hardware", "simulated")
+    )
+    return None if real is None or paired is None else base + real - paired
 
 
-def said_so(simulated: Outcome, real: Outcome) -> SaidSo:
+def said_so(simulated: WorldOutcome, real: WorldOutcome) -> SaidSo:
     """Whether simulation named who wins on executors.
 
     `open` where either world can't tell whom it named from the quickest of the other, or simulation could judge fewer
@@ -249,22 +252,23 @@ def said_so(simulated: Outcome, real: Outcome) -> SaidSo:
     return "no" if is_certain else "open"
 
 
-def change_over(found: Outcome, rival: str | None, router: str = TIDE) -> Estimate:
-    """Its p99 less the rival's, in percent of the rival's mean; unknown where either can't be judged in that world."""
-    one, other = found.of(router), found.of(rival)
+def change_over(found: WorldOutcome, baseline: str | None, router: str = TIDE) -> MeanInterval:
+    """Its p99 less the baseline's, in percent of the baseline's mean; unknown where either can't be judged in that
+    world."""
+    one, other = found.of(router), found.of(baseline)
     if one is None or other is None:
-        return Estimate(mean=None, ci95=None)
+        return MeanInterval(mean=None, ci95=None)
     lead = one.lead(other)["difference"]
     mean, half = (None if value is None else 100 * value / other.mean_s for value in (lead["mean"], lead["ci95"]))
-    return Estimate(mean=mean, ci95=half)
+    return MeanInterval(mean=mean, ci95=half)
 
 
-def _estimate(measured: Measured, router: str, world: InWorld, name: str) -> Estimate:
+def _estimate(measured: Measured, router: str, world: InWorld, name: str) -> MeanInterval:
     values = by_run(_pairs_of(measured, router), world, MEASURES[name])
     return estimate([None] if values is None else list(values.values()))
 
 
-def _pairs_of(measured: Measured, router: str) -> list[Pair]:
+def _pairs_of(measured: Measured, router: str) -> list[PairDocument]:
     return [pair for pair in measured["pairs"] if pair["router"] == router]
 
 
@@ -274,7 +278,7 @@ def _pairs_of(measured: Measured, router: str) -> list[Pair]:
 def summary_row(name: str, measured: Measured) -> Row:
     """Who wins in both worlds, and Tide's p99 against the quickest other that keeps the floor on executors."""
     simulated, real = _outcomes(measured)
-    rival = next((one.router for one in real.able if one.router != TIDE), None)
+    baseline = next((one.router for one in real.able if one.router != TIDE), None)
     cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
     return {
         "scenario": name,
@@ -282,15 +286,15 @@ def summary_row(name: str, measured: Measured) -> Row:
         "wins_in_simulation": simulated.shown,
         "wins_on_executors": real.shown,
         "said_so": said_so(simulated, real),
-        "tides_best_rival": rival,
-        **columns("p99_predicted_pct", change_over(simulated, rival)),
-        **columns("p99_measured_pct", change_over(real, rival)),
+        "tides_best_baseline": baseline,
+        **columns("p99_predicted_pct", change_over(simulated, baseline)),
+        **columns("p99_measured_pct", change_over(real, baseline)),
         "cpu_pct": 100 * max(cpu) if cpu else None,
         "winner_less_accurate_points": _points_less(real),
     }
 
 
-def _points_less(real: Outcome) -> float | None:
+def _points_less(real: WorldOutcome) -> float | None:
     """By how many points the quickest is behind the next (or, where it beats Tide, behind Tide); None if comparable."""
     if len(real.able) < 2:
         return None
@@ -309,25 +313,25 @@ def router_rows(name: str, measured: Measured) -> list[Row]:
         for measure in FELT:
             for world, word in zip(WORLDS, ("predicted", "measured"), strict=True):
                 made |= _scaled(f"{measure.name}_{word}", measure, _estimate(measured, router, world, measure.name))
-        made["is_marked"] = any(leaves_many(served) for served in row["served"].values())
+        made["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
         found.append((_estimate(measured, router, "hardware", P99.name)["mean"], made))
     return [row for _, row in sorted(found, key=lambda each: (each[0] is None, each[0]))]
 
 
-def _scaled(name: str, measure: Any, found: Estimate) -> Row:
+def _scaled(name: str, measure: Any, found: MeanInterval) -> Row:
     """In percent where the measure is shown so; seconds stay seconds."""
     scale = measure.scale if measure.unit == "%" else 1.0
     mean, half = (None if value is None else scale * value for value in (found["mean"], found["ci95"]))
     title = f"{name}_pct" if measure.unit == "%" else name
-    return columns(title, Estimate(mean=mean, ci95=half))
+    return columns(title, MeanInterval(mean=mean, ci95=half))
 
 
 def worse_rows(name: str, measured: Measured, router: str = TIDE) -> list[Row]:
     """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
     found = []
-    for rival in (one.router for one in outcome(measured, "hardware").able if one.router != router):
+    for baseline in (one.router for one in outcome(measured, "hardware").able if one.router != router):
         for measure in FELT:
-            own, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, rival))
+            own, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, baseline))
             if own is None or other is None:
                 continue
             common = sorted(own.keys() & other.keys())
@@ -335,8 +339,8 @@ def worse_rows(name: str, measured: Measured, router: str = TIDE) -> list[Row]:
             mean = difference["difference"]["mean"]
             if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
                 means = (estimate(list(each.values()))["mean"] or 0.0 for each in (own, other))
-                shown = dict(zip(("tide", "rivals"), (measure.scale * each for each in means), strict=True))
+                shown = dict(zip(("tide", "baselines"), (measure.scale * each for each in means), strict=True))
                 found.append(
-                    {"scenario": name, "rival": rival, "measure": measure.title, **shown, "unit": measure.unit}
+                    {"scenario": name, "baseline": baseline, "measure": measure.title, **shown, "unit": measure.unit}
                 )
     return found

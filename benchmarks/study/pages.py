@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from benchmarks.study import contenders, judge, pictures, tables
+from benchmarks.study import candidates, judge, pictures, tables
 from kit.documents import write_text
 from scenarios.show import charts
 
@@ -106,7 +106,7 @@ def results_page(folder: Path) -> None:
     drawn = []
     main = routers[~routers["scenario"].str.startswith("paper")]
     for name, title, frame, draw in (
-        ("results-gains", "Tide against its best rival", _as_tuned(versus), pictures.gains_chart),
+        ("results-gains", "Tide against its best baseline", _as_tuned(versus), pictures.gains_chart),
         (
             "results-fronts",
             "Accuracy against mean latency, up to four times the quickest router's",
@@ -131,7 +131,7 @@ def results_page(folder: Path) -> None:
         pictures=drawn,
         tails=more.get("ablation-tail", pd.DataFrame()),
         tables=sorted(more),
-        contenders=contenders,
+        candidates=candidates,
         judge=judge,
         limits=tables,
     )
@@ -139,9 +139,9 @@ def results_page(folder: Path) -> None:
 
 
 def _as_tuned(versus: pd.DataFrame) -> pd.DataFrame:
-    if "rival" not in versus:
+    if "baseline" not in versus:
         return versus.iloc[:0]
-    return versus[(versus["group"] == "as tuned") & versus["rival"].notna()]
+    return versus[(versus["group"] == "as tuned") & versus["baseline"].notna()]
 
 
 def load_counts(versus: pd.DataFrame) -> list[dict[str, Any]]:
@@ -154,14 +154,14 @@ def load_counts(versus: pd.DataFrame) -> list[dict[str, Any]]:
             "won": (of["holds"] == "yes").sum(),
             "open": of["holds"].isin(["open", "?"]).sum(),
         }
-        for load in contenders.LOADS
+        for load in candidates.LOADS
         if len(versus) and len(of := own[own["load"] == load])
     ]
 
 
 def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:
     """How far Tide's energy lies above the fluid bound under stationary load; no part of a verdict."""
-    stationary = scenarios[scenarios["load"] == contenders.STATIONARY]["scenario"]
+    stationary = scenarios[scenarios["load"] == candidates.STATIONARY]["scenario"]
     tide = routers[(routers["router"] == "tide") & routers["scenario"].isin(stationary)]
     over = tide["energy_over_bound_pct"].dropna()
     return {"all": len(over), "near": (over <= judge.ENERGY_OVER_PCT).sum(), "least": over.min() if len(over) else None}

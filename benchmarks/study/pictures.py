@@ -11,10 +11,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.study.contenders import GROUPS, PLACED
+from benchmarks.study.candidates import GROUPS, PLACED
 from benchmarks.study.judge import WORST_PCT, is_of
 from policies.registry import TIDE
-from scenarios.metrics.pareto import Point, pareto_front
+from scenarios.metrics.pareto import ParetoPoint, pareto_front
 from scenarios.show.charts import COLORS, canvas
 
 HOLLOW = "hollow: missed"  # the page says what
@@ -42,7 +42,7 @@ def gains_chart(versus: pd.DataFrame) -> Figure:
         axes.plot([], [], "s", color=COLORS[0], markersize=4, label="p99")
         axes.axvline(0, color="#666", linewidth=0.8)
         lowest, highest = min(-15.0, *(each.min() for each in ends)), max(5.0, *(each.max() for each in ends))
-        axes.set(xlim=(max(-100.0, lowest - 5), min(_EDGE_PCT, highest + 5)), xlabel="Tide less its best rival, %",
+        axes.set(xlim=(max(-100.0, lowest - 5), min(_EDGE_PCT, highest + 5)), xlabel="Tide less its best baseline, %",
                  yticks=range(len(shown)), yticklabels=list(shown["scenario"]))  # fmt: skip
         axes.grid(visible=False, axis="y")
         axes.legend(loc="best")
@@ -98,8 +98,10 @@ def _draw_front(axes: Axes, routers: pd.DataFrame) -> None:
         return
     edge_ms = _SHOWN_TIMES * able["mean_ms"].min()
     able = able[able["mean_ms"] <= edge_ms]
-    rivals = able[~able["is_marked"].astype(bool) & ~is_of(able["router"], TIDE)]
-    front = pareto_front([Point(row["router"], row["accuracy_pct"], row["mean_ms"]) for _, row in rivals.iterrows()])
+    baselines = able[~able["is_flagged"].astype(bool) & ~is_of(able["router"], TIDE)]
+    front = pareto_front(
+        [ParetoPoint(row["router"], row["accuracy_pct"], row["mean_ms"]) for _, row in baselines.iterrows()]
+    )
     axes.plot([point.cost for point in front], [point.accuracy for point in front], ":", color="#888", linewidth=1)
     for _, row in able.iterrows():
         color, marker = _LOOKS[row["group"]]
@@ -120,7 +122,7 @@ def _draw_energy(axes: Axes, rows: pd.DataFrame) -> None:
     for place, kind in enumerate(able.sort_index()["router"].unique()):
         color, marker = COLORS[(1 - place) % len(COLORS)], "*os^"[place % 4]
         kept, hollow = (able[(able["router"] == kind) & (missed == is_missed)] for is_missed in (False, True))
-        front = pareto_front([Point(kind, -row["image_j"], row["p99_ms"]) for _, row in kept.iterrows()])
+        front = pareto_front([ParetoPoint(kind, -row["image_j"], row["p99_ms"]) for _, row in kept.iterrows()])
         axes.plot([point.cost for point in front], [-point.accuracy for point in front], "-", color=color, linewidth=1)
         axes.plot(kept["p99_ms"], kept["image_j"], marker, color=color, markersize=5, label=kind)
         axes.plot(hollow["p99_ms"], hollow["image_j"], marker, color=color, markersize=5, fillstyle="none")

@@ -15,16 +15,16 @@ import pandas as pd
 
 from benchmarks.grid import ROOT, Row, read_rows
 from benchmarks.study import judge, pages, tables
-from benchmarks.study.contenders import (
+from benchmarks.study.candidates import (
     GROUPS,
     SCENARIOS,
     TOLD,
-    Case,
+    ScenarioCase,
     experiments,
     read_case,
     scenario_files,
 )
-from benchmarks.study.judge import Found, columns, known
+from benchmarks.study.judge import JudgedScenario, columns, known
 from benchmarks.study.paper import paper_row
 from benchmarks.study.runs import bounds_of, corner_of, results_of, run_missing, versions
 from hw.host.limits import core_count
@@ -38,7 +38,7 @@ from scenarios.metrics.signatures import tally, tally_text
 from scenarios.metrics.statistics import change_pct, estimate, widened
 
 SHOWN: Final = (
-    *("expected_accuracy", "accuracy", "latency_mean_s", "latency_p99_s", "latency_std_s", "kept_share"),
+    *("expected_accuracy", "accuracy", "latency_mean_s", "latency_p99_s", "latency_std_s", "slo_attainment"),
     *("energy_per_image_j", "energy_dynamic_j", "moves_per_image"),
     *("energy_j", "energy_std_j", "gpu_var", "gpu_var_std"),  # of the paper's tables
 )
@@ -71,20 +71,22 @@ def make_results(
     cases = experiments([read_case(path, seeds) for path in scenario_files(scenarios, only)])
     made = run_missing(cases, out, jobs, quiet=quiet)
     bounds = {row["scenario"]: row for row in bounds_of(cases, out, jobs, quiet=quiet)}
-    carried = read_rows(docs / "data" / tables.CARRIED)
+    carried = read_rows(docs / "data" / tables.CAPACITY)
     parts = [found_in(case, results_of(case, out), bounds[case.name], carried) for case in cases]
     pages.write_frames(target / "data", {**frames_of(cases, parts, bounds), **tables.frames(docs / "data", cases)})
     pages.results_page(target)
     return f"{made} runs made; {target / 'results.md'}"
 
 
-def found_in(case: Case, results: Mapping[str, list[Result]], bounds: Row, carried: Sequence[Row]) -> Found:
+def found_in(
+    case: ScenarioCase, results: Mapping[str, list[Result]], bounds: Row, carried: Sequence[Row]
+) -> JudgedScenario:
     """One scenario's kept runs as frames, with the bound beside each router, and what of it is carried."""
-    fitting = tables.carried_of(case, carried)
-    groups = {each.label: each.group for each in case.contenders}
-    files = {each.label: each.file for each in case.contenders if each.file is not None and each.group != TOLD}
+    fitting = tables.capacity_rows(case, carried)
+    groups = {each.label: each.group for each in case.candidates}
+    files = {each.label: each.file for each in case.candidates if each.file is not None and each.group != TOLD}
     spreads = {label: judge.spreads_in(made_by(file)) for label, file in files.items()}
-    labels = [each.label for each in case.contenders if each.label in results]
+    labels = [each.label for each in case.candidates if each.label in results]
     runs = pd.DataFrame([_run_row(label, result) for label in labels for result in results[label]])
     limits = {tuple(least[:2]): least[2:] for least in bounds["bounds"]}
     rows = []
@@ -93,7 +95,7 @@ def found_in(case: Case, results: Mapping[str, list[Result]], bounds: Row, carri
         row = _router_row(label, results[label], runs[runs["router"] == label], spreads.get(label, {}), least)
         rows.append({"scenario": case.name, "router": label, "group": groups[label], **row, **_carried(fitting, label)})
     top1 = [100 * value for value in case.world.accuracy.prior.top1.values()]
-    return Found(
+    return JudgedScenario(
         name=case.name,
         load=case.load,
         floor=case.scenario.tuning.floor,
@@ -128,7 +130,7 @@ def _router_row(
 ) -> Row:
     """Means over seeds; intervals of latency hold how far the router's searches lie apart."""
     mean = {name: estimate(known(runs[name]))["mean"] for name in SHOWN}
-    row: Row = {"seeds": len(results), "kept_pct": _times(mean["kept_share"], 100)}
+    row: Row = {"seeds": len(results), "attainment_pct": _times(mean["slo_attainment"], 100)}
     for name, measure in (("p99_ms", "latency_p99_s"), ("mean_ms", "latency_mean_s")):
         found = widened(estimate(known(1000 * runs[measure])), spreads.get(measure, 0.0))
         row |= columns(name, found)
@@ -146,7 +148,7 @@ def _router_row(
         "lost_images": int(runs["lost"].sum()),
         "moves": mean["moves_per_image"],
         "signs": tally_text(tally(result.get("signatures") for result in results), len(results)),
-        "is_marked": max(unserved) > LIMIT,
+        "is_flagged": max(unserved) > LIMIT,
         "lost_share": runs["lost"].sum() / runs["arrived"].sum(),
     }
 
@@ -161,17 +163,19 @@ def _carried(rows: Sequence[Row], label: str) -> Row:
         return {}
     means = {name: estimate(row[key])["mean"] for name, key in (("accuracy", "accuracies"), ("j", "images_j"))}
     return {
-        "carried_img_s": estimate(row["images_s"])["mean"],
-        "carried_accuracy_pct": _times(means["accuracy"], 100),
-        "carried_j": means["j"],
-        "carried_told": bool(row["controls"]),
+        "capacity_img_s": estimate(row["images_s"])["mean"],
+        "capacity_accuracy_pct": _times(means["accuracy"], 100),
+        "capacity_j": means["j"],
+        "capacity_controlled": bool(row["controls"]),
     }
 
 
 # -------------------------------------------------------------------------------------------------------------- frames
 
 
-def frames_of(cases: Sequence[Case], parts: Sequence[Found], bounds: Mapping[str, Row]) -> dict[str, pd.DataFrame]:
+def frames_of(
+    cases: Sequence[ScenarioCase], parts: Sequence[JudgedScenario], bounds: Mapping[str, Row]
+) -> dict[str, pd.DataFrame]:
     """By name, what goes into `results-NAME.csv`."""
     main = [each for each in parts if not each.name.startswith("paper")]
     replicas = [each for each in parts if each.name.startswith("paper")]
@@ -196,7 +200,7 @@ def frames_of(cases: Sequence[Case], parts: Sequence[Found], bounds: Mapping[str
     }
 
 
-def _missing_rows(case: Case) -> list[Row]:
+def _missing_rows(case: ScenarioCase) -> list[Row]:
     split = ((text.partition(": ")[0], text) for text in case.missing)
     return [{"scenario": case.name, "kind": kind, "why": text} for kind, text in split]
 
@@ -207,7 +211,7 @@ def _ordered(routers: pd.DataFrame) -> pd.DataFrame:
     return routers.assign(place=places).sort_values(["place", "mean_ms"], kind="stable").drop(columns="place")
 
 
-def _scenario_row(case: Case, bounds: Row) -> Row:
+def _scenario_row(case: ScenarioCase, bounds: Row) -> Row:
     return {
         "scenario": case.name,
         "load": case.load,
@@ -220,7 +224,7 @@ def _scenario_row(case: Case, bounds: Row) -> Row:
     }
 
 
-def _paper_rows(found: Found) -> list[Row]:
+def _paper_rows(found: JudgedScenario) -> list[Row]:
     """The layout of Tables III to V; under each router that the paper has, what the paper reports."""
     rows = []
     for label in found.runs["router"].unique():
@@ -253,34 +257,34 @@ _REPORTED: Final = (
 )
 
 
-def _tuning_rows(case: Case) -> list[Row]:
+def _tuning_rows(case: ScenarioCase) -> list[Row]:
     """What each router's file says of how it was made."""
     rows = []
-    for contender in case.contenders:
-        if contender.file is not None and contender.group != TOLD:
-            made = made_by(contender.file)
+    for candidate in case.candidates:
+        if candidate.file is not None and candidate.group != TOLD:
+            made = made_by(candidate.file)
             searches = judge.searches_in(made)
             rows.append(
                 {
                     "scenario": case.name,
-                    "router": contender.label,
+                    "router": candidate.label,
                     "searches": len(searches),
                     "decisions": made.get("decisions"),
-                    "level_decisions": made.get("level_decisions"),
+                    "matching_decisions": made.get("matching_decisions"),
                     "decisions_in_all": made.get("decisions_in_all"),
                     "wall_s": made.get("wall_s"),
                     "accuracy_pct": _times(made.get("accuracy"), 100),
                     "mean_ms": _times(made.get("latency_mean_s"), 1000),
                     "p99_ms": _times(made.get("latency_p99_s"), 1000),
                     "searches_mean_ms": " ".join(f"{1000 * each['mean_s']:.4g}" for each in searches),
-                    "file": contender.file.relative_to(case.path.parent).as_posix(),
+                    "file": candidate.file.relative_to(case.path.parent).as_posix(),
                     "command": made.get("command"),
                 }
             )
     return rows
 
 
-def _machine(cases: Sequence[Case], parts: Sequence[Found]) -> Row:
+def _machine(cases: Sequence[ScenarioCase], parts: Sequence[JudgedScenario]) -> Row:
     from hw.telemetry import cpu_name
 
     return {

@@ -11,8 +11,8 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.grid import Point, Row, code_state, kept_rows, make_rows
-from benchmarks.study.contenders import STATIONARY, Case, state_of
+from benchmarks.grid import GridRow, Row, code_state, kept_rows, make_rows
+from benchmarks.study.candidates import STATIONARY, ScenarioCase, state_of
 from kit.documents import inputs_hash
 from kit.errors import WorkError
 from kit.named_files import named_files
@@ -37,32 +37,32 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in COMPUTING}}
 
 
-def rows_file(case: Case, out: Path) -> Path:
+def rows_file(case: ScenarioCase, out: Path) -> Path:
     """Where a scenario's runs are kept."""
     return out / f"{case.name}.jsonl"
 
 
-def run_points(case: Case) -> list[Point]:
+def run_points(case: ScenarioCase) -> list[GridRow]:
     """A scenario's runs, one a router and seed; each with what makes the router on any machine."""
     decided_by = _decided_by(case)
     return [
-        Point(
-            {"scenario": case.name, "router": contender.label, "seed": seed},
-            inputs_hash(decided_by, contender.name, contender.group, *([contender.file] if contender.file else [])),
-            (contender.maker(case.world), case.is_paper),
+        GridRow(
+            {"scenario": case.name, "router": candidate.label, "seed": seed},
+            inputs_hash(decided_by, candidate.name, candidate.group, *([candidate.file] if candidate.file else [])),
+            (candidate.maker(case.world), case.is_paper),
         )
-        for contender in case.contenders
+        for candidate in case.candidates
         for seed in case.seeds
     ]
 
 
-def _decided_by(case: Case) -> str:
+def _decided_by(case: ScenarioCase) -> str:
     files = [file.path for file in named_files(case.scenario) if file.key.split(".")[0] not in NOT_OF_A_RUN]
     state = state_of(case.scenario, NOT_OF_A_RUN)
     return inputs_hash(state, case.scenario.training.deterministic, versions(), code_state(), *files)
 
 
-def run_missing(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = False) -> int:
+def run_missing(cases: Sequence[ScenarioCase], out: Path, jobs: Jobs, *, quiet: bool = False) -> int:
     """Make every run that is not kept; returns how many that were.
 
     Raises:
@@ -79,7 +79,7 @@ def run_missing(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = F
     return made
 
 
-def _run(worlds: Mapping[str, World], point: Point, **options: Any) -> Row:
+def _run(worlds: Mapping[str, World], point: GridRow, **options: Any) -> Row:
     """One run, in whatever process; what servers did is not kept."""
     maker: RouterMaker
     maker, is_detailed = point.given  # details are GPU var and stages
@@ -89,13 +89,13 @@ def _run(worlds: Mapping[str, World], point: Point, **options: Any) -> Row:
     return {"result": {**simulate_metrics(world, router, name, point.key["seed"], **options), "servers": []}}
 
 
-def _compile(point: Point, worlds: Mapping[str, World]) -> None:
+def _compile(point: GridRow, worlds: Mapping[str, World]) -> None:
     """Once on a machine, and not in every process: a run of a second does it."""
     duration_s = min(1.0, worlds[point.key["scenario"]].scenario.duration_s)
     _run(worlds, point, duration_s=duration_s, warmup_s=0.0)
 
 
-def results_of(case: Case, out: Path) -> dict[str, list[Result]]:
+def results_of(case: ScenarioCase, out: Path) -> dict[str, list[Result]]:
     """By router, what is kept of a scenario; who has not run with every seed is left out."""
     points = run_points(case)
     found: dict[str, list[Result]] = {}
@@ -119,7 +119,7 @@ def corner_of(results: Sequence[Result]) -> Corner | None:
     return floor(accuracy * 1e4) / 1e4, round(floor(rate_img_s / unit) * unit, 6)
 
 
-def bounds_of(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = False) -> list[Row]:
+def bounds_of(cases: Sequence[ScenarioCase], out: Path, jobs: Jobs, *, quiet: bool = False) -> list[Row]:
     """Of each scenario a row with `bounds`, [accuracy, rate, least dynamic J an image, least mean latency] a corner
     within capacity, and `oracle`: the accuracy of one that knows the first seed's arrivals, where the load moves.
     """
@@ -128,13 +128,13 @@ def bounds_of(cases: Sequence[Case], out: Path, jobs: Jobs, *, quiet: bool = Fal
         corners = {corner for results in results_of(case, out).values() if (corner := corner_of(results)) is not None}
         seed = None if case.load == STATIONARY or case.is_paper else case.seeds[0]
         key = {"scenario": case.name, "corners": sorted(map(list, corners)), "seed": seed}
-        points.append(Point(key, _decided_by(case)))
+        points.append(GridRow(key, _decided_by(case)))
         worlds[case.name] = case.world.with_series()
     make_rows(out / BOUNDS, points, _solve, worlds, jobs=jobs, quiet=quiet)
     return [row for row in kept_rows(out / BOUNDS, points) if row is not None]
 
 
-def _solve(worlds: Mapping[str, World], point: Point) -> Row:
+def _solve(worlds: Mapping[str, World], point: GridRow) -> Row:
     world = worlds[point.key["scenario"]]
     model, bounds = FluidModel(world), []
     for accuracy, rate_img_s in point.key["corners"]:

@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from benchmarks.grid import ROOT, Point, Row, read_rows
-from benchmarks.study.contenders import ROUTERS, TOLD, Case, state_of, tuned_file
+from benchmarks.grid import ROOT, GridRow, Row, read_rows
+from benchmarks.study.candidates import ROUTERS, TOLD, ScenarioCase, state_of, tuned_file
 from benchmarks.study.judge import EQUAL_POINTS, columns
 from benchmarks.study.tuned_files import why_tune
 from kit.documents import inputs_hash
@@ -31,19 +31,19 @@ from policies.registry import TUNED as TUNED_KINDS
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.router_names import read_rule
-from scenarios.learn.course import Course, Run, unserved, workers_of
+from scenarios.learn.evaluator import Evaluator, SampledRun, unserved, workers_of
 from scenarios.learn.knobs import TAIL, TuningKnobs
 from scenarios.learn.tune import Tuned, knobs_of, tune_world
 from scenarios.learn.tuned_files import train_command, with_control
 from scenarios.metrics.served import LIMIT
-from scenarios.metrics.statistics import Estimate, estimate, relative_half_width, widened
+from scenarios.metrics.statistics import MeanInterval, estimate, relative_half_width, widened
 from scenarios.runs.capacity import GROWTH_LIMIT
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 DATA: Final = ROOT / "docs" / "data"
-ABLATION, FASTER, FRONTS, CARRIED = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts", "carried"))
+ABLATION, FASTER, FRONTS, CAPACITY = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts", "carried"))
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,19 @@ class Budget:
         """The scenario's, with this budget and these changes."""
         return replace(knobs_of(world), seed=0, decisions=self.decisions, searches=self.searches, **changes)
 
-    def point(self, scenario: Path, **key: Any) -> Point:
+    def point(self, scenario: Path, **key: Any) -> GridRow:
         """A row of a scenario."""
         world = self.world(scenario)
         decided_by = inputs_hash(state_of(load_world(scenario).scenario), asdict(self))
-        return Point({"scenario": world.scenario.name, **key, **asdict(self)}, decided_by, scenario)
+        return GridRow({"scenario": world.scenario.name, **key, **asdict(self)}, decided_by, scenario)
 
 
 def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> list[list[RunScore]]:
     """Each router on the scenario's own runs with the seeds of its comparison."""
     with workers_of() as workers:
-        course = Course(world, knobs, workers)
-        runs = [Run(seed) for seed in world.scenario.compare.seeds]
-        return [course.measure([(spec, run) for run in runs]) for spec in specs]
+        evaluator = Evaluator(world, knobs, workers)
+        runs = [SampledRun(seed) for seed in world.scenario.compare.seeds]
+        return [evaluator.measure([(spec, run) for run in runs]) for spec in specs]
 
 
 def tuned_row(
@@ -112,7 +112,7 @@ def tuned_row(
 
 def _searched(found: Tuned) -> list[RuleSpec]:
     """What each search found; the winner where there was none."""
-    return [each.racer.spec for each in found.race if each.racer.is_of_search] or [found.spec]
+    return [each.finalist.spec for each in found.final_scores if each.finalist.is_of_search] or [found.spec]
 
 
 def _mean(scores: Sequence[RunScore], key: str) -> float:
@@ -124,13 +124,13 @@ def _means(scores: Sequence[RunScore]) -> dict[str, float]:
     return {**milliseconds, "image_j": _mean(scores, "image_j")}
 
 
-def change_of(row: Row, base: Row, by_seed: str, by_search: str, power: int = 1) -> Estimate:
+def change_of(row: Row, base: Row, by_seed: str, by_search: str, power: int = 1) -> MeanInterval:
     """Of one row against another in percent, seed by seed; its interval holds the spread of both rows' searches."""
     ratio = estimate([100 * (a / b) ** power for a, b in zip(row[by_seed], base[by_seed], strict=True)])
     spreads = [] if row is base else [power * _spread(each, by_search) for each in (row, base)]
     wider = widened(ratio, *spreads)
     assert wider["mean"] is not None, "it has run with some seed"
-    return Estimate(mean=wider["mean"] - 100, ci95=wider["ci95"])
+    return MeanInterval(mean=wider["mean"] - 100, ci95=wider["ci95"])
 
 
 def _spread(row: Row, key: str) -> float:
@@ -166,15 +166,15 @@ SWITCHES: Final[dict[str, dict[str, Any]]] = {
 }
 KINDS: Final = {NO_PRICE: "fixed", LADDER: "ladder"}
 LITTLE_VARIANCE_PCT: Final = 5.0  # more than the ladder's, at most, for nearly all
-MOST_GAIN_PCT: Final = 80.0  # of the gain over the ladder
+MAX_GAIN_PCT: Final = 80.0  # of the gain over the ladder
 
 
-def ablation_points(scenarios: Sequence[Path], budget: Budget) -> list[Point]:
+def ablation_points(scenarios: Sequence[Path], budget: Budget) -> list[GridRow]:
     """Every switch of every scenario."""
     return [budget.point(path, switch=name) for path in scenarios for name in SWITCHES]
 
 
-def ablate(budget: Budget, point: Point) -> Row:
+def ablate(budget: Budget, point: GridRow) -> Row:
     """Tide tuned without one thing, with the same budget."""
     world, switch = budget.world(point.given), point.key["switch"]
     knobs = budget.knobs(world, **SWITCHES[switch])
@@ -224,7 +224,7 @@ def _tail(own: Mapping[str, Row], switch: str) -> Row:
     gain, plain = (100 * (1 - own[name]["mean_ms"] / own[LADDER]["mean_ms"]) for name in (switch, NO_TAIL))
     kept = 100 * gain / plain if plain > 0 else None
     variance = change_of(own[switch], own[LADDER], "stds_s", "std_ms", power=2)
-    holds = kept is not None and kept > MOST_GAIN_PCT and (variance["mean"] or 0.0) < LITTLE_VARIANCE_PCT
+    holds = kept is not None and kept > MAX_GAIN_PCT and (variance["mean"] or 0.0) < LITTLE_VARIANCE_PCT
     return {
         "scenario": own[switch]["scenario"],
         "switch": switch,
@@ -242,26 +242,26 @@ DECISIONS_US: Final = (1000, 100, 10, 3)
 BLOCKS: Final = (4, 16, 64)
 
 
-def faster_points(scenarios: Sequence[Path], budget: Budget, kind: str) -> list[Point]:
+def faster_points(scenarios: Sequence[Path], budget: Budget, kind: str) -> list[GridRow]:
     """A decision time, blocks a server, and whether requests may wait; deciding takes that time and nothing else.
 
     Raises:
         InputError: nobody may wait in a scenario.
     """
     for path in scenarios:
-        if not load_world(path).cluster.router.hold_limit_ns:
-            raise InputError(str(path), "router.hold_limit_s", "must be above 0: rows with and without waiting")
+        if not load_world(path).cluster.router.max_batching_delay_ns:
+            raise InputError(str(path), "router.max_batching_delay_s", "must be above 0: rows with and without waiting")
     return [
         budget.point(path, router=kind, decision_us=decision_us, blocks=blocks, may_wait=may_wait)
         for path, blocks, may_wait, decision_us in product(scenarios, BLOCKS, (True, False), DECISIONS_US)
     ]
 
 
-def try_speed(budget: Budget, point: Point) -> Row:
+def try_speed(budget: Budget, point: GridRow) -> Row:
     """One kind tuned where deciding takes as long as the point says."""
     world, key = budget.world(point.given), point.key
-    limit_ns = world.cluster.router.hold_limit_ns if key["may_wait"] else 0
-    router = replace(world.cluster.router, outstanding_blocks=key["blocks"], hold_limit_ns=limit_ns)
+    limit_ns = world.cluster.router.max_batching_delay_ns if key["may_wait"] else 0
+    router = replace(world.cluster.router, outstanding_blocks=key["blocks"], max_batching_delay_ns=limit_ns)
     cluster = replace(world.cluster, router=router, decision_ns=1000 * key["decision_us"], host=None)
     world = replace(world, cluster=cluster)
     return tuned_row(world, key["router"], budget.knobs(world))
@@ -299,20 +299,20 @@ ALIKE: Final = 0.02  # of a limit: one that is so near to another has no row of 
 QUICKEST: Final = "the quickest"
 
 
-def front_points(scenarios: Sequence[Path], budget: Budget, kinds: Sequence[str]) -> list[Point]:
+def front_points(scenarios: Sequence[Path], budget: Budget, kinds: Sequence[str]) -> list[GridRow]:
     """Each kind tuned for latency: these rows set the limits."""
     return [budget.point(path, router=kind, limit=QUICKEST, limit_ms=None) for path, kind in product(scenarios, kinds)]
 
 
 def limited_points(
     scenarios: Sequence[Path], budget: Budget, kinds: Sequence[str], quickest: Sequence[Row]
-) -> list[Point]:
+) -> list[GridRow]:
     """Each kind tuned for energy within each limit; who could not be tuned for latency is not tried."""
     able = {(row["scenario"], row["router"]) for row in quickest if "problem" not in row}
     found = []
     for path in scenarios:
         scenario = load_world(path).scenario
-        limits = limits_of([row for row in quickest if row["scenario"] == scenario.name], scenario.service.p99_limit_s)
+        limits = limits_of([row for row in quickest if row["scenario"] == scenario.name], scenario.slo.p99_limit_s)
         found += [
             budget.point(path, router=kind, limit=what, limit_ms=limit_ms)
             for (limit_ms, what), kind in product(limits, kinds)
@@ -338,7 +338,7 @@ def limits_of(quickest: Sequence[Row], promised_s: float | None) -> list[tuple[f
     return sorted(limits)
 
 
-def try_limit(budget: Budget, point: Point) -> Row:
+def try_limit(budget: Budget, point: GridRow) -> Row:
     """One kind tuned for latency, or for energy within a limit of the p99."""
     world, limit_ms = budget.world(point.given), point.key["limit_ms"]
     goal = {"objective": "latency"} if limit_ms is None else {"objective": "energy", "p99_limit_s": limit_ms / 1000}
@@ -373,7 +373,7 @@ def file_digest(path: Path) -> str:
     return inputs_hash(path)[:16]
 
 
-def carried_points(scenarios: Sequence[Path], seeds: int) -> list[Point]:
+def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
     """Every tuned router whose file is of now.
 
     Raises:
@@ -384,24 +384,24 @@ def carried_points(scenarios: Sequence[Path], seeds: int) -> list[Point]:
         world = load_world(path)
         scenario, its = world.scenario, world.scenario.compare.seeds
         for name in ("floor", "p99_limit_s"):
-            if getattr(scenario.service, name) is None:
-                raise InputError(str(path), f"service.{name}", "missing; both a floor and a limit are asked for here")
+            if getattr(scenario.slo, name) is None:
+                raise InputError(str(path), f"slo.{name}", "missing; both a floor and a limit are asked for here")
         if len(its) < seeds:
             raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(its)}")
         for kind in TUNED_KINDS:
             if rule_of_now(path, world, kind) is not None:
                 file = file_digest(_router_file(path, kind))
                 key = {"scenario": scenario.name, "router": kind, "file": file, "seeds": list(its[:seeds])}
-                found.append(Point(key, state_of(scenario), path))
+                found.append(GridRow(key, state_of(scenario), path))
     return found
 
 
-def carried_of(case: Case, rows: Sequence[Row]) -> list[Row]:
+def capacity_rows(case: ScenarioCase, rows: Sequence[Row]) -> list[Row]:
     """A scenario's rows that are of the very files and state that are here."""
-    files = {each.label: file_digest(each.file) for each in case.contenders if each.file and each.group != TOLD}
+    files = {each.label: file_digest(each.file) for each in case.candidates if each.file and each.group != TOLD}
     state = state_of(case.scenario)
     fitting = [row for row in rows if row["scenario"] == case.name and row["file"] == files.get(row["router"])]
-    return [row for row in fitting if Point(_carried_key(row), state).inputs == row["inputs"]]
+    return [row for row in fitting if GridRow(_carried_key(row), state).inputs == row["inputs"]]
 
 
 def _carried_key(row: Row) -> Row:
@@ -420,7 +420,7 @@ def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:
     return read_rule(file)
 
 
-def carry(_: None, point: Point) -> Row:
+def find_capacity(_: None, point: GridRow) -> Row:
     """The most images a second at a p99 within the promised limit, at the promised floor; a seed at a time.
 
     The scenario's own arrivals and faults, at more or fewer times their rate. A router serves as it was tuned; one that
@@ -431,7 +431,7 @@ def carry(_: None, point: Point) -> Row:
     assert spec is not None, "it was there"
     ways = {False: _by_seed(world, spec, seeds)}
     if kind in CONTROLLED:  # the floor alone: told the limit, too, it would be as late as that allows
-        goals = ControlSpec(floor=world.scenario.service.floor, p99_limit_s=0.0)
+        goals = ControlSpec(floor=world.scenario.slo.floor, p99_limit_s=0.0)
         ways[True] = _by_seed(world, with_control(spec, goals), seeds)
     controls = max(ways, key=lambda way: sum(images_s for images_s, _ in ways[way]))
     able = ways[controls]
@@ -455,14 +455,14 @@ def _by_seed(world: World, spec: RuleSpec, seeds: Sequence[int]) -> list[tuple[f
 
 def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] | None:
     """Images a second at the largest rate, and what they had; None where none is carried."""
-    service, scores = world.scenario.service, dict[float, RunScore]()
-    floor, limit_s = service.floor or 0.0, service.p99_limit_s or 0.0
+    slo, scores = world.scenario.slo, dict[float, RunScore]()
+    floor, limit_s = slo.floor or 0.0, slo.p99_limit_s or 0.0
     with ThreadPoolExecutor(1) as worker:
-        course = Course(world, knobs_of(world), worker)
+        evaluator = Evaluator(world, knobs_of(world), worker)
 
         def keeps(scale: float) -> bool:
-            (scores[scale],) = course.measure([(spec, Run(seed, scale))])
-            return is_carried(scores[scale], floor, limit_s)
+            (scores[scale],) = evaluator.measure([(spec, SampledRun(seed, scale))])
+            return is_sustained(scores[scale], floor, limit_s)
 
         scale = largest(keeps)
     if scale is None:
@@ -470,7 +470,7 @@ def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] 
     return scores[scale].images / (world.scenario.duration_s - world.scenario.warmup_s), scores[scale]
 
 
-def is_carried(score: RunScore, floor: float, limit_s: float) -> bool:
+def is_sustained(score: RunScore, floor: float, limit_s: float) -> bool:
     """Whether a run kept both (the floor nearly), failed hardly any image, and left no queue that grew."""
     left = score.unfinished - score.failed
     is_steady = unserved([score]) <= LIMIT and left <= GROWTH_LIMIT * score.images
@@ -502,7 +502,7 @@ def largest(keeps: Callable[[float], bool], precision: float = PRECISION) -> flo
 # --------------------------------------------------------------------------------------------------------- all of them
 
 
-def frames(data: Path, cases: Sequence[Case]) -> dict[str, pd.DataFrame]:
+def frames(data: Path, cases: Sequence[ScenarioCase]) -> dict[str, pd.DataFrame]:
     """By name, what goes into `NAME.csv`: rows of scenarios that are as they were when they were made."""
     rows = {
         name: [row for row in read_rows(data / name) if _is_of_now(row, cases)] for name in (ABLATION, FASTER, FRONTS)
@@ -516,11 +516,11 @@ def frames(data: Path, cases: Sequence[Case]) -> dict[str, pd.DataFrame]:
     return {name: frame(of) for name, (frame, of) in made.items() if of}
 
 
-def _is_of_now(row: Row, cases: Sequence[Case]) -> bool:
+def _is_of_now(row: Row, cases: Sequence[ScenarioCase]) -> bool:
     case = next((case for case in cases if case.name == row["scenario"]), None)
     if case is None:
         return False
     budget = {name: row[name] for name in ("decisions", "searches", "duration_s")}
     names = ("scenario", "switch", "router", "decision_us", "blocks", "may_wait", "limit", "limit_ms")
     key = {name: row[name] for name in names if name in row}
-    return Point({**key, **budget}, inputs_hash(state_of(case.scenario), budget)).inputs == str(row["inputs"])
+    return GridRow({**key, **budget}, inputs_hash(state_of(case.scenario), budget)).inputs == str(row["inputs"])

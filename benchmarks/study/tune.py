@@ -1,4 +1,4 @@
-"""Tide and its rivals tuned on every main scenario, into `data/routers/` (`make routers`).
+"""Tide and its baselines tuned on every main scenario, into `data/routers/` (`make routers`).
 
 Tuned is what has no file yet, or whose file (or note that there can be none) was made by another command than would be
 used now, for other devices or another way of deciding; it is said why. An interrupted remake goes on with what is left.
@@ -13,19 +13,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.study.contenders import ROUTERS, SCENARIOS, scenario_files, tuned_file
+from benchmarks.study.candidates import ROUTERS, SCENARIOS, scenario_files, tuned_file
 from benchmarks.study.tuned_files import failure_path, note_failure, why_tune
 from kit.errors import InputError, nearest
 from kit.parallel import each
-from policies.registry import RIVALS, TIDE
-from scenarios.learn.course import MOST_THREADS
+from policies.registry import BASELINES, TIDE
+from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.tune import FloorError, knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, train_command, tuned_text
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 
-KINDS = (*RIVALS, TIDE)
+KINDS = (*BASELINES, TIDE)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def tune(wanted: Wanted, is_alone: bool) -> str:
     def say(text: str) -> None:
         print(f"{wanted.scenario.stem}: {text}", file=sys.stderr)
 
-    world, threads = load_world(wanted.scenario), MOST_THREADS if is_alone else 1
+    world, threads = load_world(wanted.scenario), MAX_THREADS if is_alone else 1
     knobs, scenario = knobs_of(world), str(wanted.scenario)
     began_s = time.monotonic()
     with telling(say), announced(world, wanted.router, knobs, say=say, quiet=not is_alone) as tell:

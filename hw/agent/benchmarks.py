@@ -40,7 +40,7 @@ _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
 
 
-class Bench:
+class DeviceBench:
     """Measurements in an agent, one after another.
 
     Args:

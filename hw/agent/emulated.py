@@ -38,7 +38,7 @@ Key = tuple[int, float, float]  # (segment, width, previous width)
 Ended = tuple[int, int, int, bool]  # (batch, when it began, when it ended, whether it fitted into memory)
 
 
-class DeviceModel(Protocol):
+class DeviceBehavior(Protocol):
     """How a device would behave. Times are nanoseconds of one clock and go up from call to call.
 
     Attributes:
@@ -131,10 +131,10 @@ class EmulatedDevice:
         """How feature maps lie in memory, of which it has none."""
         return False
 
-    def model(self) -> DeviceModel:
+    def model(self) -> DeviceBehavior:
         """A device with nothing on it."""
         module, _, function = self.factory.partition(":")
-        found: DeviceModel = getattr(importlib.import_module(module), function)(self.data)
+        found: DeviceBehavior = getattr(importlib.import_module(module), function)(self.data)
         return found
 
     def execution(self) -> dict[str, str]:
@@ -170,7 +170,7 @@ class EmulatedLanes:
 
     def __init__(
         self,
-        model: DeviceModel,
+        model: DeviceBehavior,
         arenas: Sequence[Arena],
         own: int,
         tell: Tell,

@@ -6,7 +6,7 @@ import select
 import time  # noqa: TID251 - passes take real time
 from collections.abc import Callable
 
-from hw.agent.emulated import DeviceModel, EmulatedLanes
+from hw.agent.emulated import DeviceBehavior, EmulatedLanes
 from hw.host.waiting import Waker, waited_ns
 from hw.transport.messages import (
     Benchmark,
@@ -35,7 +35,7 @@ def _nothing_comes(timeout_s: float) -> bool:
     return False
 
 
-class EmulatedBench:
+class EmulatedDeviceBench:
     """Measurements in an agent, one after another, on a device that serves nobody meanwhile.
 
     Args:
@@ -45,7 +45,7 @@ class EmulatedBench:
 
     def __init__(self, lanes: EmulatedLanes, waker: Waker, clock_ns: Callable[[], int]) -> None:
         self._lanes = lanes
-        self._model: DeviceModel = lanes.model
+        self._model: DeviceBehavior = lanes.model
         self._waker = waker
         self._clock_ns = clock_ns
         self._kept: dict[int, tuple[int, float]] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hw.agent.emulated import EmulatedDevice, EmulatedLanes, EmulatedSensor
-from hw.agent.emulated_bench import EmulatedBench
+from hw.agent.emulated_bench import EmulatedDeviceBench
 from hw.agent.lanes import Tell, explain
 from hw.agent.outfit import Fitting
 from hw.host.waiting import Waker
@@ -42,7 +42,7 @@ class EmulatedOutfit:
         return Fitting(
             lanes=lanes,
             sensor=lambda _: EmulatedSensor(lanes, clock_ns),
-            measure=EmulatedBench(lanes, waker, clock_ns).carry_out,
+            measure=EmulatedDeviceBench(lanes, waker, clock_ns).carry_out,
             explain=explain,
             context_bytes=lanes.model.context_bytes,
             execution=self.device.execution(),

@@ -59,7 +59,7 @@ class FarOutfit(Outfit, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class SchedulerSpec:
     """What an agent's scheduler is to be; none, where it is there to be measured only.
 
     `has_core`: whether a core is its own, so that it may look out for messages for a while before it sleeps.
@@ -77,4 +77,4 @@ class AgentSpec:
 
     name: str
     outfit: Outfit
-    service: Service | None = None
+    service: SchedulerSpec | None = None

@@ -15,11 +15,10 @@ from collections.abc import Callable
 from typing import Final
 
 from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded
-from hw.agent.outfit import Outfit, Service
+from hw.agent.outfit import Outfit, SchedulerSpec
 from hw.agent.serving import Serving
 from hw.host.clock import NEVER_NS
 from hw.host.waiting import Host
-from hw.transport.life_log import StepLog
 from hw.transport.messages import (
     Close,
     ComeUp,
@@ -47,6 +46,7 @@ from hw.transport.messages import (
     ToAgent,
 )
 from hw.transport.port import FLUSH_NS, AgentEnd, PortClosedError
+from hw.transport.step_log import StepLog
 from policies.vocabulary import BlockArrived
 
 _LOOK_NS: Final = 200_000  # a router that is awake answers within this
@@ -70,7 +70,7 @@ class Agent:
         self,
         port: AgentEnd,
         outfit: Outfit,
-        service: Service | None,
+        service: SchedulerSpec | None,
         log: StepLog,
         host: Host | None = None,
         leave: Callable[[int], object] = os._exit,

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 from hw.agent.chore_meter import ChoreMeter
 from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadBroken, LoadEnded, UnloadEnded
-from hw.agent.outfit import Fitting, Service
+from hw.agent.outfit import Fitting, SchedulerSpec
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.telemetry.port import Sensor
-from hw.transport.life_log import StepLog
 from hw.transport.messages import (
     ComeUp,
     Finished,
@@ -29,6 +28,7 @@ from hw.transport.messages import (
     Start,
     Stuck,
 )
+from hw.transport.step_log import StepLog
 from policies.faults import Impairment
 from policies.greedy import GreedyScheduler
 from policies.server_book import BatchTold, ServerBook
@@ -59,7 +59,7 @@ class Serving:
     def __init__(
         self,
         run: Prepare,
-        service: Service,
+        service: SchedulerSpec,
         fitting: Fitting,
         post: Callable[[FromAgent], None],
         log: StepLog | None,

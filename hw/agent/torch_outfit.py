@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from hw.agent.benchmarks import Bench
+from hw.agent.benchmarks import DeviceBench
 from hw.agent.lanes import Tell
 from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
@@ -56,7 +56,7 @@ class TorchOutfit:
         return Fitting(
             lanes=TorchLanes(maker, store, tell, clock_ns),
             sensor=partial(sensor_of, device),
-            measure=Bench(maker, store).carry_out,
+            measure=DeviceBench(maker, store).carry_out,
             explain=explain,
             context_bytes=context_bytes,
             execution=device.execution(),

@@ -29,9 +29,9 @@ from kit.strict import StrictModel
 SCHEMA: Final = "slimsched.accuracy/2"
 MEASURED: Final = "measured"
 PAPER: Final = "paper"
-FEWEST_IMAGES: Final = 100  # sqrt(0.25 / 100): the standard error of a share of so few is up to 5 points
-MOST_BITS: Final = 10**9  # images x tuples; one byte each once read
-MOST_SEGMENTS: Final = 32
+MIN_IMAGES: Final = 100  # sqrt(0.25 / 100): the standard error of a share of so few is up to 5 points
+MAX_BITS: Final = 10**9  # images x tuples; one byte each once read
+MAX_SEGMENTS: Final = 32
 TOLERANCE: Final = 1e-6  # of top1 against the bits, for a table that was rounded
 
 AccuracyProvenance: TypeAlias = Literal["measured", "paper"]
@@ -140,7 +140,7 @@ def load_accuracy(path: Path) -> AccuracyTable:
 
 
 _Name = Annotated[str, Field(min_length=1)]
-_Row = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, max_length=MOST_SEGMENTS)]
+_Row = Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1, max_length=MAX_SEGMENTS)]
 
 
 class _Document(StrictModel):
@@ -150,7 +150,7 @@ class _Document(StrictModel):
     provenance: AccuracyProvenance
     model: _Name | None
     dataset: _Name
-    images: Annotated[int, Field(ge=FEWEST_IMAGES)] | None
+    images: Annotated[int, Field(ge=MIN_IMAGES)] | None
     tuples: Annotated[tuple[_Row, ...], Field(min_length=1)]
     top1: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     correct: str | None
@@ -194,8 +194,8 @@ def _require_grid(tuples: Sequence[Widths], source: str) -> None:
 
 def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]:
     """(images, tuples)."""
-    if images * tuples > MOST_BITS:
-        raise InputError(source, "images", f"is {images}; images x tuples may be {MOST_BITS:.0e}")
+    if images * tuples > MAX_BITS:
+        raise InputError(source, "images", f"is {images}; images x tuples may be {MAX_BITS:.0e}")
     try:
         packed = _inflated(base64.b64decode(text, validate=True), -(-images * tuples // 8))
     except (ValueError, zlib.error) as error:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hw.networks.accuracy import MOST_BITS, Evaluation
+from hw.networks.accuracy import MAX_BITS, Evaluation
 from hw.networks.datasets import Dataset
 from hw.networks.registry import model_hash
 from hw.networks.slimmable import SlimmableModel
@@ -31,7 +31,7 @@ def evaluate(
     spec = model.spec
     tuples = spec.tuples()
     images = len(dataset.test_labels)
-    if images * len(tuples) > MOST_BITS:
+    if images * len(tuples) > MAX_BITS:
         problem = f"{len(tuples)} width tuples of {images} images are too many; group its blocks into fewer segments"
         raise InputError("model", "segments", problem)
     correct = np.zeros((images, len(tuples)), bool)

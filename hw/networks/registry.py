@@ -25,7 +25,7 @@ from kit.files import atomic_path, require_file, same_header
 from kit.plugins import OWN_CLASS, blaming, code_hash, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
-MOST_BYTES: Final = 100_000_000_000
+MAX_BYTES: Final = 100_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
         InputError: there is no such file, it is no safetensors file, or not of this schema.
         WorkError: the system does not let it be read now.
     """
-    require_file(path, MOST_BYTES, hint="; train a model first")
+    require_file(path, MAX_BYTES, hint="; train a model first")
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}

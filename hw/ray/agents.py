@@ -23,7 +23,7 @@ from typing import Any, Final
 from hw.agent.outfit import AgentSpec
 from hw.ray.cluster import Node, RayCluster, require_same_code
 from hw.ray.far_agent import FarStart
-from hw.ray.host import Keeper
+from hw.ray.host import Supervisor
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
 from hw.transport.messages import FromAgent
@@ -142,7 +142,7 @@ class RayHosts:
         self._listener = Listener(cluster.here.address, self._certificate, self._admit)
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._model = None if model is None else cluster.ray.put(model.read_bytes())
-        self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Keeper)
+        self._class = cluster.ray.remote(num_cpus=0, max_concurrency=_AT_ONCE, max_restarts=0)(Supervisor)
         self._keepers: dict[int, _Keeper] = {}  # by server
 
     # ------------------------------------------------------------------------------------------------- see `Carrier`

@@ -31,7 +31,7 @@ from kit.files import atomic_path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Keeper:
+class Supervisor:
     """A Ray actor that keeps a server's agents from start to end, one after another; they end with it."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Keeper:
 
 
 LOGS: Final = "logs"
-MOST_LOGS: Final = 50  # of agents; older ones go
+MAX_LOGS: Final = 50  # of agents; older ones go
 
 
 def fresh_log(name: str) -> Path:
@@ -86,7 +86,7 @@ def fresh_log(name: str) -> Path:
     folder = cache() / LOGS
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
-    for old in files[: max(0, len(files) + 1 - MOST_LOGS)]:
+    for old in files[: max(0, len(files) + 1 - MAX_LOGS)]:
         old.unlink(missing_ok=True)
     began = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
     return folder / f"{name}-{began}-{os.getpid()}-{len(files)}.log"

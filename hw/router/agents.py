@@ -94,7 +94,7 @@ class AgentHandle(ABC):
     def log(self) -> Callable[[], bytes]:
         """What reads all that its scheduler has done in the run, as far as it was written; also once it was killed.
 
-        `hw.transport.life_log.steps_of` reads that; of the agent itself nothing is kept.
+        `hw.transport.step_log.steps_of` reads that; of the agent itself nothing is kept.
         """
 
     @abstractmethod

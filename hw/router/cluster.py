@@ -16,21 +16,21 @@ from math import prod
 
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.emulated_outfit import EmulatedOutfit
-from hw.agent.outfit import AgentSpec, Outfit, Service
+from hw.agent.outfit import AgentSpec, Outfit, SchedulerSpec
 from hw.agent.torch_outfit import TorchOutfit
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
 from hw.router.agents import AgentSlot, Carrier, make_all_ready
 from hw.router.draining import Wish, nobody
 from hw.router.local_agents import OneHost
-from hw.router.loop import Parts, Progress, RouterLoop, Routing, no_collections, on_cores, own_cores
+from hw.router.loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_devices import devices_of
-from hw.router.run_spec import HardwareRun, Served
+from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
 from hw.router.transfers import ELEMENT_BYTES
 from hw.telemetry import (
+    BackgroundWatch,
     CoreWatch,
-    ForeignWatch,
     GpuWatch,
     Used,
     ended_children,
@@ -74,7 +74,7 @@ class HardwareCluster:
 
     def __init__(
         self,
-        network: ModelFile | Served,
+        network: ModelFile | ServedNetwork,
         servers: Sequence[HardwareServer],
         sensor_period_s: float = 0.1,
         warm_batches: Sequence[int] = (),
@@ -84,7 +84,7 @@ class HardwareCluster:
         carrier: Carrier | None = None,
     ) -> None:
         self.file = network if isinstance(network, ModelFile) else None
-        self.served = Served.of(network) if isinstance(network, ModelFile) else network
+        self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
         self.servers = tuple(servers)
         self.sensor_period_ns = round(sensor_period_s * NS_PER_S)
         self.supervision = supervision or Supervision()
@@ -120,12 +120,12 @@ class HardwareCluster:
         self._stack.close()
         self.arenas, self.slots = (), []
 
-    def _service(self, index: int) -> Service:
+    def _service(self, index: int) -> SchedulerSpec:
         """A device that is slowed down on purpose may take so many times as long before it counts as stuck."""
         server, rules = self.servers[index], self.supervision
         if isinstance(server.device, EmulatedDevice):
             rules = replace(rules, stuck_ns=round(rules.stuck_ns * server.device.slowdown))
-        return Service(server.knobs, self.served.segments, rules, self._has_core(index))
+        return SchedulerSpec(server.knobs, self.served.segments, rules, self._has_core(index))
 
     def _has_core(self, index: int) -> bool:
         """Whether nobody else of this cluster runs where an agent does."""
@@ -178,7 +178,7 @@ class HardwareCluster:
         run: HardwareRun,
         router: RouterConfig,
         routing: Routing,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[RunProgress], None] | None = None,
         say: Callable[[str], None] = lambda _: None,
         drained: Wish = nobody,
     ) -> RunRecord:
@@ -195,7 +195,7 @@ class HardwareCluster:
         self._require_fit(run, router)
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
-        foreign = foreign_watch(self.servers, self.slots)
+        background = background_watch(self.servers, self.slots)
         parts = Parts(
             self.servers,
             self.slots,
@@ -209,7 +209,7 @@ class HardwareCluster:
             Host(cores=own_cores(self.servers)),
         )
         with no_collections(), on_cores(parts.host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, foreign, on_progress, say).carry_out()
+            return RouterLoop(parts, run, router, routing, ledger, background, on_progress, say).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape
@@ -240,7 +240,7 @@ def _pids(slots: Sequence[AgentSlot]) -> list[int]:
     return [slot.agent.pid for slot in slots]
 
 
-def foreign_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> ForeignWatch:
+def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot]) -> BackgroundWatch:
     """What others take of these servers' devices; agents and this process, which routes, are no others.
 
     Devices of other machines are not looked at.
@@ -262,4 +262,4 @@ def foreign_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlot])
     nvml = load_nvml() if gpus else None
     handles = [nvml_handle(nvml, index) for index in gpus if nvml is not None]
     watches = [GpuWatch(nvml, handle, partial(_pids, slots)) for handle in handles]
-    return ForeignWatch(CoreWatch(cores, own) if cores else None, watches)
+    return BackgroundWatch(CoreWatch(cores, own) if cores else None, watches)

@@ -23,9 +23,9 @@ from hw.agent.outfit import AgentSpec
 from hw.agent.process import Agent
 from hw.router.agents import AgentHandle
 from hw.transport.arena import Arena
-from hw.transport.life_log import LifeLog, StepLog
 from hw.transport.messages import FromAgent, Refused, ToAgent
 from hw.transport.port import AgentEnd, PortBrokenError, PortClosedError, RouterEnd, socket_pair
+from hw.transport.step_log import EpochLog, StepLog
 
 _ENDING_S: Final = 5.0
 _KILLING_S: Final = 1.0  # a killed process is gone within milliseconds
@@ -39,7 +39,7 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _main(spec: AgentSpec, end: socket.socket, log: LifeLog) -> None:
+def _main(spec: AgentSpec, end: socket.socket, log: EpochLog) -> None:
     """The agent's process."""
     die_with_parent()
     live(spec, AgentEnd(ToAgent, end), log)
@@ -96,7 +96,7 @@ class AgentProcess(AgentHandle):
     def __init__(self, spec: AgentSpec, hands: Executor | None = None, *, wait: bool = True) -> None:
         end, remote = socket_pair()
         super().__init__(spec, RouterEnd(FromAgent, end), shares_clock=True)
-        self._log = LifeLog()
+        self._log = EpochLog()
         context = multiprocessing.get_context("spawn")
         self._process = context.Process(
             target=_main, args=(spec, remote, self._log), name=f"slimsched-{spec.name}", daemon=True

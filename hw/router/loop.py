@@ -27,10 +27,10 @@ from hw.router.draining import Draining, Wish
 from hw.router.faults import FaultPlan
 from hw.router.late_ledger import LateLedger
 from hw.router.run_devices import devices_of
-from hw.router.run_spec import HardwareRun, Served
+from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer, Labels, RemoteServer, RunContext
-from hw.router.transfers import Cargo, Images, Transfers
-from hw.telemetry import ForeignWatch, usable_cores
+from hw.router.transfers import Cargo, ImageSource, Transfers
+from hw.telemetry import BackgroundWatch, usable_cores
 from hw.transport.arena import Arena, Inbox
 from hw.transport.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Rejected, Release, Returned
 from hw.transport.port import FLUSH_NS
@@ -38,7 +38,7 @@ from kit.errors import WorkError
 from policies.faults import WORKER_DIED, Poison, Supervision
 from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.ledger import Ledger
-from policies.records import DeviceTotals, ForeignLoad, RunRecord
+from policies.records import BackgroundLoad, DeviceTotals, RunRecord
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.router import RouterCore
 from policies.vocabulary import (
@@ -66,7 +66,7 @@ SPIN_S: Final = 5e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
 
     now_ns: int
@@ -92,7 +92,7 @@ class Parts:
     servers: Sequence[HardwareServer]
     slots: Sequence[AgentSlot]
     arenas: Sequence[Arena]
-    served: Served
+    served: ServedNetwork
     supervision: Supervision
     sensor_period_ns: int
     transfer_ids: Iterator[int]
@@ -162,9 +162,9 @@ def _labels_of(run: HardwareRun, router: RouterCore) -> Labels:
     return compare if is_correct is None else look_up
 
 
-def _images_of(run: HardwareRun) -> Images:
+def _images_of(run: HardwareRun) -> ImageSource:
     poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
-    return Images(run.images, poisoned)
+    return ImageSource(run.images, poisoned)
 
 
 class RouterLoop:
@@ -177,8 +177,8 @@ class RouterLoop:
         router: RouterConfig,
         routing: Routing,
         ledger: Ledger,
-        foreign: ForeignWatch,
-        on_progress: Callable[[Progress], None] | None,
+        background: BackgroundWatch,
+        on_progress: Callable[[RunProgress], None] | None,
         say: Callable[[str], None],
     ) -> None:
         self._spec = run
@@ -186,7 +186,7 @@ class RouterLoop:
         self._router = RouterCore(router)
         self._ledger = LateLedger(ledger)
         self._routing = routing
-        self._foreign = foreign
+        self._background = background
         self._on_progress = on_progress
         self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
@@ -194,7 +194,7 @@ class RouterLoop:
         self._arrived = 0
         self._goals = deque(run.goals)
         self._told_limit_ns = FOLLOW_NS
-        self._holds = router.hold_limit_ns > 0
+        self._holds = router.max_batching_delay_ns > 0
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
         self._arrival_lags_ns: list[int] = []
@@ -239,7 +239,7 @@ class RouterLoop:
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
         self._preload()
-        self._foreign.start()
+        self._background.start()
         self._clock.start(self._host.clock_ns())
         for server in self._servers:
             server.start_clock()
@@ -255,12 +255,12 @@ class RouterLoop:
         self._arrive(ended_ns)
         self._finish()
         self._ledger.catch_up()
-        foreign = self._foreign.take()
+        background = self._background.take()
         for server in self._servers:
             server.tell_absence()
         for device in self._devices:
             device.close(ended_ns)
-        return self._record(ended_ns, foreign)
+        return self._record(ended_ns, background)
 
     def _busy_so_far_ns(self) -> int:
         """CPU time since the run's start, without looking out for messages."""
@@ -563,14 +563,14 @@ class RouterLoop:
 
     def _tick(self, now_ns: int) -> None:
         """Look at what others take, and tell how far it is; ticks that were missed are not made up for."""
-        self._foreign.look(now_ns)
+        self._background.look(now_ns)
         self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
         if self._on_progress is not None and now_ns >= self._next_progress_ns:
             self._next_progress_ns = now_ns + _PROGRESS_NS
             done, left, busy_ns = self._router.completed, self._router.in_flight, self._busy_so_far_ns()
-            self._on_progress(Progress(now_ns, self._spec.horizon_ns, self._arrived, done, left, busy_ns))
+            self._on_progress(RunProgress(now_ns, self._spec.horizon_ns, self._arrived, done, left, busy_ns))
 
-    def _record(self, ended_ns: int, foreign: ForeignLoad | None) -> RunRecord:
+    def _record(self, ended_ns: int, background: BackgroundLoad | None) -> RunRecord:
         ledger = self._ledger.ledger
         ledger.close(ended_ns)
         owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
@@ -595,7 +595,7 @@ class RouterLoop:
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
             downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),
             references=tuple((s.index, *reading) for s in self._servers for reading in s.references),
-            foreign_load=foreign,
+            background_load=background,
             cpu=cpu_use(
                 Taker(self._busy_ns, frozenset(self._host.cores)),
                 [(server.spec.device, server.agent_cpu_ns) for server in self._servers if not server.spec.machine],

@@ -16,7 +16,7 @@ from policies.vocabulary import IMAGE, NS_PER_S, GoalSet
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedNetwork:
     """What is served, as far as its router must know.
 
     Attributes:
@@ -30,13 +30,15 @@ class Served:
     shape_after: Callable[[int, float], tuple[int, ...]]
 
     @classmethod
-    def of(cls, file: ModelFile) -> Served:
+    def of(cls, file: ModelFile) -> ServedNetwork:
         """Of a network in a file; raises `InputError` where it cannot be read."""
         model, _ = file.load()
         return cls(model.spec.segments, model.spec.widths, model.spec.input_shape, model.activation_shape)
 
     @classmethod
-    def of_sizes(cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]) -> Served:
+    def of_sizes(
+        cls, widths: tuple[float, ...], input_bytes: int, activation_bytes: Sequence[Sequence[int]]
+    ) -> ServedNetwork:
         """Of a network of which nothing is known but how much travels: of an image, and after (segment, width)."""
 
         def shape_after(segment: int, width: float) -> tuple[int, ...]:

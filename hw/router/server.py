@@ -17,7 +17,6 @@ from hw.host.failure_detector import FailureDetector
 from hw.router.agents import AgentSlot
 from hw.router.late_ledger import LateLedger
 from hw.transport.arena import Inbox, Slab
-from hw.transport.life_log import steps_of
 from hw.transport.messages import (
     ComeUp,
     Deliver,
@@ -48,6 +47,7 @@ from hw.transport.messages import (
     Warm,
 )
 from hw.transport.port import PortBrokenError, PortClosedError
+from hw.transport.step_log import steps_of
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG, Impairment, RestartPlan, Supervision
 from policies.greedy import GreedyKnobs
 from policies.records import AgentLog, ChoreCost, Downtime, ServerClock, ServerTotals
@@ -173,7 +173,7 @@ class RemoteServer:
         self._number = 0
         self._detector = FailureDetector(run.supervision, 0)
         self._heard_steps = 0
-        self._counts = ServerCounts()  # of this life
+        self._counts = ServerCounts()  # of this epoch
         self._totals = ServerCounts()  # of those before
         self._vram_peak_bytes = 0
         self._is_finished = False
@@ -277,10 +277,10 @@ class RemoteServer:
         self._run.say(f"{self.spec.name}: {what}; {self._return_text(now_ns)}")
 
     def _bury(self, reason: str) -> None:
-        """A life is over: its log, and the counts that it told of last; no word is due."""
+        """An epoch is over: its log, and the counts that it told of last; no word is due."""
         self.in_flight = 0
         self._keep_log(reason)
-        for slabs in self._fences.values():  # its next life has another address, which nobody of those knows
+        for slabs in self._fences.values():  # its next epoch has another address, which nobody of those knows
             self._cancel(slabs)
         self._fences.clear()
         self._totals += self._counts
@@ -291,7 +291,7 @@ class RemoteServer:
             self._lives.append((self.epoch, self.slot.agent.log(), self._heard_steps, ended))
 
     def agent_logs(self) -> list[AgentLog]:
-        """Of every life; read after the run and before the next, for they are long."""
+        """Of every epoch; read after the run and before the next, for they are long."""
         return [
             AgentLog(self.index, epoch, steps_of(log(), self.index), heard, ended)
             for epoch, log, heard, ended in self._lives

@@ -39,8 +39,8 @@ NO_ROOM = "no_room"
 class LinkModel(Protocol):
     """An emulated network in one run: when a transfer would end on links that are not here.
 
-    The simulator's own model answers (`sim.network.Network`), so that both worlds have the same links. It keeps when
-    each medium is free again, and has no clock.
+    The simulator's own model answers (`sim.network.Interconnect`), so that both worlds have the same links. It keeps
+    when each medium is free again, and has no clock.
     """
 
     def transfer(self, source: int, destination: int, transfer_bytes: int, now_ns: int) -> tuple[int, int]:
@@ -48,7 +48,7 @@ class LinkModel(Protocol):
         ...
 
 
-class Images:
+class ImageSource:
     """The images of a run's requests; request i is image i modulo m.
 
     Args:
@@ -90,7 +90,7 @@ class Cargo:
         shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
     """
 
-    images: Images
+    images: ImageSource
     shape_after: Callable[[int, float], tuple[int, ...]]
 
 

@@ -6,6 +6,7 @@ cannot give is None, never a guess.
 """
 
 from hw.host.limits import usable_cores
+from hw.telemetry.background import BackgroundWatch, CoreWatch, GpuWatch, Used, ended_children
 from hw.telemetry.cpu import (
     CPU_IDLE_W_PER_CORE,
     CPU_TDP_W_PER_CORE,
@@ -15,7 +16,6 @@ from hw.telemetry.cpu import (
     cpu_name,
     process_cpu_s,
 )
-from hw.telemetry.foreign import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children
 from hw.telemetry.local import DeviceDescription, available_devices, cpu_sensor, unusable_devices
 from hw.telemetry.nvml import (
     NvmlSensor,
@@ -32,11 +32,11 @@ from hw.telemetry.rapl import RaplCounter, RaplSensor
 __all__ = [
     "CPU_IDLE_W_PER_CORE",
     "CPU_TDP_W_PER_CORE",
+    "BackgroundWatch",
     "CoreWatch",
     "CpuShare",
     "Details",
     "DeviceDescription",
-    "ForeignWatch",
     "GpuWatch",
     "ModelledCpuSensor",
     "NvmlSensor",

@@ -74,7 +74,7 @@ class Arena:
         self._open(state["fd"].detach())
 
 
-class Room:
+class FreeList:
     """What is free of a piece of memory: first fit over a sorted list. Whoever frees a part says which."""
 
     def __init__(self, size_bytes: int) -> None:
@@ -121,7 +121,7 @@ class Inbox:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self._room = Room(arena.size_bytes)
+        self._room = FreeList(arena.size_bytes)
         self._slab_of: dict[int, Slab] = {}
 
     @property

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from hw.transport.arena import Arena
-from hw.transport.life_log import StepLog
 from hw.transport.messages import FromAgent, ToAgent
+from hw.transport.step_log import StepLog
 from kit.errors import WorkError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FLUSH_NS: Final = 500_000  # after so long an end that had no room is tried again
 LENGTH: Final = 4
 OFFSET: Final = 8
-MOST_BYTES: Final = 1 << 28  # of a frame: more is no frame of ours
+MAX_BYTES: Final = 1 << 28  # of a frame: more is no frame of ours
 SAID, PLACED, LOGGED = 0, 1, 2  # kinds of frames, in the two upper bits of the length
 _READ: Final = 1 << 16  # a larger buffer may be mapped and unmapped at every read: malloc does so from 128 KiB on
 _READS: Final = 64  # in one go: whoever sends without a pause must not keep this end from all else
@@ -237,7 +237,7 @@ class Port(Generic[Sent, Heard]):
             while end - at >= LENGTH:
                 word = int.from_bytes(view[at : at + LENGTH], "little")
                 kind, length = word >> 30, word & (1 << 30) - 1
-                if length > MOST_BYTES or kind > LOGGED:
+                if length > MAX_BYTES or kind > LOGGED:
                     raise PortBrokenError(f"a frame of {word} bytes is none of ours")
                 begin = at + LENGTH + (OFFSET if kind == PLACED else 0)
                 if end < begin or (kind != PLACED and end - begin < length):

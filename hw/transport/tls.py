@@ -23,7 +23,7 @@ PATIENCE_S: Final = 5.0  # for a whole handshake, and for any progress of what i
 _NO_CHECK_TIME: Final = 0x200000  # X509_V_FLAG_NO_CHECK_TIME: the clock of another host may be behind
 _AT_ONCE: Final = 64  # strangers that say nothing, or trickle, keep others out for no longer than `PATIENCE_S`
 _BACKLOG: Final = 128
-_MOST_HELLO: Final = 4096
+_MAX_HELLO: Final = 4096
 _MAKE: Final = (
     *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
     *("-subj", "/CN=slimsched", "-keyout", "-", "-out", "-"),
@@ -113,7 +113,7 @@ class Listener:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.settimeout(self._patience_s)
             end = known = self._context.wrap_socket(end, server_side=True)
-            hello = msgspec.msgpack.decode(known.recv(_MOST_HELLO), type=Hello)  # its first record
+            hello = msgspec.msgpack.decode(known.recv(_MAX_HELLO), type=Hello)  # its first record
         except (OSError, msgspec.DecodeError):
             end.close()
             return

@@ -1,1 +1,1 @@
-"""Learned policies for training jobs: windows to learn on, training over processes, judgement against rivals."""
+"""Learned policies for training jobs: windows to learn on, training over processes, judgement against baselines."""

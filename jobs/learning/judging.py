@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.learning.course import Windows, score_of
 from jobs.learning.learned import Learned
+from jobs.learning.training import Windows, score_of
 from jobs.policies.choices import Choosing, View
 from jobs.policies.policy import JobPolicy, policy_of
 from kit.chance import derived_seed, stream
@@ -39,7 +39,7 @@ class Random:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Contender:
+class ComparedPolicy:
     """A policy under the name that it is shown by; a learned one with what it has learned, or `random`."""
 
     name: str
@@ -57,30 +57,30 @@ class Contender:
         return {"policy": asdict(self.policy), "learned": None if self.learned is None else self.learned.content()}
 
 
-def stalled(order: str, estimate: str = "none") -> Contender:
+def stalled(order: str, estimate: str = "none") -> ComparedPolicy:
     """An order in RLTune's way: the first of them stalls the cluster until it fits."""
     policy = JobPolicy(order, "stall", placement="lowest", estimate=estimate)
-    return Contender(f"{order}{'' if estimate == 'none' else f'-{estimate}'}-stall", policy)
+    return ComparedPolicy(f"{order}{'' if estimate == 'none' else f'-{estimate}'}-stall", policy)
 
 
-def rival(name: str) -> Contender:
+def baseline(name: str) -> ComparedPolicy:
     """A policy by its name, with RLTune's greedy placement."""
-    return Contender(name, policy_of(f"{name}-lowest"))
+    return ComparedPolicy(name, policy_of(f"{name}-lowest"))
 
 
-def random_choice() -> Contender:
+def random_choice() -> ComparedPolicy:
     """Chance, in RLTune's way."""
-    return Contender("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random"))
+    return ComparedPolicy("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random"))
 
 
-def random_fitting() -> Contender:
+def random_fitting() -> ComparedPolicy:
     """Chance among those that fit: what is left of a learner that does not stall, when it has learned nothing."""
-    return Contender("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random"))
+    return ComparedPolicy("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random"))
 
 
-def learned_choice(name: str, learned: Learned) -> Contender:
+def learned_choice(name: str, learned: Learned) -> ComparedPolicy:
     """A learned policy."""
-    return Contender(name, learned.spec.policy, learned)
+    return ComparedPolicy(name, learned.spec.policy, learned)
 
 
 BASELINES: Final = (
@@ -88,13 +88,14 @@ BASELINES: Final = (
     random_choice(),
     stalled("smallest"),
     stalled("sjf", "oracle"),
-    rival("fifo-first-fit"),
+    baseline("fifo-first-fit"),
     random_fitting(),
-    rival("smallest"),
-    rival("sjf-oracle"),
-    rival("fifo-easy-oracle"),
+    baseline("smallest"),
+    baseline("sjf-oracle"),
+    baseline("fifo-easy-oracle"),
 )
-"""What RLTune's figures are set against: its own way of waiting with four orders, and rivals that need no learning."""
+"""What RLTune's figures are set against: its own way of waiting with four orders, and baselines that need no
+learning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +105,37 @@ class _Window:
 
 
 def judge(
-    contenders: Sequence[Contender],
+    candidates: Sequence[ComparedPolicy],
     windows: Windows,
     starts: Iterable[int],
     folder: Path,
     seed: int = 0,
     jobs: Jobs = 1,
     score: str = "wait",
-) -> Iterable[tuple[Contender, Numbers]]:
-    """(contender, (windows,) mean wait of those that count in each window, seconds), one after another.
+) -> Iterable[tuple[ComparedPolicy, Numbers]]:
+    """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another.
 
     Args:
         score: another of RLTune's five instead of the wait; it has a folder of its own.
-        folder: keeps what is known of each contender.
+        folder: keeps what is known of each candidate.
 
     Raises:
-        InputError: two contenders have one name.
+        InputError: two candidates have one name.
     """
-    names = [each.name for each in contenders]
+    names = [each.name for each in candidates]
     if len(set(names)) < len(names):
         raise InputError("policies", "", f"two have one name among {', '.join(names)}: name them apart")
     tasks = [_Window(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
-    for contender in contenders:
-        yield contender, _scores(contender, windows, tasks, score, folder / f"{contender.name}.json", jobs)
+    for candidate in candidates:
+        yield candidate, _scores(candidate, windows, tasks, score, folder / f"{candidate.name}.json", jobs)
 
 
 def _scores(
-    contender: Contender, windows: Windows, tasks: list[_Window], score: str, path: Path, jobs: Jobs
+    candidate: ComparedPolicy, windows: Windows, tasks: list[_Window], score: str, path: Path, jobs: Jobs
 ) -> Numbers:
     made_of = inputs_hash(
         score,
-        contender.identity(),
+        candidate.identity(),
         [windows.length, windows.warm, *windows.jobs.submit_s.tolist(), *windows.jobs.run_s.tolist()],
         windows.jobs.gpus.tolist(),
         repr(windows.world),
@@ -146,21 +147,21 @@ def _scores(
         known = list(kept["scores"]) if kept["inputs"] == made_of else []
     while len(known) < len(tasks):
         batch = tasks[len(known) : len(known) + _BATCH]
-        made = dict(each(_score, (contender, windows, score), batch, jobs))
+        made = dict(each(_score, (candidate, windows, score), batch, jobs))
         known += [made[place] for place in range(len(batch))]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_checked(path, {"inputs": made_of, "scores": known})
     return np.array(known)
 
 
-def _score(common: tuple[Contender, Windows, str], task: _Window) -> float:
-    contender, windows, score = common
-    record = windows.run(task.start, contender.policy, contender.choosing(task.seed))
+def _score(common: tuple[ComparedPolicy, Windows, str], task: _Window) -> float:
+    candidate, windows, score = common
+    record = windows.run(task.start, candidate.policy, candidate.choosing(task.seed))
     return score_of(record, score, windows.gpus, windows.count(record))
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class BootstrapMean:
     """A mean over windows, and where it lies in 95 % of the resamples of windows."""
 
     mean: float
@@ -168,12 +169,12 @@ class Estimate:
     high: float
 
 
-def mean_of(waits_s: Numbers, seed: int = 0) -> Estimate:
+def mean_of(waits_s: Numbers, seed: int = 0) -> BootstrapMean:
     """By the bootstrap over windows: the same windows are drawn for whatever has as many, so differences are paired."""
     many = len(waits_s)
     drawn = stream(seed, "job windows:bootstrap").integers(many, size=(DRAWS, many))
     low, high = np.percentile(waits_s[drawn].mean(axis=1), (2.5, 97.5))
-    return Estimate(float(waits_s.mean()), float(low), float(high))
+    return BootstrapMean(float(waits_s.mean()), float(low), float(high))
 
 
 def table_of(waits_s: dict[str, Numbers], against: str | None) -> str:

@@ -72,7 +72,7 @@ POOLED = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks
 
 
 @dataclass(slots=True)
-class Memory:
+class EpisodeMemory:
     """The decisions of one episode.
 
     Attributes:
@@ -93,7 +93,7 @@ class Memory:
 class NetChooser:
     """Draws by softmax over the scores of those who may be chosen; the likeliest, where there is no `rng`."""
 
-    def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: Memory | None = None) -> None:
+    def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: EpisodeMemory | None = None) -> None:
         self._net, self._rng, self._memory = net, rng, memory
 
     def choose(self, view: View) -> int:
@@ -157,7 +157,7 @@ class LearnedSpec:
         base, estimate: the order of those that are seen, with what that order knows of run times.
         trace: the name of the trace that it was trained on.
         features: the version of what the network sees.
-        is_drawn: whether it draws its choices, as it was trained, or takes the likeliest.
+        is_sampled: whether it draws its choices, as it was trained, or takes the likeliest.
         queueing: how its choice is asked for; empty for its kind's way.
 
     Raises:
@@ -169,7 +169,7 @@ class LearnedSpec:
     estimate: str = "none"
     trace: str = ""
     features: str = sight.VERSION
-    is_drawn: bool = True
+    is_sampled: bool = True
     queueing: str = ""
 
     def __post_init__(self) -> None:
@@ -199,7 +199,7 @@ class Learned:
 
     def choosing(self, seed: int) -> Choosing:
         """Who chooses in one run; draws come from a stream of this seed."""
-        rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_drawn else None
+        rng = stream(seed, f"jobs:{self.spec.kind}") if self.spec.is_sampled else None
         return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
 
 

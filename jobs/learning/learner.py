@@ -69,7 +69,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateStats:
+class JobUpdateStats:
     """One update.
 
     Attributes:
@@ -148,7 +148,7 @@ class JobLearner:
             torch.optim.Adam(self.critic.parameters(), knobs.value_rate),
         )
 
-    def update(self, episodes: Sequence[Episode]) -> UpdateStats:
+    def update(self, episodes: Sequence[Episode]) -> JobUpdateStats:
         """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
 
         Raises:
@@ -156,7 +156,7 @@ class JobLearner:
         """
         episodes = [each for each in episodes if len(each.counts)]
         if not episodes:
-            return UpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
+            return JobUpdateStats(decisions=0, steps=0, kl=0.0, entropy=0.0, value_loss=0.0, policy_loss=0.0)
         seen = [slots_of(each) if self.has_slots else each.pooled for each in episodes]
         inputs = torch.from_numpy(np.concatenate(seen))
         with torch.no_grad():
@@ -171,7 +171,7 @@ class JobLearner:
         steps, kl, policy_loss = self._improve(_Choices.of(episodes, advantage))
         value_loss = self._value(inputs, torch.from_numpy(np.concatenate([pair[1] for pair in pairs])))
         entropy = -float(np.concatenate([each.log_prob for each in episodes]).mean())
-        return UpdateStats(len(advantage), steps, kl, entropy, value_loss, policy_loss)
+        return JobUpdateStats(len(advantage), steps, kl, entropy, value_loss, policy_loss)
 
     def _improve(self, choices: _Choices) -> tuple[int, float, float]:
         kl, first_loss = 0.0, 0.0

@@ -7,7 +7,7 @@ Where columns and their meaning come from:
                  `openb_pod_list_*.csv`, seconds from the trace's start; a pod of one GPU may ask for thousandths of it
     rltune       github.com/dshruti20/RLTune: 19 or 20 numbers a line (with think time), -1 for what is not known
     swf          cs.huji.ac.il/labs/parallel/workload/swf.html (Feitelson et al.): 18 numbers a line, `;` before
-                 remarks, -1 for what is not known; processors count as GPUs
+                 comments, -1 for what is not known; processors count as GPUs
     alibaba-pai  cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): `pai_job_table.csv`, and beside it the
                  `pai_task_table.csv` that says what jobs asked for, both without a header. A job's GPUs are those of
                  its tasks together, rounded up; it waits from its own start to that of its first task
@@ -29,7 +29,7 @@ from pyarrow import compute
 from jobs.logs import own_csv, philly, slurm
 from jobs.logs.fields import Numbers, dates, is_number, known, mapped, name_of, named, numbers, status_of
 from jobs.logs.rows import Options, Rows, Tally
-from jobs.logs.text import Block, Columns, blocks, columns, head, headed, headless
+from jobs.logs.text import Columns, TextBlock, blocks, columns, head, headed, headless
 from kit.errors import InputError
 
 _HELIOS: Final = ("job_id", "user", "vc", "gpu_num", "state", "submit_time", "start_time", "duration")
@@ -149,12 +149,12 @@ def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
             start_s = int(found[1])
         for each in columns([_single_blanks(block)], _SWF, _WANTED, tally, " ", quoted=False):
             yield _swf_rows(each, start_s)
-    remarks = tally.left_out.pop("empty lines", None)
-    tally.rows -= 0 if remarks is None else remarks.rows
+    comments = tally.left_out.pop("empty lines", None)
+    tally.rows -= 0 if comments is None else comments.rows
 
 
-def _single_blanks(block: Block) -> Block:
-    """One blank between fields, none around them; remarks as empty lines."""
+def _single_blanks(block: TextBlock) -> TextBlock:
+    """One blank between fields, none around them; comments as empty lines."""
     data = re.sub(rb"(?m)^[ \t]*;.*$", b"", block.data) if b";" in block.data else block.data
     text = np.frombuffer(data, np.uint8)
     is_blank = (text == 32) | (text == 9)
@@ -162,7 +162,7 @@ def _single_blanks(block: Block) -> Block:
     after_edge = np.concatenate([[True], is_edge[:-1]])
     before_end = np.concatenate([text[1:] == 10, [True]])
     kept = np.where(is_blank, 32, text)[~(is_blank & (after_edge | before_end))]
-    return Block(block.first_line, re.sub(rb" +\n", b"\n", kept.astype(np.uint8).tobytes()), block.rows)
+    return TextBlock(block.first_line, re.sub(rb" +\n", b"\n", kept.astype(np.uint8).tobytes()), block.rows)
 
 
 def _swf_rows(block: Columns, start_s: int) -> Rows:
@@ -289,7 +289,7 @@ class Format:
     Attributes:
         looks_like: whether a file's first lines are of it; no file's lines are of two.
         read: its rows, block by block.
-        joins: rows of one id are lives of one job.
+        joins: rows of one id are attempts of one job.
     """
 
     looks_like: Callable[[Sequence[str]], bool]

@@ -24,7 +24,7 @@ from jobs.trace import COLUMNS, SLICE_ROWS, write_slices
 from kit.errors import InputError
 
 LONGEST_RUN_S: Final = 10 * 365.25 * 86400
-MOST_GPUS: Final = 1_000_000
+MAX_GPUS: Final = 1_000_000
 EARLIEST_S: Final = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
 LATEST_S: Final = datetime(2100, 1, 1, tzinfo=UTC).timestamp()
 LONG_GAP_S: Final = 180 * 86400
@@ -40,8 +40,8 @@ class Gathered:
     """Jobs, block by block, and in the end as one table.
 
     Attributes:
-        joins: rows of one id may be lives of one job; else only the first of them is kept.
-        sums: a job's run time is that of all its lives together; else that of the last one.
+        joins: rows of one id may be attempts of one job; else only the first of them is kept.
+        sums: a job's run time is that of all its attempts together; else that of the last one.
         is_date: whether the first job's times are of the calendar.
         forms: of the times of all jobs, each with the first line that has it.
     """
@@ -56,9 +56,9 @@ class Gathered:
 
     def add(self, rows: Rows) -> None:
         """Keep what makes a job, and count the rest."""
-        is_life = np.ones(len(rows.lines), bool) if rows.lives is None else rows.lives.kind <= REQUEUED
-        kept = self._kept(rows, is_life)
-        is_job = kept & is_life
+        is_attempt = np.ones(len(rows.lines), bool) if rows.attempt_rows is None else rows.attempt_rows.kind <= REQUEUED
+        kept = self._kept(rows, is_attempt)
+        is_job = kept & is_attempt
         if is_job.any() and self.is_date is None:
             self.is_date = bool(np.broadcast_to(rows.is_date, len(rows.lines))[is_job][0])
         self._note_forms(rows, is_job)
@@ -69,13 +69,13 @@ class Gathered:
             self.tally.note(what, rows.lines[where & is_job])
         self.tables.append(_table(rows, kept))
 
-    def _kept(self, rows: Rows, is_life: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Rows of which something is left to be said when all are there; what is no life of a job stays as such."""
+    def _kept(self, rows: Rows, is_attempt: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Rows of which something is left to be said when all are there; what is no attempt of a job stays as such."""
         kept = np.ones(len(rows.lines), bool)
-        unread = self._unread(rows.needed, is_life)
+        unread = self._unread(rows.needed, is_attempt)
         for reason, where in {**rows.refused, **unread, **_general(rows)}.items():
-            self.tally.leave_out(reason, rows.lines[where & kept & is_life])
-            kept &= ~(where & is_life)
+            self.tally.leave_out(reason, rows.lines[where & kept & is_attempt])
+            kept &= ~(where & is_attempt)
         return kept
 
     def _unread(self, found: Mapping[str, Cells], among: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
@@ -97,7 +97,7 @@ class Gathered:
             if form not in self.forms and (where := is_job & (found & form > 0)).any():
                 self.forms[form] = int(rows.lines[where][0])
 
-    def finish(self) -> Finished | None:
+    def finish(self) -> ImportedLog | None:
         """All jobs, sorted by submit time, those of one id joined; None where there are none."""
         if not sum(table.num_rows for table in self.tables):
             return None
@@ -119,7 +119,7 @@ class Gathered:
             return None
         order = order[np.argsort(numbers["submit_s"][order], kind="stable")]
         self._tell_times(numbers["submitted_s" if self.joins else "submit_s"][order], numbers["line"][order])
-        return Finished(words, numbers, order)
+        return ImportedLog(words, numbers, order)
 
     def _tell_times(self, submit_s: Numbers, line: NDArray[np.int64]) -> None:
         """Rows that are not in the order of their times, and long holes between them."""
@@ -137,7 +137,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ImportedLog:
     """All jobs of a log.
 
     Attributes:
@@ -187,16 +187,16 @@ def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
     """Why a row makes no job, whatever the format; comparisons with not-a-number are false."""
     is_date = np.broadcast_to(rows.is_date, len(rows.lines))
     run_s, gpus = rows.run_s, rows.gpus
-    submit_s = rows.submit_s if rows.lives is None else rows.lives.submitted_s
+    submit_s = rows.submit_s if rows.attempt_rows is None else rows.attempt_rows.submitted_s
     return {
         "no submit time": ~np.isfinite(submit_s),
         "submitted before 1990 or after 2100": is_date & ((submit_s < EARLIEST_S) | (submit_s > LATEST_S)),
         "no run time": ~np.isfinite(run_s),
         "a negative run time": run_s < 0,
-        RAN_NOT: (run_s == 0) & (rows.lives is None),
+        RAN_NOT: (run_s == 0) & (rows.attempt_rows is None),
         "ran for more than ten years": run_s > LONGEST_RUN_S,
         NO_GPU: ~(gpus > 0),
-        f"ask for more than {MOST_GPUS:,} GPUs": gpus > MOST_GPUS,
+        f"ask for more than {MAX_GPUS:,} GPUs": gpus > MAX_GPUS,
         **({} if rows.gpu_share is None else {NO_SHARE: ~is_share(rows.gpu_share, np.ceil(gpus))}),
     }
 
@@ -212,10 +212,10 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
         found = rows.texts.get(name)
         text = pyarrow.repeat(pyarrow.scalar("unknown" if name == "status" else ""), count) if found is None else found
         words[name] = text.filter(mask).dictionary_encode()
-    lives = {}
-    if (found := rows.lives) is not None:
-        lives = {"kind": found.kind[kept], "submitted_s": found.submitted_s[kept], "part": found.part[kept]}
-        lives["whose"] = found.whose.filter(mask).dictionary_encode()
+    attempt_rows = {}
+    if (found := rows.attempt_rows) is not None:
+        attempt_rows = {"kind": found.kind[kept], "submitted_s": found.submitted_s[kept], "part": found.part[kept]}
+        attempt_rows["whose"] = found.whose.filter(mask).dictionary_encode()
     return pyarrow.table(
         {
             "line": rows.lines[kept],
@@ -225,7 +225,7 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
             **({} if rows.gpu_share is None else {"gpu_share": np.round(rows.gpu_share[kept], 3)}),
             "attempts": attempts[kept].astype(np.int32),
             **words,
-            **lives,
+            **attempt_rows,
         }
     )
 
@@ -240,7 +240,7 @@ def _first_of_each(codes: NDArray[np.int64], line: NDArray[np.int64], tally: Tal
 # ------------------------------------------------------------------------------------------------------------- import
 
 
-_MOST_REASONS: Final = 3
+_MAX_REASONS: Final = 3
 _SHORT_S: Final = 10.0  # a median run time below may be of minutes or hours
 _LONG_S: Final = 30 * 86400.0  # and one above of milliseconds
 _LONG_DAYS: Final = 20 * 365.25
@@ -290,7 +290,7 @@ def import_log(
 
     Args:
         name: of the format; `auto` tells it from the first lines.
-        sums: a requeued job ran as long as all its lives together; else as long as the last one.
+        sums: a requeued job ran as long as all its attempts together; else as long as the last one.
         told: is called with the number of rows read so far.
 
     Raises:
@@ -325,7 +325,7 @@ def import_log(
     return result
 
 
-def _require_seconds(log: Path, finished: Finished) -> None:
+def _require_seconds(log: Path, finished: ImportedLog) -> None:
     """Raises `InputError` where times are too large for seconds since 1970, or since whenever a log begins."""
     if finished.start_s <= LATEST_S:
         return
@@ -337,7 +337,7 @@ def _require_seconds(log: Path, finished: Finished) -> None:
     raise InputError(str(log), f"line {line}", problem)
 
 
-def _start(finished: Finished, is_date: bool, tally: Tally) -> str | None:
+def _start(finished: ImportedLog, is_date: bool, tally: Tally) -> str | None:
     """The calendar's time of the first submit; seconds that can be Unix times are taken for such."""
     if not is_date and not EARLIEST_S <= finished.start_s <= LATEST_S:
         return None
@@ -350,7 +350,7 @@ def _nothing(tally: Tally) -> str:
     """Why no row makes a job, and what helps."""
     if not tally.left_out:
         return "has no rows, only a header; a log has at least one job"
-    reasons = sorted(tally.left_out.items(), key=lambda item: -item[1].rows)[:_MOST_REASONS]
+    reasons = sorted(tally.left_out.items(), key=lambda item: -item[1].rows)[:_MAX_REASONS]
     told = "; ".join(f"{count.rows:,} {reason} (first: line {count.first_line})" for reason, count in reasons)
     remedy = (
         " Where a Slurm log does not name GPUs (AccountingStorageTRES lacks gres/gpu), --gpus-per-node N supplies them"

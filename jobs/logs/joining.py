@@ -1,4 +1,5 @@
-"""Which rows of a Slurm log are one job: lives of a requeued one, parts of a heterogeneous one; and which are none."""
+"""Which rows of a Slurm log are one job: attempts of a requeued one, parts of a heterogeneous one; and which are
+none."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from jobs.logs.rows import LIFE, OPEN, REQUEUED, UNSTARTED, Tally
+from jobs.logs.rows import ATTEMPT, OPEN, REQUEUED, UNSTARTED, Tally
 
 LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
 LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
 NOT_ENDED: Final = "not yet ended"
 NOT_STARTED: Final = "never started"
 RAN_NOT: Final = "ran for 0 s"
-LIVES: Final = "further lives of requeued jobs, joined with their first"
+ATTEMPTS: Final = "further attempts of requeued jobs, joined with their first"
 PARTS: Final = "further parts of heterogeneous jobs, joined with their first: GPUs are summed"
 OTHERS: Final = "have the id of a job of another user, account, cluster or time: jobs of their own, named ID#2"
 _WRITTEN: Final = ("submit_s", "submitted_s", "start_s", "run_s", "requested_s", "gpus", "attempts")
@@ -27,8 +28,8 @@ def joined(words: Any, numbers: dict[str, NDArray[Any]], tally: Tally, *, sums: 
     """The words, in which ids differ, and the row that stands for each job; its numbers become the whole job's.
 
     Args:
-        words, numbers: all rows' columns, with those of `Lives`.
-        sums: a job's run time is that of all its lives together; else that of the last one.
+        words, numbers: all rows' columns, with those of `Attempts`.
+        sums: a job's run time is that of all its attempts together; else that of the last one.
     """
     ids = codes_of(words["job_id"].combine_chunks())
     if ids is None:
@@ -38,12 +39,12 @@ def joined(words: Any, numbers: dict[str, NDArray[Any]], tally: Tally, *, sums: 
     whose = words["whose"].combine_chunks().indices.to_numpy()
     words = words.drop_columns(["whose"])
     submitted_s, start_s, part, line = (numbers[name] for name in ("submitted_s", "start_s", "part", "line"))
-    is_life = numbers["kind"] <= REQUEUED  # of two exports the later one has the end of what was open in the former
-    order = np.lexsort((line, part, start_s, is_life, submitted_s, whose, ids))
+    is_attempt = numbers["kind"] <= REQUEUED  # of two exports the later one has the end of what was open in the former
+    order = np.lexsort((line, part, start_s, is_attempt, submitted_s, whose, ids))
     order = _without_twins(order, (ids, whose), numbers, tally)
     words, order = _whole(order, (ids, whose), numbers, words, tally)
     order, jobs = _ended(order, np.cumsum(_begins(order, (ids, whose), numbers)) - 1, numbers, tally)
-    order = _of_lives(order, jobs, numbers, tally, sums)
+    order = _of_attempts(order, jobs, numbers, tally, sums)
     return _named_apart(words, ids, order, numbers, tally), order
 
 
@@ -52,8 +53,8 @@ def _alone(numbers: dict[str, NDArray[Any]], tally: Tally) -> Indices:
     kind, line, has_run = numbers["kind"], numbers["line"], numbers["run_s"] > 0
     tally.leave_out(NOT_ENDED, line[(kind == OPEN) | (kind == REQUEUED)])
     tally.leave_out(NOT_STARTED, line[kind == UNSTARTED])
-    tally.leave_out(RAN_NOT, line[(kind == LIFE) & ~has_run])
-    return np.flatnonzero((kind == LIFE) & has_run)
+    tally.leave_out(RAN_NOT, line[(kind == ATTEMPT) & ~has_run])
+    return np.flatnonzero((kind == ATTEMPT) & has_run)
 
 
 def codes_of(job_id: Any) -> Indices | None:
@@ -80,19 +81,19 @@ def is_next(*codes: NDArray[Any]) -> NDArray[np.bool_]:
 def _without_twins(
     order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]], tally: Tally
 ) -> Indices:
-    """Lives of one id that came and began at one time are one, written twice."""
+    """Attempts of one id that came and began at one time are one, written twice."""
     times = (numbers[name][order] for name in ("submitted_s", "start_s", "part"))
-    is_life = numbers["kind"][order] <= REQUEUED
-    is_twin = ~is_next(*(key[order] for key in keys), *times) & is_life
-    is_twin[1:] &= is_life[:-1]
-    tally.leave_out("a life that an earlier row has", numbers["line"][order[is_twin]])
+    is_attempt = numbers["kind"][order] <= REQUEUED
+    is_twin = ~is_next(*(key[order] for key in keys), *times) & is_attempt
+    is_twin[1:] &= is_attempt[:-1]
+    tally.leave_out("an attempt that an earlier row has", numbers["line"][order[is_twin]])
     return np.asarray(order[~is_twin], np.int64)
 
 
 def _whole(
     order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]], words: Any, tally: Tally
 ) -> tuple[Any, Indices]:
-    """Parts of a heterogeneous job come into the queue together, life by life: the first stands for them."""
+    """Parts of a heterogeneous job come into the queue together, attempt by attempt: the first stands for them."""
     part, submitted_s = numbers["part"], numbers["submitted_s"]
     if not len(rows := order[part[order] >= 0]):
         return words, order
@@ -111,10 +112,10 @@ def _whole(
 
 
 def _begins(order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    """Where another job begins: a life of the same one came into the queue when the former had ended."""
+    """Where another job begins: an attempt of the same one came into the queue when the former had ended."""
     submitted_s = numbers["submitted_s"][order]
-    is_life = numbers["kind"][order] <= REQUEUED
-    ended_s = np.where(is_life, (numbers["start_s"] + numbers["run_s"])[order], submitted_s)
+    is_attempt = numbers["kind"][order] <= REQUEUED
+    ended_s = np.where(is_attempt, (numbers["start_s"] + numbers["run_s"])[order], submitted_s)
     after_s = submitted_s[1:] - ended_s[:-1]
     begins = is_next(*(key[order] for key in keys))
     begins[1:] |= ~((after_s >= 0) & (after_s <= LONGEST_BETWEEN_S))
@@ -122,7 +123,8 @@ def _begins(order: Indices, keys: tuple[Indices, Indices], numbers: dict[str, ND
 
 
 def _ended(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], tally: Tally) -> tuple[Indices, Indices]:
-    """The lives of jobs that have ended, and the job of each; a job whose last row is open, or went back, has not."""
+    """The attempts of jobs that have ended, and the job of each; a job whose last row is open, or went back, has
+    not."""
     kind, line = numbers["kind"][order], numbers["line"][order]
     is_last = np.append(jobs[1:] != jobs[:-1], True)
     is_open = np.isin(kind[is_last], (REQUEUED, OPEN))[jobs]
@@ -132,8 +134,8 @@ def _ended(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], tall
     return order[is_kept], jobs[is_kept]
 
 
-def _of_lives(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], tally: Tally, sums: bool) -> Indices:
-    """The last life of each job stands for it."""
+def _of_attempts(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], tally: Tally, sums: bool) -> Indices:
+    """The last attempt of each job stands for it."""
     if not len(order):
         return order
     begins = np.flatnonzero(is_next(jobs))
@@ -146,12 +148,12 @@ def _of_lives(order: Indices, jobs: Indices, numbers: dict[str, NDArray[Any]], t
     is_kept = np.repeat(has_run, ends - begins + 1)
     tally.leave_out(RAN_NOT, numbers["line"][order[~is_kept]])
     is_again = is_kept & ~is_next(jobs)
-    tally.note(LIVES, numbers["line"][order[is_again]])
+    tally.note(ATTEMPTS, numbers["line"][order[is_again]])
     if is_again.any():
         earlier_s = float(((ran_s - run_s[ends]) * numbers["gpus"][last])[has_run].sum())
-        how = "counted in (--lives last leaves them out)" if sums else "left out (--lives sum counts them in)"
-        tally.tell(f"{earlier_s / 3600:,.0f} GPU-hours of lives before the last are {how}")
-    begun_s = np.where(run_s > 0, numbers["start_s"][order], np.inf)  # a life of 0 s was no begin
+        how = "counted in (--attempts last leaves them out)" if sums else "left out (--attempts sum counts them in)"
+        tally.tell(f"{earlier_s / 3600:,.0f} GPU-hours of attempts before the last are {how}")
+    begun_s = np.where(run_s > 0, numbers["start_s"][order], np.inf)  # an attempt of 0 s was no begin
     numbers["start_s"][last] = np.minimum.reduceat(begun_s, begins)
     numbers["attempts"][last] = np.add.reduceat(numbers["attempts"][order], begins)
     numbers["run_s"][last] = counted_s

@@ -71,16 +71,18 @@ def _add(counts: dict[str, Count], reason: str, lines: NDArray[np.int64]) -> Non
 
 
 UNITS_S: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-LIFE, REQUEUED, OPEN, UNSTARTED = range(4)  # a row is a life, one after which its job went back to the queue, or none
+ATTEMPT, REQUEUED, OPEN, UNSTARTED = range(
+    4
+)  # a row is an attempt, one after which its job went back to the queue, or none
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class Attempts:
     """Which rows of a Slurm log are one job; all columns have the length of the rows'.
 
     Attributes:
-        kind: `LIFE` and so on.
-        submitted_s: when this life came into the queue.
+        kind: `ATTEMPT` and so on.
+        submitted_s: when this attempt came into the queue.
         whose: user, account and cluster; only their equality counts.
         part: of a heterogeneous job, from 0; -1 of any other.
     """
@@ -93,7 +95,7 @@ class Lives:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A block's jobs, or lives of jobs; all columns have one length. Not-a-number is not known.
+    """A block's jobs, or attempts of jobs; all columns have one length. Not-a-number is not known.
 
     Attributes:
         lines: on which line each stands.
@@ -105,7 +107,7 @@ class Rows:
         noted: what is to be said of rows that are kept, each with the rows.
         needed: quantities without which a row makes no job, by what they are called; the forms of all times must agree.
         optional: others; where one can't be read, it is not known.
-        lives: of a log in which several rows may be one job.
+        attempt_rows: of a log in which several rows may be one job.
     """
 
     lines: NDArray[np.int64]
@@ -122,7 +124,7 @@ class Rows:
     noted: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     needed: Mapping[str, Cells] = field(default_factory=dict)
     optional: Mapping[str, Cells] = field(default_factory=dict)
-    lives: Lives | None = None
+    attempt_rows: Attempts | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from jobs.logs.fields import Cells, Numbers, dates, durations, mapped, named, numbers, status_of, truths
-from jobs.logs.rows import LIFE, OPEN, REQUEUED, UNSTARTED, Lives, Options, Rows, Tally
-from jobs.logs.text import Block, Columns, blocks, columns, first_line, split_header
+from jobs.logs.rows import ATTEMPT, OPEN, REQUEUED, UNSTARTED, Attempts, Options, Rows, Tally
+from jobs.logs.text import Columns, TextBlock, blocks, columns, first_line, split_header
 from kit.errors import InputError
 
 FIELDS: Final = (
@@ -58,7 +58,7 @@ def is_another_form(lines: Sequence[str]) -> bool:
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows; each is one life of a job."""
+    """Its rows; each is one attempt of a job."""
     line, rest = first_line(path, blocks(path))
     found = next((name for name in _IDS if name in line.split("|")), "JobIDRaw")
     names = split_header(line, "|", str(path), (found, *_REQUIRED), f"the whole command is `{COMMAND}`")
@@ -79,7 +79,7 @@ def only_where_needed(path: Path, options: Options, tally: Tally) -> Options:
 
 
 def rows_of(block: Columns, options: Options) -> Rows:
-    """Lives of jobs, from columns as `sacct` names them."""
+    """Attempts of jobs, from columns as `sacct` names them."""
     id_name = next(name for name in _IDS if name in block.texts)
     state = named(block.of("State"), lambda word: word.partition(" ")[0].upper())
     submit, eligible, start, end = (
@@ -113,8 +113,8 @@ def rows_of(block: Columns, options: Options) -> Rows:
         noted={**noted, HELD: is_held, FILLED: is_filled},
         needed={"submit time": submit, "eligible time": eligible, "start": start, "end": end},
         optional={"time limit": limit},
-        lives=Lives(
-            kind=np.where(is_header | is_step, LIFE, _kind(state, start, end)),
+        attempt_rows=Attempts(
+            kind=np.where(is_header | is_step, ATTEMPT, _kind(state, start, end)),
             submitted_s=submit.values,
             whose=compute.binary_join_element_wise(*(block.of(name) for name in ("User", "Account", "Cluster")), "|"),
             part=part,
@@ -123,10 +123,10 @@ def rows_of(block: Columns, options: Options) -> Rows:
 
 
 def _kind(state: Any, start: Cells, end: Cells) -> NDArray[np.int8]:
-    """What each row says of a life of its job."""
+    """What each row says of an attempt of its job."""
     is_open = truths(compute.is_in(state, value_set=pyarrow.array(_NOT_ENDED))) | end.is_missing
     kinds = [(is_open, OPEN), (start.is_missing, UNSTARTED), (truths(compute.equal(state, "REQUEUED")), REQUEUED)]
-    return np.select([where for where, _ in kinds], [kind for _, kind in kinds], LIFE).astype(np.int8)
+    return np.select([where for where, _ in kinds], [kind for _, kind in kinds], ATTEMPT).astype(np.int8)
 
 
 def _het(block: Columns, id_name: str) -> tuple[Any, NDArray[np.int16]]:
@@ -210,7 +210,7 @@ def looks_like_jobcomp(lines: Sequence[str]) -> bool:
 
 
 def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    """Its rows; each is one life of a job."""
+    """Its rows; each is one attempt of a job."""
     keys: list[str] = []
     options = only_where_needed(path, options, tally)
     for block in blocks(path):
@@ -220,7 +220,7 @@ def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
                 yield rows_of(_as_sacct(right), options)
 
 
-def _keys_of(block: Block, source: str) -> list[str]:
+def _keys_of(block: TextBlock, source: str) -> list[str]:
     """The keys of the first line, in their order."""
     first = block.data[: block.data.index(b"\n")].decode("utf-8", "replace")
     keys = [key for key in dict.fromkeys(_KEY.findall(first)) if key in _KNOWN]
@@ -230,7 +230,7 @@ def _keys_of(block: Block, source: str) -> list[str]:
     return keys
 
 
-def _separated(block: Block, keys: Sequence[str]) -> Block:
+def _separated(block: TextBlock, keys: Sequence[str]) -> TextBlock:
     """With a separator instead of the blank before each key."""
     text = np.frombuffer(block.data + bytes(32), np.uint8).copy()
     blanks = np.flatnonzero(text == 32)
@@ -241,7 +241,7 @@ def _separated(block: Block, keys: Sequence[str]) -> Block:
         for index in range(2, len(word)):
             places = places[text[places + 1 + index] == word[index]]
         text[places] = _UNIT_BYTE
-    return Block(block.first_line, text[:-32].tobytes(), block.rows)
+    return TextBlock(block.first_line, text[:-32].tobytes(), block.rows)
 
 
 def _checked(found: Columns, tally: Tally) -> Columns:

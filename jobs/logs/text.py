@@ -25,7 +25,7 @@ from kit.files import require_file
 
 BLOCK_BYTES: Final = 4 << 20
 LONGEST_LINE_BYTES: Final = 1 << 20
-MOST_LOG_BYTES: Final = 1 << 40
+MAX_LOG_BYTES: Final = 1 << 40
 HEAD_BYTES: Final = 1 << 16
 _HEAD_LINES: Final = 50
 _TAR_BYTES: Final = 262  # the fields before its magic word, and that
@@ -39,7 +39,7 @@ _OTHERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TextBlock:
     """Whole lines; each ends with a line feed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Block:
     rows: int
 
 
-def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
+def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
     """A file's lines, in blocks of about `size` bytes.
 
     A byte order mark is dropped. Lines may end as Windows has them; a carriage return within a line becomes a blank.
@@ -79,7 +79,7 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[Block]:
 
 
 def head(path: Path) -> list[str]:
-    """A file's first lines, the last of them no remark (`;`), to tell what it is; raises as `blocks` does."""
+    """A file's first lines, the last of them no comment (`;`), to tell what it is; raises as `blocks` does."""
     found: list[str] = []
     for block in blocks(path, HEAD_BYTES):
         for line in block.data[:HEAD_BYTES].decode("utf-8", "backslashreplace").splitlines():
@@ -90,11 +90,11 @@ def head(path: Path) -> list[str]:
     return found
 
 
-def _block(path: Path, line: int, data: bytes) -> Block:
+def _block(path: Path, line: int, data: bytes) -> TextBlock:
     _require_short(path, line, data)
     if b"\r" in data:
         data = data.replace(b"\r\n", b"\n").replace(b"\r", b" ")
-    return Block(line, data, data.count(b"\n"))
+    return TextBlock(line, data, data.count(b"\n"))
 
 
 def _require_short(path: Path, line: int, data: bytes) -> None:
@@ -113,7 +113,7 @@ def _too_long(path: Path, line: int) -> InputError:
 
 
 def _chunks(path: Path, size: int) -> Iterator[bytes]:
-    require_file(path, MOST_LOG_BYTES)
+    require_file(path, MAX_LOG_BYTES)
     try:
         with _opened(path) as file:
             while chunk := file.read(size):
@@ -211,7 +211,13 @@ def split_header(line: str, delimiter: str, source: str, required: Sequence[str]
 
 
 def columns(
-    blocks: Iterable[Block], names: Sequence[str], wanted: Iterable[str], tally: Tally, delimiter: str, *, quoted: bool
+    blocks: Iterable[TextBlock],
+    names: Sequence[str],
+    wanted: Iterable[str],
+    tally: Tally,
+    delimiter: str,
+    *,
+    quoted: bool,
 ) -> Iterator[Columns]:
     """The wanted columns of each block; lines of another width are left out and counted, and so are empty ones.
 
@@ -234,7 +240,7 @@ def columns(
             yield found
 
 
-def first_line(path: Path, blocks: Iterator[Block]) -> tuple[str, Iterator[Block]]:
+def first_line(path: Path, blocks: Iterator[TextBlock]) -> tuple[str, Iterator[TextBlock]]:
     """A file's first line, and the blocks behind it."""
     block = next(blocks)
     end = block.data.index(b"\n")
@@ -242,9 +248,9 @@ def first_line(path: Path, blocks: Iterator[Block]) -> tuple[str, Iterator[Block
     if not text.strip():
         raise InputError(str(path), "line 1", "is empty; the first line names the columns")
 
-    def rest() -> Iterator[Block]:
+    def rest() -> Iterator[TextBlock]:
         if len(block.data) > end + 1:
-            yield Block(block.first_line + 1, block.data[end + 1 :], block.rows - 1)
+            yield TextBlock(block.first_line + 1, block.data[end + 1 :], block.rows - 1)
         yield from blocks
 
     return text, rest()
@@ -279,11 +285,11 @@ def headless(
     names = {len(layout): layout for layout in layouts}.get(width := line.count(",") + 1)
     if names is None:
         raise InputError(str(path), "line 1", f"{width} fields; allowed are {allowed}")
-    first = [] if is_header(line) else [Block(1, f"{line}\n".encode(), 1)]
+    first = [] if is_header(line) else [TextBlock(1, f"{line}\n".encode(), 1)]
     yield from columns(chain(first, rest), names, names if wanted is None else wanted, tally, ",", quoted=False)
 
 
-def _parsed(block: Block, names: Sequence[str], chosen: list[str], tally: Tally, delimiter: str) -> Columns:
+def _parsed(block: TextBlock, names: Sequence[str], chosen: list[str], tally: Tally, delimiter: str) -> Columns:
     wrong: tuple[list[int], list[int]] = ([], [])  # lines of fewer fields, and of more
 
     def is_wrong(row: Any) -> str:
@@ -310,13 +316,13 @@ def _parsed(block: Block, names: Sequence[str], chosen: list[str], tally: Tally,
     return Columns(lines, {name: table[name].combine_chunks() for name in chosen})
 
 
-def _utf8(block: Block, tally: Tally) -> Block:
+def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
     """Bytes that are no UTF-8 are written out, so that no two names become one."""
     if _is_utf8(block.data):
         return block
     odd = [number for number, line in enumerate(block.data.split(b"\n"), block.first_line) if not _is_utf8(line)]
     tally.note("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
-    return Block(block.first_line, block.data.decode("utf-8", "backslashreplace").encode(), block.rows)
+    return TextBlock(block.first_line, block.data.decode("utf-8", "backslashreplace").encode(), block.rows)
 
 
 def _is_utf8(data: bytes) -> bool:
@@ -340,7 +346,7 @@ def _without_empty(found: Columns, unclosed: NDArray[np.int64], tally: Tally) ->
     return found.chosen(~is_empty)
 
 
-def _without_quotes(block: Block, delimiter: str) -> tuple[Block, NDArray[np.int64]]:
+def _without_quotes(block: TextBlock, delimiter: str) -> tuple[TextBlock, NDArray[np.int64]]:
     """Its lines with another delimiter and no quotes, and those whose quotes don't close: they are empty."""
     written, unclosed = [], []
     for number, line in enumerate(block.data.decode("utf-8").split("\n")[:-1], block.first_line):
@@ -353,4 +359,4 @@ def _without_quotes(block: Block, delimiter: str) -> tuple[Block, NDArray[np.int
                 fields = []
         written.append(_UNIT.join(fields))
     data = ("\n".join(written) + "\n").encode()
-    return Block(block.first_line, data, block.rows), np.array(unclosed, np.int64)
+    return TextBlock(block.first_line, data, block.rows), np.array(unclosed, np.int64)

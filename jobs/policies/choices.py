@@ -117,7 +117,7 @@ class WaitingClass:
 
 
 @dataclass(slots=True)
-class Line:
+class CompetingClasses:
     """Classes that compete for the same pools: no class outside may use any of these.
 
     Attributes:
@@ -279,7 +279,7 @@ class Choosing:
     scores: Callable[[View], NDArray[Any]] | None = None
 
 
-class Desk(Protocol):
+class ChoiceContext(Protocol):
     """What the scheduler does for its queueing, whichever that is."""
 
     now_ns: int
@@ -341,49 +341,51 @@ class Choices:
 
     # ---------------------------------------------------------------------------------------------------- queueings
 
-    def stall(self, line: Line, desk: Desk) -> None:
+    def stall(self, line: CompetingClasses, context: ChoiceContext) -> None:
         """Choose, wait for room, start; nobody overtakes."""
         while self._stalled is not None or any(waiting.count for waiting in line.classes):
             if self._stalled is None:
-                self._stalled = self._chosen(line, desk, must_fit=False)
+                self._stalled = self._chosen(line, context, must_fit=False)
                 if self._stalled is None:
                     return
             waiting, job = self._stalled
-            if not self._start(waiting, job, line, desk):
+            if not self._start(waiting, job, line, context):
                 return
             self._stalled = None
 
-    def choice(self, line: Line, desk: Desk) -> None:
+    def choice(self, line: CompetingClasses, context: ChoiceContext) -> None:
         """Choose among those that fit, until none does or the chooser waits."""
-        while any(_fits(waiting, desk.search) for waiting in line.classes if waiting.count):
-            chosen = self._chosen(line, desk, must_fit=True)
+        while any(_fits(waiting, context.search) for waiting in line.classes if waiting.count):
+            chosen = self._chosen(line, context, must_fit=True)
             if chosen is None:
                 return
-            is_started = self._start(*chosen, line, desk)
+            is_started = self._start(*chosen, line, context)
             assert is_started, "a job was chosen that does not fit"
 
-    def _start(self, waiting: WaitingClass, job: int, line: Line, desk: Desk) -> bool:
-        found = _room(waiting, desk.search)
+    def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, context: ChoiceContext) -> bool:
+        found = _room(waiting, context.search)
         if found is None:
             return False
         if self._mapper is not None:
-            classes = _those_waiting(line, desk)
+            classes = _those_waiting(line, context)
             jobs, number = _in_order(classes, None)
-            view = self._view(line, classes, jobs, number, desk)
+            view = self._view(line, classes, jobs, number, context)
             place = int((jobs == job).argmax())
             found = self._mapper(view, place, [classes[of].pools for of in number])
-        desk.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
+        context.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
         return True
 
-    def _chosen(self, line: Line, desk: Desk, must_fit: bool) -> tuple[WaitingClass, int] | None:
+    def _chosen(
+        self, line: CompetingClasses, context: ChoiceContext, must_fit: bool
+    ) -> tuple[WaitingClass, int] | None:
         """A class and a job's number; None for nobody now."""
-        classes = _those_waiting(line, desk)
+        classes = _those_waiting(line, context)
         if self._chooser is None:
-            may = [waiting for waiting in classes if not must_fit or _fits(waiting, desk.search)]
+            may = [waiting for waiting in classes if not must_fit or _fits(waiting, context.search)]
             first = min(may, key=lambda waiting: waiting.first)
             return first, int(first.jobs[first.head])
         jobs, number = _in_order(classes, None if must_fit else VISIBLE)
-        view = self._view(line, classes, jobs, number, desk, must_fit)
+        view = self._view(line, classes, jobs, number, context, must_fit)
         place = self._chooser.choose(view)
         self.is_asked = place is None
         if place is None or place == WAIT:
@@ -396,26 +398,26 @@ class Choices:
 
     def _view(
         self,
-        line: Line,
+        line: CompetingClasses,
         classes: Sequence[WaitingClass],
         jobs: Counts,
         number: Counts,
-        desk: Desk,
+        context: ChoiceContext,
         must_fit: bool = False,
     ) -> View:
         of_pool, fields = self._known_fields(line.classes)
         counts = {pool.index: pool.counts for field in fields for pool in field}
-        rows = [_chances(waiting, counts, of_pool, desk.search) for waiting in classes]
+        rows = [_chances(waiting, counts, of_pool, context.search) for waiting in classes]
         by_class = np.array(rows, np.int64)[number]  # GPUs, ways, fits, field
         gpus, fits, field = by_class[:, 0], by_class[:, 2] > 0, by_class[:, 3]
         of_fields = np.array([_state(field, counts) for field in fields], np.float64)
         return View(
-            now_ns=desk.now_ns,
+            now_ns=context.now_ns,
             may=fits if must_fit else np.ones(len(jobs), np.bool_),
             can_wait=must_fit,
             jobs=jobs,
             gpus=gpus,
-            age_s=(desk.now_ns - self._book.submit_ns[jobs]) / NS_PER_S,
+            age_s=(context.now_ns - self._book.submit_ns[jobs]) / NS_PER_S,
             ways=by_class[:, 1],
             fits=fits,
             field=field,
@@ -436,10 +438,10 @@ class Choices:
         return of_pool, fields
 
 
-def _those_waiting(line: Line, desk: Desk) -> list[WaitingClass]:
+def _those_waiting(line: CompetingClasses, context: ChoiceContext) -> list[WaitingClass]:
     classes = [waiting for waiting in line.classes if waiting.count]
     for waiting in classes:
-        desk.refresh(waiting)
+        context.refresh(waiting)
     return classes
 
 

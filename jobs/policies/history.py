@@ -31,7 +31,7 @@ def chain_of(job: JobArrived) -> tuple[Hashable, ...]:
     return (*named, ("vc, size", job.vc, job.gpus), ("size", job.gpus), ("all",))
 
 
-class Group:
+class DurationGroup:
     """Durations of ended jobs, with their number and sum; `number` is its place among the groups."""
 
     __slots__ = ("_durations_ns", "many", "number", "total_ns")
@@ -54,7 +54,7 @@ class Group:
         return self._durations_ns
 
 
-class History:
+class DurationHistory:
     """Groups of jobs, and chains of them by number.
 
     Attributes:
@@ -62,9 +62,9 @@ class History:
     """
 
     def __init__(self) -> None:
-        self.chains: list[tuple[Group, ...]] = []
+        self.chains: list[tuple[DurationGroup, ...]] = []
         self._numbers: dict[tuple[Hashable, ...], int] = {}
-        self._groups: dict[Hashable, Group] = {}
+        self._groups: dict[Hashable, DurationGroup] = {}
 
     def number(self, job: JobArrived) -> int:
         """The number of a job's chain of groups."""
@@ -72,7 +72,7 @@ class History:
         number = self._numbers.get(chain)
         if number is None:
             number = self._numbers[chain] = len(self.chains)
-            self.chains.append(tuple(self._groups.setdefault(key, Group(len(self._groups))) for key in chain))
+            self.chains.append(tuple(self._groups.setdefault(key, DurationGroup(len(self._groups))) for key in chain))
         return number
 
     def add(self, number: int, duration_ns: int) -> None:
@@ -80,7 +80,7 @@ class History:
         for group in self.chains[number]:
             group.add(duration_ns)
 
-    def narrowest(self, number: int) -> Group:
+    def narrowest(self, number: int) -> DurationGroup:
         """The narrowest group of a chain that has seen `ENOUGH`; that of all jobs, where none has."""
         chain = self.chains[number]
         for group in chain:
@@ -106,7 +106,7 @@ HISTORY: Final = "history"
 ESTIMATES: Final = (ORACLE, "none", REQUESTED, HISTORY)
 
 
-Estimate = Callable[[JobArrived, int], int]
+RuntimeEstimate = Callable[[JobArrived, int], int]
 """How much work a job has at the reference type, in nanoseconds: of its arrival, and the number of its chain."""
 
 
@@ -117,7 +117,7 @@ def _requested_ns(job: JobArrived, _: int) -> int:
     return job.requested_ns
 
 
-def estimate_of(word: str, history: History, oracle_work_ns: NDArray[np.int64] | None) -> Estimate:
+def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.int64] | None) -> RuntimeEstimate:
     """What a word names: nothing, the time that the user asked for, the mean of the job's group, or the truth.
 
     Raises:
@@ -191,7 +191,7 @@ class GittinsTables:
         version: changes whenever a table does.
     """
 
-    def __init__(self, history: History, restart_s: float) -> None:
+    def __init__(self, history: DurationHistory, restart_s: float) -> None:
         self.version = 0
         self._history, self._restart_s = history, restart_s
         self._made_of: list[int] = []  # by group: of how many durations
@@ -231,7 +231,7 @@ class GittinsTables:
         between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
         return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # nobody ran so long
 
-    def _refresh(self, group: Group) -> bool:
+    def _refresh(self, group: DurationGroup) -> bool:
         """Make a group's table anew where it has grown: whether it was."""
         number, many = group.number, group.many
         was = self._made_of[number]

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Desk, Line, WaitingClass
+from jobs.policies.choices import ChoiceContext, CompetingClasses, WaitingClass
 from jobs.policies.cluster import PLACEMENTS, Allocation, Pool, Search
 from jobs.policies.history import ESTIMATES
 from jobs.policies.orders import (
@@ -57,49 +57,51 @@ class Rounds:
         self._begun: dict[int, int] = {}  # by pool, when its last round began
         self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: for which jobs, and what
 
-    def __call__(self, line: Line, desk: Desk) -> None:
+    def __call__(self, line: CompetingClasses, context: ChoiceContext) -> None:
         """Begin a round, if it is time; or start who had to be stopped first."""
         pools = [pool for _, pool in sorted({pool.index: pool for each in line.classes for pool in each.pools}.items())]
-        if desk.now_ns % self._round_ns == 0 and self._begun.get(pools[0].index) != desk.now_ns:
-            self._begun.update((pool.index, desk.now_ns) for pool in pools)
-            self._planned = self._planned if self._planned_ns == desk.now_ns else {}
-            self._planned_ns = desk.now_ns
-            self._begin(line, pools, desk)
-        _start(line, self._planned, desk)
+        if context.now_ns % self._round_ns == 0 and self._begun.get(pools[0].index) != context.now_ns:
+            self._begun.update((pool.index, context.now_ns) for pool in pools)
+            self._planned = self._planned if self._planned_ns == context.now_ns else {}
+            self._planned_ns = context.now_ns
+            self._begin(line, pools, context)
+        _start(line, self._planned, context)
 
-    def _begin(self, line: Line, pools: Sequence[Pool], desk: Desk) -> None:
+    def _begin(self, line: CompetingClasses, pools: Sequence[Pool], context: ChoiceContext) -> None:
         members = [each.jobs for each in line.classes] + [
-            np.fromiter(desk.held_in(pool), np.int64, len(desk.held_in(pool))) for pool in pools
+            np.fromiter(context.held_in(pool), np.int64, len(context.held_in(pool))) for pool in pools
         ]
         jobs = np.sort(np.concatenate(members))
         if len(jobs):
-            shares, alike = self._shares_of(jobs, pools, desk)
-            chosen = self._choose(jobs, shares, alike, pools, desk)
+            shares, alike = self._shares_of(jobs, pools, context)
+            chosen = self._choose(jobs, shares, alike, pools, context)
             for pool in pools:
-                self._arrange(pool, [job for job, where in chosen.items() if where is pool], desk)
+                self._arrange(pool, [job for job, where in chosen.items() if where is pool], context)
 
     # ------------------------------------------------------------------------------------------------------ shares
 
-    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], desk: Desk) -> tuple[Numbers, Alike]:
+    def _shares_of(
+        self, jobs: NDArray[np.int64], pools: Sequence[Pool], context: ChoiceContext
+    ) -> tuple[Numbers, Alike]:
         """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
-        capacity = np.array([pool.free_gpus + _gpus(desk.held_in(pool)) for pool in pools], np.float64)
+        capacity = np.array([pool.free_gpus + _gpus(context.held_in(pool)) for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
         known = self._shares.get(pools[0].index)
         if known is None or known[0] != key:
-            known = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, desk)
+            known = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, context)
         return known[1:]
 
     def _solve(
-        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, desk: Desk
+        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, context: ChoiceContext
     ) -> tuple[Numbers, Alike]:
-        classes = [desk.class_of(job) for job in jobs.tolist()]
+        classes = [context.class_of(job) for job in jobs.tolist()]
         if self._objective.is_by_job:
             heads, rows = np.arange(len(jobs)), np.arange(len(jobs))
         else:
             numbers = {id(each): number for number, each in enumerate(dict.fromkeys(classes))}
             rows = np.array([numbers[id(each)] for each in classes])
             heads = np.unique(rows, return_index=True)[1]
-        features = desk.look_at(jobs[heads])
+        features = context.look_at(jobs[heads])
         speeds = np.array([_speeds(classes[head], pools, capacity) for head in heads])
         demands = Demands(
             gpus=np.array([classes[head].gpus for head in heads], np.float64),
@@ -119,7 +121,7 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------- who, and where
 
     def _choose(
-        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], desk: Desk
+        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], context: ChoiceContext
     ) -> dict[int, Pool]:
         """Who runs in which pool in this round, by GPUs alone."""
         columns = np.array([pool.index for pool in pools])
@@ -131,15 +133,15 @@ class Rounds:
         )
         last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # of pools that are alike
         for place, pool in enumerate(pools):
-            last[np.searchsorted(jobs, list(desk.held_in(pool))), place] = -np.inf
+            last[np.searchsorted(jobs, list(context.held_in(pool))), place] = -np.inf
         rows, places = (shares > _NOTHING).nonzero()
         priority = (owed / np.maximum(had, 1e-9))[rows, places]
         order = np.lexsort((places, last[rows, places], rows, -priority))
-        left = [pool.free_gpus + _gpus(desk.held_in(pool)) for pool in pools]
+        left = [pool.free_gpus + _gpus(context.held_in(pool)) for pool in pools]
         chosen: dict[int, Pool] = {}
         for row, place in zip(rows[order].tolist(), places[order].tolist(), strict=True):
             job = int(jobs[row])
-            gpus = desk.class_of(job).gpus
+            gpus = context.class_of(job).gpus
             if left[place] >= gpus and job not in chosen:
                 left[place] -= gpus
                 chosen[job] = pools[place]
@@ -147,18 +149,18 @@ class Rounds:
                     break
         return chosen
 
-    def _arrange(self, pool: Pool, chosen: Sequence[int], desk: Desk) -> None:
+    def _arrange(self, pool: Pool, chosen: Sequence[int], context: ChoiceContext) -> None:
         """On which nodes; who runs elsewhere, or is not among them, is stopped."""
-        running = dict(desk.held_in(pool))
-        gpus = {job: desk.class_of(job).gpus for job in chosen}
+        running = dict(context.held_in(pool))
+        gpus = {job: context.class_of(job).gpus for job in chosen}
         largest_first = sorted(chosen, key=lambda job: -gpus[job])
-        places = _places(pool, largest_first, gpus, running, desk.search, keeps=True)
+        places = _places(pool, largest_first, gpus, running, context.search, keeps=True)
         for order in (largest_first, chosen):
             if len(places) < len(chosen):
-                places = _places(pool, order, gpus, running, desk.search, keeps=False)
+                places = _places(pool, order, gpus, running, context.search, keeps=False)
         for job, allocation in running.items():
             if places.get(job) != allocation:
-                desk.stop(job)
+                context.stop(job)
         for job, allocation in places.items():
             self._had[job, pool.index] += 1
             if running.get(job) != allocation:
@@ -201,12 +203,12 @@ def _places(
     return places
 
 
-def _start(line: Line, planned: dict[int, tuple[Pool, Allocation]], desk: Desk) -> None:
+def _start(line: CompetingClasses, planned: dict[int, tuple[Pool, Allocation]], context: ChoiceContext) -> None:
     """Those that wait now; who has just been stopped waits a moment later."""
     for waiting in line.classes if planned else ():
         for job in [job for job in waiting.jobs.tolist() if job in planned]:
             pool, allocation = planned.pop(job)
-            desk.start(waiting, int(np.searchsorted(waiting.jobs, job)), pool, allocation)
+            context.start(waiting, int(np.searchsorted(waiting.jobs, job)), pool, allocation)
 
 
 def _speeds(waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> list[float]:
@@ -241,13 +243,13 @@ class PreemptionKnobs:
         round_ns: while jobs wait and the indices of running ones grow, all are compared anew so often, and when one
             ends; at an arrival, the one that arrives is.
         hysteresis: a job gives way where its index is more than so many times that of the one that waits; at least 1.
-        least_run_ns: nor before it has run so long.
+        min_run_ns: nor before it has run so long.
         restart_ns: what going on is taken to cost, by orders that ask.
     """
 
     round_ns: int = 60 * NS_PER_S
     hysteresis: float = 1.0
-    least_run_ns: int = 0
+    min_run_ns: int = 0
     restart_ns: int = 60 * NS_PER_S
 
 
@@ -333,7 +335,7 @@ def _require(key: str, word: str, known: Sequence[str]) -> None:
         raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, known)}")
 
 
-# --------------------------------------------------------------------------------------------------------------- rivals
+# ------------------------------------------------------------------------------------------------------------ baselines
 # Every policy for training jobs that has a name: the one list that names, help and checks ask.
 #
 # A name is a kind (`sjf`), followed by words that differ from the kind's own (`sjf-oracle`, `fifo-easy-requested`,

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Desk, Line, WaitingClass
+from jobs.policies.choices import ChoiceContext, CompetingClasses, WaitingClass
 from jobs.policies.cluster import Allocation, Pool, Search
 
 Ends = Sequence[tuple[int, Allocation]]  # when what becomes free, ascending by time
@@ -57,7 +57,7 @@ def reserve(pool: Pool, gpus: int, search: Search, ends: Ends) -> Reservation | 
     return None
 
 
-class Profile:
+class FreeGpuProfile:
     """The free GPUs of a pool's nodes over time, in steps; the last one lasts for ever."""
 
     def __init__(self, pool: Pool, now_ns: int, ends: Ends) -> None:
@@ -117,43 +117,43 @@ _FIRST: Final = attrgetter("first")
 _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
 
 
-def _heads(classes: Sequence[WaitingClass], desk: Desk) -> _Heads:
+def _heads(classes: Sequence[WaitingClass], context: ChoiceContext) -> _Heads:
     for waiting in classes:
-        desk.refresh(waiting)
+        context.refresh(waiting)
     heads = [(waiting.first, number) for number, waiting in enumerate(classes)]
     heapify(heads)
     return heads
 
 
-def _first_fit(line: Line, desk: Desk) -> None:
+def _first_fit(line: CompetingClasses, context: ChoiceContext) -> None:
     classes = line.touched
-    if not desk.is_preemptive:  # who does not fit now won't after others have started
-        classes = desk.fitting(classes)
+    if not context.is_preemptive:  # who does not fit now won't after others have started
+        classes = context.fitting(classes)
         if not classes:
             return
-    heads, stopped = _heads(classes, desk), desk.stopped
+    heads, stopped = _heads(classes, context), context.stopped
     blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
-    while heads and desk.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
+    while heads and context.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
         _, number = heappop(heads)
         waiting = classes[number]
         if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
             continue
-        if not desk.try_head(waiting):
+        if not context.try_head(waiting):
             blocked[waiting.pools] = waiting.demand_milli
         elif waiting.count:
             heappush(heads, (waiting.first, number))
 
 
-def _strict(line: Line, desk: Desk) -> None:
+def _strict(line: CompetingClasses, context: ChoiceContext) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not desk.is_preemptive and not desk.fitting(classes):
+    if not context.is_preemptive and not context.fitting(classes):
         return
     for waiting in classes:
-        desk.refresh(waiting)
+        context.refresh(waiting)
     closed: list[Pool] = []
     while classes:
         waiting = min(classes, key=_FIRST)
-        if not desk.try_head(waiting, closed):
+        if not context.try_head(waiting, closed):
             closed += waiting.pools
             classes = [waiting for waiting in classes if any(pool not in closed for pool in waiting.pools)]
         elif not waiting.count:
@@ -163,62 +163,62 @@ def _strict(line: Line, desk: Desk) -> None:
 # ------------------------------------------------------------------------------------------------------------ easy
 
 
-def _easy(line: Line, desk: Desk) -> None:
+def _easy(line: CompetingClasses, context: ChoiceContext) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not desk.fitting(classes):
+    if not context.fitting(classes):
         return
-    heads, kept = _heads(classes, desk), dict[int, Reservation]()
+    heads, kept = _heads(classes, context), dict[int, Reservation]()
     while heads:
         key, number = heappop(heads)
         waiting = classes[number]
-        place = _first_allowed(waiting, kept, desk)
+        place = _first_allowed(waiting, kept, context)
         if place is None:
             if any(pool.index in kept for pool in waiting.pools):
                 continue
-            if not desk.fitting(classes[other] for _, other in heads):
+            if not context.fitting(classes[other] for _, other in heads):
                 return
-            _keep_for(waiting, kept, desk)
+            _keep_for(waiting, kept, context)
         elif waiting.key_at(place) != key:
             heappush(heads, (waiting.key_at(place), number))
         else:
-            _start_allowed(waiting, place, kept, desk)
+            _start_allowed(waiting, place, kept, context)
             if waiting.count:
                 heappush(heads, (waiting.first, number))
 
 
-def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], desk: Desk) -> int | None:
+def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], context: ChoiceContext) -> int | None:
     """The place of the first of a class who may start now and delays no reservation."""
     may: NDArray[np.bool_] | None = None
     for pool in waiting.pools:
-        if desk.search(pool, waiting.gpus) is None:
+        if context.search(pool, waiting.gpus) is None:
             continue
         reservation = kept.get(pool.index)
-        if reservation is None or desk.search(reservation.spare, waiting.gpus) is not None:
+        if reservation is None or context.search(reservation.spare, waiting.gpus) is not None:
             return waiting.head
-        in_time = desk.lengths_ns(waiting, pool) <= reservation.at_ns - desk.now_ns
+        in_time = context.lengths_ns(waiting, pool) <= reservation.at_ns - context.now_ns
         may = in_time if may is None else may | in_time
     return None if may is None else waiting.first_of(may)
 
 
-def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], desk: Desk) -> None:
+def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], context: ChoiceContext) -> None:
     for pool in waiting.pools:
         reservation = kept.get(pool.index)
         if reservation is None:
-            allocation, is_long = desk.search(pool, waiting.gpus), False
+            allocation, is_long = context.search(pool, waiting.gpus), False
         else:
-            is_long = bool(desk.lengths_ns(waiting, pool)[place] > reservation.at_ns - desk.now_ns)
-            allocation = desk.search(reservation.spare if is_long else pool, waiting.gpus)
+            is_long = bool(context.lengths_ns(waiting, pool)[place] > reservation.at_ns - context.now_ns)
+            allocation = context.search(reservation.spare if is_long else pool, waiting.gpus)
         if allocation is not None:
-            desk.start(waiting, place, pool, allocation)
+            context.start(waiting, place, pool, allocation)
             if reservation is not None:
                 reservation.start_beside(pool, allocation, is_long)
             return
     raise AssertionError("a job that may start fits nowhere")
 
 
-def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], desk: Desk) -> None:
+def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], context: ChoiceContext) -> None:
     """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
-    found = [reserve(pool, waiting.gpus, desk.search, desk.ends(pool)) for pool in waiting.pools]
+    found = [reserve(pool, waiting.gpus, context.search, context.ends(pool)) for pool in waiting.pools]
     times = [(one.at_ns, number) for number, one in enumerate(found) if one is not None]
     if times:
         _, number = min(times)
@@ -230,46 +230,48 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], desk: Desk) -
 # ---------------------------------------------------------------------------------------------------- conservative
 
 
-def _conservative(line: Line, desk: Desk) -> None:
+def _conservative(line: CompetingClasses, context: ChoiceContext) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not desk.fitting(classes):
+    if not context.fitting(classes):
         return  # reservations are made anew each time, so they matter only where somebody can start
     for waiting in classes:
-        desk.refresh(waiting)
+        context.refresh(waiting)
     queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
-    profiles = dict[int, Profile]()
+    profiles = dict[int, FreeGpuProfile]()
     for (_, job), waiting in queue:
         place = int(np.searchsorted(waiting.jobs, job))
-        _reserve_all(waiting, place, profiles, desk)
+        _reserve_all(waiting, place, profiles, context)
 
 
-def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, Profile], desk: Desk) -> None:
+def _reserve_all(
+    waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], context: ChoiceContext
+) -> None:
     """Give a job the earliest time that those before it leave; start it if that is now."""
     found = []
     for order, pool in enumerate(waiting.pools):
         profile = profiles.get(pool.index)
         if profile is None:
-            profile = profiles[pool.index] = Profile(pool, desk.now_ns, desk.ends(pool))
-        length_ns = int(desk.lengths_ns(waiting, pool)[place])
-        slot = profile.earliest(waiting.gpus, length_ns, desk.search)
+            profile = profiles[pool.index] = FreeGpuProfile(pool, context.now_ns, context.ends(pool))
+        length_ns = int(context.lengths_ns(waiting, pool)[place])
+        slot = profile.earliest(waiting.gpus, length_ns, context.search)
         if slot is not None:
             found.append((slot[0], order, slot[1], length_ns))
     if found:
         at_ns, order, allocation, length_ns = min(found)
         pool = waiting.pools[order]
         profiles[pool.index].take(allocation, at_ns, at_ns + length_ns)
-        if at_ns == desk.now_ns:
-            desk.start(waiting, place, pool, allocation)
+        if at_ns == context.now_ns:
+            context.start(waiting, place, pool, allocation)
 
 
-Queueing = Callable[[Line, Desk], None]
+Queueing = Callable[[CompetingClasses, ChoiceContext], None]
 QUEUEINGS: Final[Mapping[str, Queueing]] = {
     "strict": _strict,
     "first-fit": _first_fit,
     "easy": _easy,
     "conservative": _conservative,
-    "stall": lambda line, desk: desk.choices.stall(line, desk),
-    "choice": lambda line, desk: desk.choices.choice(line, desk),
+    "stall": lambda line, context: context.choices.stall(line, context),
+    "choice": lambda line, context: context.choices.choice(line, context),
 }
 RESERVING: Final = ("easy", "conservative")
 CHOOSING: Final = ("stall", "choice")  # all jobs stand in one line

@@ -76,7 +76,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ranking:
+class PoolRanking:
     """A pool's holdings at an instant, with their jobs' indices at it: who comes last gives way first.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import Choices, Choosing, Line, WaitingClass
+from jobs.policies.choices import Choices, Choosing, CompetingClasses, WaitingClass
 from jobs.policies.cluster import (
     PLACEMENTS,
     WHOLE_MILLI,
@@ -41,7 +41,7 @@ from jobs.policies.cluster import (
     Wake,
     length_ns,
 )
-from jobs.policies.history import HISTORY, GittinsTables, History, estimate_of
+from jobs.policies.history import HISTORY, DurationHistory, GittinsTables, estimate_of
 from jobs.policies.mapping import mapper_of
 from jobs.policies.orders import (
     GONE,
@@ -57,7 +57,7 @@ from jobs.policies.orders import (
 )
 from jobs.policies.policy import ROUNDS, JobPolicy, Rounds
 from jobs.policies.queueing import CHOOSING, QUEUEINGS, RESERVING
-from jobs.policies.room import Holdings, Ranking
+from jobs.policies.room import Holdings, PoolRanking
 from kit.units import NS_PER_S
 
 _Commands = list[JobCommand]
@@ -98,7 +98,7 @@ class JobScheduler:
         self.running = 0  # jobs that run
         self.stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
-        self._book, self._history = JobBook(), History()
+        self._book, self._history = JobBook(), DurationHistory()
         self._order = order_of(policy.order, self._tables, self._make_accounts)
         self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
@@ -114,7 +114,7 @@ class JobScheduler:
         rests_on = self._order.tables, self._accounts
         self._indices_move = self._order.wait_moves or rests_on != (None, None)  # of jobs that wait
         self._learns = policy.estimate == HISTORY or self._order.tables is not None
-        moves = self._order.run_worsens or policy.knobs.least_run_ns > 0 or self._in_rounds
+        moves = self._order.run_worsens or policy.knobs.min_run_ns > 0 or self._in_rounds
         self._has_rounds = policy.is_preemptive and moves
         self._round_ns = policy.knobs.round_ns
         if self._accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
@@ -122,16 +122,16 @@ class JobScheduler:
         self._keeps_ends = policy.queueing in RESERVING
         self._classes: dict[_Demand, WaitingClass] = {}
         self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
-        self._lines: dict[int, Line] = {}  # by pool; pools that jobs may choose between share one
+        self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that jobs may choose between share one
         self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # what a demand comes to: a class, or why not
         self._held: dict[int, tuple[Pool, Allocation]] = {}  # of jobs that run; places in their pool
         self._of_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
         self._ends: list[list[tuple[int, int]]] = [[] for _ in self.cluster.pools]  # (end by estimate, job)
         self._preempts = policy.is_preemptive
         self._holdings = [Holdings(pool) for pool in self.cluster.pools]  # the same as columns, where jobs make room
-        self._rankings: dict[int, Ranking] = {}  # by pool, for an instant and the tables of an order
+        self._rankings: dict[int, PoolRanking] = {}  # by pool, for an instant and the tables of an order
         self._rankings_of = -1, 0
-        self._touched: dict[int, Line] = {}  # lines to decide on, by identity
+        self._touched: dict[int, CompetingClasses] = {}  # lines to decide on, by identity
         self._commands: _Commands = []
         self._take_in: dict[type, Callable[[Any], None]] = {
             JobArrived: self._arrive,
@@ -278,7 +278,7 @@ class JobScheduler:
 
     def _join_lines(self, waiting: WaitingClass) -> None:
         """One line for all pools of a class, with all that stood in theirs."""
-        joined = Line()
+        joined = CompetingClasses()
         met = self._lines if self.policy.queueing in CHOOSING else [pool.index for pool in waiting.pools]
         former = {id(line): line for pool in met if (line := self._lines.get(pool)) is not None}
         for line in former.values():
@@ -293,7 +293,7 @@ class JobScheduler:
         if joined.is_open or joined.fresh:
             self._touch(joined)
 
-    def _touch(self, line: Line) -> None:
+    def _touch(self, line: CompetingClasses) -> None:
         """It is to be decided on at the end of this instant."""
         self._touched[id(line)] = line
         self.next_wake_ns = self.now_ns
@@ -318,7 +318,7 @@ class JobScheduler:
         line.fresh.append(waiting)
         self._touch(line)
 
-    def _decide(self, line: Line) -> None:
+    def _decide(self, line: CompetingClasses) -> None:
         if len(line.fresh) > 1:
             line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self.stopped
@@ -500,7 +500,7 @@ class JobScheduler:
         self._book.state[job] = STOPPING
         self._commands.append(PreemptJob(job))
 
-    def _ranking(self, pool: Pool) -> Ranking:
+    def _ranking(self, pool: Pool) -> PoolRanking:
         """Who may be preempted in a pool at this instant: nobody that was started at it."""
         made_of = self.now_ns, 0 if self._order.tables is None else self._order.tables.version
         if self._rankings_of != made_of:
@@ -512,8 +512,8 @@ class JobScheduler:
             index = self._order.index(Features(self._book, jobs, self.now_ns, is_running=True))
             if knobs.hysteresis != 1.0:  # those that run have an advantage
                 index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
-            latest_ns = self.now_ns - max(knobs.least_run_ns, 1)
-            ranking = Ranking(index, jobs, nodes, gpus, latest_ns, pool, holdings, held)
+            latest_ns = self.now_ns - max(knobs.min_run_ns, 1)
+            ranking = PoolRanking(index, jobs, nodes, gpus, latest_ns, pool, holdings, held)
             self._rankings[pool.index] = ranking
         return ranking
 

@@ -60,7 +60,7 @@ class BoundProblem:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class WaitBound:
     """No scheduler does better.
 
     Attributes:
@@ -83,7 +83,7 @@ def lower_bound(
     passes: int = 600,
     cell_s: float = 3600.0,
     best_known_s: float | None = None,
-) -> Bound:
+) -> WaitBound:
     """The best bound of so many subgradient steps.
 
     Args:
@@ -113,7 +113,7 @@ def lower_bound(
             break
         target_s = _target_s(best_s, float(shortest_s.sum()), ahead, best_known_s)
         prices = np.maximum(prices + (target_s - value_s) / square * slope, 0.0)
-    return Bound(best_s, (best_s - float(shortest_s.sum())) / len(release_s), best_prices, cell_s, begins_s)
+    return WaitBound(best_s, (best_s - float(shortest_s.sum())) / len(release_s), best_prices, cell_s, begins_s)
 
 
 def _busy_until_s(problem: BoundProblem, release_s: Numbers, shortest_s: Numbers) -> float:

@@ -148,7 +148,7 @@ class JobList:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class Snapshot:
     """What a log found at a time: where a run begins that does not begin on an empty cluster.
 
     Attributes:
@@ -161,7 +161,7 @@ class Found:
     done_ns: NDArray[np.int64]
 
 
-def found_at(jobs: JobList, at_s: float) -> Found:
+def snapshot_at(jobs: JobList, at_s: float) -> Snapshot:
     """By recorded starts; jobs that had ended are left out. They are taken to have run at the reference type.
 
     Raises:
@@ -177,7 +177,7 @@ def found_at(jobs: JobList, at_s: float) -> Found:
     if not is_left.any():
         raise InputError("trace", "", f"all jobs had ended at {at_s:g} s: begin earlier")
     done_ns = np.round(done_s[is_left] * NS_PER_S).astype(np.int64)
-    return Found(round(at_s * NS_PER_S), jobs.rows(is_left), done_ns)
+    return Snapshot(round(at_s * NS_PER_S), jobs.rows(is_left), done_ns)
 
 
 def _require_range(name: str, values: Numbers, least: float) -> None:
@@ -193,7 +193,7 @@ def _require_range(name: str, values: Numbers, least: float) -> None:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Outage:
+class NodeOutage:
     """A node is out of service from `from_ns` until `to_ns`."""
 
     from_ns: int
@@ -201,7 +201,7 @@ class Outage:
     node: int
 
 
-def drawn_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> tuple[Outage, ...]:
+def sampled_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed: int) -> tuple[NodeOutage, ...]:
     """Each node works for an exponential time of mean `up_s`, then is down for one of mean `down_s`, and so on."""
     rng, outages = stream(seed, "job node failures"), []
     for node in range(nodes):
@@ -209,7 +209,7 @@ def drawn_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed
         while at_s < horizon_s:
             until_s = at_s + rng.exponential(down_s)
             from_ns = round(at_s * NS_PER_S)
-            outages.append(Outage(from_ns, max(round(until_s * NS_PER_S), from_ns + 1), node))
+            outages.append(NodeOutage(from_ns, max(round(until_s * NS_PER_S), from_ns + 1), node))
             at_s = until_s + rng.exponential(up_s)
     return tuple(sorted(outages))
 
@@ -218,7 +218,7 @@ def drawn_outages(nodes: int, up_s: float, down_s: float, horizon_s: float, seed
 # GPUs of one type that are not equally fast, drawn.
 
 
-def drawn_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float], seed: int) -> Variability:
+def sampled_variability(groups: Sequence[NodeGroup], spreads: Mapping[str, float], seed: int) -> Variability:
     """A GPU that is slow for one class is slow for all, by as much as each is sensitive.
 
     Each GPU draws a normal number z. Its factor for a class of spread s is exp(-s z), over that of the fastest GPU.

@@ -34,7 +34,7 @@ from jobs.policies.cluster import (
 from jobs.policies.history import ORACLE
 from jobs.policies.policy import JobPolicy, shown_name
 from jobs.policies.scheduler import JobScheduler
-from jobs.sim.jobs import NOT_YET, Found, JobList, JobsRecord, Outage
+from jobs.sim.jobs import NOT_YET, JobList, JobsRecord, NodeOutage, Snapshot
 from kit.errors import InputError
 from kit.units import NS_PER_S
 
@@ -42,7 +42,7 @@ ARRIVAL: Final = 0
 LAST: Final = 1 << 62
 
 
-class Agenda:
+class JobAgenda:
     """Time is `now_ns`, integer nanoseconds."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", 
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
 
-class Kind(IntEnum):
+class JobEventKind(IntEnum):
     """What happens to jobs and nodes, in the order in which it happens at one instant."""
 
     END = 0
@@ -91,12 +91,12 @@ class Kind(IntEnum):
     NODE_UP = 3
 
 
-def rank(kind: Kind, number: int) -> int:
+def rank(kind: JobEventKind, number: int) -> int:
     """The place among the events of an instant, by the number of the job or node."""
     return _FIRST[kind] | number
 
 
-_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in Kind)
+_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in JobEventKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class JobWorld:
     speeds: Speeds = field(default_factory=Speeds)
     restart_ns: int = 0
     checkpoint_ns: int = 0
-    outages: tuple[Outage, ...] = ()
+    outages: tuple[NodeOutage, ...] = ()
     variability: Variability | None = None
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class JobRun:
     jobs: JobList
     policy: JobPolicy
     warmup_s: float = 0.0
-    found: Found | None = None
+    found: Snapshot | None = None
     longest_ns: int = _YEAR_NS
     past: tuple[tuple[JobArrived, int], ...] = ()
     choosing: Choosing | None = None
@@ -171,7 +171,7 @@ class JobRun:
         return np.asarray(self.jobs.submit_ns >= self.begins_ns + round(self.warmup_s * NS_PER_S))
 
 
-class _Life(msgspec.Struct):
+class _RunningJob(msgspec.Struct):
     """One job that runs: since when, from when its work goes on, how fast."""
 
     since_ns: int
@@ -205,11 +205,11 @@ class JobSimulation:
         self.scheduler = JobScheduler(
             run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
         )
-        self._agenda = Agenda()
+        self._agenda = JobAgenda()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
         self._arrivals, self._arrived = jobs.arrivals(), 0
-        self._lives: dict[int, _Life] = {}
+        self._running: dict[int, _RunningJob] = {}
         self._down: dict[int, int] = {}  # nodes out of service, since when
         self._down_gpu_ns = 0
         self._in_system, self._in_system_ns, self._counted_ns = 0, 0, self._begins_ns
@@ -264,8 +264,8 @@ class JobSimulation:
     def _set_off(self) -> None:
         for outage in self.world.outages:
             if outage.to_ns > self._begins_ns:
-                self._agenda.at(outage.from_ns, rank(Kind.NODE_DOWN, outage.node), self._lose_node, outage.node)
-                self._agenda.at(outage.to_ns, rank(Kind.NODE_UP, outage.node), self._gain_node, outage.node)
+                self._agenda.at(outage.from_ns, rank(JobEventKind.NODE_DOWN, outage.node), self._lose_node, outage.node)
+                self._agenda.at(outage.to_ns, rank(JobEventKind.NODE_UP, outage.node), self._gain_node, outage.node)
         if self.spec.found is not None:
             self._agenda.at(self._begins_ns, ARRIVAL, self._find)
         else:
@@ -327,16 +327,16 @@ class JobSimulation:
 
     def _start(self, command: StartJob) -> None:
         job, columns, now_ns = command.job, self._columns, self._agenda.now_ns
-        assert job not in self._lives, "a job is started twice"
+        assert job not in self._running, "a job is started twice"
         starts = int(columns.starts[job])
         columns.starts[job] = starts + 1
         if not starts:
             columns.start_ns[job] = now_ns
         speed = self._speed(job, command)
         from_ns = now_ns + (self.world.restart_ns if starts else 0)
-        self._lives[job] = _Life(now_ns, from_ns, speed, starts + 1, command.allocation)
+        self._running[job] = _RunningJob(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
-        self._agenda.at(from_ns + length_ns(left_ns, speed), rank(Kind.END, job), self._end, job, starts + 1)
+        self._agenda.at(from_ns + length_ns(left_ns, speed), rank(JobEventKind.END, job), self._end, job, starts + 1)
 
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
@@ -348,21 +348,21 @@ class JobSimulation:
         return speed
 
     def _end(self, job: int, starts: int) -> None:
-        life = self._lives.get(job)
-        if life is None or life.starts != starts:
+        running = self._running.get(job)
+        if running is None or running.starts != starts:
             return  # it was stopped meanwhile
-        self._leave(job, life)
+        self._leave(job, running)
         self._columns.done_ns[job] = self._work_ns[job]
         self._columns.end_ns[job] = self._agenda.now_ns
         self._count(-1)
         self._tell(JobEnded(job))
 
-    def _leave(self, job: int, life: _Life) -> None:
+    def _leave(self, job: int, running: _RunningJob) -> None:
         """It holds its GPUs no more."""
-        del self._lives[job]
+        del self._running[job]
         columns, now_ns = self._columns, self._agenda.now_ns
-        columns.held_ns[job] += now_ns - life.since_ns
-        columns.restart_ns[job] += min(now_ns, life.from_ns) - life.since_ns
+        columns.held_ns[job] += now_ns - running.since_ns
+        columns.restart_ns[job] += min(now_ns, running.from_ns) - running.since_ns
 
     def _preempt(self, command: PreemptJob) -> None:
         self._columns.preemptions[command.job] += 1
@@ -370,22 +370,26 @@ class JobSimulation:
 
     def _stop(self, job: int) -> None:
         """What it has done since its last checkpoint is lost; the scheduler hears of it at the end of the instant."""
-        life, columns = self._lives[job], self._columns
-        self._leave(job, life)
-        ran_ns = max(self._agenda.now_ns - life.from_ns, 0)
+        running, columns = self._running[job], self._columns
+        self._leave(job, running)
+        ran_ns = max(self._agenda.now_ns - running.from_ns, 0)
         every_ns = self.world.checkpoint_ns
         kept_ns = ran_ns // every_ns * every_ns if every_ns else ran_ns
-        done_ns = int(columns.done_ns[job]) + int(kept_ns * life.speed)
+        done_ns = int(columns.done_ns[job]) + int(kept_ns * running.speed)
         columns.done_ns[job] = min(done_ns, int(self._work_ns[job]))
-        columns.lost_ns[job] += int(ran_ns * life.speed) - int(kept_ns * life.speed)
-        self._agenda.at(self._agenda.now_ns, rank(Kind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job]))
+        columns.lost_ns[job] += int(ran_ns * running.speed) - int(kept_ns * running.speed)
+        self._agenda.at(
+            self._agenda.now_ns, rank(JobEventKind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job])
+        )
 
     # -------------------------------------------------------------------------------------------------------- nodes
 
     def _lose_node(self, node: int) -> None:
         self._down[node] = self._agenda.now_ns
         self._tell(NodeDown(node))
-        for job in [job for job, life in self._lives.items() if any(node == used for used, _ in life.allocation)]:
+        for job in [
+            job for job, running in self._running.items() if any(node == used for used, _ in running.allocation)
+        ]:
             self._columns.kills[job] += 1
             self._stop(job)
 
@@ -400,8 +404,8 @@ class JobSimulation:
         """What the run left behind; what it did is proven to add up."""
         self._count(0)
         columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self._agenda.now_ns
-        for job, life in list(self._lives.items()):
-            self._leave(job, life)
+        for job, running in list(self._running.items()):
+            self._leave(job, running)
         for node, since_ns in self._down.items():
             pool, _ = self.scheduler.cluster.where(node)
             self._down_gpu_ns += pool.size * (ended_ns - max(since_ns, self._begins_ns))

@@ -11,8 +11,8 @@ from pydantic import Field
 
 from kit.errors import InputError
 from kit.strict import StrictModel
-from policies.goal_control import FOLLOW, MOST_WEIGHT, GoalControl, Steered, end_of_dial
-from policies.interfaces import MOST_TUPLES, RouterConfig
+from policies.goal_control import FOLLOW, MAX_WEIGHT, GoalControl, Steered, end_of_dial
+from policies.interfaces import MAX_TUPLES, RouterConfig
 from policies.rules.widths import Ladder
 from policies.vocabulary import FOLLOW_NS, ClusterView, nanoseconds
 
@@ -30,7 +30,7 @@ class ControlSpec(StrictModel):
 
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
     p99_limit_s: Annotated[float, Field(ge=0, le=LONGEST_LIMIT_S)] | None = None
-    energy_weight: Annotated[float, Field(ge=0, le=MOST_WEIGHT)] | None = None
+    energy_weight: Annotated[float, Field(ge=0, le=MAX_WEIGHT)] | None = None
 
     def make(self, config: RouterConfig, source: str, key: str, most: float, *, weighs: bool = False) -> GoalControl:
         """A fresh controller that shifts towards accuracy by no more than `most`, of a router that `weighs` energy.
@@ -41,7 +41,7 @@ class ControlSpec(StrictModel):
         """
         key = f"{key}.control" if key else "control"
         if not config.top1:
-            problem = f"the core has no accuracy table: it knows those of up to {MOST_TUPLES} width tuples"
+            problem = f"the core has no accuracy table: it knows those of up to {MAX_TUPLES} width tuples"
             raise InputError(source, key, f"{problem}; leave `control` out")
         if self.energy_weight is not None and not weighs:
             problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take tide"

@@ -12,7 +12,7 @@ from policies.interfaces import CostModel, RouterConfig
 from policies.rules.context import RouterContext
 from policies.vocabulary import ANYWHERE, IMAGE, NS_PER_S, ClusterView, WorkKey
 
-LEAST_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
+MIN_WORTH = 1e-5  # of a step to a wider width, where the table has a wider one that is worse
 EFFICIENT = 0.002  # so much less accuracy than one no dearer, and a tuple counts for a third
 TARGET_FACTOR = 2.0  # the default latency target, in times of the slowest full batch
 
@@ -172,5 +172,5 @@ def worth_of_steps(context: RouterContext) -> npt.NDArray[np.float64]:
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])
     found = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
-    worth: npt.NDArray[np.float64] = np.maximum(found[1:].reshape(segments, widths - 1), LEAST_WORTH)
+    worth: npt.NDArray[np.float64] = np.maximum(found[1:].reshape(segments, widths - 1), MIN_WORTH)
     return worth

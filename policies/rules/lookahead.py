@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from policies.goal_control import MOST_STRETCH, GoalControl, Steered, end_of_dial
+from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel
 from policies.rules.context import RouterContext, is_up
 from policies.rules.controlled import ControlSpec
@@ -175,7 +175,7 @@ class LookaheadRule(RuleSpec):
             horizon_s=self.horizon_s,
             weight=self.weight,
             blocks=self.blocks,
-            control=None if self.control is None else self.control.make(config, source, key, MOST_STRETCH),
+            control=None if self.control is None else self.control.make(config, source, key, MAX_STRETCH),
         )
 
 

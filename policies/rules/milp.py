@@ -19,13 +19,13 @@ from policies.interfaces import RoutingPolicy
 from policies.rules.context import RouterContext
 from policies.rules.costs import efficient_tuples, path_ns, spread
 from policies.rules.placements import valid_servers
-from policies.rules.planning import Plan, plan, rounded_up
+from policies.rules.planning import Placement, plan, rounded_up
 from policies.rules.specs import Above0, Reals, RuleSpec, ShareAbove0, Space
 from policies.rules.widths import held_width
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, ServerView
 
 TUPLES: Final = 24  # at most, evenly over the efficient ones
-LEAST_TUNED_S: Final = 0.05  # that tuning tries, between two plans and to clear what is inside
+MIN_TUNED_S: Final = 0.05  # that tuning tries, between two plans and to clear what is inside
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Milp:
     period_ns: int
     headroom: float
     clear_s: float | None = None
-    plan: Plan = field(init=False)
+    plan: Placement = field(init=False)
     placed: list[int] = field(init=False)
     since_ns: int = 0
     arrived: int = 0
@@ -100,7 +100,7 @@ class Milp:
         self._follow(plan(rounded_up(demand_img_s), capacity, self.accuracy))
         self.since_ns, self.arrived = view.now_ns, arrived
 
-    def _follow(self, new: Plan) -> None:
+    def _follow(self, new: Placement) -> None:
         self.plan, self.placed = new, [0] * len(self.capacity_img_s)
 
 
@@ -163,8 +163,8 @@ class MilpRule(RuleSpec):
         """Logarithms of the headroom (less of it is more accurate), of the period and of the time to clear."""
 
         def rule(values: Reals) -> MilpRule:
-            period_s = max(LEAST_TUNED_S, exp(values[1]))
-            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(LEAST_TUNED_S, exp(values[2])))
+            period_s = max(MIN_TUNED_S, exp(values[1]))
+            return cls(headroom=exp(values[0]), period_s=period_s, clear_s=max(MIN_TUNED_S, exp(values[2])))
 
         first = np.array([log(1.2), log(0.1), log(0.5)])
         return Space("MilpSpace", first, np.array([0.4, 1.0, 1.0]), np.array([-1.0, 0.0, 0.0]), rule)

@@ -21,7 +21,7 @@ Reals = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Placement:
     """What every server does.
 
     Attributes:
@@ -43,7 +43,7 @@ def rounded_up(demand_img_s: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def plan(demand_img_s: float, capacity_img_s: tuple[tuple[float, ...], ...], accuracy: tuple[float, ...]) -> Plan:
+def plan(demand_img_s: float, capacity_img_s: tuple[tuple[float, ...], ...], accuracy: tuple[float, ...]) -> Placement:
     """The assignment of tuples to servers with the highest mean accuracy that serves the whole demand.
 
     Args:
@@ -67,8 +67,8 @@ def plan(demand_img_s: float, capacity_img_s: tuple[tuple[float, ...], ...], acc
     return _plan(choice, shares, worth, serves_all=True)
 
 
-def _plan(choice: NDArray[np.int64], shares: Reals, worth: Reals, *, serves_all: bool) -> Plan:
-    return Plan(tuple(choice.tolist()), tuple(shares.tolist()), float(shares @ worth[choice]), serves_all)
+def _plan(choice: NDArray[np.int64], shares: Reals, worth: Reals, *, serves_all: bool) -> Placement:
+    return Placement(tuple(choice.tolist()), tuple(shares.tolist()), float(shares @ worth[choice]), serves_all)
 
 
 def _fill(choice: NDArray[np.int64], demand_img_s: float, capacity: Reals) -> Reals:

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from kit.errors import InputError, nearest
 from kit.strict import Plain, StrictModel, form
-from policies.goal_control import MOST_STRETCH
+from policies.goal_control import MAX_STRETCH
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.rules.context import ComposedRouter, RouterContext, WidthRule
 from policies.rules.controlled import ControlledLadder, ControlSpec
@@ -39,8 +39,8 @@ from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 SCHEMA: Final = "slimsched.rule/1"
 LARGEST: Final = "largest"
 LADDER_THRESHOLDS: Final[tuple[float, ...]] = (16.0, 32.0, 64.0, 128.0, 256.0)
-LEAST_STEP: Final = 0.01  # that tuning tries between the logarithms of thresholds
-MOST_HYSTERESIS: Final = 0.9  # that tuning tries: beyond, a ladder hardly ever comes back
+MIN_STEP: Final = 0.01  # that tuning tries between the logarithms of thresholds
+MAX_HYSTERESIS: Final = 0.9  # that tuning tries: beyond, a ladder hardly ever comes back
 POINT: Final = 0.01  # of accuracy
 
 Reals = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ class Space:
         accurate: (K,) a step along which accuracy rises, for latency.
         spec: makes the router's parameters of such numbers.
         starts: (K,) each, where it may begin: with the first, unless that blows up and another does not.
-        reach: how many such steps levelling may take.
+        reach: how many such steps accuracy matching may take.
     """
 
     stream: str
@@ -246,11 +246,11 @@ class LadderRule(PlacedRule):
 
         def rule(values: Reals) -> LadderRule:
             first, step, hysteresis = values.tolist()
-            thresholds = np.exp(first + max(step, LEAST_STEP) * np.arange(max(len(rungs) - 1, 1)))
+            thresholds = np.exp(first + max(step, MIN_STEP) * np.arange(max(len(rungs) - 1, 1)))
             return cls(
                 rungs=rungs if len(rungs) > 1 else None,
                 thresholds=tuple(thresholds.tolist()),
-                hysteresis=min(max(hysteresis, 0.0), MOST_HYSTERESIS),
+                hysteresis=min(max(hysteresis, 0.0), MAX_HYSTERESIS),
             )
 
         starts = [np.array([first, 0.25, 0.1]) for first in (2.5, 1.5, 0.5, 3.5)]
@@ -272,7 +272,7 @@ class LadderRule(PlacedRule):
         ladder = Ladder(context.config.widths, rungs, self.thresholds[: len(rungs) - 1], self.hysteresis)
         if self.control is None:
             return self._composed(context, ladder, source, key)
-        control = self.control.make(context.config, source, key, MOST_STRETCH)
+        control = self.control.make(context.config, source, key, MAX_STRETCH)
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 
 

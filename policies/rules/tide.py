@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from kit.errors import InputError
-from policies.goal_control import MOST_STRETCH
+from policies.goal_control import MAX_STRETCH
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
 from policies.rules.costs import corner_tuples, full_widths, path_energy_j, tuple_cost_s
@@ -61,7 +61,7 @@ class TideRule(PlacedRule):
         ladder = self._ladder(context, source, key)
         if self.control is None:
             return self._composed(context, ladder, source, key)
-        most = MOST_STRETCH * max(1.0, self.rise)  # as far as leads to loads that are 3.5 times as large
+        most = MAX_STRETCH * max(1.0, self.rise)  # as far as leads to loads that are 3.5 times as large
         control = self.control.make(context.config, source, key, most, weighs=True)
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 

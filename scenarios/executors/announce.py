@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from calibrate.log import Log
-from calibrate.plan import LEAST, USABLE_SHARE, Plan, Planned, Solo, Steady
+from calibrate.plan import LEAST, USABLE_SHARE, CalibrationPlan, PlannedStep, Solo, Steady
 from calibrate.session import start_s
 from kit.errors import InputError
 from scenarios.show.wording import lines_of
@@ -14,7 +14,9 @@ TOO_LITTLE = 2.0  # times the budget: what needs more was not meant
 SENSIBLE_STEP_S = 5.0
 
 
-def announcement(plan: Plan, log: Log, *, budget_s: float, kind: str = "cpu", reserved_s: float = 0.0) -> list[str]:
+def announcement(
+    plan: CalibrationPlan, log: Log, *, budget_s: float, kind: str = "cpu", reserved_s: float = 0.0
+) -> list[str]:
     """For people: what is measured, how long it takes, the log, and what the budget leaves out; `name: text` a line.
 
     Args:
@@ -40,7 +42,7 @@ def announcement(plan: Plan, log: Log, *, budget_s: float, kind: str = "cpu", re
     )  # fmt: skip
 
 
-def require_budget(plan: Plan, log: Log, budget_s: float, source: str, key: str, kind: str = "cpu") -> None:
+def require_budget(plan: CalibrationPlan, log: Log, budget_s: float, source: str, key: str, kind: str = "cpu") -> None:
     """What must be measured in any case has to fit somehow; the time that it takes is a guess.
 
     Args:
@@ -58,17 +60,17 @@ def require_budget(plan: Plan, log: Log, budget_s: float, source: str, key: str,
         raise InputError(source, key, f"{problem} here; give {sensible_s:.0f}s or more, or lower the batch limit")
 
 
-def _sensible_s(plan: Plan, needed_s: float, kind: str) -> float:
+def _sensible_s(plan: CalibrationPlan, needed_s: float, kind: str) -> float:
     """The smallest round budget that leaves so much once all is open."""
     budgets_s = (SENSIBLE_STEP_S * number for number in count(1))
     return next(s for s in budgets_s if s - start_s(kind, s, metered=_is_metered(plan)) >= needed_s)
 
 
-def _is_metered(plan: Plan) -> bool:
+def _is_metered(plan: CalibrationPlan) -> bool:
     return any(isinstance(planned.step, Steady) for planned in plan.steps)
 
 
-def _left(plan: Plan, log: Log) -> list[Planned]:
+def _left(plan: CalibrationPlan, log: Log) -> list[PlannedStep]:
     return [planned for planned in plan.steps if planned.id not in log.results]
 
 

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.log import Log
-from calibrate.plan import Plan
+from calibrate.plan import CalibrationPlan
 from calibrate.probe import device_name
-from calibrate.session import Listener, calibrate
+from calibrate.session import CalibrationObserver, calibrate
 from hw.agent.emulated import EmulatedDevice
 from hw.ray.host import cache, kept
 from kit.chance import derived_seed
@@ -25,7 +25,7 @@ from sim.profile import Profile
 
 
 def calibrate_device(
-    wanted: Calibration,
+    wanted: CalibrationRequest,
     *,
     quiet: bool,
     say: Say = lambda _: None,
@@ -46,24 +46,24 @@ def calibrate_device(
     )
     progress = Progress(f"calibrate {name}", None, unit="point", quiet=quiet)
 
-    def announce(plan: Plan, log: Log) -> None:
+    def announce(plan: CalibrationPlan, log: Log) -> None:
         require_budget(plan, log, wanted.budget_s, *budget_key, kind)
         facts = announcement(plan, log, budget_s=wanted.budget_s, kind=kind, reserved_s=reserved_s)
         say(f"calibrate {name}: {device}\n{facts_text(facts)}")
         progress.note = f" ({sum(planned.required for planned in plan.steps)} in any case)"
         begun.enter_context(progress)
 
-    listener = Listener(
+    observer = CalibrationObserver(
         on_warning=lambda text: say(f"calibrate {name}: {text}"),
         on_plan=announce,
         on_progress=lambda state: progress.set(state.done, state.total, state.left_s),
     )
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as begun:
-        return calibrate(replace(wanted, seed=derived_seed(wanted.seed, f"calibrate:{name}")), listener)
+        return calibrate(replace(wanted, seed=derived_seed(wanted.seed, f"calibrate:{name}")), observer)
 
 
-def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibration, say: Say) -> Profile:
+def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: CalibrationRequest, say: Say) -> Profile:
     """The device of a server of a cluster, measured on its host.
 
     The network's file goes there. An interrupted calibration goes on from the log that is kept there.
@@ -84,7 +84,7 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
 
 
 def calibrated_there(
-    wanted: Calibration, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
+    wanted: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
 ) -> tuple[str, list[str]]:
     """On the host: the profile as YAML, and what there was to say."""
     assert wanted.file is not None, "a real device runs one"

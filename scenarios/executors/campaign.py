@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 from math import inf, sqrt
 
 from kit.errors import InputError, WorkError
-from policies.records import ForeignLoad, RunRecord, ServerClock
+from policies.records import BackgroundLoad, RunRecord, ServerClock
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import Changes, mean_slowdown
 from scenarios.files.spec import Scenario, ValidateSection
 from scenarios.metrics.fidelity import (
     DRAWN,
     GROWTH_OF_SATURATION,
-    Clock,
-    Foreign,
+    BackgroundShares,
+    ClockRow,
     Kind,
     ValidationRun,
     Worlds,
@@ -28,7 +28,7 @@ from scenarios.metrics.result import Result
 from scenarios.world.world import World
 
 OVERLOAD = 1.25  # the next try of a saturated run, in times of what the last one carried
-_MOST_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
+_MAX_GROWTH = 0.3  # of its arrivals: a backlog that grows by more says that the overload was needlessly high
 _ATTEMPTS = 6
 
 
@@ -38,7 +38,7 @@ class PlannedRun:
 
     `scale` multiplies the workload's own rate; a saturated run is cut at its end; of a probe only its latencies or
     its backlog are asked. `slowdowns` are those that the devices had in the hardware run of which a simulated one
-    is the twin.
+    is the paired simulation.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ Side = Callable[[PlannedRun], Ran]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRun:
     """A pair of runs that has been made now; `simulated` is None where an earlier repeat has its record."""
 
     run: ValidationRun
@@ -78,7 +78,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ValidationPlan:
     """What is to be validated.
 
     Attributes:
@@ -97,7 +97,7 @@ class Plan:
     duration_s: float
 
     @classmethod
-    def of(cls, world: World, routers: Sequence[str], section: ValidateSection) -> Plan:
+    def of(cls, world: World, routers: Sequence[str], section: ValidateSection) -> ValidationPlan:
         """From a scenario's own section.
 
         Raises:
@@ -153,12 +153,13 @@ class Campaign:
 
     Args:
         finished: what an earlier try has left; those runs are not made again.
-        slowdowns_of: the devices' slowdowns in a hardware run, where they were read; its twin replays them.
+        slowdowns_of: the devices' slowdowns in a hardware run, where they were read; its paired simulation replays
+            them.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ValidationPlan,
         simulation: Side,
         hardware: Side,
         finished: Sequence[ValidationRun] = (),
@@ -170,10 +171,10 @@ class Campaign:
         self._simulation = simulation
         self._hardware = hardware
         self._earlier = {_key(run): run for run in finished}
-        self._twins: dict[tuple[object, ...], Result] = {}
+        self._paired: dict[tuple[object, ...], Result] = {}
         self._drawn: dict[tuple[object, ...], dict[str, float | None]] = {}
 
-    def carry_out(self) -> Iterator[Finished]:
+    def carry_out(self) -> Iterator[FinishedRun]:
         """Saturated runs first, then repeats (outermost, so that routers alternate)."""
         if self.plan.is_saturated:
             for router in self.plan.routers:
@@ -202,7 +203,7 @@ class Campaign:
             raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
         return [(load, load * reference) for load in self.plan.section.loads]
 
-    def _saturated(self, router: str) -> Iterator[Finished]:
+    def _saturated(self, router: str) -> Iterator[FinishedRun]:
         """The run at the rate that saturates the hardware, looked for from the one that saturates the simulation."""
         seed, rate_img_s = self.plan.section.seeds[0], 2 * self.plan.capacity_img_s
         planned = PlannedRun("saturated", router, None, rate_img_s, self._scale(rate_img_s), seed)
@@ -233,7 +234,7 @@ class Campaign:
                 raise WorkError(problem)
             tries.append((planned, ran))
             rate_img_s, growth = planned.rate_img_s or 0.0, self._backlog_growth(ran[1])
-            if GROWTH_OF_SATURATION <= growth <= _MOST_GROWTH:
+            if GROWTH_OF_SATURATION <= growth <= _MAX_GROWTH:
                 return planned, ran
             if growth < GROWTH_OF_SATURATION:
                 low, guess = rate_img_s, rate_img_s * OVERLOAD
@@ -255,8 +256,8 @@ class Campaign:
 
     # ----------------------------------------------------------------------------------------------------- one run
 
-    def _make(self, planned: PlannedRun) -> Iterator[Finished]:
-        """A hardware run and its twin, unless an earlier try has them."""
+    def _make(self, planned: PlannedRun) -> Iterator[FinishedRun]:
+        """A hardware run and its paired simulation, unless an earlier try has them."""
         earlier = self._earlier.get((*_key_of(planned), planned.repeat))
         if earlier is not None:
             self._keep(earlier)
@@ -265,21 +266,22 @@ class Campaign:
 
     def _keep(self, run: ValidationRun) -> None:
         place = run["kind"], run["router"], run["load"], run["seed"]
-        self._twins[place] = run["simulated"]
-        if drawn_s := run["drawn_s"]:
-            self._drawn[place] = drawn_s
+        self._paired[place] = run["simulated"]
+        if sampled_s := run["sampled_s"]:
+            self._drawn[place] = sampled_s
         self.runs.append(run)
 
-    def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> Finished:
-        """A hardware run with its twin; one twin serves all repeats where the devices' slowdowns are not known."""
+    def _finish(self, planned: PlannedRun, hardware: Result, record: RunRecord) -> FinishedRun:
+        """A hardware run with its paired simulation; one paired simulation serves all repeats where the devices'
+        slowdowns are not known."""
         planned = replace(planned, slowdowns=self._slowdowns_of(record))
-        twin, twin_record = (None if planned.slowdowns else self._twins.get(_key_of(planned))), None
-        if twin is None:
-            twin, twin_record = self._simulation(planned)
+        paired, paired_record = (None if planned.slowdowns else self._paired.get(_key_of(planned))), None
+        if paired is None:
+            paired, paired_record = self._simulation(planned)
         growth: Worlds[float] | None = None
         if planned.kind == "saturated":
-            assert twin_record is not None, "there is one saturated run of a router"
-            growth = Worlds(simulated=self._backlog_growth(twin_record), hardware=self._backlog_growth(record))
+            assert paired_record is not None, "there is one saturated run of a router"
+            growth = Worlds(simulated=self._backlog_growth(paired_record), hardware=self._backlog_growth(record))
         run = ValidationRun(
             kind=planned.kind,
             router=hardware["router"],
@@ -287,16 +289,16 @@ class Campaign:
             rate_img_s=planned.rate_img_s,
             seed=hardware["seed"],
             repeat=planned.repeat,
-            simulated=twin,
+            simulated=paired,
             hardware=hardware,
             backlog_growth=growth,
             slowdown=_mean_of(planned.slowdowns, record.ended_ns),
-            foreign_load=_shares_of(record.foreign_load),
-            drawn_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
+            background_load=_shares_of(record.background_load),
+            sampled_s=self._drawn_s(planned) if planned.kind == "pair" and planned.slowdowns else None,
             clocks=[_told(record, clock) for clock in record.clocks],
         )
         self._keep(run)
-        return Finished(run, planned, record, twin_record if planned.repeat == 0 else None)
+        return FinishedRun(run, planned, record, paired_record if planned.repeat == 0 else None)
 
     def _drawn_s(self, planned: PlannedRun) -> dict[str, float | None]:
         """Latencies where the slowdowns are drawn; one simulation serves all repeats."""
@@ -307,13 +309,13 @@ class Campaign:
         return self._drawn[place]
 
 
-def _told(record: RunRecord, clock: ServerClock) -> Clock:
+def _told(record: RunRecord, clock: ServerClock) -> ClockRow:
     name = record.servers[clock.server].name
-    return Clock(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
+    return ClockRow(server=name, offset_s=clock.offset_ns / 1e9, error_s=clock.error_ns / 1e9, jumps=clock.jumps)
 
 
-def _shares_of(load: ForeignLoad | None) -> Foreign | None:
-    return None if load is None else Foreign(programs=load.programs, stolen=load.stolen)
+def _shares_of(load: BackgroundLoad | None) -> BackgroundShares | None:
+    return None if load is None else BackgroundShares(programs=load.programs, stolen=load.stolen)
 
 
 def _mean_of(slowdowns: Mapping[int, Changes], until_ns: int) -> float | None:
@@ -327,5 +329,5 @@ def _key(run: ValidationRun) -> tuple[object, ...]:
 
 
 def _key_of(planned: PlannedRun) -> tuple[object, ...]:
-    """What a planned run shares with its simulated twin."""
+    """What a planned run shares with its paired simulation."""
     return (planned.kind, planned.router, planned.load, planned.seed)

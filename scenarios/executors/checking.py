@@ -15,7 +15,7 @@ import numpy as np
 from calibrate.check import (
     Allowed,
     CheckedMetric,
-    Pair,
+    ComparedValue,
     estimated_s,
     numbers_of,
     repeatability_pct,
@@ -54,7 +54,7 @@ from scenarios.runs.capacity import Search, capacity
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.terminal.progress import Progress
 from scenarios.world.build import build_world, device_section
-from scenarios.world.world import Accuracy, World
+from scenarios.world.world import NetworkAccuracy, World
 from sim.profile import Profile
 
 ROUTER = "random"
@@ -64,7 +64,7 @@ LIGHT_SHARE, LIGHT_IMG_S = 0.3, 20.0  # of it, and what is light in any case
 RUNS = 5
 OPEN_LOOP_S = 20.0  # of all runs together, at least
 WARMUP_SHARE = 0.1
-FEWEST_IMAGES = 50  # of a run
+MIN_IMAGES = 50  # of a run
 SERVING_S = 22.0  # what `with_serving` takes: a start, a look or two, and two short runs
 CAPACITY_IMAGES, CAPACITY_PRECISION = 2000, 0.2
 NO_SERVING = "what serving costs is not in this profile; `slimsched calibrate` measures it"
@@ -146,7 +146,7 @@ def solo_metrics(
 def open_loop_s(world: World) -> float:
     """How long the open-loop runs are together: too few images would say nothing."""
     assert world.rate_img_s is not None, "it was given one"
-    return max(OPEN_LOOP_S, RUNS * FEWEST_IMAGES / world.rate_img_s)
+    return max(OPEN_LOOP_S, RUNS * MIN_IMAGES / world.rate_img_s)
 
 
 def open_loop(
@@ -194,7 +194,7 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
         workload=PoissonWorkload(kind="poisson", load=SHARE),
     )
     prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
-    world = build_world(scenario, {SERVER: profile}, Accuracy(prior))
+    world = build_world(scenario, {SERVER: profile}, NetworkAccuracy(prior))
     search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
     found = capacity(world, lambda: world.router(ROUTER), search)
     return world, found.stable_img_s
@@ -221,7 +221,7 @@ def with_serving(
 
 @dataclass(frozen=True, slots=True)
 class OpenLoopRun:
-    """A run on the hardware and its simulated twin, which has the same arrivals and replays the device's slowdown.
+    """A run on the hardware and its paired simulation, which has the same arrivals and replays the device's slowdown.
 
     `slowdown`: how much longer things took than at full speed, on average; None where nothing told.
     """
@@ -263,7 +263,7 @@ def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
         name, is_latency = measure.title, measure.unit == "ms"
         values = [(measure.of(run.simulated), measure.of(run.real)) for run in runs]
         pairs = tuple(
-            Pair(f"run {index}", (simulated,), (real,))
+            ComparedValue(f"run {index}", (simulated,), (real,))
             for index, (simulated, real) in enumerate(values, start=1)
             if simulated and real
         )
@@ -273,7 +273,7 @@ def open_loop_metrics(profile: Profile, runs: Sequence[OpenLoopRun]) -> list[Che
         metrics.append(CheckedMetric(name, pairs, allowed, more, less, _not_judged(profile, name)))
     usual = 1.0 if profile.slowdown is None else profile.slowdown.mean_factor
     slowdowns = tuple(
-        Pair(f"run {i}", (usual,), (run.slowdown,)) for i, run in enumerate(runs, start=1) if run.slowdown
+        ComparedValue(f"run {i}", (usual,), (run.slowdown,)) for i, run in enumerate(runs, start=1) if run.slowdown
     )
     if slowdowns:
         metrics.append(

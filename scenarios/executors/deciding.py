@@ -32,7 +32,7 @@ VIEWS = 288
 FIRST = 32  # of them that do not count: a plan is made, memory is touched for the first time
 ROUNDS = 5  # of each decision the median counts: a host that stalls in one of them is left out
 
-MOST_GAP_NS = NS_PER_S // 1000  # between two decisions; a longer one would make nothing colder
+MAX_GAP_NS = NS_PER_S // 1000  # between two decisions; a longer one would make nothing colder
 
 Clock = Callable[[], int]
 Wait = Callable[[int], None]
@@ -115,7 +115,7 @@ def beside_random(
     A policy may remember what it has decided: it sees the views in their order, and in each round it is a fresh one.
     """
     times_ns = [view.now_ns for view in views]
-    gaps_ns = [min(MOST_GAP_NS, after - before) for before, after in pairwise([*times_ns[:1], *times_ns])]
+    gaps_ns = [min(MAX_GAP_NS, after - before) for before, after in pairwise([*times_ns[:1], *times_ns])]
     took_ns: NDArray[np.int64] = np.empty((2, ROUNDS, len(views)), np.int64)
     for number in range(ROUNDS):
         pair = [(each(), stream(seed, f"deciding:{name}")) for name, each in (("own", make), ("random", make_random))]

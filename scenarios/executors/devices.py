@@ -17,11 +17,11 @@ from hw.telemetry.library import Board, RefusedError
 from hw.telemetry.nvml import board_facts, free_vram_bytes, handle_of, other_processes
 from kit.errors import InputError, in_a_line
 from scenarios.files.reading import read_profile
-from scenarios.files.spec import GB, MOST_SLOWDOWN, DeviceSection, ServerSection
+from scenarios.files.spec import GB, MAX_SLOWDOWN, DeviceSection, ServerSection
 from sim.profile import Profile
 
 EMULATED = "emulated:"
-LEAST_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small weights
+MIN_FREE_BYTES: Final = 1_000_000_000  # a context, a library or two, and small weights
 CALIBRATING: Final = 2  # processes on a device: what serves is measured beside another one
 
 
@@ -38,8 +38,8 @@ def emulated_section(wanted: str) -> DeviceSection:
         name, slowdown = text, 1.0
     if not name:
         raise InputError("--device", "", f"{wanted!r} names no profile; give emulated:rtx-2080-ti, or a profile's file")
-    if not 1 <= slowdown <= MOST_SLOWDOWN:
-        problem = f"{wanted!r}: a slowdown of {slowdown:g}; allowed are 1 to {MOST_SLOWDOWN:g}"
+    if not 1 <= slowdown <= MAX_SLOWDOWN:
+        problem = f"{wanted!r}: a slowdown of {slowdown:g}; allowed are 1 to {MAX_SLOWDOWN:g}"
         raise InputError("--device", "", problem)
     read_profile(Path(name), "--device")
     return DeviceSection(emulated=name, slowdown=slowdown)
@@ -90,7 +90,7 @@ def require_free(index: int, source: str, key: str) -> None:
         return
     handle = nvml_handle(nvml, index)
     free_bytes, total_bytes = free_vram_bytes(nvml, handle)
-    if free_bytes >= LEAST_FREE_BYTES or not total_bytes:
+    if free_bytes >= MIN_FREE_BYTES or not total_bytes:
         return
     pids = other_processes(nvml, handle, ())
     who = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"

@@ -9,7 +9,7 @@ from calibrate.costs import costs_of
 from hw.agent.emulated import EmulatedDevice
 from hw.networks.datasets import Dataset
 from hw.networks.registry import Network
-from hw.router.run_spec import Served
+from hw.router.run_spec import ServedNetwork
 from kit.chance import derived_seed
 from kit.errors import InputError
 from scenarios.executors.devices import EMULATED
@@ -67,10 +67,10 @@ def played(
     return playing(emulation, profile.device.name, section), Played(profile, costs)
 
 
-def served_of(world: World) -> Served:
+def served_of(world: World) -> ServedNetwork:
     """A network that nobody has: what its activations take, as the profiles say."""
     model = world.profiles[0].model
-    return Served.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
+    return ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
 
 
 def blank_images(world: World) -> Dataset:

@@ -20,7 +20,7 @@ from scenarios.executors.hosts import Hosts
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection
-from scenarios.metrics.cluster import SIZES, HostClock, HostLink, Measured
+from scenarios.metrics.cluster import SIZES, ClusterMeasurements, HostClock, HostLink
 from scenarios.terminal.progress import Say
 from sim.emulation import Emulation
 
@@ -28,7 +28,7 @@ MOVES: Final = 20
 _PLAYED: Final = "t4"  # any shipped profile would do: nothing of it is used
 
 
-def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None) -> Measured:
+def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None) -> ClusterMeasurements:
     """Between these hosts and the router's, each pair both ways, and each host with itself.
 
     Raises:
@@ -57,7 +57,7 @@ def measure_links(hosts: Hosts, names: Sequence[str], say: Say = lambda _: None)
                 say(f"links: {source} to {destination}")
                 links.append(_link(source, agent, index, destination, agents[index].address))
         clocks = tuple(_clock(host, agent) for host, agent in zip(every, agents, strict=True))
-    return Measured(clocks, tuple(links))
+    return ClusterMeasurements(clocks, tuple(links))
 
 
 def _link(source: str, agent: AgentHandle, index: int, destination: str, address: str) -> HostLink:

@@ -1,4 +1,4 @@
-"""Runs on real executors, each beside its simulated twin."""
+"""Runs on real executors, each beside its paired simulation."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import numpy as np
 
-from calibrate.meter import Trust
+from calibrate.meter import SensorTrust
 from hw.device import DeviceSpec
 from hw.networks.datasets import Dataset
 from hw.networks.registry import ModelFile
 from hw.ray.agents import RayHosts
 from hw.router.cluster import HardwareCluster
 from hw.router.draining import Wish, nobody
-from hw.router.loop import Progress, Routing
+from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
-from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
+from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, device_spec, section_of
 from scenarios.executors.emulation import blank_images, emulated_device, served_of
 from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
@@ -31,8 +31,8 @@ from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
-from scenarios.metrics.service import Promise
 from scenarios.metrics.signatures import diagnosed
+from scenarios.metrics.slo import Slo
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
@@ -58,7 +58,7 @@ def hardware_servers(world: World) -> list[HardwareServer]:
             knobs=spec.knobs,
             bare_idle_w=profile.power.bare_idle_w,
             context_idle_w=profile.power.context_idle_w,
-            trusts_counter=Trust.stamped(profile.device.stamps).counter,
+            trusts_counter=SensorTrust.stamped(profile.device.stamps).counter,
         )
         for index, (section, spec, profile) in enumerate(
             zip(sections, world.cluster.servers, world.profiles, strict=True)
@@ -145,7 +145,7 @@ class RealRun:
 
 
 Door = Callable[[Sequence[tuple[str, str]]], AbstractContextManager[Wish]]
-"""Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.door`."""
+"""Within it, the operator may drain servers (each its name and its host's); see `scenarios.runs.control`."""
 
 
 def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
@@ -154,18 +154,18 @@ def _no_door(_: Sequence[tuple[str, str]]) -> AbstractContextManager[Wish]:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class RunObserver:
     """Who hears of real runs while they go on: how far they are, and (in words) of servers that go down or are back.
 
     Attributes:
         door: by which he has servers drained.
     """
 
-    on_progress: Callable[[Progress], None] | None = None
+    on_progress: Callable[[RunProgress], None] | None = None
     say: Say = lambda _: None
     door: Door = _no_door
 
-    def of(self, run: str) -> Listener:
+    def of(self, run: str) -> RunObserver:
         """The same, told of which run the words are."""
         return replace(self, say=lambda text: self.say(f"{run}: {text}"))
 
@@ -175,7 +175,7 @@ def run_on_hardware(
     cluster: HardwareCluster,
     dataset: Dataset | None,
     wanted: RealRun,
-    listener: Listener | None = None,
+    observer: RunObserver | None = None,
     drained: Wish = nobody,
 ) -> tuple[Result, RunRecord]:
     """Carry out one run on executors that are there.
@@ -185,7 +185,7 @@ def run_on_hardware(
             what simulation says.
         drained: which servers the operator wants drained now.
     """
-    listener = listener or Listener()
+    observer = observer or RunObserver()
     scenario, seed = world.scenario, wanted.seed
     planned = world.run_spec(seed, duration_s=wanted.duration_s, scale=wanted.scale, end=wanted.end)
     is_emulated = dataset is None
@@ -211,7 +211,7 @@ def run_on_hardware(
     began_ns = time.monotonic_ns()
     spec = world.cluster
     routing = Routing(wanted.policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
-    record = cluster.run(run, spec.router, routing, listener.on_progress, listener.say, drained)
+    record = cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained)
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(
         scenario=scenario.name,
@@ -223,7 +223,7 @@ def run_on_hardware(
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end, Promise.of(scenario))
+    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end, Slo.of(scenario))
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), record
 
@@ -232,18 +232,18 @@ def validate_runs(
     world: World,
     model: ModelFile | None,
     dataset: Dataset | None,
-    plan: Plan,
+    plan: ValidationPlan,
     routers: Sequence[str],
     *,
     made_in: Path | None = None,
     finished: Sequence[ValidationRun] = (),
-    listener: Listener | None = None,
-) -> Generator[Finished]:
+    observer: RunObserver | None = None,
+) -> Generator[FinishedRun]:
     """Every run of the plan that is not among `finished`, on one set of executors and in simulation.
 
     `made_in` is the folder of the run that makes the scenario's own routers.
     """
-    calm, listener = without_faults(world), listener or Listener()
+    calm, observer = without_faults(world), observer or RunObserver()
     files = {display_name(router): router for router in routers}
 
     def world_of(planned: PlannedRun) -> World:
@@ -270,7 +270,7 @@ def validate_runs(
 
     with (
         real_cluster(world, model) as cluster,
-        listener.door([(server.name, server.host) for server in cluster.servers]) as drained,
+        observer.door([(server.name, server.host) for server in cluster.servers]) as drained,
     ):
 
         def serve(planned: PlannedRun) -> Ran:
@@ -284,7 +284,7 @@ def validate_runs(
                 end=_end_of(planned),
                 image_limit=SATURATED_IMAGES if planned.kind == "saturated" else None,
             )
-            heard = listener.of(f"{planned.router}, {planned.place}")
+            heard = observer.of(f"{planned.router}, {planned.place}")
             return run_on_hardware(world_of(planned), cluster, dataset, wanted, heard, drained)
 
         yield from Campaign(plan, simulate, serve, finished, slowdowns_of).carry_out()

@@ -30,7 +30,7 @@ from hw.router.cluster import HardwareCluster
 from kit.chance import derived_seed
 from kit.errors import WorkError
 from policies.records import STAGES, RunRecord
-from scenarios.executors.run import Listener, RealRun, real_cluster, run_on_hardware
+from scenarios.executors.run import RealRun, RunObserver, real_cluster, run_on_hardware
 from scenarios.executors.serving_costs import WARMUP_S, DeviceCosts, ServingCosts, costs_of
 from scenarios.executors.slowdown import observed_slowdowns
 from scenarios.files.spec import PoissonWorkload
@@ -46,13 +46,13 @@ RUN_S, LOOK_S = 5.0, 2.0
 LIGHT, BUSY = 0.15, 0.5  # of the fullest device's time, or of the router's
 START_SHARE = 0.02  # of the estimated capacity
 LOOKS, TRIES = 8, 3
-FULL, MOST_BACKLOG = 0.85, 0.15  # of a device's time; of the images that came, at the end
+FULL, MAX_BACKLOG = 0.85, 0.15  # of a device's time; of the images that came, at the end
 TELLING = 0.08  # a device that was busy for less tells no capacity
 NEAR, FAR = 0.25, 0.5  # simulation's error: what is taken without a word, and what is refused
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRun:
     """One run on executors, and at what scale of the workload."""
 
     scale: float
@@ -123,7 +123,7 @@ def measure_serving(
     found: tuple[float, ServingOverheads] | None = None
     with real_cluster(plain, model) as cluster:
 
-        def serve(share: float, duration_s: float) -> Served:
+        def serve(share: float, duration_s: float) -> ServedRun:
             return _serve(plain, cluster, dataset, derived_seed(seed, "serving"), share, duration_s, say)
 
         for attempt in range(TRIES):
@@ -152,19 +152,19 @@ def _tell_what_is_missing(world: World, costs: ServingCosts, say: Say) -> None:
             say(f"{server.name}: no pass had its device to itself; what serving it costs there was not measured")
 
 
-def _measure_once(world: World, serve: Callable[[float, float], Served], allow_busy: bool) -> ServingOverheads:
+def _measure_once(world: World, serve: Callable[[float, float], ServedRun], allow_busy: bool) -> ServingOverheads:
     profiles = world.profiles
     share, use = _telling_share(serve, profiles)
     runs = [serve(share * wanted / use, RUN_S) for wanted in (LIGHT, BUSY)]
     while use_of(runs[1].record, profiles) > FULL or _is_drowning(runs[1].record):
         runs[1] = serve(runs[1].scale / 2, RUN_S)
-    loads = [load for run in runs if (load := run.record.foreign_load) is not None]
+    loads = [load for run in runs if (load := run.record.background_load) is not None]
     most = max(loads, key=lambda load: load.share, default=None)
     others = Interference(None) if most is None else Interference(most.share, stolen=most.stolen)
     require_quiet("what serving costs", others, allow_busy)
     owners = [server.device for server in world.cluster.servers]
     costs = costs_of([run.record for run in runs], world.cluster.devices, owners)
-    told = twin_world(world, costs)
+    told = paired_world(world, costs)
     return ServingOverheads(costs, str(others), tuple(_apart(told, run) for run in runs))
 
 
@@ -176,16 +176,16 @@ def _serve(
     share: float,
     duration_s: float,
     say: Say,
-) -> Served:
+) -> ServedRun:
     wanted = RealRun(
         ROUTER, world.router(ROUTER), seed, duration_s, min(WARMUP_S, duration_s / 2), share,
         emulate_links=False, keep_log=False, measures_costs=True,
     )  # fmt: skip
-    result, record = run_on_hardware(world, cluster, dataset, wanted, Listener(say=say))
-    return Served(share, share * world.capacity_img_s, result, record)
+    result, record = run_on_hardware(world, cluster, dataset, wanted, RunObserver(say=say))
+    return ServedRun(share, share * world.capacity_img_s, result, record)
 
 
-def _telling_share(serve: Callable[[float, float], Served], profiles: Sequence[Profile]) -> tuple[float, float]:
+def _telling_share(serve: Callable[[float, float], ServedRun], profiles: Sequence[Profile]) -> tuple[float, float]:
     """A stable share of the estimated capacity at which some device, or the router, is busy enough to tell what it
     carries; and for which share of the time it is.
 
@@ -237,10 +237,10 @@ def _is_drowning(record: RunRecord) -> bool:
     """Whether much of what came was still there at the last arrival."""
     last_ns = max((request.arrived_ns for request in record.requests), default=0)
     left = sum(request.finished_ns > last_ns for request in record.requests)
-    return left > max(10.0, MOST_BACKLOG * len(record.requests))
+    return left > max(10.0, MAX_BACKLOG * len(record.requests))
 
 
-def _apart(world: World, run: Served) -> Apart:
+def _apart(world: World, run: ServedRun) -> Apart:
     """Simulate it: the same arrivals, router and slowdowns."""
     owners = [server.device for server in world.cluster.servers]
     simulated, _ = run_simulation(
@@ -255,7 +255,7 @@ def _apart(world: World, run: Served) -> Apart:
     return Apart(run.rate_img_s, latency_s, measured_s, stage, ours[stage], theirs[stage])
 
 
-def twin_world(world: World, costs: ServingCosts) -> World:
+def paired_world(world: World, costs: ServingCosts) -> World:
     """The world with what was found."""
     profiles = {
         spec.name: with_costs(profile, costs.router_host, costs.devices[spec.device])

@@ -24,17 +24,17 @@ from policies.records import Handover as Way
 from policies.vocabulary import NS_PER_S
 from scenarios.executors.slowdown import mean_slowdown, observed_slowdowns
 from sim.costs import input_bytes
-from sim.profile import PAUSES_S, BusyServing, Chores, Handover, RouterHost, WorkCost, pause_number
+from sim.profile import PAUSES_S, BusyServing, Chores, HandoverTimes, RouterHost, WorkCost, pause_number
 from sim.tables import DeviceTables
 
 WARMUP_S = 1.0
 PARTS, SPREAD_PARTS = 32, 16  # equal parts of a distribution
-KEPT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
+ATTAINMENT_SHARE = 0.99  # a stall of the host in a run this short would rule the mean
 SLICE_S = 2e-3  # where too few waited: half a tick of Linux's scheduler at 250 Hz
 TELLING_RATIO = 2.0  # of the largest to the smallest
-MOST_FASTER = 0.5  # of a calibrated pass, that a served one may take less
-FEWEST_WAITS = 5  # that a pass's end did not cut short: they tell to within a half, an assumption to within four times
-LEAST_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
+MAX_FASTER = 0.5  # of a calibrated pass, that a served one may take less
+MIN_WAITS = 5  # that a pass's end did not cut short: they tell to within a half, an assumption to within four times
+MIN_SAMPLES = 20  # of a distribution, or of a state that is to be told from another
 
 
 Wait = tuple[float, float]  # how long something waited, and how long the pass beside it had left; seconds
@@ -59,7 +59,7 @@ class DeviceCosts:
         transfer_s: a mean.
     """
 
-    handover: Handover | None = None
+    handover: HandoverTimes | None = None
     dispatch_s: tuple[float, ...] = ()
     busy: BusyServing | None = None
     transfer_s: float | None = None
@@ -92,14 +92,16 @@ def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCos
     busy_dispatch_s = [s for run in busier for s in run.dispatches_s(is_busy=True)]
     has_ways, dispatch_s = bool(there_s) and bool(back_s), quantiles(light.dispatches_s(is_busy=False), PARTS)
     busy = None
-    if has_ways and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= LEAST_SAMPLES:
+    if has_ways and dispatch_s and chores is None and min(len(busy_there_s), len(busy_dispatch_s)) >= MIN_SAMPLES:
         busy = BusyServing(
             dispatch_s=quantiles(busy_dispatch_s, PARTS),
             there_s=quantiles(busy_there_s, PARTS),
-            back_s=quantiles(busy_back_s if len(busy_back_s) >= LEAST_SAMPLES else back_s, PARTS),
+            back_s=quantiles(busy_back_s if len(busy_back_s) >= MIN_SAMPLES else back_s, PARTS),
         )
     return DeviceCosts(
-        handover=Handover(there_s=quantiles(there_s, PARTS), back_s=quantiles(back_s, PARTS)) if has_ways else None,
+        handover=HandoverTimes(there_s=quantiles(there_s, PARTS), back_s=quantiles(back_s, PARTS))
+        if has_ways
+        else None,
         dispatch_s=dispatch_s,
         busy=busy,
         transfer_s=light.transfer_s(chores),
@@ -312,7 +314,7 @@ def _slice_s(waits: Sequence[Wait]) -> float | None:
     """The mean time until who waits beside a pass gets its core, from waits that the pass's end may have cut short: the
     most likely one if it is exponential. None of too few."""
     sooner = sum(took_s < left_s for took_s, left_s in waits)
-    return None if sooner < FEWEST_WAITS else sum(min(wait) for wait in waits) / sooner
+    return None if sooner < MIN_WAITS else sum(min(wait) for wait in waits) / sooner
 
 
 Rows = Sequence[tuple[float, float, float]]  # how many, of how many images, at which cost
@@ -322,13 +324,13 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
     """The cost without a pause, and how many times as much it is after each kind of pause."""
     at_pause = np.array(pauses)
     warm = [row for row, pause in zip(rows, pauses, strict=True) if pause == 0]
-    cost = _work_cost(warm if len(warm) >= LEAST_SAMPLES else rows)
+    cost = _work_cost(warm if len(warm) >= MIN_SAMPLES else rows)
     table = np.array(rows, np.float64)
     means = table[:, 0] * cost.block_s + table[:, 1] * cost.image_s
     factors, factor = [], 1.0
     for number in range(1, len(PAUSES_S) + 1):
         own = at_pause == number
-        if own.sum() >= LEAST_SAMPLES and means[own].sum() > 0:
+        if own.sum() >= MIN_SAMPLES and means[own].sum() > 0:
             factor = float(_without_stalls(table[own, 2]).mean() / means[own].mean())
         factors.append(factor)
     return cost, tuple(factors)
@@ -339,7 +341,7 @@ def _work_cost(rows: Rows) -> WorkCost:
     if not rows:
         return WorkCost(block_s=0.0, image_s=0.0)
     table = np.array(rows, np.float64)
-    kept = table[:, 2] <= np.quantile(table[:, 2], KEPT_SHARE) if len(table) >= LEAST_SAMPLES else slice(None)
+    kept = table[:, 2] <= np.quantile(table[:, 2], ATTAINMENT_SHARE) if len(table) >= MIN_SAMPLES else slice(None)
     parts_s, _ = nnls(table[kept, :2], table[kept, 2])
     return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1]))
 
@@ -349,17 +351,17 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
     rows = np.array([run.extra_row(batch) for run in runs for batch in run.alone], np.float64)
     if not len(rows):
         return None
-    rows = rows[rows[:, 0] / rows[:, 1] <= np.quantile(rows[:, 0] / rows[:, 1], KEPT_SHARE)]
+    rows = rows[rows[:, 0] / rows[:, 1] <= np.quantile(rows[:, 0] / rows[:, 1], ATTAINMENT_SHARE)]
     longer_s, calibrated_s, weight_bytes, pauses = rows.T
-    if len(rows) < LEAST_SAMPLES:
+    if len(rows) < MIN_SAMPLES:
         return PassExtra(max(0.0, float(longer_s.mean())), 0.0, 0.0, (0.0,) * len(PAUSES_S))
     after = [pauses >= number for number in range(1, len(PAUSES_S) + 1)]
     work = np.stack([np.ones(len(rows)), calibrated_s, weight_bytes, *after], axis=1)
     told = [True, *(_differ(column) for column in (calibrated_s, weight_bytes))]
-    told += [LEAST_SAMPLES <= column.sum() <= len(rows) - LEAST_SAMPLES for column in after]
+    told += [MIN_SAMPLES <= column.sum() <= len(rows) - MIN_SAMPLES for column in after]
     units = np.maximum(work.max(axis=0), 1e-300)
     trust = 1 / np.sqrt(calibrated_s)  # long passes scatter by more
-    least = np.array([0.0, -MOST_FASTER, *[0.0] * (len(after) + 1)]) * units
+    least = np.array([0.0, -MAX_FASTER, *[0.0] * (len(after) + 1)]) * units
     prices = np.zeros(len(told))
     prices[told] = lsq_linear((work / units * trust[:, None])[:, told], longer_s * trust, (least[told], np.inf)).x
     always_s, share, per_byte_s, *added_s = (prices / units).tolist()
@@ -416,4 +418,4 @@ def mean_of(values: Sequence[float]) -> float | None:
 
 
 def _without_stalls(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sort(values)[: max(1, round(KEPT_SHARE * len(values)))]
+    return np.sort(values)[: max(1, round(ATTAINMENT_SHARE * len(values)))]

@@ -1,4 +1,4 @@
-"""At what slowdown the devices really were during a run on the hardware, for its simulated twin to replay.
+"""At what slowdown the devices really were during a run on the hardware, for its paired simulation to replay.
 
 How fast a virtual machine's core is depends on its host's other tenants: like the arrivals, it comes from outside, and
 a simulation that draws it at random is compared with another run than the one that was made. Agents on CPUs read a

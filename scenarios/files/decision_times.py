@@ -13,7 +13,7 @@ from kit.strict import StrictModel, validate
 from sim.profile import Count
 
 SCHEMA: Final = "slimsched.decision-time/1"
-MOST_S: Final = 60.0  # as of `router.decision_s`
+MAX_S: Final = 60.0  # as of `router.decision_s`
 
 
 class DecisionTime(StrictModel):
@@ -26,8 +26,8 @@ class DecisionTime(StrictModel):
     cores: tuple[Annotated[int, Field(ge=0)], ...] = Field(description="that it was kept to; empty for any")
     views: Count = Field(description="of how many decisions")
     rounds: Count = Field(description="how often each was made")
-    own_s: float = Field(description="mean over views, each the median of its rounds", ge=0, le=MOST_S)
-    random_s: float = Field(description="the same of `random`", ge=0, le=MOST_S)
+    own_s: float = Field(description="mean over views, each the median of its rounds", ge=0, le=MAX_S)
+    random_s: float = Field(description="the same of `random`", ge=0, le=MAX_S)
 
     @property
     def beyond_s(self) -> float:

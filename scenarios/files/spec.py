@@ -21,7 +21,7 @@ from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import Plain, StrictModel, form
 from kit.units import parse_duration
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
-from policies.goal_control import MOST_WEIGHT
+from policies.goal_control import MAX_WEIGHT
 from policies.interfaces import GROUPS
 from policies.vocabulary import NS_PER_S, nanoseconds
 from policies.waits import problem_with
@@ -41,7 +41,7 @@ def _seconds(value: Any) -> Any:
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
 SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
-EnergyWeight = Annotated[float, Field(ge=0, le=MOST_WEIGHT)]
+EnergyWeight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 Whole = Annotated[int, Field(ge=0)]
 ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(text), profile_file)]
 DatasetName = Annotated[
@@ -141,7 +141,7 @@ class ModelSection(StrictModel):
 # ------------------------------------------------------------------------------------------------------------ cluster
 
 
-MOST_SLOWDOWN = 1e6
+MAX_SLOWDOWN = 1e6
 
 
 _OF_A_GPU: Final = ("memory_format", "dtype", "graphs")
@@ -157,7 +157,7 @@ class DeviceSection(StrictModel):
     emulated: ProfileName | None = Field(
         None, description="the profile to play: a file, or a shipped profile's name; null for a real device"
     )
-    slowdown: Annotated[float, Field(ge=1, le=MOST_SLOWDOWN)] = Field(
+    slowdown: Annotated[float, Field(ge=1, le=MAX_SLOWDOWN)] = Field(
         1.0, description="of an emulated device: every pass and load takes so many times as long"
     )
     kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
@@ -359,7 +359,7 @@ class RouterSection(StrictModel):
     block_key: Literal["location", "any"] = Field(
         "location", description="whether requests of a block must have their activations in one place"
     )
-    hold_limit_s: Annotated[float, Field(ge=0, le=60)] = Field(
+    max_batching_delay_s: Annotated[float, Field(ge=0, le=60)] = Field(
         0.0,
         description="how long a request may be held back in all, over all segments, so that others join its block; "
         "0: nobody is held",
@@ -736,7 +736,7 @@ class TrainingSection(StrictModel):
     eps_decay: Count = Field(1_500_000, description="T_dec: decisions over which it falls linearly")
     holds_s: tuple[Positive, ...] = Field(
         (),
-        description="waits to choose from, ascending and at most `router.hold_limit_s`: a fourth head of the policy "
+        description="waits to choose from, ascending, up to `router.max_batching_delay_s`: a fourth head of the policy "
         "goes on, or holds the candidates until the next larger group is full, for so long at most; empty: the "
         "paper's three heads",
         max_length=100,
@@ -764,19 +764,21 @@ class TuningSection(StrictModel):
         None, description="mean accuracy to keep; null: what the untuned `ladder` has, down to a tenth of a point"
     )
     decisions: Count = Field(40_000_000, description="simulated decisions that a search may take")
-    searches: Count = Field(1, description="independent searches; a race on new runs picks from what they found")
-    episodes: Count = Field(3, description="excerpts that every candidate is measured on")
+    searches: Count = Field(
+        1, description="independent searches; a final evaluation on new runs picks from what they found"
+    )
+    episodes: Count = Field(3, description="slices that every candidate is measured on")
     episode_s: Seconds = Field(10.0, description="their length: long enough for a burst and what comes after it")
-    levels: Count = Field(3, description="full-length runs on which the floor is set at the end")
+    matching_runs: Count = Field(3, description="full-length runs on which the floor is set at the end")
     objective: Literal["latency", "energy"] = Field(
         "latency",
         description="what the search makes small: latency, or energy an image at a p99 latency of at most "
-        "`service.p99_limit_s`",
+        "`slo.p99_limit_s`",
     )
     control: bool = Field(
         False,
         description="whether a tuned `ladder`, `lookahead` or `tide` [keeps the goals](routers.md#keeping-goals) that "
-        "`service` asks for while it serves",
+        "`slo` asks for while it serves",
     )
 
 
@@ -805,7 +807,7 @@ class GoalSection(StrictModel):
         return self
 
 
-class Asked(NamedTuple):
+class Goals(NamedTuple):
     """What the operator asks for from a time on; 0 for nothing of that kind."""
 
     at_s: float
@@ -814,7 +816,7 @@ class Asked(NamedTuple):
     energy_weight: float
 
 
-class ServiceSection(StrictModel):
+class SloSection(StrictModel):
     """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md)).
 
     Routers that [control](routers.md#keeping-goals) follow it.
@@ -829,9 +831,9 @@ class ServiceSection(StrictModel):
         (), description="changes of these in mid-run, ascending in time", max_length=10_000
     )
 
-    def asked(self, floor: float | None) -> tuple[Asked, ...]:
+    def goals(self, floor: float | None) -> tuple[Goals, ...]:
         """What is asked for, one after the other, from the start on; `floor` where it names none of its own."""
-        found = [Asked(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
+        found = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
                        self.energy_weight)]  # fmt: skip
         for goal in self.schedule:
             given = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
@@ -839,7 +841,7 @@ class ServiceSection(StrictModel):
         return tuple(found)
 
     @model_validator(mode="after")
-    def _ascending(self) -> ServiceSection:
+    def _ascending(self) -> SloSection:
         for before, after in pairwise(self.schedule):
             if after.at_s <= before.at_s:
                 problem = f"schedule: at_s {after.at_s:g} stands after {before.at_s:g}"
@@ -914,7 +916,9 @@ class Scenario(StrictModel):
     )
     deadline_s: Seconds | None = Field(None, description="a request's time limit, for goodput; null for none")
     shed: bool = Field(False, description="give up requests whose deadline has passed")
-    service: ServiceSection = Field(default_factory=ServiceSection, description="what is promised to users")
+    slo: SloSection = Field(
+        default_factory=SloSection, description="the service-level objective: what users are promised"
+    )
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of the PPO router")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
@@ -937,7 +941,7 @@ class Scenario(StrictModel):
             raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
         if self.shed and self.deadline_s is None:
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
-        if problem := problem_with(self.training.holds_s, self.router.hold_limit_s):
+        if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):
             raise ValueError(f"training.holds_s: {problem}")
         return self
 

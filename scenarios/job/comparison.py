@@ -9,10 +9,10 @@ from kit.documents import inputs_hash, write_json
 from kit.errors import InputError, nearest
 from kit.parallel import Jobs
 from scenarios.files.router_names import display_name
-from scenarios.job.job import Job
-from scenarios.metrics.comparison import Bounds, Comparison, compare_results
+from scenarios.job.job import ScenarioJob
+from scenarios.metrics.comparison import Bounds, ComparisonDocument, compare_results
 from scenarios.metrics.result import Result, Simulator
-from scenarios.metrics.service import Promise
+from scenarios.metrics.slo import Slo
 from scenarios.runs.engines import able_to_run
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
@@ -27,13 +27,13 @@ KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is g
 
 
 def compare(
-    job: Job,
+    job: ScenarioJob,
     world: World,
     engine: Simulator = "simpy",
     *,
     jobs: Jobs = 1,
-    bounds: Callable[[Comparison], Bounds] | None = None,
-) -> Comparison:
+    bounds: Callable[[ComparisonDocument], Bounds] | None = None,
+) -> ComparisonDocument:
     """Every router with every seed, in simulation.
 
     Args:
@@ -56,7 +56,7 @@ def compare(
     return document
 
 
-def engine_to_go_on(job: Job, world: World, quicker: Simulator) -> Simulator:
+def engine_to_go_on(job: ScenarioJob, world: World, quicker: Simulator) -> Simulator:
     """The engine that has made this comparison, or a part of it: results of both are no comparison.
 
     Where none has: the quicker one, or simpy where that can't do what the scenario asks for, which is said.
@@ -72,18 +72,18 @@ def engine_to_go_on(job: Job, world: World, quicker: Simulator) -> Simulator:
     return able_to_run(world, quicker, lambda: world.run_spec(job.scenario.compare.seeds[0]), job.say)
 
 
-def _fingerprint(job: Job, world: World, engine: Simulator) -> str:
+def _fingerprint(job: ScenarioJob, world: World, engine: Simulator) -> str:
     given = job.scenario.compare
     shape = (job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic, engine)
-    promised = Promise.of(job.scenario)
+    promised = Slo.of(job.scenario)
     return job.fingerprint(
         *job.world_parts(), *job.router_parts(given.routers), given.seeds, shape, RESULTS, RECORDS_FORM,
-        promised.floor, job.scenario.service.model_dump(mode="json"),
+        promised.floor, job.scenario.slo.model_dump(mode="json"),
         *world.decision_parts([display_name(router) for router in given.routers]),
     )  # fmt: skip
 
 
-def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
+def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     fingerprint = _fingerprint(job, world, engine)
@@ -113,13 +113,13 @@ def _compared(job: Job, world: World, engine: Simulator, jobs: Jobs) -> list[Res
     return results_of(job)
 
 
-def results_of(job: Job) -> list[Result]:
+def results_of(job: ScenarioJob) -> list[Result]:
     """What was compared, run by run."""
     results: list[Result] = job.folder.read_json(RESULTS)
     return results
 
 
-def _keep_records(job: Job, world: World, engine: Simulator, fingerprint: str) -> None:
+def _keep_records(job: ScenarioJob, world: World, engine: Simulator, fingerprint: str) -> None:
     """The stage `records`: whole records, for the report, of the routers that no validation will keep."""
     validated = job.scenario.validate_.routers if job.can_validate else ()
     routers = [router for router in job.scenario.compare.routers if router not in validated]

@@ -13,7 +13,7 @@ from typing import Any
 from kit.documents import write_json
 from scenarios.files.decision_times import read_decision_time
 from scenarios.files.router_names import display_name
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.runs.provenance import environments
 from scenarios.runs.records import plain_name
 from scenarios.world.world import World
@@ -22,7 +22,7 @@ REFERENCE = "random"  # what the host's costs are measured with
 OF_THE_MACHINE = ("system", "cores")
 
 
-def with_decision_times(job: Job, world: World, routers: Sequence[str]) -> World:
+def with_decision_times(job: ScenarioJob, world: World, routers: Sequence[str]) -> World:
     """The world in which each of these routers' decisions take what they take here, where that is known."""
     if world.scenario.router.decision_s != "measured" or all(p.router_host is None for p in world.profiles):
         return world  # the user's own word, or costs that `random` is not part of
@@ -36,7 +36,7 @@ def with_decision_times(job: Job, world: World, routers: Sequence[str]) -> World
     return world.with_decision_times(times)
 
 
-def _make(job: Job, world: World, router: str, path: Path, is_here: bool) -> bool:
+def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool) -> bool:
     """One stage; returns whether its file is there now."""
     name, seed = display_name(router), job.scenario.seed
     stage = f"decide-{plain_name(name)}"
@@ -56,7 +56,7 @@ def _make(job: Job, world: World, router: str, path: Path, is_here: bool) -> boo
     return True
 
 
-def _is_measured_here(job: Job) -> bool:
+def _is_measured_here(job: ScenarioJob) -> bool:
     """Whether this folder's own stage has measured what serving costs, and on this machine."""
     noted = environments(job.folder).get("serving")
     return noted is not None and _machine_of(noted) == _machine_of(job.environment)

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 OF_SERVING = ("cluster", "router")
 OF_A_WORLD = (*OF_SERVING, "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
-LEAST_TOLD_S = 0.5  # of a stage's wall time
+MIN_TOLD_S = 0.5  # of a stage's wall time
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
 
-class Job:
+class ScenarioJob:
     """One scenario in one run folder.
 
     Args:
@@ -92,7 +92,7 @@ class Job:
     @property
     def wall_text(self) -> str:
         """How long each stage took that was not skipped, and all until now."""
-        stages = [f"{name} {seconds:.0f} s" for name, seconds in self._stages_s.items() if seconds >= LEAST_TOLD_S]
+        stages = [f"{name} {seconds:.0f} s" for name, seconds in self._stages_s.items() if seconds >= MIN_TOLD_S]
         whole = f"wall time {time.monotonic() - self._began_s:.0f} s"
         return f"{whole}: {', '.join(stages)}" if stages else whole
 

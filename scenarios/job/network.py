@@ -23,12 +23,12 @@ from hw.networks.training import TrainingKnobs, recipe, require_checkpoint, trai
 from kit.errors import InputError, WorkError
 from kit.plugins import FAILURES, failure
 from scenarios.files.spec import Scenario
-from scenarios.job.job import Job, blamed_on
+from scenarios.job.job import ScenarioJob, blamed_on
 from scenarios.terminal.progress import Progress
 from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
 
-def require_accuracy(job: Job) -> None:
+def require_accuracy(job: ScenarioJob) -> None:
     """An accuracy table that the scenario brings must be of the network that it runs; before anything is measured.
 
     Raises:
@@ -51,7 +51,7 @@ def require_accuracy(job: Job) -> None:
     load_measured(job.scenario, table)  # a missing folder shows now, not after the calibration
 
 
-def make_model(job: Job) -> None:
+def make_model(job: ScenarioJob) -> None:
     """Train the network, unless the scenario brings one."""
     given, network = job.scenario.model, job.network
     if given.checkpoint is not None or network is None:
@@ -69,7 +69,7 @@ def make_model(job: Job) -> None:
     job.stage("model", fingerprint, work)
 
 
-def make_accuracy(job: Job) -> None:
+def make_accuracy(job: ScenarioJob) -> None:
     """Every width tuple on every test image."""
 
     def work() -> Sequence[Path]:
@@ -150,7 +150,7 @@ def evaluated(file: ModelFile, data: Dataset, device: str, tell: Tell) -> Evalua
         return evaluate(model, data, on_progress=tell, device=device)
 
 
-def train_model(job: Job, fingerprint: str) -> list[Path]:
+def train_model(job: ScenarioJob, fingerprint: str) -> list[Path]:
     """Train the scenario's network; goes on from the checkpoint of an interrupted training with the same settings."""
     network, folder = job.network, job.folder
     assert network is not None, "asked for by the caller"
@@ -172,7 +172,7 @@ def train_model(job: Job, fingerprint: str) -> list[Path]:
     return [folder / MODEL_FILE]
 
 
-def evaluate_model(job: Job, dataset: str, *, device: str = "cpu") -> Path:
+def evaluate_model(job: ScenarioJob, dataset: str, *, device: str = "cpu") -> Path:
     """Fill the accuracy table and the correctness matrix of a network; returns their file."""
     file = job.model
     model, _ = file.load()

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.log import require_log
 from hw.device import DeviceSpec
 from hw.networks.datasets import load_dataset
@@ -22,14 +22,14 @@ from scenarios.executors.serving import measure_serving, with_overheads
 from scenarios.files.reading import read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection
-from scenarios.job.job import OF_SERVING, Job, blamed_on
-from scenarios.metrics.cluster import LINKS_SCHEMA, Measured
+from scenarios.job.job import OF_SERVING, ScenarioJob, blamed_on
+from scenarios.metrics.cluster import LINKS_SCHEMA, ClusterMeasurements
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
 from sim.profile import Profile
 
 
-def make_profiles(job: Job) -> None:
+def make_profiles(job: ScenarioJob) -> None:
     """Calibrate every device whose server names no profile, and put each server's profile in its place.
 
     What lies there is from its source, for a scenario may have named another one since: the file that it names, or what
@@ -57,7 +57,7 @@ def make_profiles(job: Job) -> None:
             job.say(f"profiles/{target.name} was edited since, and is taken so")
 
 
-def _put(job: Job, server: ServerSection, text: str) -> None:
+def _put(job: ScenarioJob, server: ServerSection, text: str) -> None:
     """A server's profile in its place; what a user has edited there is kept beside."""
     target = profile_path(job.folder.path, server.name)
     if target.is_file() and target.read_bytes() == text.encode():
@@ -68,14 +68,14 @@ def _put(job: Job, server: ServerSection, text: str) -> None:
     job.folder.finish(f"profile-{server.name}", "", [target])
 
 
-def _is_edited(job: Job, server: ServerSection) -> bool:
+def _is_edited(job: ScenarioJob, server: ServerSection) -> bool:
     """Whether a profile is another one than was put in its place."""
     made = job.folder.outputs(f"profile-{server.name}")
     target = profile_path(job.folder.path, server.name)
     return target.exists() and not (made and job.folder.is_whole(made))
 
 
-def _emulate(job: Job, name: str, device: DeviceSection) -> None:
+def _emulate(job: ScenarioJob, name: str, device: DeviceSection) -> None:
     """What an emulated device plays is known: nothing is measured."""
     assert device.emulated is not None, "asked before"
     fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(job))
@@ -91,16 +91,16 @@ def _emulate(job: Job, name: str, device: DeviceSection) -> None:
 LINKS_FILE: Final = "calibration/links.json"
 
 
-def _spans_hosts(job: Job) -> bool:
+def _spans_hosts(job: ScenarioJob) -> bool:
     """Whether real servers are on the hosts of a cluster, whose links nobody knows."""
     return job.can_validate and job.scenario.cluster.backend == "ray"
 
 
-def _link_parts(job: Job) -> list[Path]:
+def _link_parts(job: ScenarioJob) -> list[Path]:
     return [job.folder / LINKS_FILE] if _spans_hosts(job) else []
 
 
-def _measure_links(job: Job) -> None:
+def _measure_links(job: ScenarioJob) -> None:
     """The stage `links`: what lies between the hosts, and how far their clocks are apart."""
     section, target = job.scenario.cluster, job.folder / LINKS_FILE
     named = [section.host_of(server) or "" for server in section.owners]
@@ -114,16 +114,16 @@ def _measure_links(job: Job) -> None:
     job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
 
 
-def _with_link(job: Job, name: str, profile: Profile) -> Profile:
+def _with_link(job: ScenarioJob, name: str, profile: Profile) -> Profile:
     """Of a server of a cluster: with what brings activations to its host."""
     if not _spans_hosts(job):
         return profile
-    found = msgspec.convert(job.folder.read_json(LINKS_FILE), Measured)
+    found = msgspec.convert(job.folder.read_json(LINKS_FILE), ClusterMeasurements)
     server = next(server for server in job.scenario.cluster.owners if server.name == name)
     return profile.model_copy(update={"link": found.into(server.host or found.clocks[0].host)})
 
 
-def _calibrate(job: Job, server: ServerSection) -> None:
+def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
     scenario = job.scenario
     device = device_of(server, scenario.cluster.named_servers)
     peer = _peer_of(job, server)
@@ -139,7 +139,7 @@ def _calibrate(job: Job, server: ServerSection) -> None:
     def work() -> Sequence[Path]:
         log_path = job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
         job.folder.drop_damaged(log_path, require_log)
-        wanted = Calibration(
+        wanted = CalibrationRequest(
             job.model,
             device,
             candidates=candidates(device, section_of(server, scenario.cluster.named_servers)),
@@ -163,14 +163,14 @@ def _calibrate(job: Job, server: ServerSection) -> None:
     job.stage(f"calibrate-{server.name}", fingerprint, work)
 
 
-def _peer_of(job: Job, server: ServerSection) -> DeviceSpec | None:
+def _peer_of(job: ScenarioJob, server: ServerSection) -> DeviceSpec | None:
     """Another real server to measure the link to, on a machine that has one."""
     servers = job.scenario.cluster.named_servers
     others = [s for s in servers if s.name != server.name and s.device is not None]
     return device_of(others[0], servers) if others else device_of(server, servers)
 
 
-def make_serving(job: Job) -> None:
+def make_serving(job: ScenarioJob) -> None:
     """What serving costs on this host, into the profiles that were made here (the calibrated ones are kept)."""
     if not _can_be_served(job):
         return
@@ -198,12 +198,12 @@ def make_serving(job: Job) -> None:
     job.stage("serving", _serving_hash(job), work)
 
 
-def _can_be_served(job: Job) -> bool:
+def _can_be_served(job: ScenarioJob) -> bool:
     """Whether the profiles are made here, and there are executors to serve with."""
     return job.can_validate and all(server.profile is None for server in job.scenario.cluster.owners)
 
 
-def _serving_hash(job: Job) -> str:
+def _serving_hash(job: ScenarioJob) -> str:
     sources = [calibrated_path(job.folder.path, server.name) for server in job.scenario.cluster.owners]
     parts = (*job.scenario_parts(OF_SERVING), job.scenario.seed)
     return job.fingerprint(PROFILE_SCHEMA, *parts, *sources, job.accuracy_path, *job.served_parts)

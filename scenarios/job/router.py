@@ -16,8 +16,8 @@ from kit.memo import Memo
 from kit.parallel import Jobs
 from policies.ppo.router import CHECKPOINT, PPORouter
 from scenarios.files.made_routers import PPO, made_name, score_file, training_file
-from scenarios.job.job import Job
-from scenarios.learn.course import MOST_THREADS
+from scenarios.job.job import ScenarioJob
+from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.train import require_trainable, score_router, train_world
 from scenarios.learn.tune import knobs_of, tune_world
@@ -31,12 +31,12 @@ SCORES = "scores.jsonl"  # of a direct search, so far
 
 
 def make_routers(
-    job: Job,
+    job: ScenarioJob,
     world: World,
     kinds: Sequence[str],
     *,
     says_scores: bool = False,
-    jobs: Jobs = MOST_THREADS,
+    jobs: Jobs = MAX_THREADS,
 ) -> dict[str, Score]:
     """Make the routers of these kinds; what each was scored, by kind.
 
@@ -53,7 +53,7 @@ def make_routers(
     }
 
 
-def make_tuned(job: Job, world: World, kind: str, jobs: Jobs = MOST_THREADS) -> Score:
+def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREADS) -> Score:
     """Tune a rule by direct search, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)
@@ -80,10 +80,10 @@ def make_tuned(job: Job, world: World, kind: str, jobs: Jobs = MOST_THREADS) -> 
     return document
 
 
-def make_ppo(job: Job, world: World, says_score: bool = False) -> Score:
+def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
     """Train PPO in simulation, and score it on both engines."""
     given, target, path = job.scenario, job.folder / score_file(PPO), job.made(PPO)
-    length = (given.duration_s, given.warmup_s)  # of what excerpts are taken from, and of the run that scores
+    length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
     training = given.training.model_dump(mode="json")
     fingerprint = job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed)
 
@@ -103,7 +103,7 @@ def make_ppo(job: Job, world: World, says_score: bool = False) -> Score:
     return document
 
 
-def train_router(job: Job, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
+def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
     """Train PPO for a world; returns the router and the scalars of every update."""
     folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"

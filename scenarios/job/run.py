@@ -26,29 +26,29 @@ from scenarios.executors.preflight import require_caps, require_devices, require
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
 from scenarios.job.router import make_routers
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
-from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.runs.engines import engine_of, require_memory
 from scenarios.show.report import build_report
-from scenarios.world.routers import foreign_routers, require_routers
+from scenarios.world.routers import require_routers, routers_tuned_elsewhere
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """What a job ends with: the tables' documents, and where the report is."""
 
-    comparison: Comparison
-    validation: Validation | None
+    comparison: ComparisonDocument
+    validation: ValidationDocument | None
     report: Path
 
 
-def carry_out(job: Job) -> Outcome:
+def carry_out(job: ScenarioJob) -> JobOutcome:
     """Everything; raises `InputError` or `WorkError`, and leaves what is finished for the next time."""
     with job.folder.opened(), ExitStack() as joined:
         if job.can_validate and job.scenario.cluster.backend == "ray":
@@ -56,7 +56,7 @@ def carry_out(job: Job) -> Outcome:
         return _carry_out(job)
 
 
-def _carry_out(job: Job) -> Outcome:
+def _carry_out(job: ScenarioJob) -> JobOutcome:
     require_what_is_known(job)
     job.describe()
     for line in (devices_text(job.scenario.cluster.owners), cuts_text(job.scenario)):
@@ -72,7 +72,7 @@ def _carry_out(job: Job) -> Outcome:
     given = job.scenario.compare
     engine = "compiled" if job.kinds_to_make else engine_of(world, "auto", len(given.routers) * len(given.seeds))
     require_memory(world, engine)
-    for warning in foreign_routers(job.routers, world.device_names, world.cluster):
+    for warning in routers_tuned_elsewhere(job.routers, world.device_names, world.cluster):
         job.warn(warning)
     if job.can_validate:
         require_ready(world, job.model_to_serve, job.scenario.validate_.routers, None)
@@ -87,10 +87,10 @@ def _carry_out(job: Job) -> Outcome:
     world = with_decision_times(job, world, job.routers_that_run)
     comparison = compare(job, world, engine_to_go_on(job, world, engine))
     validation = validate(job, world) if job.can_validate else None
-    return Outcome(comparison, validation, build_report(job.folder))
+    return JobOutcome(comparison, validation, build_report(job.folder))
 
 
-def require_what_is_known(job: Job) -> None:
+def require_what_is_known(job: ScenarioJob) -> None:
     """What can be known now to be wrong is said now, and not after hours; it needs no profile.
 
     Raises:
@@ -110,11 +110,11 @@ def require_what_is_known(job: Job) -> None:
         require_possible(job.scenario)
 
 
-def _has_router_files(job: Job) -> bool:
+def _has_router_files(job: ScenarioJob) -> bool:
     return any(is_router_file(name) for name in job.routers)
 
 
-def _has_caps(job: Job) -> bool:
+def _has_caps(job: ScenarioJob) -> bool:
     """Whether something is said of servers' memory, or of what is in it."""
     cluster = job.scenario.cluster
     knobs = [cluster.greedy_of(server) for server in cluster.named_servers]

@@ -11,36 +11,36 @@ from hw.networks.registry import ModelFile
 from kit.documents import write_json
 from kit.errors import InputError
 from kit.memo import Memo
-from scenarios.executors.campaign import Finished, Plan
+from scenarios.executors.campaign import FinishedRun, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, section_of
 from scenarios.executors.preflight import other_programs, require_devices, require_ready, stamp_warnings
-from scenarios.executors.run import Listener, validate_runs
+from scenarios.executors.run import RunObserver, validate_runs
 from scenarios.files.router_names import display_name, require_distinct_names
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.metrics.fidelity import (
     FarApart,
-    Validation,
+    ValidationDocument,
     ValidationRun,
     far_runs,
     is_hopeless,
     validate_results,
     was_stopped,
 )
-from scenarios.metrics.served import is_barren
-from scenarios.runs.door import open_door
+from scenarios.metrics.served import completed_nothing
+from scenarios.runs.control import accept_wishes
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import CORES_FILE, write_cores
 from scenarios.runs.records import load_point, write_run
 from scenarios.show.validation import first_far_text
 from scenarios.terminal.progress import Progress
-from scenarios.world.routers import foreign_routers
+from scenarios.world.routers import routers_tuned_elsewhere
 from scenarios.world.world import World
 
 STAGE = "validate"
 
 
-def validate(job: Job, world: World) -> Validation:
+def validate(job: ScenarioJob, world: World) -> ValidationDocument:
     """The same arrivals in simulation and on real executors; goes on from the last finished run.
 
     Raises:
@@ -56,22 +56,22 @@ def validate(job: Job, world: World) -> Validation:
         raise InputError(job.scenario.name, "validate", problem)
     given = job.scenario.validate_
     require_distinct_names(given.routers)
-    plan = Plan.of(world, [display_name(router) for router in given.routers], given)
+    plan = ValidationPlan.of(world, [display_name(router) for router in given.routers], given)
     require_devices(job.scenario)
     require_ready(world, job.model_to_serve, given.routers, job.folder.path)
     warn_of_another_stack(job, world)
     own = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
     shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
-    service = job.scenario.service.model_dump(mode="json")
+    slo = job.scenario.slo.model_dump(mode="json")
     charged = world.decision_parts([display_name(router) for router in given.routers])
-    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, service)
+    parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, slo)
     fingerprint = job.fingerprint(*parts)
     target = job.folder / "validation.json"
     memo = job.folder.memo(STAGE, fingerprint)
 
     def work() -> Sequence[Path]:
         warn_of_other_programs(job)
-        for warning in foreign_routers(given.routers, world.device_names, world.cluster):
+        for warning in routers_tuned_elsewhere(given.routers, world.device_names, world.cluster):
             job.warn(warning)
         for doubt in world.trace_doubts(plan.duration_s):
             job.warn(f"warning: {doubt}")
@@ -80,14 +80,14 @@ def validate(job: Job, world: World) -> Validation:
             world, folder, job.model_to_serve, plan, given.routers, made_in=job.folder.path, memo=memo, quiet=job.quiet
         )
         write_json(target, validation)
-        if any(is_barren(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
+        if any(completed_nothing(pair["hardware"]) for pair in validation["pairs"]) or was_stopped(validation):
             raise _UnfinishedError
         records = {folder / name for row in memo.rows for name in row["outputs"]}
         return [target, folder / CORES_FILE, *sorted(records)]
 
     with suppress(_UnfinishedError):  # told by the results; the next try goes on from all the others
         job.stage(STAGE, fingerprint, work)
-    document: Validation = job.folder.read_json(target.name)
+    document: ValidationDocument = job.folder.read_json(target.name)
     return document
 
 
@@ -95,7 +95,7 @@ class _UnfinishedError(Exception):
     """A hardware run completed nothing, or the first ones were hopeless: what is missing is made when the stage is."""
 
 
-def warn_of_another_stack(job: Job, world: World) -> None:
+def warn_of_another_stack(job: ScenarioJob, world: World) -> None:
     """A profile that was measured elsewhere may be good enough; the user should know before hardware is run."""
     servers = job.scenario.cluster.named_servers
     for server, profile in zip(servers, world.profiles, strict=True):
@@ -105,7 +105,7 @@ def warn_of_another_stack(job: Job, world: World) -> None:
                 job.warn(text)
 
 
-def warn_of_other_programs(job: Job) -> None:
+def warn_of_other_programs(job: ScenarioJob) -> None:
     """Whoever else computes here is in the hardware's latencies and not in the simulator's: better to know before."""
     servers = job.scenario.cluster.named_servers
     real = [server for server in servers if server.emulated is None]
@@ -119,13 +119,13 @@ def validate_world(
     world: World,
     folder: RunFolder,
     model: ModelFile | None,
-    plan: Plan,
+    plan: ValidationPlan,
     routers: Sequence[str],
     *,
     made_in: Path | None,
     memo: Memo,
     quiet: bool = False,
-) -> Validation:
+) -> ValidationDocument:
     """Make every run of the plan, keep its records in the folder, and set the results side by side.
 
     Finished runs are rows of the memo as well, each with its files; those that are there already, and whole, are not
@@ -147,16 +147,16 @@ def validate_world(
         def tell(state: Any) -> None:
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
 
-        listener = Listener(
-            tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: open_door(folder, servers)
+        observer = RunObserver(
+            tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
         )
         with closing(
-            validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, listener=listener)
+            validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, observer=observer)
         ) as campaign:
             while (plan.section.go_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
                 outputs = folder.stamps(keep_runs(folder, made, plan.section.repeats))
                 runs.append(made.run)
-                if not is_barren(made.run["hardware"]):
+                if not completed_nothing(made.run["hardware"]):
                     memo.add({"run": made.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
@@ -167,8 +167,8 @@ def validate_world(
     return validation
 
 
-def keep_runs(folder: RunFolder, made: Finished, repeats: int) -> list[Path]:
-    """The records of a hardware run and, where it is new, of its simulated twin; returns the files."""
+def keep_runs(folder: RunFolder, made: FinishedRun, repeats: int) -> list[Path]:
+    """The records of a hardware run and, where it is new, of its paired simulation; returns the files."""
     point, repeat = _point_and_repeat(made.run, repeats)
     files = write_run(folder, made.run["hardware"], made.hardware, point=point, repeat=repeat)
     if made.simulated is not None:

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from typing import Final
 
 from policies.rules.specs import FixedRule, RuleSpec
-from scenarios.learn.course import Course, Decisions, OnMeasured, workers_of
+from scenarios.learn.evaluator import Decisions, Evaluator, OnMeasured, workers_of
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import able_tuples, require_possible, space_of
 from scenarios.terminal.progress import Progress, Say
 from scenarios.world.world import World
 
-USUAL_TRIES: Final = 5  # of levelling, each on all its runs
+USUAL_TRIES: Final = 5  # of accuracy matching, each on all its runs
 
 
 def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions:
-    """From a run of each excerpt with the router that the search begins with: about what tuning will simulate.
+    """From a run of each slice with the router that the search begins with: about what tuning will simulate.
 
-    Others make larger or smaller blocks, searches settle early, and levelling takes more tries or fewer.
+    Others make larger or smaller blocks, searches settle early, and accuracy matching takes more tries or fewer.
 
     Raises:
         InputError: unknown kind; a floor that no width tuple reaches.
@@ -28,21 +28,21 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
     require_possible(world, kind, knobs)
     space = space_of(world, kind, knobs)
     with workers_of() as workers:
-        course = Course(world, knobs, workers)
-        tuples = able_tuples(course)
+        evaluator = Evaluator(world, knobs, workers)
+        tuples = able_tuples(evaluator)
         spec: RuleSpec = FixedRule(tuple=tuples[-1]) if space is None else space.spec(space.start)
-        runs = [course.excerpt(f"expected:{part}", part) for part in range(knobs.episodes)]
-        course.measure([(spec, run) for run in runs])
-    excerpts = course.decisions
-    full = knobs.levels * excerpts / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
-    options = excerpts * sum(len(each) for _, each in options_of(spec, course))
+        runs = [evaluator.trace_slice(f"expected:{part}", part) for part in range(knobs.episodes)]
+        evaluator.measure([(spec, run) for run in runs])
+    slices = evaluator.decisions
+    full = knobs.matching_runs * slices / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
+    options = slices * sum(len(each) for _, each in options_of(spec, evaluator))
     if space is None:
-        return Decisions(settings=len(tuples) * options, race=round(len(tuples) * full))
+        return Decisions(settings=len(tuples) * options, final_evaluation=round(len(tuples) * full))
     return Decisions(
         search=knobs.searches * knobs.decisions,
         settings=knobs.searches * 2 * options,
-        levelling=round(knobs.searches * USUAL_TRIES * full),
-        race=round(knobs.searches * full),
+        matching=round(knobs.searches * USUAL_TRIES * full),
+        final_evaluation=round(knobs.searches * full),
     )
 
 

@@ -15,12 +15,12 @@ class TuningKnobs:
 
     Attributes:
         floor: mean accuracy, a share, that must be kept.
-        decisions: how many simulated decisions a search may take; levelling comes on top, for all alike.
-        searches: independent ones; a final race picks from what they found.
+        decisions: how many simulated decisions a search may take; accuracy matching comes on top, for all alike.
+        searches: independent ones; a final evaluation picks from what they found.
         seed: of the first search, and of the runs it sees; those of the others are derived from it.
         episodes: runs that every candidate is measured on in a generation.
-        episode_s: their length; excerpts of the scenario.
-        levels: full-length runs that the floor is set on.
+        episode_s: their length; slices of the scenario.
+        matching_runs: full-length runs that the floor is set on.
         tail: weight of log p99 beside the log mean: the tail constraint.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
@@ -36,7 +36,7 @@ class TuningKnobs:
     seed: int = 0
     episodes: int = 3
     episode_s: float = 10.0
-    levels: int = 3
+    matching_runs: int = 3
     tail: float = TAIL
     pid: bool = True
     rates: tuple[float, float] = (1.0, 1.0)

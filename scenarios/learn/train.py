@@ -22,11 +22,11 @@ from policies.ppo.spec import PolicySpec
 from policies.records import RunRecord
 from scenarios.metrics.result import Score, Simulator
 from scenarios.runs.simulate import run_simulation
-from scenarios.world.workloads import Excerpt
+from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 
-MOST_THREADS = 2  # the learner takes no more
+MAX_THREADS = 2  # the learner takes no more
 SCORED_S = 60.0  # of arrivals after the warm-up, at most
 
 
@@ -37,7 +37,9 @@ def episode(world: World, seed: int) -> RunSpec:
     """
     training = world.scenario.training
     scale = float(stream(seed, "load").uniform(*training.load_range))
-    return world.run_spec(seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", excerpt=Excerpt())
+    return world.run_spec(
+        seed, duration_s=training.horizon_s, scale=scale, detail=False, end="cut", trace_slice=TraceSlice()
+    )
 
 
 def ppo_knobs_of(world: World, decisions: int | None = None) -> PPOKnobs:
@@ -81,7 +83,7 @@ def train_world(
 
     folder.mkdir(parents=True, exist_ok=True)
     training, knobs = world.scenario.training, ppo_knobs_of(world, decisions)
-    spec, threads = spec_of(world), min(core_count(), MOST_THREADS)
+    spec, threads = spec_of(world), min(core_count(), MAX_THREADS)
 
     def begin(first_episode: int) -> Rollouts:
         return Rollouts(

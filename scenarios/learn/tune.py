@@ -1,9 +1,9 @@
 """Tunes a router on a scenario: the quickest one whose mean accuracy keeps a floor, by direct search on whole runs.
 
 Learned router and rules are tuned alike: the same search, the same number of simulated decisions, the same runs (seeds
-that no report uses, excerpts of the scenario, its `tuning_file` where it follows a curve), the same objective. Then one
+that no report uses, slices of the scenario, its `tuning_file` where it follows a curve), the same objective. Then one
 number of each, that which trades latency for accuracy, is set so that the floor is kept on full-length runs. Of several
-searches a race on other runs picks one.
+searches A final evaluation on other runs picks one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kit.parallel import Jobs
 from policies.registry import KINDS, TUNED
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
-from scenarios.learn.course import (
-    MOST_THREADS,
-    Course,
+from scenarios.learn.evaluator import (
+    MAX_THREADS,
     Decisions,
+    Evaluator,
     OnMeasured,
     latency_cost,
     mean_accuracy,
@@ -34,8 +34,16 @@ from scenarios.learn.course import (
     unserved,
     workers_of,
 )
+from scenarios.learn.final_evaluation import (
+    CLOSE,
+    OF_SEARCH,
+    Finalist,
+    FinalScore,
+    RouterFigures,
+    evaluate_finalists,
+    figures_of,
+)
 from scenarios.learn.knobs import TuningKnobs
-from scenarios.learn.race import CLOSE, OF_SEARCH, Figures, Raced, Racer, figures_of, run_race
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
 from scenarios.learn.settings import PRICE, best_settings, settled
 from scenarios.metrics.served import LIMIT
@@ -43,7 +51,7 @@ from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 ORIGINS: Final = ("mean of the last generation", "best of the last generation", "start of the search")
-CHEAP: Final = 0.5  # of a search's decisions: the most that levelling may take for the start to be levelled, too
+CHEAP: Final = 0.5  # of a search's decisions: the most that accuracy matching may take for the start to be matched, too
 _BLOWN_UP = 1.0  # so much more than another start costs, in the logarithm of the latency
 _STEEP = 20.0  # what a point below the floor costs, in the logarithm of the latency
 
@@ -58,18 +66,19 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
-        winner: of the race; its spec goes into the router's file.
-        figures: over the full-length runs that the floor was set on, or of the race where there was nothing to set.
+        winner: of the final evaluation; its spec goes into the router's file.
+        figures: over the full-length runs that the floor was set on, or of the final evaluation where there was nothing
+            to set.
         searches: how many there were; 0 where all that there is was looked at.
-        race: everything in it.
+        final_scores: of all finalists.
         spent: simulated decisions.
     """
 
     kind: str
-    winner: Racer
-    figures: Figures
+    winner: Finalist
+    figures: RouterFigures
     searches: int
-    race: tuple[Raced, ...]
+    final_scores: tuple[FinalScore, ...]
     spent: Decisions
 
     @property
@@ -98,7 +107,7 @@ def tune_world(
     *,
     on_progress: OnMeasured | None = None,
     memo: Memo | None = None,
-    jobs: Jobs = MOST_THREADS,
+    jobs: Jobs = MAX_THREADS,
 ) -> Tuned:
     """Tune one kind of router.
 
@@ -113,15 +122,15 @@ def tune_world(
     """
     require_possible(world, kind, knobs)
     with workers_of(jobs) as workers:
-        course = Course(world, knobs, workers, memo, on_progress)
+        evaluator = Evaluator(world, knobs, workers, memo, on_progress)
         space = space_of(world, kind, knobs)
-        racers = _tuples(course) if space is None else _searches(kind, space, course)
-        winner, race = run_race(racers, course)
-        figures = winner.levelled or next(each.figures for each in race if each.racer is winner)
+        finalists = _tuples(evaluator) if space is None else _searches(kind, space, evaluator)
+        winner, final_scores = evaluate_finalists(finalists, evaluator)
+        figures = winner.matched or next(each.figures for each in final_scores if each.finalist is winner)
         is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is told
-        if winner.levelled is None and is_low:  # some servers hold too little
-            raise FloorError(_too_low(kind, course, figures.accuracy))
-        return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, race, course.spent)
+        if winner.matched is None and is_low:  # some servers hold too little
+            raise FloorError(_too_low(kind, evaluator, figures.accuracy))
+        return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, final_scores, evaluator.spent)
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
@@ -141,50 +150,50 @@ def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
     return space
 
 
-def _searches(kind: str, space: Space, course: Course) -> list[Racer]:
-    """What each search found, levelled, and their start where levelling costs little beside a search.
+def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
+    """What each search found, matched, and their start where accuracy matching costs little beside a search.
 
     Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
     """
-    found: list[Racer] = []
+    found: list[Finalist] = []
     settled_space = space
-    for number in range(course.knobs.searches):
-        own = course.seeded(number)
+    for number in range(evaluator.knobs.searches):
+        own = evaluator.seeded(number)
         settled_space, values, history = _search_with_settings(space, own)
         starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
         try:
-            found.append(_levelled(f"{OF_SEARCH} {number + 1}", kind, settled_space, course, starts, history))
+            found.append(_matched(f"{OF_SEARCH} {number + 1}", kind, settled_space, evaluator, starts, history))
         except FloorError:
             if not found:
                 raise
-    is_cheap = course.spent.levelling <= CHEAP * course.knobs.decisions * len(found)
-    if is_cheap and _start(space) and not any(racer.origin == ORIGINS[-1] for racer in found):
+    is_cheap = evaluator.spent.matching <= CHEAP * evaluator.knobs.decisions * len(found)
+    if is_cheap and _start(space) and not any(finalist.origin == ORIGINS[-1] for finalist in found):
         with suppress(FloorError):
-            found.append(_levelled("start", kind, settled_space, course, _start(settled_space), found[0].history))
+            found.append(_matched("start", kind, settled_space, evaluator, _start(settled_space), found[0].history))
     return found
 
 
 def _start(space: Space) -> list[tuple[str, Reals]]:
-    """Where the search begins, to be levelled; of one number every shift is the same line."""
+    """Where the search begins, to be matched; of one number every shift is the same line."""
     return [(ORIGINS[-1], space.start)] if len(space.start) > 1 else []
 
 
-def _search_with_settings(space: Space, course: Course) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
+def _search_with_settings(space: Space, evaluator: Evaluator) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
     """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
-    course.part = "settings"
-    settings = best_settings(space.spec(space.start), course, "settings, first", {})
-    course.part = "search"
-    found, history = _search(settled(space, settings), course)
-    course.part = "settings"
-    settings = best_settings(space.spec(found[0]), course, "settings, last", settings)
+    evaluator.part = "settings"
+    settings = best_settings(space.spec(space.start), evaluator, "settings, first", {})
+    evaluator.part = "search"
+    found, history = _search(settled(space, settings), evaluator)
+    evaluator.part = "settings"
+    settings = best_settings(space.spec(found[0]), evaluator, "settings, last", settings)
     return settled(space, settings), found if len(space.start) > 1 else found[:1], history
 
 
-def _search(space: Space, course: Course) -> tuple[list[Reals], list[tuple[int, float]]]:
+def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple[int, float]]]:
     """Until the decisions are used up, or it has settled; the last mean, and the best of the last generation."""
-    knobs, before = course.knobs, course.decisions
+    knobs, before = evaluator.knobs, evaluator.decisions
     search = CrossEntropy(
-        _first(space, course),
+        _first(space, evaluator),
         space.spread,
         stream(knobs.seed, f"tune:{space.stream}"),
         SearchKnobs(population=knobs.population, elite=knobs.elite),
@@ -192,40 +201,40 @@ def _search(space: Space, course: Course) -> tuple[list[Reals], list[tuple[int, 
     price = FloorMultiplier((0.1, 0.05, 0.05), start=PRICE)
     history: list[tuple[int, float]] = []
     generation = 0
-    limit = course.decisions + knobs.decisions
-    while course.decisions < limit and not search.settled:
+    limit = evaluator.decisions + knobs.decisions
+    while evaluator.decisions < limit and not search.settled:
         candidates = search.ask()
         worth = price.value if knobs.pid else _STEEP
-        costs, lacking = _generation(space, course, candidates, generation, worth, race=True)
+        costs, lacking = _generation(space, evaluator, candidates, generation, worth, halves=True)
         search.tell(candidates, costs, comparable=False)
         price.update(lacking)
-        history.append((course.decisions - before, search.best_cost))
+        history.append((evaluator.decisions - before, search.best_cost))
         generation += 1
     return [search.mean, search.best], history
 
 
-def _first(space: Space, course: Course) -> Reals:
+def _first(space: Space, evaluator: Evaluator) -> Reals:
     """Where the search begins; finding that comes on top of the budget."""
     if not space.starts:
         return space.start
     starts = np.array(space.starts)
-    costs, _ = _generation(space, course, starts, -1, PRICE, race=False)
+    costs, _ = _generation(space, evaluator, starts, -1, PRICE, halves=False)
     best: Reals = starts[int(np.argmin(costs)) if costs[0] > costs.min() + _BLOWN_UP else 0]
     return best
 
 
 def _generation(
-    space: Space, course: Course, candidates: Reals, generation: int, price: float, *, race: bool
+    space: Space, evaluator: Evaluator, candidates: Reals, generation: int, price: float, *, halves: bool
 ) -> tuple[Reals, float]:
     """What each candidate costs, and what the mean one lacks of the floor."""
-    knobs = course.knobs
+    knobs = evaluator.knobs
 
-    runs = [  # common to all; the race is run on every part in turn
-        course.excerpt(f"{generation}:{episode}", (generation + episode) % knobs.episodes)
+    runs = [  # common to all; the first one is on every part in turn
+        evaluator.trace_slice(f"{generation}:{episode}", (generation + episode) % knobs.episodes)
         for episode in range(knobs.episodes)
     ]
     kinds = [space.spec(candidate) for candidate in candidates]
-    first = course.measure([(kind, runs[0]) for kind in kinds])
+    first = evaluator.measure([(kind, runs[0]) for kind in kinds])
     scores = [[each] for each in first]
 
     def cost(found: Sequence[RunScore]) -> float:
@@ -233,12 +242,12 @@ def _generation(
         return latency_cost(found, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
 
     kept = list(range(len(candidates)))
-    if race and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
+    if halves and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
         early = [latency_cost(s, knobs) + 0.15 * price * max(0.0, shortfall(s, knobs.floor)) for s in scores]
         kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
     more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
     if more:
-        found = course.measure([(kinds[n], runs[episode]) for n, episode in more])
+        found = evaluator.measure([(kinds[n], runs[episode]) for n, episode in more])
         for (n, _), each in zip(more, found, strict=True):
             scores[n].append(each)
     costs = np.full(len(candidates), inf)
@@ -246,41 +255,41 @@ def _generation(
     return costs, shortfall(scores[kept[0]], knobs.floor)
 
 
-def _levelled(
+def _matched(
     name: str,
     kind: str,
     space: Space,
-    course: Course,
+    evaluator: Evaluator,
     starts: Sequence[tuple[str, Reals]],
     history: Sequence[tuple[int, float]] = (),
-) -> Racer:
+) -> Finalist:
     """Shift the first that can keep the floor on full-length runs until it about does; raises `FloorError` if none."""
-    course.part, knobs = "levelling", course.knobs
-    runs = [course.full(number) for number in range(knobs.levels)]
+    evaluator.part, knobs = "matching", evaluator.knobs
+    runs = [evaluator.full(number) for number in range(knobs.matching_runs)]
 
     most = 0.0
 
     def measure(values: Reals) -> list[RunScore]:
         nonlocal most
         made = space.spec(values)
-        scores = course.measure([(made, run) for run in runs])
+        scores = evaluator.measure([(made, run) for run in runs])
         most = max(most, mean_accuracy(scores))
         return scores
 
     shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
-        raise FloorError(_too_low(kind, course, most))
+        raise FloorError(_too_low(kind, evaluator, most))
     values, scores = shift
-    return Racer(name, origin, values, space.spec(values), figures_of(scores), tuple(history))
+    return Finalist(name, origin, values, space.spec(values), figures_of(scores), tuple(history))
 
 
-def _too_low(kind: str, course: Course, most: float) -> str:
-    problem = f"{kind}: no setting keeps an accuracy of {course.knobs.floor:g} on {course.world.scenario.name}"
+def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
+    problem = f"{kind}: no setting keeps an accuracy of {evaluator.knobs.floor:g} on {evaluator.world.scenario.name}"
     return f"{problem}; the most was {most:.4f}"
 
 
-_MOST_TRIES = 9
+_MAX_TRIES = 9
 
 
 def _find_shift(
@@ -290,7 +299,7 @@ def _find_shift(
     seen: dict[float, float] = {}
     kept: dict[float, tuple[Reals, list[RunScore]]] = {}
     width, shift = 0.25, 0.0
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         shifted = space.shifted(values, shift)
         scores = measure(shifted)
         lacking = shortfall(scores, floor)
@@ -311,20 +320,20 @@ def _find_shift(
     return kept[min(able or kept)] if kept else None
 
 
-def able_tuples(course: Course) -> list[tuple[float, ...]]:
+def able_tuples(evaluator: Evaluator) -> list[tuple[float, ...]]:
     """The four cheapest efficient ones that are as accurate as the floor."""
-    prior, floor = course.context.prior, course.knobs.floor
-    return [widths for widths in efficient_tuples(course.context) if prior(widths) >= floor][-4:]
+    prior, floor = evaluator.context.prior, evaluator.knobs.floor
+    return [widths for widths in efficient_tuples(evaluator.context) if prior(widths) >= floor][-4:]
 
 
-def _tuples(course: Course) -> list[Racer]:
+def _tuples(evaluator: Evaluator) -> list[Finalist]:
     """Fixed tuples that are accurate enough, each with its best settings."""
     found = []
-    for widths in able_tuples(course):
+    for widths in able_tuples(evaluator):
         name = ", ".join(f"{width:g}" for width in widths)
         rule = FixedRule(tuple=widths)
-        rule = rule.model_copy(update=dict(best_settings(rule, course, f"settings of {widths}", {})))
-        found.append(Racer(f"tuple ({name})", "the quickest", np.array(widths), rule))
+        rule = rule.model_copy(update=dict(best_settings(rule, evaluator, f"settings of {widths}", {})))
+        found.append(Finalist(f"tuple ({name})", "the quickest", np.array(widths), rule))
     assert found, "the floor is not above the best tuple"
     return found
 
@@ -339,9 +348,9 @@ def knobs_of(world: World) -> TuningKnobs:
         InputError: energy without a limit of the p99 latency: whoever waits longest would have the least.
     """
     scenario = world.scenario
-    section, limit_s = scenario.tuning, scenario.service.p99_limit_s
+    section, limit_s = scenario.tuning, scenario.slo.p99_limit_s
     if section.objective == "energy" and limit_s is None:
-        problem = "energy needs a limit of the p99 latency; add service.p99_limit_s"
+        problem = "energy needs a limit of the p99 latency; add slo.p99_limit_s"
         raise InputError(scenario.name, "tuning.objective", problem)
     settings = section.model_dump() | {"floor": section.floor or 0.0}
     knobs = TuningKnobs(**settings, seed=scenario.seed, p99_limit_s=limit_s)
@@ -351,8 +360,8 @@ def knobs_of(world: World) -> TuningKnobs:
 def natural_floor(world: World, knobs: TuningKnobs) -> float:
     """What the untuned ladder has on the runs that floors are set on, rounded down to a tenth of a point."""
     with workers_of() as workers:
-        course = Course(world, knobs, workers)
-        scores = course.measure([(LadderRule(), course.full(number)) for number in range(knobs.levels)])
+        evaluator = Evaluator(world, knobs, workers)
+        scores = evaluator.measure([(LadderRule(), evaluator.full(number)) for number in range(knobs.matching_runs)])
     return floor_to(-shortfall(scores, 0.0) * POINT, 0.1 * POINT)
 
 

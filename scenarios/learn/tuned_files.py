@@ -43,7 +43,7 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
     settings = {"tuning.floor": f"{knobs.floor:g}", "tuning.decisions": knobs.decisions}
     settings |= {"tuning.searches": knobs.searches, "seed": knobs.seed}
     if knobs.objective != "latency":
-        settings |= {"tuning.objective": knobs.objective, "service.p99_limit_s": f"{knobs.p99_limit_s:g}"}
+        settings |= {"tuning.objective": knobs.objective, "slo.p99_limit_s": f"{knobs.p99_limit_s:g}"}
     if knobs.control:
         settings["tuning.control"] = "true"
     changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -74,11 +74,11 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
         "floor": knobs.floor,
         "decisions": tuned.spent.search,
         "settings_decisions": tuned.spent.settings,
-        "level_decisions": tuned.spent.levelling,
-        "race_decisions": tuned.spent.race,
+        "matching_decisions": tuned.spent.matching,
+        "final_evaluation_decisions": tuned.spent.final_evaluation,
         "decisions_in_all": tuned.spent.in_all,
         "searches": tuned.searches,
-        "race": [each.told for each in tuned.race],
+        "final_scores": [each.told for each in tuned.final_scores],
         "winner": tuned.winner.name,
         "origin": tuned.winner.origin,
         "accuracy": round(tuned.figures.accuracy, 6),
@@ -97,7 +97,7 @@ def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
     if figures.unserved > LIMIT:
         beware = f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
     if limit_s is not None and figures.p99_s > limit_s:
-        remedy = "allow more (service.p99_limit_s), or lower the load"
+        remedy = "allow more (slo.p99_limit_s), or lower the load"
         beware += f"\nbeware: its p99 is above the limit of {1000 * limit_s:g} ms; {remedy}"
     return (
         f"{tuned.kind}: {1000 * figures.mean_s:.2f} ms (p99 {1000 * figures.p99_s:.1f}), {figures.image_j:.3g} J an "

@@ -83,8 +83,8 @@ def _share(key: str, meaning: str, better: Literal["higher", "lower"]) -> Measur
     return Measure(name, keys, f"images {key}", key, meaning, unit="%", scale=100, digits=2, better=better)
 
 
-def _kept(name: str, key: str, title: str, head: str, meaning: str) -> Measure:
-    return Measure(name, ("kept", key), title, head, meaning, unit="%", scale=100, digits=1, better="higher")
+def _attainment(name: str, key: str, title: str, head: str, meaning: str) -> Measure:
+    return Measure(name, ("slo_attainment", key), title, head, meaning, unit="%", scale=100, digits=1, better="higher")
 
 
 def _seconds(name: str, title: str, meaning: str) -> Measure:
@@ -92,13 +92,13 @@ def _seconds(name: str, title: str, meaning: str) -> Measure:
 
 
 _ALL: Final = (
-    _kept("kept_share", "both", "windows kept", "kept",
-          "Share of the windows of 10 s in which all that `service` promises was kept. `null` where it promises "
+    _attainment("slo_attainment", "both", "SLO attainment", "SLO",
+          "Share of the windows of 10 s in which all that `slo` promises was kept. `null` where it promises "
           "nothing."),
-    _kept("floor_kept_share", "floor", "windows that kept the floor", "floor kept",
-          "Share in which the mean accuracy, by the network's table, was at least the floor that `service` set then."),
-    _kept("p99_kept_share", "p99_limit", "windows that kept the p99 limit", "p99 kept",
-          "Share in which the p99 latency was at most the limit that `service` set then."),
+    _attainment("accuracy_attainment", "floor", "SLO attainment, the floor", "SLO accuracy",
+          "Share in which the mean accuracy, by the network's table, was at least the floor that `slo` set then."),
+    _attainment("p99_attainment", "p99_limit", "SLO attainment, the p99 limit", "SLO p99",
+          "Share in which the p99 latency was at most the limit that `slo` set then."),
     _images("arrived", "Requests of the whole run. Each is counted once more below: completed, in flight or failed."),
     _images("completed", "Requests whose last segment was done when the run ended."),
     _images("in_flight", "Requests that were still under way when the run ended."),
@@ -108,7 +108,7 @@ _ALL: Final = (
     _share("failed", "Share that was given up.", "lower"),
     _share("unserved",
            "Share that nobody served: what failed and, with `end: drain`, what was left after the drain. Above 1 % a "
-           "router is marked, and never called the winner.", "lower"),
+           "router is flagged, and never called the winner.", "lower"),
     _percent("accuracy", "accuracy", "accuracy", "Share of correct labels.", better="higher"),
     _latency("mean", "mean latency", "latency", "From the arrival at the router to the end of the last segment."),
     _latency("std", "standard deviation of latency", "std", "Of the population of the window's images."),
@@ -192,7 +192,7 @@ def measures(*names: str) -> tuple[Measure, ...]:
 # Who shows what, in the order in which it is shown.
 SERVED: Final = measures("completed_share", "unfinished_share", "failed_share")
 """How much of what arrived was served: beside every table's routers, the last two where anybody has some."""
-KEPT: Final = measures("kept_share", "floor_kept_share", "p99_kept_share")
+ATTAINMENT: Final = measures("slo_attainment", "accuracy_attainment", "p99_attainment")
 """In how much of the time was kept what the scenario promises: before all else, where it promises something."""
 COMPARED: Final = measures(
     *("latency_p99_s", "accuracy", "energy_per_image_j", "throughput_img_s", "latency_mean_s", "energy_j")

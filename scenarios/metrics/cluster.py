@@ -40,7 +40,7 @@ class HostLink:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ClusterMeasurements:
     """All of a cluster: what its file has."""
 
     schema: str = field(default=LINKS_SCHEMA, kw_only=True)
@@ -78,7 +78,7 @@ class CheckedCluster:
 
     hosts: tuple[CheckedHost, ...]
     others: tuple[str, ...]
-    measured: Measured | None
+    measured: ClusterMeasurements | None
 
     @property
     def fits(self) -> bool:

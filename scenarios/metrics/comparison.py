@@ -15,11 +15,11 @@ from hw.networks.accuracy import MEASURED, PAPER, AccuracyProvenance
 from kit.errors import InputError, nearest
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, MEASURES, PAIRED, Measure
-from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
+from scenarios.metrics.pareto import ParetoPoint, contributions, hypervolume, pareto_front, share_covered, worst_corner
 from scenarios.metrics.result import Engine, Result, charged_decisions
 from scenarios.metrics.served import leaves_many, served
-from scenarios.metrics.service import Service
 from scenarios.metrics.signatures import tally
+from scenarios.metrics.slo import SloDocument
 from scenarios.metrics.statistics import change_pct, estimate, paired_difference
 
 BASELINE = "random"
@@ -70,10 +70,10 @@ class Hypervolume(TypedDict):
     contributions: dict[str, float]
 
 
-class Comparison(TypedDict):
+class ComparisonDocument(TypedDict):
     """`slimsched.comparison/1`; a row has `router`, `seeds`, a result's numbers as estimates, and the changes.
 
-    A row's `failures` are shares of what arrived, by reason; `is_marked` says that it leaves more than 1 % unserved;
+    A row's `failures` are shares of what arrived, by reason; `is_flagged` says that it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed.
     """
 
@@ -90,7 +90,7 @@ class Comparison(TypedDict):
     worst: list[dict[str, Any]]
     emulated_slowdowns: list[float]
     own_decision_s: dict[str, float]
-    service: Service | None
+    slo: SloDocument | None
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -101,8 +101,8 @@ def compare_results(
     baseline: str | None = None,
     *,
     bounds: Bounds | None = None,
-    references: Mapping[str, Point] | None = None,
-) -> Comparison:
+    references: Mapping[str, ParetoPoint] | None = None,
+) -> ComparisonDocument:
     """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
 
     Args:
@@ -122,9 +122,9 @@ def compare_results(
     baseline = baseline or BASELINE
     base = {result["seed"]: result for result in by_router.get(baseline, [])}
     rows = [_row(router, runs, base) for router, runs in by_router.items()]
-    points, able = _points(rows), {row["router"] for row in rows if not row["is_marked"]}
+    points, able = _points(rows), {row["router"] for row in rows if not row["is_flagged"]}
     serving = {cost: [point for point in of if point.name in able] for cost, of in points.items()}
-    return Comparison(
+    return ComparisonDocument(
         schema="slimsched.comparison/1",
         scenario=results[0]["scenario"],
         provenance=str(Provenance.weakest(*(Provenance(result["provenance"]) for result in results))),
@@ -138,7 +138,7 @@ def compare_results(
         worst=[_worst(router, runs) for router, runs in by_router.items()],
         emulated_slowdowns=sorted({k for result in results for k in result["emulated_slowdowns"]}),
         own_decision_s=charged_decisions(results),
-        service=results[0]["service"],
+        slo=results[0]["slo"],
     )
 
 
@@ -155,7 +155,7 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
     found = served(runs)
-    row["failures"], row["is_marked"] = found["failures"], leaves_many(found)
+    row["failures"], row["is_flagged"] = found["failures"], leaves_many(found)
     row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
     row["signatures"] = tally(run["signatures"] for run in runs)
     return row
@@ -207,13 +207,13 @@ def _mean(row: Mapping[str, Any], measure: Measure) -> float | None:
     return None if found is None else found["mean"]
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
+def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[ParetoPoint]]:
     """By cost, the routers that have both numbers."""
     axis, points = accuracy_measure(rows), {}
     for measure in COSTS:
         found = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
         points[measure.name] = [
-            Point(router, round(accuracy, ACCURACY_DIGITS), cost)
+            ParetoPoint(router, round(accuracy, ACCURACY_DIGITS), cost)
             for router, accuracy, cost in found
             if accuracy is not None and cost is not None
         ]
@@ -222,8 +222,8 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
 
 def _pareto(
     rows: Sequence[Mapping[str, Any]],
-    points: Mapping[str, Sequence[Point]],
-    serving: Mapping[str, Sequence[Point]],
+    points: Mapping[str, Sequence[ParetoPoint]],
+    serving: Mapping[str, Sequence[ParetoPoint]],
     bounds: Bounds,
 ) -> Pareto:
     """Of `points`, those of `serving` can be on a front."""
@@ -236,7 +236,7 @@ def _pareto(
 
 
 def _front_rows(
-    points: Sequence[Point], front: Sequence[Point], curve: Sequence[tuple[float, float]]
+    points: Sequence[ParetoPoint], front: Sequence[ParetoPoint], curve: Sequence[tuple[float, float]]
 ) -> list[FrontRow]:
     rows = []
     for point in points:
@@ -254,7 +254,7 @@ def _front_rows(
     return rows
 
 
-def bound_accuracies(comparison: Comparison, between: int = 7) -> list[float]:
+def bound_accuracies(comparison: ComparisonDocument, between: int = 7) -> list[float]:
     """Where a bound should be known: at every router's accuracy, and at so many more along the axis, ascending."""
     found = {row["accuracy"] for rows in comparison["pareto"]["fronts"].values() for row in rows}
     if not found:
@@ -273,7 +273,7 @@ def least_cost(curve: Sequence[tuple[float, float]], accuracy: float) -> float |
     return curve[at - 1][1] if at else None
 
 
-def _hypervolume(points: Sequence[Point], reference: Point | None) -> Hypervolume:
+def _hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint | None) -> Hypervolume:
     corner = reference or worst_corner(points)
     return Hypervolume(
         reference={"accuracy": corner.accuracy, "cost": corner.cost},

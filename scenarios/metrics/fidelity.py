@@ -12,12 +12,12 @@ from typing import Final, Generic, Literal, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 
-from hw.telemetry.foreign import STRONG
+from hw.telemetry.background import STRONG
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.result import Cpu, Lateness, Result, cpu_share, lateness_share
 from scenarios.metrics.served import Served, leaves_many, served
-from scenarios.metrics.statistics import UNMETERED, Estimate, change_pct, estimate
+from scenarios.metrics.statistics import UNMETERED, MeanInterval, change_pct, estimate
 
 Kind = Literal["pair", "saturated"]
 T = TypeVar("T")
@@ -28,9 +28,9 @@ PROMISED_THROUGHPUT_PCT = 2.0
 PROMISED_TAU = 0.9
 REPEATS_OF_NOISE = 5  # from so many on the hardware's own noise widens a target; of fewer it is hardly known
 GROWTH_OF_SATURATION = 0.1  # of what arrives in the window: a run whose backlog grows by less was not saturated
-MOST_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
-FEWEST_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
-FEWEST_RUNS: Final = 2  # far from their twins, before anything is stopped: one alone may have met a stall
+MAX_APART_PCT: Final = 50.0  # ten times what is promised of a mean: nobody's noise, and nobody's fine tuning
+MIN_IMAGES: Final = 30  # to judge a run by: their mean latency is known to 18 %
+MIN_RUNS: Final = 2  # far from their paired simulations, before anything is stopped: one alone may have met a stall
 
 _LATENCY = MEASURES["latency_mean_s"]
 DRAWN: Final = (_LATENCY, MEASURES["latency_p99_s"])  # told with slowdowns replayed, and with them drawn
@@ -44,14 +44,14 @@ class Worlds(TypedDict, Generic[T]):
     hardware: T
 
 
-class Foreign(TypedDict):
+class BackgroundShares(TypedDict):
     """What others took of the busiest real device during a run, as shares of its time; see `ForeignLoad`."""
 
     programs: float
     stolen: float
 
 
-class Clock(TypedDict):
+class ClockRow(TypedDict):
     """How far a server's clock was ahead of the router's at a run's end, how wrong that may be, and its jumps."""
 
     server: str
@@ -61,12 +61,14 @@ class Clock(TypedDict):
 
 
 class ValidationRun(TypedDict):
-    """One hardware run and its simulated twin, as `validate` leaves them: both of one router and seed.
+    """One hardware run and its paired simulation, as `validate` leaves them: both of one router and seed.
 
     `backlog_growth` is told of saturated runs: by how much the backlog grew, as a share of what arrived. `slowdown` is
-    how many times as long as at full speed the devices took during the hardware run (their twin replays it), the mean
-    over those that were read; null where none was. `foreign_load` is null where nothing told it. `drawn_s` is of pairs
-    whose twin replays slowdowns: latencies of a simulation that draws them, as the profile says; null of others.
+    how many times as long as at full speed the devices took during the hardware run (their paired simulation replays
+    it), the mean over those that were read; null where none was. `background_load` is null where nothing told it.
+    `sampled_s` is of pairs
+    whose paired simulation replays slowdowns: latencies of a simulation that draws them, as the profile says; null of
+        others.
     `clocks` are those of servers on other hosts.
     """
 
@@ -80,12 +82,12 @@ class ValidationRun(TypedDict):
     hardware: Result
     backlog_growth: Worlds[float] | None
     slowdown: float | None
-    foreign_load: Foreign | None
-    drawn_s: dict[str, float | None] | None
-    clocks: list[Clock]
+    background_load: BackgroundShares | None
+    sampled_s: dict[str, float | None] | None
+    clocks: list[ClockRow]
 
 
-class Pair(TypedDict):
+class PairDocument(TypedDict):
     """One run in both worlds; errors are 100 (simulated - hardware) / hardware, null where they mean nothing."""
 
     router: str
@@ -97,17 +99,17 @@ class Pair(TypedDict):
     hardware: Result
     error_pct: dict[str, float | None]
     not_applicable: dict[str, str]
-    foreign_load: Foreign | None
+    background_load: BackgroundShares | None
 
 
 class Row(TypedDict):
     """One router at one load, over all seeds and repeats; its parts are by measure, as `Measure.stem` names it.
 
     Intervals are over seeds, with the repeats of each averaged; over the repeats of one trace where there is one seed.
-    `foreign_load`, `lateness_s` and `cpu` are those of the run that had most of it.
+    `background_load`, `lateness_s` and `cpu` are those of the run that had most of it.
     Where either world leaves more than 1 % unserved nothing is judged: latencies are of the served alone.
     `stages_s` are mean seconds an image spent in each stage, null where that is not known.
-    `drawn_error_pct` is the error of latencies where slowdowns are drawn and not replayed: a prediction.
+    `sampled_error_pct` is the error of latencies where slowdowns are drawn and not replayed: a prediction.
     """
 
     router: str
@@ -116,15 +118,15 @@ class Row(TypedDict):
     seeds: list[int]
     repeats: int
     simulated: dict[str, float | None]
-    hardware: dict[str, Estimate]
-    error_pct: dict[str, Estimate]
+    hardware: dict[str, MeanInterval]
+    error_pct: dict[str, MeanInterval]
     repeatability_pct: dict[str, float | None]
     target_pct: dict[str, float | None]
     met: dict[str, bool | None]
     stages_s: Worlds[dict[str, float] | None]
-    slowdown: Estimate
-    drawn_error_pct: dict[str, Estimate]
-    foreign_load: Foreign | None
+    slowdown: MeanInterval
+    sampled_error_pct: dict[str, MeanInterval]
+    background_load: BackgroundShares | None
     lateness_s: Lateness | None
     cpu: Cpu | None
     served: Worlds[Served]
@@ -145,13 +147,13 @@ class SaturatedRow(TypedDict):
     target_pct: float
     met: bool | None
     saturated: dict[str, bool]
-    foreign_load: Foreign | None
+    background_load: BackgroundShares | None
     lateness_s: Lateness | None
     cpu: Cpu | None
     served: Worlds[Served]
 
 
-class Ranking(TypedDict):
+class RankCorrelation(TypedDict):
     """Kendall's tau of the routers' mean latencies at one load; `separated`: over pairs whose latencies on the hardware
     differ, seed by seed and repeat by repeat, by more than chance would explain; `left_out`: routers that leave more
     than 1 % unserved in either world."""
@@ -167,7 +169,7 @@ class Ranking(TypedDict):
 
 
 class FarRun(TypedDict):
-    """A run that is more than 50 % from its twin, with its errors of mean latency and throughput."""
+    """A run that is more than 50 % from its paired simulation, with its errors of mean latency and throughput."""
 
     router: str
     load: float | None
@@ -177,7 +179,7 @@ class FarRun(TypedDict):
 
 
 class FarApart(TypedDict):
-    """All runs that can be judged are more than 50 % from their twins.
+    """All runs that can be judged are more than 50 % from their paired simulations.
 
     Attributes:
         made, planned: hardware runs; where fewer were made the validation was stopped.
@@ -190,39 +192,39 @@ class FarApart(TypedDict):
     kept: str
 
 
-class Validation(TypedDict):
+class ValidationDocument(TypedDict):
     """`slimsched.validation/1`; without `far_apart` where its runs are not."""
 
     schema: str
     scenario: str
-    pairs: list[Pair]
+    pairs: list[PairDocument]
     ranking_tau: float | None
     reference_img_s: float | None
     rows: list[Row]
     saturated: list[SaturatedRow]
-    ranking: list[Ranking]
+    ranking: list[RankCorrelation]
     far_apart: NotRequired[FarApart]
     busy: bool
-    clocks: list[Clock]
+    clocks: list[ClockRow]
 
 
-def foreign_share(load: Foreign) -> float:
+def background_share(load: BackgroundShares) -> float:
     """All that others took."""
     return load["programs"] + load["stolen"]
 
 
-def is_busy(load: Foreign | None) -> bool:
+def is_busy(load: BackgroundShares | None) -> bool:
     """Whether so much of a device was others' that errors are not the simulator's alone: as a calibration refuses."""
-    return load is not None and foreign_share(load) > STRONG
+    return load is not None and background_share(load) > STRONG
 
 
-def was_stopped(validation: Validation) -> bool:
-    """Whether hardware runs of the plan were not made, as the first ones were far from their twins."""
+def was_stopped(validation: ValidationDocument) -> bool:
+    """Whether hardware runs of the plan were not made, as the first ones were far from their paired simulations."""
     found = validation.get("far_apart")
     return found is not None and found["made"] < found["planned"]
 
 
-def is_marked(found: Worlds[Served]) -> bool:
+def is_flagged(found: Worlds[Served]) -> bool:
     """Whether either world leaves too many images unserved."""
     return leaves_many(found["simulated"]) or leaves_many(found["hardware"])
 
@@ -232,17 +234,17 @@ def _served(runs: Sequence[ValidationRun]) -> Worlds[Served]:
     return Worlds(simulated=simulated, hardware=hardware)
 
 
-def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Validation:
+def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> ValidationDocument:
     """Everything set side by side; `power` says where the hardware's watts came from."""
     pairs = [run for run in runs if run["kind"] == "pair"]
     saturated = [run for run in runs if run["kind"] == "saturated"]
     assert pairs, "nothing to validate"
     rows = [_row(group, power) for group in _groups(pairs)]
-    return Validation(
+    return ValidationDocument(
         schema="slimsched.validation/1",
         scenario=pairs[0]["simulated"]["scenario"],
         pairs=[_pair(run, power) for run in pairs],
-        ranking_tau=_overall_tau(pairs, {row["router"] for row in rows if is_marked(row["served"])}),
+        ranking_tau=_overall_tau(pairs, {row["router"] for row in rows if is_flagged(row["served"])}),
         reference_img_s=reference_img_s(saturated) if saturated else None,
         rows=rows,
         saturated=[_saturated_row(run) for run in saturated],
@@ -250,25 +252,25 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
             _ranking([row for row in rows if row["load"] == load], [run for run in pairs if run["load"] == load])
             for load in dict.fromkeys(row["load"] for row in rows)
         ],
-        busy=any(is_busy(run["foreign_load"]) for run in runs),
+        busy=any(is_busy(run["background_load"]) for run in runs),
         clocks=_worst_clocks(runs),
     )
 
 
-def _worst_clocks(runs: Iterable[ValidationRun]) -> list[Clock]:
+def _worst_clocks(runs: Iterable[ValidationRun]) -> list[ClockRow]:
     """Of each server on another host, from the run in which it was known worst; jumps of all."""
-    found: dict[str, Clock] = {}
+    found: dict[str, ClockRow] = {}
     for clock in (clock for run in runs for clock in run["clocks"]):
         before = found.get(clock["server"])
         jumps = clock["jumps"] + (0 if before is None else before["jumps"])
         worse = clock if before is None or clock["error_s"] > before["error_s"] else before
-        found[clock["server"]] = Clock(
+        found[clock["server"]] = ClockRow(
             server=clock["server"], offset_s=worse["offset_s"], error_s=worse["error_s"], jumps=jumps
         )
     return list(found.values())
 
 
-def results_in(validation: Validation) -> list[Result]:
+def results_in(validation: ValidationDocument) -> list[Result]:
     """Of its paired runs, in both worlds."""
     return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["hardware"])]
 
@@ -295,9 +297,9 @@ def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
 # ---------------------------------------------------------------------------------------------------------- one router
 
 
-def _pair(run: ValidationRun, power: Provenance) -> Pair:
+def _pair(run: ValidationRun, power: Provenance) -> PairDocument:
     reason = f"the hardware's power is {power}, not metered: both sides would come from one formula"
-    return Pair(
+    return PairDocument(
         router=run["router"],
         seed=run["seed"],
         load=run["load"],
@@ -307,7 +309,7 @@ def _pair(run: ValidationRun, power: Provenance) -> Pair:
         hardware=run["hardware"],
         error_pct={measure.stem: _error_pct(run, measure, power) for measure in VALIDATED},
         not_applicable=dict.fromkeys(_ENERGIES, reason) if power in UNMETERED else {},
-        foreign_load=run["foreign_load"],
+        background_load=run["background_load"],
     )
 
 
@@ -318,7 +320,7 @@ def _error_pct(run: ValidationRun, measure: Measure, power: Provenance) -> float
 
 
 def _drawn_error_pct(run: ValidationRun, measure: Measure) -> float | None:
-    return change_pct((run["drawn_s"] or {}).get(measure.stem), measure.of(run["hardware"]))
+    return change_pct((run["sampled_s"] or {}).get(measure.stem), measure.of(run["hardware"]))
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
@@ -339,10 +341,10 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         error_pct=errors,
         repeatability_pct=noise,
         target_pct=targets,
-        met={name: None if is_marked(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
+        met={name: None if is_flagged(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run["slowdown"] for run in runs]),
-        drawn_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
-        foreign_load=_most((run["foreign_load"] for run in runs), foreign_share),
+        sampled_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
+        background_load=_most((run["background_load"] for run in runs), background_share),
         lateness_s=_most((run["hardware"]["lateness_s"] for run in runs), lateness_share),
         cpu=_most((run["hardware"]["cpu"] for run in runs), cpu_share),
         stages_s=Worlds(
@@ -358,7 +360,7 @@ def _most(found: Iterable[T | None], share: Callable[[T], float]) -> T | None:
     return max((each for each in found if each is not None), key=share, default=None)
 
 
-def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> Estimate:
+def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> MeanInterval:
     """Of a value a run. Repeats of one trace are not independent: over seeds, each the mean of its repeats; of one
     seed, over repeats."""
     by_seed: dict[int, list[float | None]] = {}
@@ -418,7 +420,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         "hardware": growth["hardware"] >= GROWTH_OF_SATURATION,
     }
     error, found = change_pct(simulated, hardware), _served([run])
-    is_judged = any(saturated.values()) and not is_marked(found)
+    is_judged = any(saturated.values()) and not is_flagged(found)
     return SaturatedRow(
         router=run["router"],
         rate_img_s=run["rate_img_s"],
@@ -428,7 +430,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         target_pct=PROMISED_THROUGHPUT_PCT,
         met=_is_met(error, PROMISED_THROUGHPUT_PCT) if is_judged else None,
         saturated=saturated,
-        foreign_load=run["foreign_load"],
+        background_load=run["background_load"],
         lateness_s=run["hardware"]["lateness_s"],
         cpu=run["hardware"]["cpu"],
         served=found,
@@ -441,26 +443,26 @@ _FAR: Final = (MEASURES["latency_mean_s"], MEASURES["throughput_img_s"])
 
 
 def far_runs(runs: Sequence[ValidationRun]) -> list[FarRun]:
-    """All that can be judged, where each of them is more than 50 % from its twin; else none.
+    """All that can be judged, where each of them is more than 50 % from its paired simulation; else none.
 
     Where a profile is of another machine, or this one is overloaded, every run says so. One that is nearer clears the
     rest for good: a validation that has passed does not stop when it is resumed.
     """
     judged = [_far_run(run) for run in runs if _is_comparable(run)]
-    far = [run for run in judged if any(abs(error or 0.0) > MOST_APART_PCT for error in run["error_pct"].values())]
+    far = [run for run in judged if any(abs(error or 0.0) > MAX_APART_PCT for error in run["error_pct"].values())]
     return far if len(far) == len(judged) else []
 
 
 def is_hopeless(runs: Sequence[ValidationRun]) -> bool:
     """Whether enough of them say so: hours of more of them say no more."""
-    return len(far_runs(runs)) >= FEWEST_RUNS
+    return len(far_runs(runs)) >= MIN_RUNS
 
 
 def _is_comparable(run: ValidationRun) -> bool:
     """Whether a run can tell a wrong profile from something else: not a saturated one, whose latency is that of a
     backlog, nor one of few images, nor one while a server is down."""
     worlds = run["simulated"], run["hardware"]
-    is_enough = run["simulated"]["images"]["completed"] >= FEWEST_IMAGES and run["hardware"]["images"]["completed"] > 0
+    is_enough = run["simulated"]["images"]["completed"] >= MIN_IMAGES and run["hardware"]["images"]["completed"] > 0
     return run["kind"] == "pair" and is_enough and not any(result["restarts"] for result in worlds)
 
 
@@ -491,9 +493,9 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
     return None if np.isnan(tau) else tau
 
 
-def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
+def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
     """Of the routers at one load."""
-    left_out = [row["router"] for row in rows if is_marked(row["served"])]
+    left_out = [row["router"] for row in rows if is_flagged(row["served"])]
     known = {
         row["router"]: (simulated, hardware)
         for row in rows
@@ -507,7 +509,7 @@ def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> Ranking:
         if (difference := _separation_s(runs, first, second)) is not None
     ]
     separated = float(np.mean(signs)) if signs else None
-    return Ranking(
+    return RankCorrelation(
         load=rows[0]["load"],
         tau=_tau(list(known.values())),
         pairs=len(known) * (len(known) - 1) // 2,
@@ -529,6 +531,8 @@ def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> flo
         return None if one_s is None or other_s is None else one_s - other_s
 
     shared = [run for run in runs if run["router"] == first and (second, run["seed"], run["repeat"]) in latency_s]
-    found = _estimate_of(shared, [difference_s(run) for run in shared]) if shared else Estimate(mean=None, ci95=None)
+    found = (
+        _estimate_of(shared, [difference_s(run) for run in shared]) if shared else MeanInterval(mean=None, ci95=None)
+    )
     mean_s, half_s = found["mean"], found["ci95"]
     return mean_s if mean_s is not None and half_s is not None and abs(mean_s) > half_s else None

@@ -11,34 +11,34 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ParetoPoint:
     """One router: accuracy in [0, 1] and a cost in any one unit."""
 
     name: str
     accuracy: float
     cost: float
 
-    def beats(self, other: Point) -> bool:
+    def beats(self, other: ParetoPoint) -> bool:
         """No worse on both, and better on one."""
         is_no_worse = self.accuracy >= other.accuracy and self.cost <= other.cost
         return is_no_worse and (self.accuracy, self.cost) != (other.accuracy, other.cost)
 
 
-def pareto_front(points: Sequence[Point]) -> list[Point]:
+def pareto_front(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
     """The points that no other one beats, from the cheapest on; two that are the same are both on it."""
-    front: list[Point] = []
+    front: list[ParetoPoint] = []
     for point in sorted(points, key=lambda point: (point.cost, -point.accuracy)):
         if not front or not front[-1].beats(point):
             front.append(point)
     return front
 
 
-def worst_corner(points: Sequence[Point]) -> Point:
+def worst_corner(points: Sequence[ParetoPoint]) -> ParetoPoint:
     """The least accuracy of any with the highest cost of any: what every router is at least as good as."""
-    return Point("worst", min(point.accuracy for point in points), max(point.cost for point in points))
+    return ParetoPoint("worst", min(point.accuracy for point in points), max(point.cost for point in points))
 
 
-def hypervolume(points: Sequence[Point], reference: Point) -> float:
+def hypervolume(points: Sequence[ParetoPoint], reference: ParetoPoint) -> float:
     """Area of the plane that some point covers: no better than the point on both, and no worse than the reference.
 
     In two dimensions the hypervolume indicator of Zitzler and Thiele (1998) is a staircase under the front. A point
@@ -53,17 +53,17 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
     return covered
 
 
-def share_covered(points: Sequence[Point], reference: Point) -> float | None:
+def share_covered(points: Sequence[ParetoPoint], reference: ParetoPoint) -> float | None:
     """Hypervolume over the rectangle from the reference to the best accuracy at the least cost; None for a flat one.
 
     1 says that one point has both.
     """
-    ideal = Point("ideal", max(point.accuracy for point in points), min(point.cost for point in points))
+    ideal = ParetoPoint("ideal", max(point.accuracy for point in points), min(point.cost for point in points))
     whole = hypervolume([ideal], reference)
     return hypervolume(points, reference) / whole if whole else None
 
 
-def contributions(points: Sequence[Point], reference: Point) -> dict[str, float]:
+def contributions(points: Sequence[ParetoPoint], reference: ParetoPoint) -> dict[str, float]:
     """By name, how much of the hypervolume nobody else covers."""
     whole = hypervolume(points, reference)
     rest = {one.name: [other for other in points if other is not one] for one in points}

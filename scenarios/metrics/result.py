@@ -31,13 +31,13 @@ from policies.records import (
 )
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, Provenance
-from scenarios.metrics.service import (
-    NO_PROMISE,
-    Kept,
-    Promise,
-    Service,
-    kept_of,
-    service_of,
+from scenarios.metrics.slo import (
+    NO_SLO,
+    Slo,
+    SloAttainment,
+    SloDocument,
+    slo_attainment,
+    slo_document,
     tuples_run,
     window_edges_ns,
 )
@@ -48,7 +48,7 @@ End = Literal["drain", "cut"]
 Engine = Literal[Simulator, "torch", "emulated"]
 
 
-class Images(TypedDict):
+class ImageCounts(TypedDict):
     """Whole run; `arrived` is the sum of the other three."""
 
     arrived: int
@@ -162,7 +162,7 @@ def charged_decisions(results: Iterable[Result]) -> dict[str, float]:
     return {result["router"]: charged for result in results if (charged := result["own_decision_s"])}
 
 
-MOST_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
+MAX_LATE = 0.1  # of a mean pass: a run whose p99 lateness is more tells of this machine, not of the device
 
 
 def lateness_share(of: Lateness) -> float:
@@ -185,7 +185,7 @@ class Result(TypedDict):
         cpu: of a run on executors; null in simulation.
         own_decision_s: what a decision of this router was charged beyond one of `random`, as it was measured here; 0
             where nothing was, null on executors, which take what they take.
-        service: what the scenario promises; `kept`: in which share of the windows it was.
+        slo: what the scenario promises; `slo_attainment`: in which share of the windows it was.
     """
 
     schema: str
@@ -197,7 +197,7 @@ class Result(TypedDict):
     provenance: str
     accuracy_provenance: AccuracyProvenance
     end: End
-    images: Images
+    images: ImageCounts
     shares: Shares
     accuracy: float | None
     latency_s: LatencyMetrics
@@ -225,8 +225,8 @@ class Result(TypedDict):
     lateness_s: Lateness | None
     cpu: Cpu | None
     own_decision_s: float | None
-    service: Service
-    kept: Kept
+    slo: SloDocument
+    slo_attainment: SloAttainment
 
 
 class Score(TypedDict):
@@ -290,14 +290,14 @@ class RunLabel:
 class Window:
     """Arrivals lasted `horizon_s`, of which the first `warmup_s` do not count; goodput is within `deadline_s`.
 
-    `end` says what became of that which was under way at the horizon, `promise` what the scenario promises.
+    `end` says what became of that which was under way at the horizon, `slo` what the scenario promises.
     """
 
     warmup_s: float
     horizon_s: float
     deadline_s: float | None = None
     end: End = "drain"
-    promise: Promise = NO_PROMISE
+    slo: Slo = NO_SLO
 
     @property
     def ns(self) -> tuple[int, int]:
@@ -365,8 +365,8 @@ def summarise(
         lateness_s=lateness_s,
         cpu=cpu,
         own_decision_s=label.own_decision_s,
-        service=service_of(window.promise, edges_ns),
-        kept=kept_of(requests, edges_ns, window.promise, prior),
+        slo=slo_document(window.slo, edges_ns),
+        slo_attainment=slo_attainment(requests, edges_ns, window.slo, prior),
     )
 
 
@@ -380,7 +380,7 @@ def _restart(down: Downtime, server: str) -> Restart:
     )
 
 
-def shares_of(images: Images, end: End) -> Shares:
+def shares_of(images: ImageCounts, end: End) -> Shares:
     """What became of that which arrived."""
     arrived, failed, unfinished = images["arrived"], images["failed"], images["in_flight"]
     return Shares(
@@ -454,11 +454,11 @@ def percentile(ascending: Sequence[float] | NDArray[np.float64], share: float) -
     return float(ascending[max(0, ceil(share * len(ascending)) - 1)])
 
 
-def _images(requests: RequestColumns) -> Images:
+def _images(requests: RequestColumns) -> ImageCounts:
     in_order = np.sort(requests.request)
     assert (in_order[1:] != in_order[:-1]).all(), "a request has two records"
     completed, in_flight, failed = np.bincount(requests.status, minlength=3).tolist()
-    return Images(arrived=len(in_order), completed=completed, in_flight=in_flight, failed=failed)
+    return ImageCounts(arrived=len(in_order), completed=completed, in_flight=in_flight, failed=failed)
 
 
 def _spread(values: NDArray[np.float64]) -> Spread:

@@ -1,4 +1,4 @@
-"""Who was not served: how much of what arrived failed or was left, why, and who is marked for it.
+"""Who was not served: how much of what arrived failed or was left, why, and who is flagged for it.
 
 Latency, accuracy and energy are of completed images alone. Who serves few of them may look quick, so whoever leaves
 more than `LIMIT` unserved is never called the winner; and a run that completed nothing is an error.
@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 from scenarios.metrics.result import Result, Shares
 
 LIMIT: Final = 0.01  # of what arrived
-MARK: Final = " !"  # behind a marked router's name
+FLAG: Final = " !"  # behind a flagged router's name
 
 
 class Served(Shares):
@@ -38,7 +38,7 @@ def _failure_shares(results: Sequence[Result]) -> dict[str, float]:
 
 
 def leaves_many(shares: Mapping[str, Any]) -> bool:
-    """Whether more than `LIMIT` was not served: such a router, or world, is marked and wins nothing."""
+    """Whether more than `LIMIT` was not served: such a router, or world, is flagged and wins nothing."""
     known = [share for share in (shares["unserved"], shares["failed"]) if share is not None]
     return max(known, default=0.0) > LIMIT
 
@@ -48,6 +48,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
-def is_barren(result: Result) -> bool:
+def completed_nothing(result: Result) -> bool:
     """Whether a run completed nothing."""
     return not result["images"]["completed"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 REFERENCE: Final = "sticky"  # keeps images where they are
-FEWEST_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
+MIN_IMAGES: Final = 100  # completed (of those refused: arrived): fewer say nothing
 CHANCE_STAYS: Final = 0.5  # of the share of segments that chance alone would leave where they are
 GAIN: Final = 1.02  # throughput over that of a router that stays put: less is no gain
 REFUSED: Final = 1e-3  # of the images
@@ -181,7 +181,7 @@ def _reward_hacking(result: Result, context: SignatureContext, reference: Result
 def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | None:
     """Loads are refused, or what waits at the servers waits for memory."""
     images, stages = result["images"], result["stages_s"]
-    if images["arrived"] < FEWEST_IMAGES:
+    if images["arrived"] < MIN_IMAGES:
         return None
     refused = sum(result["failures"].get(reason, 0) for reason in REFUSALS)
     pairs = zip(result["servers"], context.servers, strict=True)
@@ -270,7 +270,7 @@ def _shares(servers: Sequence[ServerMetrics]) -> list[float]:
 
 
 def _is_small(result: Result) -> bool:
-    return result["images"]["completed"] < FEWEST_IMAGES
+    return result["images"]["completed"] < MIN_IMAGES
 
 
 def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:

@@ -34,7 +34,7 @@ STUDENT_T = (  # its 97.5 % quantiles for 1, 2, ... degrees of freedom: scipy ta
 )
 
 
-class Estimate(TypedDict):
+class MeanInterval(TypedDict):
     """A mean over seeds and the half-width of its 95 % interval (Student's t); null where there is too little."""
 
     mean: float | None
@@ -47,19 +47,19 @@ class PairedDifference(TypedDict):
     `differs`: whether the interval leaves 0 out; null where there is none.
     """
 
-    difference: Estimate
-    percent: Estimate
+    difference: MeanInterval
+    percent: MeanInterval
     differs: bool | None
 
 
-def estimate(values: Sequence[float | None]) -> Estimate:
+def estimate(values: Sequence[float | None]) -> MeanInterval:
     """Mean and 95 % half-width; both null if a value is missing, the half-width for fewer than two values."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
-        return Estimate(mean=None, ci95=None)
+        return MeanInterval(mean=None, ci95=None)
     if len(known) == 1:
-        return Estimate(mean=float(known[0]), ci95=None)
-    return Estimate(
+        return MeanInterval(mean=float(known[0]), ci95=None)
+    return MeanInterval(
         mean=float(np.mean(known)), ci95=student_t(len(known) - 1) * float(np.std(known, ddof=1)) / sqrt(len(known))
     )
 
@@ -79,7 +79,7 @@ def relative_half_width(values: Sequence[float]) -> float:
     return 0.0 if not found["mean"] or found["ci95"] is None else found["ci95"] / found["mean"]
 
 
-def widened(found: Estimate, *shares: float) -> Estimate:
+def widened(found: MeanInterval, *shares: float) -> MeanInterval:
     """An estimate whose half-width also holds errors of its value that are independent of it, as shares of the value.
 
     The half-widths add as their squares do.
@@ -87,7 +87,7 @@ def widened(found: Estimate, *shares: float) -> Estimate:
     mean, half = found["mean"], found["ci95"]
     if mean is None or half is None:
         return found
-    return Estimate(mean=mean, ci95=hypot(half, *(share * mean for share in shares)))
+    return MeanInterval(mean=mean, ci95=hypot(half, *(share * mean for share in shares)))
 
 
 def change_pct(value: float | None, reference: float | None) -> float | None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Edge = tuple[int, float, float]  # (segment, width, previous width)
 Vector = NDArray[np.float64]
-MOST_UNKNOWNS = 2e6
+MAX_UNKNOWNS = 2e6
 WINDOW_S = 1.0  # in which the oracle carries what arrives
 HARDLY = 0.9  # of the router's core: chance alone then makes long queues
 NEARLY = 1e-9  # of accuracy, which a mean over tuples misses by rounding
@@ -200,9 +200,9 @@ def _beside(work: Callable[[], Any]) -> Any:
 def require_solvable(world: World, widths: int | None = None) -> None:
     """Raises `InputError` for a programme that would take hours and many gigabytes; `widths`: how many may run."""
     config = world.cluster.router
-    if (unknowns := unknowns_of(world, widths or len(config.widths))) > MOST_UNKNOWNS:
+    if (unknowns := unknowns_of(world, widths or len(config.widths))) > MAX_UNKNOWNS:
         problem = f"the bound on {config.servers:,} servers is a programme of {unknowns:.1e} unknowns"
-        raise InputError(world.scenario.name, "cluster.servers", f"{problem}; allowed are {MOST_UNKNOWNS:.0e}")
+        raise InputError(world.scenario.name, "cluster.servers", f"{problem}; allowed are {MAX_UNKNOWNS:.0e}")
 
 
 def unknowns_of(world: World, widths: int) -> float:
@@ -217,7 +217,7 @@ def overload_of(world: World) -> str | None:
     """What is wrong where more images arrive on average than any router can carry; None where all is well, or where
     the question is too large to be asked in passing."""
     rate_img_s = world.mean_rate_img_s
-    if unknowns_of(world, len(world.cluster.router.widths)) > MOST_UNKNOWNS / 10:
+    if unknowns_of(world, len(world.cluster.router.widths)) > MAX_UNKNOWNS / 10:
         return None
     narrowest = world.cluster.router.widths[:1]
     if rate_img_s is None or rate_img_s <= whole_img_s(world, narrowest):

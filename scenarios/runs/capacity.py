@@ -17,17 +17,17 @@ from scenarios.files.spec import PoissonWorkload
 from scenarios.metrics.limits import Capacity
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
-from scenarios.metrics.service import NO_PROMISE, P99, ROUNDING, Promise
+from scenarios.metrics.slo import NO_SLO, P99, ROUNDING, Slo
 from scenarios.world.world import World
 
 GROWTH_LIMIT = 0.03  # of the second half's arrivals: more backlog than that is growth, not noise
 NOISE_IMAGES = 30
-LEAST_IMAGES = 200  # in a run, so that its second half has a p99
+MIN_IMAGES = 200  # in a run, so that its second half has a p99
 OF_FAULTS = (NO_LABEL, "server_down")  # reasons of failed requests that no load brings about
 
 
 @dataclass(frozen=True)
-class Reading:
+class RateReading:
     """What one run says of its rate; None where no image was completed, of `p99_s` also where that one failed.
 
     Attributes:
@@ -41,34 +41,34 @@ class Reading:
     accuracy: float | None = None
     energy_per_image_j: float | None = None
 
-    def keeps_limit(self, promise: Promise) -> bool:
+    def keeps_limit(self, slo: Slo) -> bool:
         """Whether its p99 is within what is asked."""
-        return promise.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= promise.p99_limit_s)
+        return slo.p99_limit_s is None or (self.p99_s is not None and self.p99_s <= slo.p99_limit_s)
 
-    def keeps_floor(self, promise: Promise) -> bool:
+    def keeps_floor(self, slo: Slo) -> bool:
         """Whether it is as accurate as is asked."""
-        return promise.floor is None or (self.accuracy is not None and self.accuracy >= promise.floor - ROUNDING)
+        return slo.floor is None or (self.accuracy is not None and self.accuracy >= slo.floor - ROUNDING)
 
-    def keeps(self, promise: Promise) -> bool:
+    def keeps(self, slo: Slo) -> bool:
         """Whether it is steady, and keeps both."""
-        return self.is_steady and self.keeps_limit(promise) and self.keeps_floor(promise)
+        return self.is_steady and self.keeps_limit(slo) and self.keeps_floor(slo)
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedRate:
     """What the runs at one rate say; `carries`: most of the seeds keep what is asked."""
 
     rate_img_s: float
     carries: bool
-    readings: tuple[Reading, ...]
+    readings: tuple[RateReading, ...]
 
-    def kept(self, promise: Promise) -> list[Reading]:
+    def kept(self, slo: Slo) -> list[RateReading]:
         """Those that say that it is carried."""
-        return [each for each in self.readings if each.keeps(promise)]
+        return [each for each in self.readings if each.keeps(slo)]
 
-    def missed(self, promise: Promise) -> Reading:
+    def missed(self, slo: Slo) -> RateReading:
         """The first that says that it is not."""
-        return next(each for each in self.readings if not each.keeps(promise))
+        return next(each for each in self.readings if not each.keeps(slo))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Search:
         router: its name, for random streams and the result.
         duration_s: of each run.
         precision: of the rate, as a share of it.
-        promise: what a rate must keep, besides being stable.
+        slo: what a rate must keep, besides being stable.
     """
 
     router: str
@@ -87,10 +87,10 @@ class Search:
     duration_s: float = 20.0
     precision: float = 0.05
     engine: Simulator = "simpy"
-    promise: Promise = NO_PROMISE
+    slo: Slo = NO_SLO
 
 
-def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> Reading:
+def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
     """A run at `scale` times the world's rate; steady if its second half ends with about the backlog it began with.
 
     A backlog that is kept small by giving images up is not: no more than `LIMIT` of what arrived then may fail (but for
@@ -104,9 +104,9 @@ def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: S
     late = requests.finished_ns > half_ns
     completed = requests.status == COMPLETED
     joules = energy_per_image(columns.devices, columns.ended_ns / NS_PER_S, int(np.count_nonzero(completed)))
-    return Reading(
+    return RateReading(
         is_steady=_is_steady(columns, half_ns),
-        p99_s=p99_of(columns, half_ns, search.promise.p99_limit_s),
+        p99_s=p99_of(columns, half_ns, search.slo.p99_limit_s),
         accuracy=expected_accuracy_of(requests, completed & late, world.accuracy.prior),
         energy_per_image_j=joules["total"],
     )
@@ -123,7 +123,7 @@ def _is_steady(columns: RunColumns, half_ns: int) -> bool:
 
 
 def p99_of(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | None:
-    """Of what ended in the second half, as windows are judged (`scenarios.metrics.service`): a failed image has waited
+    """Of what ended in the second half, as windows are judged (`scenarios.metrics.slo`): a failed image has waited
     without end, and one that is in flight at the run's end counts once it has been for longer than the limit."""
     requests = columns.requests
     latency_s = (requests.finished_ns - requests.arrived_ns) / NS_PER_S
@@ -139,8 +139,8 @@ def capacity(
     policy: Callable[[], RoutingPolicy],
     search: Search,
     *,
-    read: Callable[[World, RoutingPolicy, float, int, Search], Reading] = read,
-    on_progress: Callable[[Tried], None] = lambda tried: None,
+    read: Callable[[World, RoutingPolicy, float, int, Search], RateReading] = read,
+    on_progress: Callable[[TriedRate], None] = lambda tried: None,
 ) -> Capacity:
     """Bisect on stability (not on overload throughput, which falls as the rate rises), and on what else is asked.
 
@@ -159,10 +159,10 @@ def capacity(
         WorkError: no rate keeps what is asked, down to a thousandth of the estimated capacity.
     """
     world = under_poisson(world)
-    _require_possible(world, search.promise)
-    first_img_s, tries = world.capacity_img_s, list[Tried]()
+    _require_possible(world, search.slo)
+    first_img_s, tries = world.capacity_img_s, list[TriedRate]()
 
-    def attempt(rate_img_s: float) -> Tried:
+    def attempt(rate_img_s: float) -> TriedRate:
         made = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / first_img_s, seed, search), search)
         tries.append(made)
         on_progress(made)
@@ -173,7 +173,7 @@ def capacity(
         low, high = high, attempt(high.rate_img_s * 2)
     while low is None or high.rate_img_s - low.rate_img_s > search.precision * high.rate_img_s:
         if low is None and high.rate_img_s < least_img_s:
-            raise WorkError(f"{search.router}: {_why_none(tries, search.promise, world)}")
+            raise WorkError(f"{search.router}: {_why_none(tries, search.slo, world)}")
         middle = attempt(((0.0 if low is None else low.rate_img_s) + high.rate_img_s) / 2)
         low, high = (middle, high) if middle.carries else (low, middle)
     return Capacity(
@@ -185,23 +185,23 @@ def capacity(
         stable_img_s=low.rate_img_s,
         unstable_img_s=high.rate_img_s,
         runs=sum(len(each.readings) for each in tries),
-        floor=search.promise.floor,
-        p99_limit_s=search.promise.p99_limit_s,
-        p99_s=_mean(each.p99_s for each in low.kept(search.promise)),
-        accuracy=_mean(each.accuracy for each in low.kept(search.promise)),
-        energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.promise)),
+        floor=search.slo.floor,
+        p99_limit_s=search.slo.p99_limit_s,
+        p99_s=_mean(each.p99_s for each in low.kept(search.slo)),
+        accuracy=_mean(each.accuracy for each in low.kept(search.slo)),
+        energy_per_image_j=_mean(each.energy_per_image_j for each in low.kept(search.slo)),
     )
 
 
-def _tried(rate_img_s: float, run: Callable[[int], Reading], search: Search) -> Tried:
+def _tried(rate_img_s: float, run: Callable[[int], RateReading], search: Search) -> TriedRate:
     """As many seeds as it takes until the others can't change what most of them say."""
-    needed, kept, readings = len(search.seeds) // 2 + 1, 0, list[Reading]()
+    needed, kept, readings = len(search.seeds) // 2 + 1, 0, list[RateReading]()
     for seed in search.seeds:
         readings.append(run(seed))
-        kept += readings[-1].keeps(search.promise)
+        kept += readings[-1].keeps(search.slo)
         if kept >= needed or kept + len(search.seeds) - len(readings) < needed:
             break
-    return Tried(rate_img_s, kept >= needed, tuple(readings))
+    return TriedRate(rate_img_s, kept >= needed, tuple(readings))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -211,31 +211,31 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _least_img_s(world: World, search: Search) -> float:
     """Below it nobody looks: the fewer images a run has, the less it says, least of all of a p99."""
-    asked = 0.0 if search.promise == NO_PROMISE else LEAST_IMAGES / search.duration_s
+    asked = 0.0 if search.slo == NO_SLO else MIN_IMAGES / search.duration_s
     return max(1e-3 * world.capacity_img_s, asked)
 
 
-def _require_possible(world: World, promise: Promise) -> None:
+def _require_possible(world: World, slo: Slo) -> None:
     best = max(world.held_top1.values())
-    if promise.floor is not None and promise.floor > best + ROUNDING:
-        problem = f"{promise.floor:g} is beyond the most accurate width tuple that the servers can hold"
+    if slo.floor is not None and slo.floor > best + ROUNDING:
+        problem = f"{slo.floor:g} is beyond the most accurate width tuple that the servers can hold"
         raise InputError("--floor", "", f"{problem}; allowed is up to {best:.4f}")
 
 
-def _why_none(tries: Sequence[Tried], promise: Promise, world: World) -> str:
+def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
     """What was not kept even at the lowest rate, and the nearest to it that was seen at any."""
     lowest = min(tries, key=lambda each: each.rate_img_s)
     if not all(each.is_steady for each in lowest.readings):
         return f"no stable rate above {lowest.rate_img_s:.3g} images/s"
     seen = [(reading, each.rate_img_s) for each in tries for reading in each.readings]
     parts = []
-    if not all(each.keeps_limit(promise) for each in lowest.readings) and promise.p99_limit_s is not None:
-        told = f"no rate keeps a p99 of {promise.p99_limit_s * 1000:g} ms"
+    if not all(each.keeps_limit(slo) for each in lowest.readings) and slo.p99_limit_s is not None:
+        told = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
         if p99s := [(of.p99_s, rate_img_s) for of, rate_img_s in seen if of.p99_s is not None]:
             told += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
         parts.append(f"{told}; allow more with --p99, or take narrower widths")
-    if not all(each.keeps_floor(promise) for each in lowest.readings) and promise.floor is not None:
-        told = f"no rate keeps an accuracy of {100 * promise.floor:g} %"
+    if not all(each.keeps_floor(slo) for each in lowest.readings) and slo.floor is not None:
+        told = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
         if found := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
             told += f": the highest seen is {100 * max(found)[0]:.2f} %, at {max(found)[1]:.4g} images/s"
         best = 100 * max(world.held_top1.values())

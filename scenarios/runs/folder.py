@@ -28,7 +28,7 @@ from policies.registry import TUNED
 from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its scenario, and who is at work in it
-DOOR: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.door`
+CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.control`
 STAGES: Final = ".stages"
 SCHEMA: Final = "slimsched.run-folder/2"
 FILES: Final = {  # and the command that makes each
@@ -117,7 +117,7 @@ class RunFolder:
             yield
             return
         is_new = not self.path.exists()
-        if not is_new and not self.is_marked and any(self.path.iterdir()):
+        if not is_new and not self.is_flagged and any(self.path.iterdir()):
             raise InputError(str(self.path), "", "holds files and is no run folder; name an empty or a new folder")
         (self.path / OWN).mkdir(parents=True, exist_ok=True)
         try:
@@ -134,7 +134,7 @@ class RunFolder:
                     self.path.rmdir()
 
     @property
-    def is_marked(self) -> bool:
+    def is_flagged(self) -> bool:
         """Whether this is a run folder."""
         return (self.path / OWN).is_dir()
 
@@ -179,7 +179,7 @@ class RunFolder:
         for path in (*self.path.glob(".*.tmp"), *below):
             if TEMPORARY.fullmatch(path.name):
                 path.unlink()
-        shutil.rmtree(self.path / DOOR, ignore_errors=True)
+        shutil.rmtree(self.path / CONTROL, ignore_errors=True)
 
     def _record(self, scenario: Path | None) -> None:
         """Name the scenario's file in the mark, from the folder; of another one than so far, a line is said."""

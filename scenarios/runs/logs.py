@@ -1,7 +1,8 @@
-"""The event logs of a run in its folder, and what their replay needs: one of all cores, or the router's and one a life.
+"""The event logs of a run in its folder, and what their replay needs: one of all cores, or the router's and one an
+epoch.
 
-A simulation writes one log. Real executors write the router's and one for each life of each server's agent; beside them
-a list of the lives says how many steps each log has, how many the router had heard of, and how each life ended.
+A simulation writes one log. Real executors write the router's and one for each epoch of each server's agent; beside
+them a list of the lives says how many steps each log has, how many the router had heard of, and how each epoch ended.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from policies.records import AgentLog, LoggedStep, RunRecord
 from scenarios.runs.folder import RunFolder
 
 LOG_FILE: Final = "events.jsonl.gz"
-LIVES_FILE: Final = "lives.json"
+EPOCHS_FILE: Final = "epochs.json"
 CORES_FILE: Final = "cores.json"
 LONGEST_LINE: Final = 50_000_000  # characters of a log's step
-_SCHEMA: Final = "slimsched.lives/1"
-_LIFE_FILES: Final = "events-*-life*.jsonl.gz"
+_SCHEMA: Final = "slimsched.epochs/1"
+_EPOCH_FILES: Final = "events-*-epoch*.jsonl.gz"
 _MALFORMED = (LookupError, TypeError, AttributeError, ValueError, RecursionError)  # data of another form
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-class StoredLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One life of a server's agent, as the list of lives has it; `steps` are of its log, the rest as in `AgentLog`."""
+class StoredEpoch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One epoch of a server's agent, as the list of epochs has it; `steps` are of its log, the rest as in
+    `AgentLog`."""
 
     server: _Count
     name: Annotated[str, msgspec.Meta(pattern=NAME)]
@@ -49,18 +51,18 @@ class StoredLife(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def file(self) -> str:
         """Its log."""
-        return f"events-{self.name}-life{self.epoch}.jsonl.gz"
+        return f"events-{self.name}-epoch{self.epoch}.jsonl.gz"
 
     @classmethod
-    def of(cls, log: AgentLog, record: RunRecord) -> StoredLife:
-        """A life of a run."""
+    def of(cls, log: AgentLog, record: RunRecord) -> StoredEpoch:
+        """An epoch of a run."""
         name = record.servers[log.server].name
         return cls(log.server, name, log.epoch, len(log.steps), log.heard, log.ended)
 
 
-class _Lives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Epochs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
-    lives: tuple[StoredLife, ...]
+    server_epochs: tuple[StoredEpoch, ...]
 
 
 # ------------------------------------------------------------------------------------------------------------ a run's
@@ -68,17 +70,17 @@ class _Lives(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_logs(path: Path, record: RunRecord) -> list[Path]:
     """The logs that a run has kept, in its place; those that lie there of an earlier one go. Returns the files."""
-    for former in (path / LOG_FILE, *path.glob(_LIFE_FILES), path / LIVES_FILE):
+    for former in (path / LOG_FILE, *path.glob(_EPOCH_FILES), path / EPOCHS_FILE):
         former.unlink(missing_ok=True)
     logs = {LOG_FILE: record.log} if record.log else {}
-    lives = [StoredLife.of(log, record) for log in record.agent_logs]
-    logs |= {life.file: log.steps for life, log in zip(lives, record.agent_logs, strict=True)}
+    server_epochs = [StoredEpoch.of(log, record) for log in record.agent_logs]
+    logs |= {server_epoch.file: log.steps for server_epoch, log in zip(server_epochs, record.agent_logs, strict=True)}
     for name, steps in logs.items():
         write_log(path / name, steps)
     written = [path / name for name in logs]
-    if lives:
-        write_json(path / LIVES_FILE, msgspec.to_builtins(_Lives(_SCHEMA, tuple(lives))))
-        written.append(path / LIVES_FILE)
+    if server_epochs:
+        write_json(path / EPOCHS_FILE, msgspec.to_builtins(_Epochs(_SCHEMA, tuple(server_epochs))))
+        written.append(path / EPOCHS_FILE)
     return written
 
 
@@ -89,25 +91,25 @@ def logged_places(folder: RunFolder) -> list[str]:
     return sorted({name.rpartition("/")[0] for name in known | there})
 
 
-def read_lives(folder: RunFolder, place: str) -> tuple[StoredLife, ...] | None:
+def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None:
     """The lives of a run; None where one log holds the steps of all cores.
 
     Raises:
         InputError: the list is missing or damaged.
     """
-    name = f"{place}/{LIVES_FILE}"
-    is_there = (folder / name).exists() or any((folder / place).glob(_LIFE_FILES))
+    name = f"{place}/{EPOCHS_FILE}"
+    is_there = (folder / name).exists() or any((folder / place).glob(_EPOCH_FILES))
     if not is_there and name not in folder.recorded():
         return None
     document = folder.read_json(name)
     with folder.mending(name):
         try:
-            found = msgspec.convert(document, _Lives)
+            found = msgspec.convert(document, _Epochs)
         except msgspec.ValidationError as error:
-            raise InputError(str(folder / name), "", f"no list of lives: {error}") from None
+            raise InputError(str(folder / name), "", f"no list of epochs: {error}") from None
         if found.schema != _SCHEMA:
             raise InputError(str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {found.schema!r:.80})")
-    return found.lives
+    return found.server_epochs
 
 
 # ------------------------------------------------------------------------------------------------------------ one log

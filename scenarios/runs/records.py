@@ -20,8 +20,8 @@ from scenarios.runs.folder import RunFolder
 from scenarios.runs.logs import write_logs
 
 RECORD_FILES = ("requests.parquet", "blocks.parquet", "batches.parquet", "telemetry.parquet", "timeline.json")
-MOST_TABLE_BYTES: Final = 4_000_000_000
-MOST_VALUES: Final = 500_000_000  # of a table
+MAX_TABLE_BYTES: Final = 4_000_000_000
+MAX_VALUES: Final = 500_000_000  # of a table
 _PLACE = re.compile(r"-(?:(load[0-9.e-]+|saturated|near)-)?seed\d+(?:-rep(\d+))?$")
 
 
@@ -142,12 +142,12 @@ def read_table(path: Path, *wanted: str) -> dict[str, list[Any]]:
     """
     from pyarrow import ArrowException, parquet
 
-    require_file(path, MOST_TABLE_BYTES)
+    require_file(path, MAX_TABLE_BYTES)
     try:
         with parquet.ParquetFile(path) as file:
-            if file.metadata.num_rows * max(1, file.metadata.num_columns) > MOST_VALUES:
+            if file.metadata.num_rows * max(1, file.metadata.num_columns) > MAX_VALUES:
                 problem = f"{file.metadata.num_rows:,} rows of {file.metadata.num_columns} columns"
-                allowed = f"allowed are {MOST_VALUES:,} values in all: no record of a run is so large"
+                allowed = f"allowed are {MAX_VALUES:,} values in all: no record of a run is so large"
                 raise InputError(str(path), "", f"{problem}; {allowed}")
             if not file.metadata.num_columns:  # what was written had no rows, so nothing told its columns
                 return {name: [] for name in wanted}

@@ -14,7 +14,7 @@ from policies.reconcile import Books
 from policies.records import LoggedStep
 from policies.replay import Divergence, replay
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import LOG_FILE, StoredLife, logged_places, read_lives, read_log
+from scenarios.runs.logs import LOG_FILE, StoredEpoch, logged_places, read_epochs, read_log
 
 SHOWN = 400  # characters of an event or of a step's commands
 _Steps = Iterable[LoggedStep]
@@ -24,10 +24,10 @@ class ReplayedLog(TypedDict):
     """One log.
 
     Attributes:
-        of: whose steps it holds: `all cores`, `router`, or `server:0, life 1`.
+        of: whose steps it holds: `all cores`, `router`, or `server:0, epoch 1`.
         steps: that could be read.
-        heard: how many of them the router had heard of; null but for a life.
-        ended: what ended the life, empty for the run's end; null but for a life.
+        heard: how many of them the router had heard of; null but for an epoch.
+        ended: what ended the epoch, empty for the run's end; null but for an epoch.
     """
 
     file: str
@@ -52,14 +52,14 @@ class _Log:
     file: str
     of: str
     follow: Callable[[_Steps], Iterator[LoggedStep]]
-    life: StoredLife | None = None
+    server_epoch: StoredEpoch | None = None
 
 
 def replay_folder(folder: RunFolder, router: RouterConfig, servers: Sequence[GreedyKnobs]) -> dict[str, ReplayedRun]:
     """Every run that has kept logs, by its place.
 
     Raises:
-        InputError: a log is whole and no log of such cores; a list of lives is missing or damaged.
+        InputError: a log is whole and no log of such cores; a list of epochs is missing or damaged.
     """
     return {place: _Replay(folder, place, router, servers).carry_out() for place in logged_places(folder)}
 
@@ -77,8 +77,8 @@ class _Replay:
         found, problems = list[ReplayedLog](), list[str]()
         for log in self._logs():
             steps, problem = self._replayed(log)
-            life = log.life
-            heard, ended = (None, None) if life is None else (life.heard, life.ended)
+            server_epoch = log.server_epoch
+            heard, ended = (None, None) if server_epoch is None else (server_epoch.heard, server_epoch.ended)
             found.append({"file": log.file, "of": log.of, "steps": steps, "heard": heard, "ended": ended})
             if problem:
                 problems.append(f"{self._place}/{log.file}: {problem}")
@@ -90,17 +90,28 @@ class _Replay:
         return {"logs": found, "blocks": {fate.word: n for fate, n in account.blocks.items()}, "problems": wrong}
 
     def _logs(self) -> Iterator[_Log]:
-        lives = read_lives(self._folder, self._place)
-        if lives is None:
+        server_epochs = read_epochs(self._folder, self._place)
+        if server_epochs is None:
             yield _Log(LOG_FILE, "all cores", self._books.whole)
             return
         yield _Log(LOG_FILE, "router", self._books.router)
-        for life in lives:
-            yield _Log(life.file, f"server:{life.server}, life {life.epoch}", self._follower(life), life)
+        for server_epoch in server_epochs:
+            yield _Log(
+                server_epoch.file,
+                f"server:{server_epoch.server}, epoch {server_epoch.epoch}",
+                self._follower(server_epoch),
+                server_epoch,
+            )
 
-    def _follower(self, life: StoredLife) -> Callable[[_Steps], Iterator[LoggedStep]]:
+    def _follower(self, server_epoch: StoredEpoch) -> Callable[[_Steps], Iterator[LoggedStep]]:
         def follow(steps: _Steps) -> Iterator[LoggedStep]:
-            return self._books.life(steps, server=life.server, epoch=life.epoch, heard=life.heard, ended=life.ended)
+            return self._books.server_epoch(
+                steps,
+                server=server_epoch.server,
+                epoch=server_epoch.epoch,
+                heard=server_epoch.heard,
+                ended=server_epoch.ended,
+            )
 
         return follow
 
@@ -128,7 +139,7 @@ class _Replay:
     def _count_text(self, log: _Log, read: int, problem: str) -> str:
         """What is wrong with the number of steps; nothing where all are there."""
         name = f"{self._place}/{log.file}"
-        length = None if log.life is None else log.life.steps
+        length = None if log.server_epoch is None else log.server_epoch.steps
         if read and not problem and length in (None, read):
             return ""
         of = "" if length is None else f" of {length}"

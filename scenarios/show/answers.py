@@ -13,14 +13,14 @@ from typing import Any, Final, Literal
 
 from scenarios.files.made_routers import LEARNED, TUNED_HERE
 from scenarios.metrics.catalogue import MEASURES, Measure
-from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Ranking, Row, Validation, is_marked
-from scenarios.metrics.standing import Contender, Standing, compared, validated
+from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.fidelity import RankCorrelation, Row, ValidationDocument, is_flagged
+from scenarios.metrics.ranking import RankedRouter, Ranking, compared, validated
 from scenarios.show.numbers import plural
 from scenarios.show.table import framed
 from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
 from scenarios.show.wording import say
-from scenarios.show.words import kept_measures, origin_text, provenance
+from scenarios.show.words import origin_text, provenance, slo_measures
 from scenarios.terminal.screen import screen_width
 
 Mood = Literal["yes", "no", "open"]
@@ -28,9 +28,9 @@ TrustCase = Literal["not run", "unserved", "unpromised", "order alone", "yes", "
 WON, TRUSTED, NEXT = "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
 LADDER: Final = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
 _UNSERVED: Final[tuple[Mood, TrustCase]] = "no", "unserved"
-_MOST_SEEDS: Final = 200  # more are no advice
+_MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
-_MEAN, _P99, _KEPT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "kept_share"))
+_MEAN, _P99, _ATTAINMENT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "slo_attainment"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Answer:
     mood: Mood = "open"
 
 
-def answers(comparison: Comparison | None, validation: Validation | None) -> list[Answer]:
+def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
     """The three of them; none where neither document has two routers side by side."""
     validation = validation if validation is not None and validation["rows"] else None
     contests = []
@@ -50,11 +50,11 @@ def answers(comparison: Comparison | None, validation: Validation | None) -> lis
         contests.append(_contest(_on_executors(validation), validated(validation, "hardware")))
     if comparison is not None:
         contests.append(_contest(_in_simulation(comparison), compared(comparison)))
-    if max((len(each.standing.contenders) + len(each.standing.left_out) for each in contests), default=0) < 2:
+    if max((len(each.ranking.candidates) + len(each.ranking.left_out) for each in contests), default=0) < 2:
         return []
-    most = _most_kept(comparison)
+    most = _best_attainment(comparison)
     told = [say("answers", "won", each) for each in contests]
-    told += [say("answers", "kept", comparison["service"], most)] if comparison and most else []
+    told += [say("answers", "attainment", comparison["slo"], most)] if comparison and most else []
     mood, trusted = _trusted(comparison, validation)
     advice = _next(contests, trusted, most)
     return [
@@ -64,7 +64,7 @@ def answers(comparison: Comparison | None, validation: Validation | None) -> lis
     ]
 
 
-def format_answers(comparison: Comparison | None, validation: Validation | None) -> str:
+def format_answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
     """The answers in a frame that fits the terminal; empty where no two routers stand beside each other."""
     found = answers(comparison, validation)
     return box_text(found, screen_width()) if found else ""
@@ -75,7 +75,7 @@ def box_text(found: Sequence[Answer], width: int | None) -> str:
     return framed(((each.question, each.text) for each in found), width)
 
 
-def _on_executors(validation: Validation) -> str:
+def _on_executors(validation: ValidationDocument) -> str:
     """Where a validation's hardware runs were made, and how many."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
     devices = emulated_devices(validation)
@@ -83,7 +83,7 @@ def _on_executors(validation: Validation) -> str:
     return f"on {what} ({plural(runs, 'run')} a router)"
 
 
-def _in_simulation(comparison: Comparison) -> str:
+def _in_simulation(comparison: ComparisonDocument) -> str:
     """Likewise of a comparison's runs, with the weakest origin of what they rest on."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
     return f"in simulation ({provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')})"
@@ -103,53 +103,53 @@ class Contest:
     """
 
     where: str
-    standing: Standing
+    ranking: Ranking
     mood: Mood
     case: Literal["left out", "rules", "nobody", "lost", "not shown", "won"]
-    one: Contender | None = None
-    other: Contender | None = None
+    one: RankedRouter | None = None
+    other: RankedRouter | None = None
 
     @property
-    def beside(self) -> Iterator[tuple[Contender, Contender]]:
+    def beside(self) -> Iterator[tuple[RankedRouter, RankedRouter]]:
         """Each learned router, and the rules that no other sentence sets it beside: the quickest that is as accurate,
         and the tuned ladder."""
-        rules = [each.router for each in self.standing.contenders if each.router not in LEARNED]
-        for one in _learned(self.standing):
-            ladder = self.standing.of(LADDER)
+        rules = [each.router for each in self.ranking.candidates if each.router not in LEARNED]
+        for one in _learned(self.ranking):
+            ladder = self.ranking.of(LADDER)
             ladder = ladder if ladder is not None and ladder.is_match_for(one) and one.is_match_for(ladder) else None
-            beside = (self.standing.rival_of(one, rules), ladder)
+            beside = (self.ranking.baseline_of(one, rules), ladder)
             for rule in {each.router: each for each in beside if each is not None}.values():
                 if (one, rule) != (self.one, self.other):
                     yield one, rule
 
 
-def _learned(standing: Standing) -> list[Contender]:
-    return [each for each in standing.contenders if each.router in LEARNED]
+def _learned(ranking: Ranking) -> list[RankedRouter]:
+    return [each for each in ranking.candidates if each.router in LEARNED]
 
 
-def _contest(where: str, standing: Standing) -> Contest:
-    learned, winner = _learned(standing), standing.winner
-    rival = None if winner is None else standing.next_of(winner)
-    if not learned and any(name in LEARNED for name in standing.left_out):
-        return Contest(where, standing, "no", "left out")
+def _contest(where: str, ranking: Ranking) -> Contest:
+    learned, winner = _learned(ranking), ranking.winner
+    baseline = None if winner is None else ranking.next_of(winner)
+    if not learned and any(name in LEARNED for name in ranking.left_out):
+        return Contest(where, ranking, "no", "left out")
     if not learned:
-        return Contest(where, standing, "open", "rules", winner, rival)
-    if winner is None or rival is None:
-        return Contest(where, standing, "no", "nobody")
-    one, other = winner, rival
+        return Contest(where, ranking, "open", "rules", winner, baseline)
+    if winner is None or baseline is None:
+        return Contest(where, ranking, "no", "nobody")
+    one, other = winner, baseline
     if winner.router not in LEARNED:
         one, other = min(learned, key=lambda each: (not each.is_match_for(winner), each.mean_s)), winner
     if one.is_match_for(other) and not one.lead(other)["differs"]:
-        return Contest(where, standing, "open", "not shown", one, other)
-    return Contest(where, standing, *(("yes", "won") if one is winner else ("no", "lost")), one, other)
+        return Contest(where, ranking, "open", "not shown", one, other)
+    return Contest(where, ranking, *(("yes", "won") if one is winner else ("no", "lost")), one, other)
 
 
-def _most_kept(comparison: Comparison | None) -> dict[str, Any] | None:
+def _best_attainment(comparison: ComparisonDocument | None) -> dict[str, Any] | None:
     """The row of who keeps what is promised in most of the windows; None where nothing is, or nobody can be judged."""
-    if comparison is None or not kept_measures(comparison["service"]):
+    if comparison is None or not slo_measures(comparison["slo"]):
         return None
-    rows = [row for row in comparison["rows"] if not row["is_marked"] and _KEPT.of(row)["mean"] is not None]
-    return max(rows, key=lambda row: float(_KEPT.of(row)["mean"]), default=None)
+    rows = [row for row in comparison["rows"] if not row["is_flagged"] and _ATTAINMENT.of(row)["mean"] is not None]
+    return max(rows, key=lambda row: float(_ATTAINMENT.of(row)["mean"]), default=None)
 
 
 # -------------------------------------------------------------------------------------- can the simulation be trusted?
@@ -169,17 +169,17 @@ class Trust:
     origin: str = ""
     apart: int = 0
     alike: int = 0
-    named: Contender | None = None
+    named: RankedRouter | None = None
     farthest: Sequence[Mapping[str, Any]] = ()
     is_metered: bool = True
     devices: str = ""
     is_busy: bool = False
 
 
-def _trusted(comparison: Comparison | None, validation: Validation | None) -> tuple[Mood, Trust]:
+def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> tuple[Mood, Trust]:
     if validation is None:
         return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison))
-    rows = [row for row in validation["rows"] if not is_marked(row["served"])]
+    rows = [row for row in validation["rows"] if not is_flagged(row["served"])]
     judged = [met for row in rows for measure in (_MEAN, _P99) if (met := row["met"][measure.stem]) is not None]
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     alike = sum(map(_alike_pairs, validation["ranking"]))
@@ -208,7 +208,7 @@ def _judged(judged: Sequence[bool], order: Mood) -> tuple[Mood, TrustCase]:
     return ("open", "order alone") if order == "yes" else ("no", "no")
 
 
-def _alike_pairs(found: Ranking) -> int:
+def _alike_pairs(found: RankCorrelation) -> int:
     """How many of the pairs that executors tell apart simulation orders alike."""
     return round(((found["tau_separated"] or 0.0) + 1) / 2 * found["separated_pairs"])
 
@@ -233,26 +233,26 @@ def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, An
 
 def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] | None) -> dict[str, Any]:
     """Facts for at most a few sentences, the most useful one first."""
-    standing = contests[0].standing
-    winner = standing.winner
-    rival = None if winner is None else standing.next_of(winner)
+    ranking = contests[0].ranking
+    winner = ranking.winner
+    baseline = None if winner is None else ranking.next_of(winner)
     return {
-        "left_out": any(each.standing.left_out for each in contests),
-        "is_poorly_kept": most is not None and _KEPT.of(most)["mean"] < _WELL_KEPT,
+        "left_out": any(each.ranking.left_out for each in contests),
+        "is_poorly_kept": most is not None and _ATTAINMENT.of(most)["mean"] < _WELL_KEPT,
         "trusted": trusted,
         "winner": winner,
-        "rival": rival,
+        "baseline": baseline,
         "word": "seeds" if trusted.case == "not run" else "runs",
-        "needed": None if winner is None or rival is None else _runs_needed(winner, rival),
-        "is_rule": winner is not None and winner.router not in LEARNED and bool(_learned(standing)),
+        "needed": None if winner is None or baseline is None else _runs_needed(winner, baseline),
+        "is_rule": winner is not None and winner.router not in LEARNED and bool(_learned(ranking)),
     }
 
 
-def _runs_needed(one: Contender, other: Contender) -> int | None:
+def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:
     """About how many would show their difference (an interval narrows with the root of their number), where it is
     more than there are, and somebody could make them."""
     lead, runs = one.lead(other)["difference"], len(one.latency_s)
     if not lead["mean"] or not lead["ci95"]:
         return None
     needed = ceil(runs * (lead["ci95"] / lead["mean"]) ** 2)
-    return needed if runs < needed <= _MOST_SEEDS else None
+    return needed if runs < needed <= _MAX_SEEDS else None

@@ -31,10 +31,10 @@ from kit.errors import InputError
 from kit.files import atomic_path
 from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
-from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Validation
-from scenarios.metrics.standing import Contender, compared, validated
-from scenarios.show.words import marked
+from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.fidelity import ValidationDocument
+from scenarios.metrics.ranking import RankedRouter, compared, validated
+from scenarios.show.words import flagged
 from scenarios.terminal.screen import visible
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A3D9A", "#7A4A1E", "#444444", "#B22222")
@@ -62,7 +62,7 @@ STYLE: Any = {  # matplotlib types its keys one by one
     "svg.hashsalt": "slimsched",
 }
 WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
-MOST_TICKS = 7
+MAX_TICKS = 7
 FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not drawn
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
@@ -171,16 +171,18 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
     return figure
 
 
-def standings(comparison: Comparison | None, validation: Validation | None) -> dict[str, list[Contender]]:
+def standings(
+    comparison: ComparisonDocument | None, validation: ValidationDocument | None
+) -> dict[str, list[RankedRouter]]:
     """The routers that executors ran, in both worlds, else those that were compared."""
     if validation is not None and validation["rows"]:
         real, promised = validated(validation, "hardware"), validated(validation, "simulated")
-        twins = [promised.of(one.router) for one in real.contenders]
-        return {WORLDS[0]: [twin for twin in twins if twin is not None], WORLDS[1]: list(real.contenders)}
-    return {} if comparison is None else {WORLDS[0]: list(compared(comparison).contenders)}
+        paired = [promised.of(one.router) for one in real.candidates]
+        return {WORLDS[0]: [paired for paired in paired if paired is not None], WORLDS[1]: list(real.candidates)}
+    return {} if comparison is None else {WORLDS[0]: list(compared(comparison).candidates)}
 
 
-def standing(worlds: Mapping[str, Sequence[Contender]], colors: Mapping[str, str]) -> Figure:
+def ranking_chart(worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[str, str]) -> Figure:
     """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
     routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean_s)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
@@ -206,7 +208,7 @@ def standing(worlds: Mapping[str, Sequence[Contender]], colors: Mapping[str, str
     return figure
 
 
-def trade_off_chart(comparison: Comparison) -> Figure:
+def trade_off_chart(comparison: ComparisonDocument) -> Figure:
     """A panel a cost: the routers with their 95 % intervals, their front, and the bound where it is known.
 
     Raises:
@@ -247,30 +249,33 @@ def trade_offs(
     return figure
 
 
-class Point(NamedTuple):
+class ChartPoint(NamedTuple):
     """A router in a trade-off, with the half-widths of its intervals (0 for none)."""
 
     name: str
-    is_marked: bool
+    is_flagged: bool
     x: float
     x_error: float
     y: float
     y_error: float
 
 
-def _point(row: Mapping[str, Any], accuracy: Measure, cost: Measure) -> Point:
+def _point(row: Mapping[str, Any], accuracy: Measure, cost: Measure) -> ChartPoint:
     x, y = (
         [of * each.scale for of in (each.of(row)["mean"], each.of(row)["ci95"] or 0.0)] for each in (cost, accuracy)
     )
-    return Point(row["router"], row["is_marked"], *x, *y)
+    return ChartPoint(row["router"], row["is_flagged"], *x, *y)
 
 
 def _draw_trade_off(
-    axes: Axes, points: Sequence[Point], bound: Sequence[tuple[float, float]], colors: Mapping[str, str]
+    axes: Axes, points: Sequence[ChartPoint], bound: Sequence[tuple[float, float]], colors: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What its legend tells: by name what was drawn. Who leaves too many images unserved is marked, and on no front."""
+    """What its legend tells: by name what was drawn. Who leaves too many images unserved is flagged, and on no
+    front."""
     drawn = dict[str, Any]()
-    front = pareto.pareto_front([pareto.Point(point.name, point.y, point.x) for point in points if not point.is_marked])
+    front = pareto.pareto_front(
+        [pareto.ParetoPoint(point.name, point.y, point.x) for point in points if not point.is_flagged]
+    )
     axes.plot([p.cost for p in front], [p.accuracy for p in front], ":", color="#888", linewidth=1.2, zorder=1)
     if bound:
         (drawn["fluid bound"],) = axes.plot(*zip(*bound, strict=True), "--", color=GREY, linewidth=1.2, zorder=1)
@@ -278,7 +283,7 @@ def _draw_trade_off(
     for index, point in enumerate(points):
         _interval(axes, "x", point.x, point.x_error, point.y, colors[point.name])
         _interval(axes, "y", point.y, point.y_error, point.x, colors[point.name])
-        (drawn[marked(point.name, point.is_marked)],) = axes.plot(
+        (drawn[flagged(point.name, point.is_flagged)],) = axes.plot(
             point.x,
             point.y,
             linestyle="none",
@@ -310,7 +315,7 @@ def _frame_costs(axes: Axes, found: Sequence[tuple[float, float]], ticks: int) -
         axes.xaxis.set_major_locator(MaxNLocator(ticks))
 
 
-def _frame_points(axes: Axes, points: Sequence[Point]) -> None:
+def _frame_points(axes: Axes, points: Sequence[ChartPoint]) -> None:
     """Limits that show the points well, and all of each interval but of one that is as wide as the page."""
     if not points:
         return
@@ -409,7 +414,7 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
     return means
 
 
-def plain_log_ticks(axis: Axis, most: int = MOST_TICKS) -> None:
+def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
     """As plain numbers, about so many."""
     low, high = axis.get_view_interval()
     decades = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scenarios.files.spec import GB
-from scenarios.metrics.cluster import CheckedCluster, CheckedHost, Measured
+from scenarios.metrics.cluster import CheckedCluster, CheckedHost, ClusterMeasurements
 from scenarios.show.numbers import number
 from scenarios.show.table import Column, Table, to_text
 from scenarios.show.wording import lines_of
@@ -32,7 +32,7 @@ def _host(each: CheckedHost) -> list[str]:
     return [*texts, str(facts.cores), number(facts.free_bytes / GB, 1), number(facts.disk_free_bytes / GB, 1)]
 
 
-def _between(found: Measured) -> list[Table]:
+def _between(found: ClusterMeasurements) -> list[Table]:
     """Clocks and links."""
     clocks = [[each.host, number(each.offset_s, 3, 1e3), number(each.error_s, 3, 1e3)] for each in found.clocks]
     links = [

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
-from scenarios.metrics.comparison import Comparison, accuracy_measure
+from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.show.numbers import NONE, change, number, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.wording import lines_of
 from scenarios.show.words import (
     decisions_text,
-    kept_measures,
-    marked,
+    flagged,
     provenance,
     served_measures,
     served_of,
     signature_lines,
+    slo_measures,
     unserved_lines,
 )
 from scenarios.terminal.screen import screen_width
@@ -31,16 +31,16 @@ _CHANGES = {  # what they are called, against the baseline
 _UNBEATEN = "The costs at which no other router is as accurate for less."
 
 
-def format_comparison(comparison: Comparison) -> str:
+def format_comparison(comparison: ComparisonDocument) -> str:
     """The table of the routers."""
     return to_text([comparison_table(comparison)], screen_width())
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: ComparisonDocument) -> Table:
     """One row a router, mean +- 95 % half-width over seeds; then changes seed by seed, and trade-offs."""
     baseline, compared = comparison["baseline"], comparison["rows"]
     found = {row["router"]: served_of(row) for row in compared}
-    promised = kept_measures(comparison["service"])
+    promised = slo_measures(comparison["slo"])
     measures = [*promised, *served_measures(found.values()), *COMPARED]
     changes_head, changes = _changes(comparison)
     fronts_head, fronts = _fronts(comparison) if len(compared) > 1 else ([], {})
@@ -58,7 +58,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "results", "compared", comparison,
         seeds=max(len(row["seeds"]) for row in compared),
         is_promised=bool(promised),
-        is_drawn=accuracy_measure(compared).name == "expected_accuracy",
+        is_sampled=accuracy_measure(compared).name == "expected_accuracy",
     )  # fmt: skip
     few, many = unserved_lines((router, "", of) for router, of in found.items())
     warnings = lines_of(
@@ -79,16 +79,16 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def _name(row: Mapping[str, Any]) -> str:
     """A router's name as tables have it."""
-    return marked(row["router"], row["is_marked"])
+    return flagged(row["router"], row["is_flagged"])
 
 
-def _origin(measure: Measure, comparison: Comparison) -> str:
+def _origin(measure: Measure, comparison: ComparisonDocument) -> str:
     if measure.keys[0] == "accuracy":
         return comparison["accuracy_provenance"]
     return origin_of(comparison["provenance"], comparison["emulated_slowdowns"])
 
 
-def _changes(comparison: Comparison) -> tuple[list[Column], dict[str, list[str]]]:
+def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
     """The differences to the baseline seed by seed, in percent of its numbers."""
     if (paired := comparison["paired"]) is None:
         return [], {}
@@ -97,7 +97,7 @@ def _changes(comparison: Comparison) -> tuple[list[Column], dict[str, list[str]]
     return columns(*_CHANGES), cells
 
 
-def _fronts(comparison: Comparison) -> tuple[list[Column], dict[str, list[str]]]:
+def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
     """At which costs no other router is as accurate for less, and how far a cost lies above its bound, where known."""
     pareto, cells = comparison["pareto"], dict[str, list[str]]()
     places = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}

@@ -7,7 +7,7 @@ from math import floor, log10
 from typing import Any
 
 from scenarios.metrics.catalogue import Measure
-from scenarios.metrics.statistics import Estimate
+from scenarios.metrics.statistics import MeanInterval
 
 NONE = "-"
 PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead
@@ -25,7 +25,12 @@ def number(
 
 
 def interval(
-    found: Estimate | Mapping[str, Any], digits: int | None, scale: float = 1.0, *, signed: bool = False, unit: str = ""
+    found: MeanInterval | Mapping[str, Any],
+    digits: int | None,
+    scale: float = 1.0,
+    *,
+    signed: bool = False,
+    unit: str = "",
 ) -> str:
     """`mean +-half-width`, or the mean alone where there is no interval; `-` for no mean."""
     mean, half = found["mean"], found["ci95"]
@@ -43,7 +48,7 @@ def shown(measure: Measure, found: Any) -> str:
     return write(found, measure.digits, measure.scale)
 
 
-def change(found: Estimate | Mapping[str, Any], unit: str = "%") -> str:
+def change(found: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
     """A change or an error in percent, with its sign."""
     return interval(found, 1, signed=True, unit=unit)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from scenarios.runs.replays import ReplayedLog, ReplayedRun
 
-MOST_PROBLEMS: Final = 5  # that are told of a run
+MAX_PROBLEMS: Final = 5  # that are told of a run
 
 
 def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
@@ -17,8 +17,8 @@ def format_replay(runs: Mapping[str, ReplayedRun]) -> str:
 
 def _run_text(place: str, run: ReplayedRun) -> str:
     if problems := run["problems"]:
-        more = len(problems) - MOST_PROBLEMS
-        return "\n".join([*problems[:MOST_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
+        more = len(problems) - MAX_PROBLEMS
+        return "\n".join([*problems[:MAX_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
     steps = sum(log["steps"] for log in run["logs"])
     blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
     text = f"{place}: identical commands in {steps:,} steps; blocks: {blocks}"

@@ -29,8 +29,8 @@ from policies.vocabulary import Provenance
 from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
-from scenarios.metrics.comparison import Comparison
-from scenarios.metrics.fidelity import Validation, middle_load
+from scenarios.metrics.comparison import ComparisonDocument
+from scenarios.metrics.fidelity import ValidationDocument, middle_load
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
@@ -54,7 +54,7 @@ from scenarios.terminal.screen import visible_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-MOST_HELD = 6_000_000  # characters of packed timelines in a page: about 20 of a run of the quickstart
+MAX_HELD = 6_000_000  # characters of packed timelines in a page: about 20 of a run of the quickstart
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -64,8 +64,8 @@ class Material:
 
     scenario: Mapping[str, Any]
     environment: Mapping[str, Any]
-    comparison: Comparison | None
-    validation: Validation | None
+    comparison: ComparisonDocument | None
+    validation: ValidationDocument | None
     runs: tuple[StoredRun, ...]
     profiles: Mapping[str, Profile]
     training: Mapping[str, Sequence[Mapping[str, float]]]  # by the kind of router
@@ -160,7 +160,7 @@ def report(material: Material) -> str:
         **sections,
         "badges": list(_badges(material)),
         "answers": answers(comparison, validation),
-        "standing": _standing(material),
+        "standing": _ranking(material),
         "missing": [title.lower() for title, part in found.items() if not part],
         "environment": _environment(material.environment),
     }
@@ -209,13 +209,13 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
     yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
 
 
-def _standing(material: Material) -> Markup | None:
+def _ranking(material: Material) -> Markup | None:
     """The first answer as a picture."""
     worlds = charts.standings(material.comparison, material.validation)
     routers = [one.router for found in [*worlds.values()][-1:] for one in found]
     if len(routers) < 2:
         return None
-    return charts.to_svg(charts.standing(worlds, charts.router_colors([*_compared(material), *routers])))
+    return charts.to_svg(charts.ranking_chart(worlds, charts.router_colors([*_compared(material), *routers])))
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, str]:
@@ -256,7 +256,7 @@ def _device_text(value: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- worlds
 
 
-def _validation(found: Validation) -> dict[str, Any]:
+def _validation(found: ValidationDocument) -> dict[str, Any]:
     rows = rows_at_middle(found["rows"])
     known = [row for row in rows if all(row["stages_s"].values())]
     return {
@@ -354,7 +354,7 @@ def _traces(material: Material) -> Iterator[dict[str, str]]:
             yield {
                 "title": f"{run.result['router']}, {run.result['mode']}",
                 "file": quote(path.relative_to(run.folder.path).as_posix()),
-                "packed": packed if held <= MOST_HELD else "",
+                "packed": packed if held <= MAX_HELD else "",
             }
 
 

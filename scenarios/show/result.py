@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from scenarios.metrics.catalogue import OF_SERVERS
-from scenarios.metrics.result import MOST_CPU, MOST_LATE, Result, Score, cpu_share, lateness_share
+from scenarios.metrics.result import MAX_LATE, MOST_CPU, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import shown
 from scenarios.show.table import Column, Table, column, facts_text, to_text
 from scenarios.show.wording import lines_of, say
-from scenarios.show.words import downtime_table, kept_text, provenance, unserved_lines
+from scenarios.show.words import downtime_table, provenance, slo_text, unserved_lines
 from scenarios.terminal.screen import screen_width
 
-MOST_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sensor's second look
+MAX_UNMETERED: Final = 0.01  # of the time: a run's first moments, before a sensor's second look
 
 
 def format_result(result: Result) -> str:
@@ -23,13 +23,13 @@ def format_result(result: Result) -> str:
     late, cpu = result["lateness_s"], result["cpu"]
     facts = lines_of(
         "run", "facts", result,
-        kept=kept_text(result),
+        kept=slo_text(result),
         unserved=[*few, *many],
         provenance=provenance(result),
         late_share=late and lateness_share(late),
-        is_late=late is not None and lateness_share(late) > MOST_LATE,
+        is_late=late is not None and lateness_share(late) > MAX_LATE,
         is_starved=cpu is not None and cpu_share(cpu) > MOST_CPU,
-        is_unmetered=result["unmetered_share"] > MOST_UNMETERED,
+        is_unmetered=result["unmetered_share"] > MAX_UNMETERED,
     )  # fmt: skip
     downtimes = downtime_table([(f"{result['mode']}, seed {result['seed']}", result)])
     tables = [servers_table(result), *([downtimes] if downtimes else [])]

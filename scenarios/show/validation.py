@@ -6,27 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from hw.telemetry.foreign import NOTABLE, STRONG
+from hw.telemetry.background import NOTABLE, STRONG
 from kit.errors import WorkError
 from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, VALIDATED, Measure
 from scenarios.metrics.fidelity import (
-    MOST_APART_PCT,
+    MAX_APART_PCT,
     REPEATS_OF_NOISE,
     FarRun,
     Row,
     SaturatedRow,
-    Validation,
-    foreign_share,
-    is_marked,
+    ValidationDocument,
+    background_share,
+    is_flagged,
     middle_load,
     was_stopped,
 )
-from scenarios.metrics.result import MOST_CPU, MOST_LATE, charged_decisions, cpu_share, lateness_share
+from scenarios.metrics.result import MAX_LATE, MOST_CPU, charged_decisions, cpu_share, lateness_share
 from scenarios.show.numbers import NONE, change, interval, number, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.wording import lines_of, say
-from scenarios.show.words import decisions_text, downtime_table, marked, served_measures, unserved_lines
+from scenarios.show.words import decisions_text, downtime_table, flagged, served_measures, unserved_lines
 from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
@@ -35,7 +35,7 @@ WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "simulated": "in simulation",
     "hardware": "on the hardware",
 }
-MOST_DOWNTIMES = 40  # on a terminal; `validation.json` has all
+MAX_DOWNTIMES = 40  # on a terminal; `validation.json` has all
 DRAWN = "error, slowdown drawn"
 _DRAWN = (
     "the error of the mean latency where slow spells are drawn as the profile says, and not replayed: only that is a "
@@ -55,18 +55,18 @@ class _Disturbance:
 
     Attributes:
         key: of a row.
-        share: what is shown, in percent; a row that has more than `limit` is marked with the word.
+        share: what is shown, in percent; a row that has more than `limit` is flagged with the word.
     """
 
-    key: Literal["foreign_load", "lateness_s", "cpu"]
+    key: Literal["background_load", "lateness_s", "cpu"]
     head: str
     share: Callable[[Any], float]
     limit: float
     word: str
     meaning: str
 
-    def is_strong(self, validation: Validation) -> bool:
-        """Whether any row is marked."""
+    def is_strong(self, validation: ValidationDocument) -> bool:
+        """Whether any row is flagged."""
         return any(found and self.share(found) > self.limit for found in self.of(_all_rows(validation)))
 
     def of(self, rows: Sequence[AnyRow]) -> list[Any]:
@@ -84,14 +84,14 @@ class _Disturbance:
 
 
 _FOREIGN = _Disturbance(
-    "foreign_load", "foreign load", foreign_share, STRONG, "busy",
+    "background_load", "background load", background_share, STRONG, "busy",
     "what other programs (stolen: a virtual machine's host) took of the device that had most of it, in the run that "
     "had most.",
 )  # fmt: skip
 _DISTURBANCES: Final = (
     _FOREIGN,
     _Disturbance(
-        "lateness_s", "ends late", lateness_share, MOST_LATE, "late",
+        "lateness_s", "ends late", lateness_share, MAX_LATE, "late",
         "how much later than their model says passes on emulated devices were seen to end (p99), as a share of a mean "
         "pass, in the run that had most.",
     ),
@@ -99,7 +99,7 @@ _DISTURBANCES: Final = (
 )  # fmt: skip
 
 
-def format_validation(validation: Validation) -> str:
+def format_validation(validation: ValidationDocument) -> str:
     """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     stages = _of_devices([at_middle] if at_middle.rows else [], validation)
@@ -110,18 +110,18 @@ def format_validation(validation: Validation) -> str:
     return to_text([validation["scenario"], *tables, *words], screen_width())
 
 
-def emulated_devices(validation: Validation) -> str:
+def emulated_devices(validation: ValidationDocument) -> str:
     """What the executors' devices were where they were emulated, `emulated x20`; empty where they were real."""
     found = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
     return origin_of("emulated", sorted(found)) if found else ""
 
 
-def is_host_busy(validation: Validation) -> bool:
+def is_host_busy(validation: ValidationDocument) -> bool:
     """Whether others took so much of a device that errors are not the simulator's alone."""
     return _FOREIGN.is_strong(validation)
 
 
-def _of_devices(tables: Sequence[Table], validation: Validation) -> list[Table]:
+def _of_devices(tables: Sequence[Table], validation: ValidationDocument) -> list[Table]:
     """With the devices in their titles where those were emulated: nobody takes such a table for one of real devices."""
     devices = emulated_devices(validation)
     return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
@@ -137,7 +137,7 @@ def _is_slowed(row: Row) -> bool:
     return row["slowdown"]["mean"] is not None
 
 
-def _all_rows(validation: Validation) -> list[AnyRow]:
+def _all_rows(validation: ValidationDocument) -> list[AnyRow]:
     return [*validation["rows"], *validation["saturated"]]
 
 
@@ -148,7 +148,7 @@ def _disturbances(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]
     return head, [[each.text(row[each.key]) for each in known] for row in rows]
 
 
-def errors_tables(validation: Validation) -> list[Table]:
+def errors_tables(validation: ValidationDocument) -> list[Table]:
     """A table a load: both worlds' mean latency, then each error and what is allowed."""
     by_load: dict[float | None, list[Row]] = {}
     for row in validation["rows"]:
@@ -164,19 +164,19 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     head += [column(_LATENCY, f"{world} {_LATENCY.title}") for world in ("simulated", "hardware")]
     head.append(Column("hardware noise", "%"))
     head += [*columns("device slowdown"), Column(DRAWN, "%", meaning=_DRAWN)] if slowed else []
-    foreign_head, foreign_cells = _disturbances(rows)
-    head += foreign_head
+    background_head, background_cells = _disturbances(rows)
+    head += background_head
     measures = [each for each in VALIDATED if any(row["error_pct"][each.stem]["mean"] is not None for row in rows)]
     for measure in measures:
         head.append(Column(f"{measure.title} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
     body = []
-    for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True):
+    for row, found, background in zip(rows, served_cells, background_cells, strict=True):
         cells = [_name(row), *found]
         cells += [shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware")]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
         cells += [interval(row["slowdown"], 2), _drawn(row)] if slowed else []
-        cells += foreign
+        cells += background
         for measure in measures:
             cells.append(change(row["error_pct"][measure.stem], unit=""))
             if measure.stem in judged:
@@ -186,11 +186,11 @@ def _errors_table(rows: Sequence[Row]) -> Table:
 
 
 def _drawn(row: Row) -> str:
-    return change(row["drawn_error_pct"][_LATENCY.stem], unit="")
+    return change(row["sampled_error_pct"][_LATENCY.stem], unit="")
 
 
 def _name(row: AnyRow) -> str:
-    return marked(row["router"], is_marked(row["served"]))
+    return flagged(row["router"], is_flagged(row["served"]))
 
 
 def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
@@ -223,20 +223,20 @@ def stages_table(rows: Sequence[Row]) -> Table:
     return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
 
 
-def _downtimes(validation: Validation) -> Table | None:
-    """When servers were down in the paired runs of either world; one twin may serve all repeats."""
-    runs, twins = [], []
+def _downtimes(validation: ValidationDocument) -> Table | None:
+    """When servers were down in the paired runs of either world; one paired simulation may serve all repeats."""
+    runs, paired = [], []
     for pair in validation["pairs"]:
         load = "" if pair["load"] is None else f", load {pair['load']:g}"
         place = f"{load}, seed {pair['seed']}" + (f", repeat {pair['repeat']}" if pair["repeat"] else "")
-        if pair["simulated"] not in twins:
-            twins.append(pair["simulated"])
+        if pair["simulated"] not in paired:
+            paired.append(pair["simulated"])
             runs.append((f"simulation{place}", pair["simulated"]))
         runs.append((f"hardware{place}", pair["hardware"]))
-    return downtime_table(runs, MOST_DOWNTIMES)
+    return downtime_table(runs, MAX_DOWNTIMES)
 
 
-def saturation_tables(validation: Validation) -> list[Table]:
+def saturation_tables(validation: ValidationDocument) -> list[Table]:
     """Throughput of saturated runs, where there were any."""
     saturated = validation["saturated"]
     return _of_devices([_saturated_table(saturated)] if saturated else [], validation)
@@ -246,7 +246,7 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
     head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
-    foreign_head, foreign_cells = _disturbances(rows)
+    background_head, background_cells = _disturbances(rows)
     body = [
         [
             _name(row),
@@ -257,11 +257,11 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
             number(row["error_pct"], 1, signed=True),
             _allowed(row["target_pct"], row["met"]),
             _kept_up(row),
-            *foreign,
+            *background,
         ]
-        for row, found, foreign in zip(rows, served_cells, foreign_cells, strict=True)
+        for row, found, background in zip(rows, served_cells, background_cells, strict=True)
     ]
-    return Table([*head, *foreign_head], body, "saturated: arrivals just above capacity", *_unserved_lines(rows))
+    return Table([*head, *background_head], body, "saturated: arrivals just above capacity", *_unserved_lines(rows))
 
 
 def _kept_up(row: SaturatedRow) -> str:
@@ -280,7 +280,7 @@ def _allowed(target: float | None, is_met: bool | None) -> str:
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-def validation_notes(validation: Validation) -> list[str]:
+def validation_notes(validation: ValidationDocument) -> list[str]:
     """What errors and intervals are, when noise widens what is allowed, how routers rank, and what nobody can know."""
     rows, everything = validation["rows"], _all_rows(validation)
     reasons: dict[str, dict[str, None]] = {}
@@ -297,24 +297,24 @@ def validation_notes(validation: Validation) -> list[str]:
     )  # fmt: skip
 
 
-def disturbance_warnings(validation: Validation) -> list[str]:
+def disturbance_warnings(validation: ValidationDocument) -> list[str]:
     """What nobody should miss: all that is in the hardware's numbers and in no simulation."""
     return [say("validation", "warning", each.key, each.limit) for each in _DISTURBANCES if each.is_strong(validation)]
 
 
 def first_far_text(run: FarRun) -> str:
     """Of the first run alone, while it is not known what the next one says."""
-    return say("validation", "first_far", run, MOST_APART_PCT)
+    return say("validation", "first_far", run, MAX_APART_PCT)
 
 
-def far_apart_warnings(validation: Validation) -> list[str]:
+def far_apart_warnings(validation: ValidationDocument) -> list[str]:
     """What nobody should miss in a report."""
     found = validation.get("far_apart")
-    return [] if found is None else [f"Far apart: {say('validation', 'far_apart', found, MOST_APART_PCT)}"]
+    return [] if found is None else [f"Far apart: {say('validation', 'far_apart', found, MAX_APART_PCT)}"]
 
 
-def require_hopeful(validation: Validation) -> None:
+def require_hopeful(validation: ValidationDocument) -> None:
     """Raises `WorkError` where the validation was stopped as hopeless; all that was made is kept."""
     if was_stopped(validation):
-        text = say("validation", "far_apart", validation.get("far_apart"), MOST_APART_PCT)
+        text = say("validation", "far_apart", validation.get("far_apart"), MAX_APART_PCT)
         raise WorkError(f"validate: {text} Everything that was made is kept")

@@ -32,7 +32,7 @@ def environment() -> Environment:
         "duration": numbers.duration,
         "milliseconds": lambda value_s: f"{value_s * 1000:.2f} ms",
         "plural": numbers.plural,
-        "promise": lambda service: say("results", "promise", service),
+        "objective": lambda slo: say("results", "objective", slo),
         "quoted": repr,
         "sentence": lambda text: f"{text[:1].upper()}{text[1:]}",
     }

@@ -9,12 +9,12 @@ from typing import Any, Final, cast
 from hw.networks.accuracy import MEASURED
 from kit.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
-from scenarios.metrics.catalogue import KEPT, SERVED, Measure
-from scenarios.metrics.comparison import Comparison
+from scenarios.metrics.catalogue import ATTAINMENT, SERVED, Measure
+from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.result import Result
-from scenarios.metrics.served import MARK, Served, is_barren, leaves_many
-from scenarios.metrics.service import Service
+from scenarios.metrics.served import FLAG, Served, completed_nothing, leaves_many
 from scenarios.metrics.signatures import tally_text
+from scenarios.metrics.slo import SloDocument
 from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table
 from scenarios.show.wording import say
@@ -24,13 +24,13 @@ ROUNDING: Final = 1e-9  # of sums of shares
 _CAUSES: Final = {PLANNED: "outage", WORKER_DIED: "worker died", WORKER_HUNG: "worker hung"}
 
 
-def provenance(of: Result | Comparison) -> str:
+def provenance(of: Result | ComparisonDocument) -> str:
     """The weakest origin of the numbers, and the accuracy's where no network was measured."""
     origin = origin_of(of["provenance"], of["emulated_slowdowns"])
     return origin if of["accuracy_provenance"] == MEASURED else f"{origin}; accuracy: {of['accuracy_provenance']}"
 
 
-def origin_text(of: Comparison) -> str:
+def origin_text(of: ComparisonDocument) -> str:
     """The same in a sentence or two, for who does not know the words."""
     slowdowns = "/".join(f"{slowdown:g}" for slowdown in of["emulated_slowdowns"])
     return say("results", "origin", of["provenance"], slowdowns, of["accuracy_provenance"])
@@ -41,9 +41,9 @@ def decisions_text(charged: Mapping[str, float]) -> list[str]:
     return [say("results", "decisions", charged)] if charged else []
 
 
-def marked(name: str, is_marked: bool) -> str:
+def flagged(name: str, is_flagged: bool) -> str:
     """A router's name, with the mark behind it where it leaves too many images unserved."""
-    return f"{name}{MARK if is_marked else ''}"
+    return f"{name}{FLAG if is_flagged else ''}"
 
 
 def served_measures(found: Iterable[Served]) -> list[Measure]:
@@ -52,19 +52,19 @@ def served_measures(found: Iterable[Served]) -> list[Measure]:
     return [each for each in SERVED if known and (each is SERVED[0] or any(map(each.of, known)))]
 
 
-def kept_measures(service: Service | None) -> list[Measure]:
+def slo_measures(slo: SloDocument | None) -> list[Measure]:
     """The columns that say in how much of the time a promise was kept; its two parts where it has two."""
-    if service is None or service["floor"] is service["p99_limit_s"] is None:
+    if slo is None or slo["floor"] is slo["p99_limit_s"] is None:
         return []
-    return list(KEPT[:1] if None in (service["floor"], service["p99_limit_s"]) else KEPT)
+    return list(ATTAINMENT[:1] if None in (slo["floor"], slo["p99_limit_s"]) else ATTAINMENT)
 
 
-def kept_text(result: Result) -> str | None:
+def slo_text(result: Result) -> str | None:
     """In how much of a run its promise was kept; None where there is none."""
-    measures = kept_measures(result["service"])
+    measures = slo_measures(result["slo"])
     shares = [NONE if each.of(result) is None else f"{number(each.of(result), 1, 100)} %" for each in measures]
-    parts = zip((each.title.removeprefix("windows that kept ") for each in measures[1:]), shares[1:], strict=True)
-    return say("results", "kept", result["service"], shares[0], list(parts)) if measures else None
+    parts = zip((each.title.removeprefix("SLO attainment, ") for each in measures[1:]), shares[1:], strict=True)
+    return say("results", "attainment", result["slo"], shares[0], list(parts)) if measures else None
 
 
 def unserved_lines(found: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
@@ -73,11 +73,11 @@ def unserved_lines(found: Iterable[tuple[str, str, Served]]) -> tuple[list[str],
     for name, where, of in found:
         left = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
         is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > left + ROUNDING
-        is_marked = leaves_many(of)
+        is_flagged = leaves_many(of)
         text = say(
-            "results", "unserved", marked(name, is_marked), where, of, left if left > ROUNDING else None, is_marked
+            "results", "unserved", flagged(name, is_flagged), where, of, left if left > ROUNDING else None, is_flagged
         )
-        if is_marked:
+        if is_flagged:
             many.append(text)
         elif of["failed"] or of["unserved"]:
             few.append(text)
@@ -92,11 +92,11 @@ def require_completed(results: Iterable[Result]) -> None:
     Raises:
         WorkError: there are such runs; it tells what became of their images, and what to do.
     """
-    barren: dict[tuple[str, str], list[Result]] = {}
-    for result in filter(is_barren, results):
-        barren.setdefault((result["router"], result["mode"]), []).append(result)
-    if barren:
-        told = "; ".join(say("results", "barren", _fates(runs)) for runs in barren.values())
+    empty_run: dict[tuple[str, str], list[Result]] = {}
+    for result in filter(completed_nothing, results):
+        empty_run.setdefault((result["router"], result["mode"]), []).append(result)
+    if empty_run:
+        told = "; ".join(say("results", "empty_run", _fates(runs)) for runs in empty_run.values())
         raise WorkError(f"{told}. Everything else is kept")
 
 
@@ -144,7 +144,7 @@ def downtime_table(runs: Iterable[tuple[str, Result]], most: int | None = None) 
     return Table([*head, Column("down at", "s"), Column("up at", "s")], rows[:most], "servers that were down", more)
 
 
-def signature_lines(comparison: Comparison) -> list[str]:
+def signature_lines(comparison: ComparisonDocument) -> list[str]:
     """Which routers show which failures, in how many of their runs."""
     rows = [row for row in comparison["rows"] if row["signatures"]]
     return [f"{row['router']} shows {tally_text(row['signatures'], len(row['seeds']))}" for row in rows]

@@ -1,7 +1,7 @@
 """How long work tells that it goes on: a bar on a terminal, a plain line every few seconds elsewhere, or nothing.
 
 It always writes to standard error, so that standard output holds results alone. A Python program may hear of it
-instead (`heard_by`).
+instead (`observed_by`).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Step:
     text: str = ""
 
 
-Hear = Callable[[Step], None]
+OnStep = Callable[[Step], None]
 Say = Callable[[str], None]
-_hearing: ContextVar[Hear | None] = ContextVar("hearing", default=None)
+_hearing: ContextVar[OnStep | None] = ContextVar("hearing", default=None)
 
 
 @contextmanager
-def heard_by(hear: Hear) -> Iterator[None]:
+def observed_by(hear: OnStep) -> Iterator[None]:
     """Within it, progress is told to `hear`, and nothing is written. What `hear` raises ends the work."""
     before = _hearing.set(hear)
     try:
@@ -59,7 +59,7 @@ def heard_by(hear: Hear) -> Iterator[None]:
         _hearing.reset(before)
 
 
-def hearing() -> Hear | None:
+def current_observer() -> OnStep | None:
     """Who hears of it here; None where it is written."""
     return _hearing.get()
 

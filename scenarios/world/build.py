@@ -24,7 +24,7 @@ from scenarios.files.spec import (
     Scenario,
     ServerSection,
 )
-from scenarios.world.world import ASSUMED_DECISION_S, Accuracy, World
+from scenarios.world.world import ASSUMED_DECISION_S, NetworkAccuracy, World
 from sim.cluster import ClusterSpec
 from sim.costs import ProfileCosts
 from sim.host import HostTable
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 USUAL_BLOCK = 8  # images
 
 
-def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> World:
+def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> World:
     """Join a scenario (with its servers named, not `auto`) with a profile for each server and the accuracy.
 
     Raises:
         InputError: a profile is of another network, does not cover the batch limit, or its device is too small; no
-            width tuple that they hold is as accurate as `service` asks.
+            width tuple that they hold is as accurate as `slo` asks.
     """
     servers = scenario.cluster.named_servers
     owners = {server.name: server.shares_device_with or server.name for server in servers}
@@ -87,10 +87,10 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: A
 def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
     best = max(tuples, key=lambda widths: tuples[widths])
-    for number, asked in enumerate(scenario.service.asked(scenario.tuning.floor)):
+    for number, asked in enumerate(scenario.slo.goals(scenario.tuning.floor)):
         if asked.floor > tuples[best]:
-            first = "tuning.floor" if scenario.service.floor is None else "service.floor"
-            key = f"service.schedule.{number - 1}.floor" if number else first
+            first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
+            key = f"slo.schedule.{number - 1}.floor" if number else first
             problem = f"is {asked.floor:g}, and no width tuple that the servers can hold is so accurate"
             nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")

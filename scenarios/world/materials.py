@@ -19,7 +19,7 @@ from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.world.build import build_world, with_local_servers
-from scenarios.world.world import Accuracy, World
+from scenarios.world.world import NetworkAccuracy, World
 from sim.emulation import emulated
 from sim.profile import Profile
 
@@ -80,7 +80,7 @@ def served_path(folder: Path, server: str) -> Path:
     return folder / "calibration" / "served" / f"{server}.yaml"
 
 
-def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
+def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
     """The scenario's accuracy file, else the one that its run made.
 
     Raises:
@@ -94,9 +94,9 @@ def read_accuracy(scenario: Scenario, folder: Path) -> Accuracy:
         problem += "`slimsched run` or `slimsched model train` does"
         raise InputError(scenario.name, "model.accuracy", problem)
     if scenario.model.accuracy:
-        return Accuracy.of(load_accuracy(path))
+        return NetworkAccuracy.of(load_accuracy(path))
     with with_remedy("`slimsched model train` makes it again"):
-        return Accuracy.of(load_accuracy(path))
+        return NetworkAccuracy.of(load_accuracy(path))
 
 
 def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
@@ -162,7 +162,7 @@ def load_world(path: Path, folder: Path | None = None) -> World:
     return make_world(scenario, folder or default_folder(scenario))
 
 
-def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: Accuracy) -> None:
+def require_same_model(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: NetworkAccuracy) -> None:
     """A profile must be of the network whose accuracy is used.
 
     A `datasheet` profile was made for a network's shape, not for its weights: its widths and segments must fit. The

@@ -48,7 +48,7 @@ def deciding_in(cluster: ClusterSpec) -> dict[str, float]:
         "decision_s": (cluster.decision_ns + block_ns) / NS_PER_S,
         "image_s": image_ns / NS_PER_S,
         "outstanding_blocks": config.outstanding_blocks,
-        "hold_limit_s": config.hold_limit_ns / NS_PER_S,
+        "max_batching_delay_s": config.max_batching_delay_ns / NS_PER_S,
     }
 
 
@@ -59,16 +59,17 @@ def _is_another(tuned: Mapping[str, Any], here: Mapping[str, float]) -> bool:
     except (KeyError, TypeError, ValueError):
         return False  # it does not say
     costs_s = sorted(each["decision_s"] + USUAL_BLOCK * each["image_s"] for each in (there, here))
-    rest = ("outstanding_blocks", "hold_limit_s")
+    rest = ("outstanding_blocks", "max_batching_delay_s")
     return costs_s[1] > ALIKE * costs_s[0] or any(there[name] != here[name] for name in rest)
 
 
 def _in_words(deciding: Mapping[str, float]) -> str:
     cost = f"{1e6 * deciding['decision_s']:.3g} us + {1e6 * deciding['image_s']:.3g} us an image a decision"
-    return f"{cost}, {deciding['outstanding_blocks']:g} blocks a server, holds of {1e3 * deciding['hold_limit_s']:g} ms"
+    blocks, delay_ms = deciding["outstanding_blocks"], 1e3 * deciding["max_batching_delay_s"]
+    return f"{cost}, {blocks:g} blocks a server, holds of {delay_ms:g} ms"
 
 
-def foreign_routers(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:
+def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], cluster: ClusterSpec) -> Iterator[str]:
     """A warning for each router's file that was tuned on another cluster, as far as it says: it fits, but its numbers
     were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
     for name in dict.fromkeys(routers):
@@ -82,24 +83,24 @@ def foreign_routers(routers: Sequence[str], devices: Sequence[str], cluster: Clu
             yield f"warning: {name} was tuned for another way of deciding ({there}; here: {here}); tune it here as well"
 
 
-def deaf_routers(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
+def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
     """A warning for routers that can't follow what the operator asks for.
 
     Those without `control` are not told of a promise that stays: it is what results are held against.
     """
-    asked = scenario.service.asked(scenario.tuning.floor)
+    asked = scenario.slo.goals(scenario.tuning.floor)
     goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in asked)]
-    stays = not scenario.service.schedule and "energy_weight" not in goals
+    stays = not scenario.slo.schedule and "energy_weight" not in goals
     specs = {name: read_router(path) for name in dict.fromkeys(routers) if (path := router_file(name)) is not None}
     controlled = [name for name, spec in specs.items() if getattr(spec, "control", None) is not None]
     deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
     if deaf:
-        told = ", ".join(f"service.{goal}" for goal in goals)
+        told = ", ".join(f"slo.{goal}" for goal in goals)
         remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (tuning.control)"
         yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
     careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
     if careless:
-        yield f"warning: {', '.join(careless)} can't follow service.energy_weight; of all kinds only tide can"
+        yield f"warning: {', '.join(careless)} can't follow slo.energy_weight; of all kinds only tide can"
 
 
 def _how_to_make(name: str, scenario: Scenario) -> str:

@@ -30,7 +30,7 @@ from scenarios.files.spec import (
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class TraceSlice:
     """Which part of a scenario a run for training or tuning is from: one of so many, the whole by default."""
 
     number: int = 0
@@ -132,7 +132,7 @@ _EPOCH_S = 6e8  # 1989, in seconds since 1970; as many milliseconds are beyond a
 _STEPS_S = {3600: "hours", 60: "minutes", 1: "seconds"}
 
 
-def doubts_of(given: WorkloadSection, duration_s: float, series: Series) -> list[str]:
+def warnings_of(given: WorkloadSection, duration_s: float, series: Series) -> list[str]:
     """What is odd about a trace in a run of that length, with what to write; nothing of another workload."""
     if not isinstance(given, TraceWorkload):
         return []

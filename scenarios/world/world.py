@@ -26,11 +26,11 @@ from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenari
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
 from scenarios.world.routers import RouterMaker, maker_of
-from scenarios.world.workloads import Excerpt, Play, Series, arrivals_ns, doubts_of, series_of
+from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.costs import ProfileCosts
-from sim.network import FREE, LINKS, Network
+from sim.network import FREE, LINKS, Interconnect
 from sim.profile import Profile, emulated_slowdowns
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 ASSUMED_DECISION_S = 100e-6  # where no profile has measured it
 DRAIN_LIMIT_S = 60.0
-MOST_IMAGES = 1e8
+MAX_IMAGES = 1e8
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class NetworkAccuracy:
     """What is known of the network's accuracy: the prior, and the images it got right where it was evaluated.
 
     Without an evaluation the prior is the paper's table, and labels are drawn from it.
@@ -52,7 +52,7 @@ class Accuracy:
     evaluation: Evaluation | None = None
 
     @classmethod
-    def of(cls, table: AccuracyTable) -> Accuracy:
+    def of(cls, table: AccuracyTable) -> NetworkAccuracy:
         """From a table's file."""
         return cls(AccuracyPrior(table.top1()), table if isinstance(table, Evaluation) else None)
 
@@ -81,7 +81,7 @@ class World:
 
     scenario: Scenario
     profiles: tuple[Profile, ...]
-    accuracy: Accuracy
+    accuracy: NetworkAccuracy
     cluster: ClusterSpec
     costs: ProfileCosts
     capacity_img_s: float
@@ -147,19 +147,21 @@ class World:
         return Provenance.weakest(*(profile.power.provenance for profile in self.profiles))
 
     def arrivals_ns(
-        self, seed: int, horizon_s: float, scale: float = 1.0, excerpt: Excerpt | None = None
+        self, seed: int, horizon_s: float, scale: float = 1.0, trace_slice: TraceSlice | None = None
     ) -> NDArray[np.int64]:
-        """Arrival times of one run, `scale` times the workload's rate; `excerpt`: see `run_spec`."""
-        rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, excerpt)
-        play = Play(rate_img_s, scale, horizon_s, start_s, excerpt is not None, stream(seed, "arrivals"), self.series)
+        """Arrival times of one run, `scale` times the workload's rate; `trace_slice`: see `run_spec`."""
+        rate_img_s, start_s = (self.rate_img_s or 0.0) * scale, self._start_s(seed, horizon_s, trace_slice)
+        play = Play(
+            rate_img_s, scale, horizon_s, start_s, trace_slice is not None, stream(seed, "arrivals"), self.series
+        )
         return arrivals_ns(self.scenario.workload, play)
 
     def trace_doubts(self, duration_s: float | None = None) -> list[str]:
         """What is odd about a trace of requests in a run so long (the scenario's by default), with what to write."""
-        return doubts_of(self.scenario.workload, duration_s or self.scenario.duration_s, self.series)
+        return warnings_of(self.scenario.workload, duration_s or self.scenario.duration_s, self.series)
 
-    def _start_s(self, seed: int, horizon_s: float, excerpt: Excerpt | None) -> float:
-        return 0.0 if excerpt is None else excerpt.start_s(seed, self.scenario.duration_s, horizon_s)
+    def _start_s(self, seed: int, horizon_s: float, trace_slice: TraceSlice | None) -> float:
+        return 0.0 if trace_slice is None else trace_slice.start_s(seed, self.scenario.duration_s, horizon_s)
 
     def images(self, seed: int, count: int) -> NDArray[np.int64]:
         """Which test image each request is."""
@@ -175,24 +177,25 @@ class World:
         keep_log: bool = False,
         end: str | None = None,
         slowdowns: Mapping[int, tuple[tuple[int, float], ...]] | None = None,
-        excerpt: Excerpt | None = None,
+        trace_slice: TraceSlice | None = None,
     ) -> RunSpec:
         """One run of the scenario's workload; `slowdowns`: see `RunSpec`.
 
-        With an `excerpt` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`, and
+        With a `trace_slice` it is one for training or tuning a router on: a `rates` workload plays its `tuning_file`,
+            and
         a run shorter than the scenario begins at a random time of that part of it, so that curves, crowds and faults
         late in the scenario are met as well.
         """
         scenario = self.scenario
         horizon_s = duration_s or scenario.duration_s
-        if (self.mean_rate_img_s or 0.0) * scale * horizon_s > MOST_IMAGES:
+        if (self.mean_rate_img_s or 0.0) * scale * horizon_s > MAX_IMAGES:
             expected = (self.mean_rate_img_s or 0.0) * scale * horizon_s
-            problem = f"{expected:.3g} images in one run; allowed are {MOST_IMAGES:.0e}"
+            problem = f"{expected:.3g} images in one run; allowed are {MAX_IMAGES:.0e}"
             raise InputError(scenario.name, "workload", f"{problem}: shorten duration_s or lower the rate")
-        arrived_ns = self.arrivals_ns(seed, horizon_s, scale, excerpt)
+        arrived_ns = self.arrivals_ns(seed, horizon_s, scale, trace_slice)
         if len(arrived_ns) == 0:
             raise InputError(scenario.name, "workload", f"no image arrives within {horizon_s:g} s; raise the rate")
-        names, start_s = [server.name for server in self.cluster.servers], self._start_s(seed, horizon_s, excerpt)
+        names, start_s = [server.name for server in self.cluster.servers], self._start_s(seed, horizon_s, trace_slice)
         return RunSpec(
             arrivals_ns=arrived_ns,
             horizon_ns=nanoseconds(horizon_s),
@@ -211,7 +214,7 @@ class World:
     def _goals(self, start_s: float, horizon_s: float) -> tuple[tuple[int, GoalSet], ...]:
         """What the operator asks for and when, in a run that begins at `start_s` of the scenario."""
         goals: list[tuple[int, GoalSet]] = [(0, GoalSet())]
-        for asked in self.scenario.service.asked(self.scenario.tuning.floor):
+        for asked in self.scenario.slo.goals(self.scenario.tuning.floor):
             goal = GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
             if asked.at_s <= start_s:
                 goals = [(0, goal)]
@@ -225,7 +228,7 @@ class World:
             return BernoulliCorrectness(self.accuracy.prior, derived_seed(seed, "correct"))
         return MatrixCorrectness(evaluation.tuples, evaluation.correct, self.images(seed, count))
 
-    def emulated_links(self, seed: int) -> Network | None:
+    def emulated_links(self, seed: int) -> Interconnect | None:
         """A network for real executors that stand closer together than the scenario says; None where none is needed.
 
         What a server's own link was `measured` to take, its transfers take anyway: there it costs nothing.
@@ -237,7 +240,7 @@ class World:
             replace(server.attachment, link=FREE) if link == "measured" else server.attachment
             for server, link in zip(self.cluster.servers, links, strict=True)
         )
-        return Network(attachments, derived_seed(seed, LINKS))
+        return Interconnect(attachments, derived_seed(seed, LINKS))
 
     def simulation(self, run: RunSpec, engine: Simulator = "simpy") -> Simulation | CompiledSimulation:
         """A simulation that is ready to start; on either engine it is the same one, bit for bit.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.jit import ints, kernel
-from policies.holds import MOST_HOLDS
+from policies.holds import MAX_HOLDS
 from sim.compiled.codes import ALONE, NEVER, NONE
 from sim.compiled.layout import Cluster, Credit, HoldMade, Member, Parameters, Request
 from sim.compiled.ledger import energy_j, utilization_variance
@@ -20,7 +20,7 @@ def left_ns(c: Cluster, p: Parameters, slot: int, count: int, now: int) -> int:
     least = NEVER
     for _ in range(count):
         request = request_at(c, p, slot)
-        least = min(least, min(now + p.hold_limit_ns - request.held_ns, request.deadline_ns))
+        least = min(least, min(now + p.max_batching_delay_ns - request.held_ns, request.deadline_ns))
         slot = request.next
     return max(0, least - now)
 
@@ -29,7 +29,7 @@ def left_ns(c: Cluster, p: Parameters, slot: int, count: int, now: int) -> int:
 def may_hold_ns(c: Cluster, p: Parameters, slot: int, candidates: int, now: int) -> int:
     """What a decision sees (`RouterCore._hold_left_ns`)."""
     request = request_at(c, p, slot)
-    if c.may_hold == 0 or candidates >= p.group or request.line == ALONE or request.holds >= MOST_HOLDS:
+    if c.may_hold == 0 or candidates >= p.group or request.line == ALONE or request.holds >= MAX_HOLDS:
         return 0
     return left_ns(c, p, slot, candidates, now)
 
@@ -58,7 +58,7 @@ def join(c: Cluster, p: Parameters, slot: int, now: int) -> None:
     line = line_at(c, p, request.line)
     if line.is_held:
         c.held += 1
-        last = min(now + p.hold_limit_ns - request.held_ns, request.deadline_ns)
+        last = min(now + p.max_batching_delay_ns - request.held_ns, request.deadline_ns)
         line.until_ns = min(line.until_ns, last)
         c.next_hold_ns = min(c.next_hold_ns, last)
         if line.count >= line.requests:

@@ -334,7 +334,7 @@ class Parameters(Record):
     """A cluster's parameters: the beginning of their row."""
 
     servers = devices = segments = widths = keys = specs = lines = cap = group = moves = leaves = media = INT
-    decision_ns = anywhere = max_retries = sheds = hold_limit_ns = INT
+    decision_ns = anywhere = max_retries = sheds = max_batching_delay_ns = INT
     host_devices_at = host_devices = after_pause_at = has_host = decision_block_ns = decision_image_ns = (
         returned_block_ns
     ) = returned_image_ns = sent_permille = INT

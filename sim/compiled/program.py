@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.compiled.record import Record
-from policies.holds import MOST_HOLDS
+from policies.holds import MAX_HOLDS
 from policies.reward import AccuracyPrior
 from policies.vocabulary import IMAGE
 from sim.cluster import ClusterSpec
@@ -50,8 +50,8 @@ from sim.server import ServerSpec
 from sim.tables import DeviceTables
 
 Numbers = npt.NDArray[np.int64]
-MOST_TUPLES = 1 << 18  # width tuples that a table is made of
-_MOST_PARTS = 64  # of a batch, in halves of halves: 2^64 images
+MAX_TUPLES = 1 << 18  # width tuples that a table is made of
+_MAX_PARTS = 64  # of a batch, in halves of halves: 2^64 images
 _KEPT = 8  # programs remembered
 
 
@@ -94,8 +94,8 @@ class Program:
         self._shapes: dict[tuple[int, int, int, int, int, bool], Shape] = {}
         self.widths = config.widths
         self.servers, self.segments, self.width_count = config.servers, config.segments, len(config.widths)
-        if self.width_count**self.segments > MOST_TUPLES:
-            raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MOST_TUPLES})")
+        if self.width_count**self.segments > MAX_TUPLES:
+            raise UnsupportedScenario(f"{self.width_count}^{self.segments} width tuples (at most {MAX_TUPLES})")
         self.keys = [
             (s, w, x) for s in range(1, self.segments + 1) for w in config.widths for x in (IMAGE, *config.widths)
         ]  # the number of a key is its place here
@@ -288,7 +288,7 @@ class Shape:
         self.program = program
         self.requests, self.instances, self.blocks, self.messages = requests, instances, blocks, messages
         self.faults, self.keeps = faults, keeps
-        holds = MOST_HOLDS * (requests + blocks * program.group) if program.cluster.router.hold_limit_ns else 0
+        holds = MAX_HOLDS * (requests + blocks * program.group) if program.cluster.router.max_batching_delay_ns else 0
         self.most_credits = blocks + 2 + holds  # between two decisions
         self.parameters = program.parameters.copy()
         p = self.p = Parameters(self.parameters)
@@ -315,7 +315,7 @@ class Shape:
             "faults_at": faults * PlannedFault.size,
             "candidates_at": p.group,
             "hold_rule_at": 2 * p.segments,
-            "parts_at": _MOST_PARTS,
+            "parts_at": _MAX_PARTS,
             "credits_at": self.most_credits * Credit.size,
             "instances_at": instances * Instance.size,
             "requests_at": requests * p.request_size,

@@ -35,7 +35,7 @@ from sim.compiled.run import RunRow
 
 _TERMS = Terms.size
 _OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
-_MOST_EMPTY = 10
+_MAX_EMPTY = 10
 CHUNK = 8  # clusters that are carried along together: their rows stay in the second cache
 
 
@@ -350,9 +350,9 @@ class Rollouts:
         run = self._runs[index]
         if status == ENDED:
             self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
-            if self._empty[index] > _MOST_EMPTY:
+            if self._empty[index] > _MAX_EMPTY:
                 raise WorkError(
-                    f"{_MOST_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
+                    f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
                 )
             self._forgotten[index] += _count_waiting(run) + run.cluster.dropped
             self._runs[index] = self._new_run(index)

@@ -43,7 +43,7 @@ from sim.host import DECISIONS, RETURNS
 from sim.network import LINKS
 from sim.server import BACK, DISPATCH, JITTER, THERE
 
-MOST_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
+MAX_NS = 9_000 * NS_PER_S  # beyond, integrals of utilization need more than the 53 bits of a float
 _FIRST_ROWS = 1024  # of a list of records
 
 
@@ -130,7 +130,7 @@ class RunRow:
         arrivals = np.ascontiguousarray(run.arrivals_ns, np.int64)
         c.arrivals_at, c.arrival_count = self._keep(arrivals), len(arrivals)
         c.horizon_ns, c.limit_ns, c.drains = run.horizon_ns, run.drain_limit_ns, run.end == "drain"
-        if p.hold_limit_ns:
+        if p.max_batching_delay_ns:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
         asked = (*run.goals, (0, GoalSet()))
@@ -222,6 +222,6 @@ def _require_supported(program: Program, run: RunSpec) -> None:
             raise UnsupportedScenario("a device that has a slowdown but no server")
     if run.keep_log:
         raise UnsupportedScenario("a log of every step")
-    if run.horizon_ns + run.drain_limit_ns > MOST_NS:
-        longest_s = (MOST_NS - run.drain_limit_ns) // NS_PER_S
+    if run.horizon_ns + run.drain_limit_ns > MAX_NS:
+        longest_s = (MAX_NS - run.drain_limit_ns) // NS_PER_S
         raise UnsupportedScenario(f"runs longer than {longest_s} s")

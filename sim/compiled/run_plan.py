@@ -17,7 +17,7 @@ from sim.compiled.program import addressed
 from sim.compiled.run import RunRow
 
 
-class Answer(NamedTuple):
+class RouterAnswer(NamedTuple):
     """What was decided where a decision is asked for: a server, a width by number and a group; or `HOLD`, until how
     many wait, and for how long in ns."""
 
@@ -26,13 +26,13 @@ class Answer(NamedTuple):
     group: int
 
 
-NO_ANSWER: Final = Answer(NONE, NONE, NONE)
+NO_ANSWER: Final = RouterAnswer(NONE, NONE, NONE)
 _NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
 _NO_SHEET: Final = np.zeros(1, np.int64)
 _DRAWN = 1 << 14  # numbers at a time
 
 
-def go_on(run: RunRow, answer: Answer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
+def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
     """Run a cluster as far as it goes by itself, from the answer on; returns why it stops (`run_cluster`).
 
     Without a plan it stops at every decision.
@@ -41,7 +41,7 @@ def go_on(run: RunRow, answer: Answer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet:
 
 
 def run_to_end(
-    run: RunRow, plan: Ints, rng: np.random.Generator, replan: Replan | None = None, answer: Answer = NO_ANSWER
+    run: RunRow, plan: Ints, rng: np.random.Generator, replan: Replan | None = None, answer: RouterAnswer = NO_ANSWER
 ) -> None:
     """Let a plan make every decision of a run.
 

@@ -51,7 +51,7 @@ from sim.compiled.layout import Credit, HeadSeen, ServerSeen, WorkSeen
 from sim.compiled.observation import read_view
 from sim.compiled.program import program_of
 from sim.compiled.run import RunRow
-from sim.compiled.run_plan import NO_ANSWER, Answer, go_on, run_to_end
+from sim.compiled.run_plan import NO_ANSWER, RouterAnswer, go_on, run_to_end
 
 _STATUS: dict[int, RequestStatus] = {COMPLETED: "completed", IN_FLIGHT: "in_flight", FAILED: "failed"}
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
@@ -130,14 +130,14 @@ class CompiledSimulation:
         _require(self._masks[choice.server][head.segment - 1][width], f"the policy chose a masked width: {choice}")
         _require(self._pending.view.servers[choice.server].valid, f"the policy chose a server at its cap: {choice}")
         self._pending = None
-        self._answer = Answer(choice.server, width, choice.group)
+        self._answer = RouterAnswer(choice.server, width, choice.group)
 
     def _hold(self, hold: Hold, view: ClusterView) -> None:
         _require(view.hold_left_ns > 0, "the policy held those who may not be held")
         most = self.cluster.router.groups[-1]
         _require(hold.wait_ns > 0 and view.candidates < hold.requests <= most, f"no such hold: {hold}")
         self._pending = None
-        self._answer = Answer(HOLD, hold.requests, hold.wait_ns)
+        self._answer = RouterAnswer(HOLD, hold.requests, hold.wait_ns)
 
     def set_hold_rule(self, rule: HoldRule) -> None:
         """What the router holds without a decision, where it may hold; for before the first one."""

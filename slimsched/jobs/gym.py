@@ -15,7 +15,7 @@ import gymnasium
 from scenarios.gym import require_undrawn, require_whole
 
 if TYPE_CHECKING:
-    from jobs.learning.course import Windows
+    from jobs.learning.training import Windows
     from jobs.policies.choices import Choosing
     from jobs.policies.policy import JobPolicy
     from jobs.sim.env import JobClusterEnv
@@ -45,7 +45,7 @@ def make_job_env(
     """
 
     from jobs.case import read_case, read_scenario
-    from jobs.learning.course import Windows
+    from jobs.learning.training import Windows
     from jobs.policies.policy import JobPolicy
     from jobs.sim.env import JobClusterEnv
     from slimsched.jobs.profiles import profile_images_s

@@ -24,7 +24,7 @@ from scenarios.terminal.screen import screen_width
 
 Row = Mapping[str, Any]
 Cells = Sequence[tuple[str, Callable[[Any], str]]]
-MOST_ROWS: Final = 12
+MAX_ROWS: Final = 12
 MINUTE_S, HOUR_S, DAY_S = 60.0, 3600.0, 86400.0
 HEAVY_CV2: Final = (
     4.0  # from here on, and of shorter logs than this, intervals hold the truth less often (docs/jobs.md)
@@ -121,7 +121,7 @@ def _text(*parts: Table | str) -> str:
     return to_text(filter(None, parts), screen_width())
 
 
-def _first(rows: Sequence[Any], what: str, most: int = MOST_ROWS) -> list[str]:
+def _first(rows: Sequence[Any], what: str, most: int = MAX_ROWS) -> list[str]:
     """The note below the first rows of many."""
     return [f"And {len(rows) - most:,} {what}."] if len(rows) > most else []
 
@@ -152,7 +152,7 @@ def summary_text(trace: Row, name: str) -> str:
     kinds = (("users", "user"), ("vcs", "vc"), ("gpu_types", "GPU type"), ("statuses", "status"))
     groups = [
         _table(
-            trace[key][:MOST_ROWS],
+            trace[key][:MAX_ROWS],
             [
                 (head, lambda row: row["name"] or "(none)"),
                 ("jobs", of("jobs", _count)),
@@ -192,7 +192,7 @@ def _times(spread: Row) -> list[str]:
 
 def _sizes(sizes: Sequence[Row]) -> Table:
     """By GPUs; where there are many sizes, those with most GPU time."""
-    largest = sorted(sizes, key=lambda row: -row["gpu_time_share"])[:MOST_ROWS]
+    largest = sorted(sizes, key=lambda row: -row["gpu_time_share"])[:MAX_ROWS]
     jobs = sum(row["jobs"] for row in sizes)
     cells: Cells = [
         ("GPUs", of("gpus", _count)),
@@ -322,7 +322,7 @@ def _groups(comparison: Row) -> list[Table]:
         by_policy = [{group["name"]: group for group in row["groups"] if group["kind"] == kind} for row in others]
         names = list(by_policy[0]) if by_policy else []
         if names:
-            rows = [_group_row(name, by_policy) for name in names[:MOST_ROWS]]
+            rows = [_group_row(name, by_policy) for name in names[:MAX_ROWS]]
             note = f"Mean wait; in brackets the share of jobs that wait less, and more, than under {base}."
             notes = [note, *_first(names, "more with fewer jobs")]
             heads = columns(head, "jobs", base, *(row["policy"] for row in others))
@@ -380,7 +380,7 @@ def validation_text(found: Row) -> str:
     notes = [say("error", found), say("closeness", found)]
     tables = [Table(columns("wait", *found["simulated_s"]), rows, notes=notes)]
     for kind, head in (("size", "GPUs"), ("vc", "VC")):
-        groups = [group for group in found["groups"] if group["kind"] == kind][:MOST_ROWS]
+        groups = [group for group in found["groups"] if group["kind"] == kind][:MAX_ROWS]
         cells: Cells = [
             (head, of("name")),
             ("jobs", of("jobs", _count)),

@@ -15,8 +15,8 @@ from cyclopts import Parameter
 from kit.errors import InputError
 from slimsched.arguments import LONGEST, Duration, File, NewFolder, changes_of, path, read_by, require_within
 from slimsched.arguments import Changes as Settings
-from slimsched.results import Found
-from slimsched.working import listener, verb
+from slimsched.results import CommandResult
+from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
     from jobs.case import JobsCase
@@ -49,7 +49,7 @@ Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
-_MOST_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
+_MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
 
 
@@ -68,8 +68,8 @@ def import_log(
     gpus_per_node: int | None = None,
     vc: Literal["partition", "account", "qos"] = "partition",
     timezone: str | None = None,
-    lives: Literal["sum", "last"] = "sum",
-) -> Found:
+    attempts: Literal["sum", "last"] = "sum",
+) -> CommandResult:
     """Make a trace of a cluster's log; tells what is left out, and why.
 
     Args:
@@ -83,7 +83,7 @@ def import_log(
         gpus_per_node: GPUs of a node, where a Slurm log does not name GPUs and jobs have whole nodes.
         vc: what a Slurm log's virtual cluster is.
         timezone: of dates without one, such as Europe/Berlin; UTC by default.
-        lives: a requeued job's run time: that of all its lives together, or of the last one.
+        attempts: a requeued job's run time: that of all its attempts together, or of the last one.
 
     Raises:
         InputError: the file can't be read as such a log, or no row of it makes a job.
@@ -108,12 +108,12 @@ def import_log(
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
-        found = read_log(log, place, format, options, sums=lives == "sum", told=progress.set)
-    return Found({**found.document(), "trace": str(place)}, imported_text(found, log, place))
+        found = read_log(log, place, format, options, sums=attempts == "sum", told=progress.set)
+    return CommandResult({**found.document(), "trace": str(place)}, imported_text(found, log, place))
 
 
 @verb
-def inspect(trace: File, /, *, gpus: int | None = None) -> Found:
+def inspect(trace: File, /, *, gpus: int | None = None) -> CommandResult:
     """Tell what a trace holds: load, sizes, run times, users, waits, predictability.
 
     Args:
@@ -129,9 +129,9 @@ def inspect(trace: File, /, *, gpus: int | None = None) -> Found:
 
     require_within("--gpus", gpus, 1, LONGEST)
     jobs = read_trace(Path(trace))
-    with _progress("looking at jobs", len(jobs), unit="job", is_quiet=len(jobs) < _MOST_AT_ONCE) as progress:
+    with _progress("looking at jobs", len(jobs), unit="job", is_quiet=len(jobs) < _MAX_AT_ONCE) as progress:
         found = summarize(jobs, gpus, progress.set)
-    return Found(found, summary_text(found, Path(trace).name))
+    return CommandResult(found, summary_text(found, Path(trace).name))
 
 
 @verb
@@ -145,7 +145,7 @@ def generate(
     durations: str = "lognormal",
     sizes: str = "1:0.7,2:0.1,4:0.1,8:0.08,16:0.02",
     seed: int = 0,
-) -> Found:
+) -> CommandResult:
     """Draw a trace with a load, sizes and run times that you choose.
 
     Args:
@@ -186,11 +186,11 @@ def generate(
     )
     write_trace(place, trace)
     found = summarize(trace, gpus)
-    return Found({**found, "trace": str(place)}, f"trace: {place}\n\n{summary_text(found, place.name)}")
+    return CommandResult({**found, "trace": str(place)}, f"trace: {place}\n\n{summary_text(found, place.name)}")
 
 
 @verb
-def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Found:
+def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> CommandResult:
     """Write a first scenario for a trace and a cluster, with a comment at each choice.
 
     Args:
@@ -212,7 +212,7 @@ def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Found:
     groups, jobs = tuple(nodes_of(text) for text in nodes), read_trace(Path(trace))
     write_text(place, starter(jobs, Path(trace).absolute(), typed(groups, jobs)))
     text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
-    return Found({"scenario": str(place)}, text)
+    return CommandResult({"scenario": str(place)}, text)
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -228,7 +228,7 @@ def compare(
     out: NewFolder | None = None,
     against_log: bool = False,
     changes: Settings | None = None,
-) -> Found:
+) -> CommandResult:
     """Compare policies on the same trace: waits, fairness, who wins, how far from the bound.
 
     One policy alone is simulated, and its own figures told.
@@ -260,7 +260,7 @@ def compare(
         with _progress("replaying the log", 1) as progress:
             found = validation_document(case, case.policies[0])
             progress.update()
-        return Found(found, validation_text(found))
+        return CommandResult(found, validation_text(found))
     folder = None if out is None else Path(out)
     with _progress("policies", len(case.policies), unit="run") as progress:
 
@@ -276,11 +276,11 @@ def compare(
         write_json(folder / "comparison.json", found)
         if bounds:
             save(prices_chart(bounds), folder / "prices.svg")
-    return Found(found, comparison_text(found) if len(runs) > 1 else result_text(found))
+    return CommandResult(found, comparison_text(found) if len(runs) > 1 else result_text(found))
 
 
 @verb
-def bound(scenario: File, /) -> Found:
+def bound(scenario: File, /) -> CommandResult:
     """Compute a bound that no policy can beat, and the price of a GPU-hour over time.
 
     Args:
@@ -297,7 +297,7 @@ def bound(scenario: File, /) -> Found:
         raise InputError(case.source, "bound.passes", "0 leaves the bound out; allowed is 1 or more")
     bounds = _bounds(case)
     found = bound_document(case, bounds)
-    return Found(found, bound_text(found))
+    return CommandResult(found, bound_text(found))
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -309,7 +309,7 @@ def whatif(
     /,
     changes: Changes = (),
     policies: Policies = (),
-) -> Found:
+) -> CommandResult:
     """Compare the same jobs before and after a change of the scenario.
 
     Args:
@@ -333,7 +333,7 @@ def whatif(
     with _progress("what if", runs, unit="run") as progress:
         found = both.document(min(core_count(), runs))
         progress.update(runs)
-    return Found({**found, "changes": changed}, whatif_text(found, changes))
+    return CommandResult({**found, "changes": changed}, whatif_text(found, changes))
 
 
 @verb
@@ -345,7 +345,7 @@ def capacity(
     of: Literal["mean", "p50", "p90", "p99"] = "mean",
     by: Literal["load", "nodes"] = "load",
     policy: str | None = None,
-) -> Found:
+) -> CommandResult:
     """Find the largest load, or the fewest nodes, at which waits stay below a limit.
 
     Args:
@@ -358,7 +358,7 @@ def capacity(
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
     """
-    from jobs.operating import Limit, Tried, capacity_document, fewest_nodes, largest_load
+    from jobs.operating import Limit, TriedSetting, capacity_document, fewest_nodes, largest_load
     from slimsched.jobs.texts import capacity_text, say
 
     case = _case(scenario, () if policy is None else (policy,))
@@ -366,15 +366,15 @@ def capacity(
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
     limit = Limit(of, wait_s)
 
-    def told(tried: Tried) -> None:
-        listener().remark(say("tried", tried, by))
+    def told(tried: TriedSetting) -> None:
+        observer().remark(say("tried", tried, by))
 
     if by == "nodes":
         found = capacity_document(case, limit, nodes=fewest_nodes(case, limit, told))
     else:
         low, high = largest_load(case, limit, PRECISION, told)
         found = capacity_document(case, limit, load_kept=low, load_broken=high)
-    return Found(found, capacity_text(found))
+    return CommandResult(found, capacity_text(found))
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -392,7 +392,7 @@ def tune(
     objective: Literal["wait", "jct", "slowdown"] = "wait",
     load: float | None = None,
     jobs: int | None = None,
-) -> Found:
+) -> CommandResult:
     """Seek a policy's numbers on earlier weeks, and judge them on later ones.
 
     Args:
@@ -431,7 +431,7 @@ def tune(
         found = search(earlier, later, tries, jobs or core_count(), key, lambda numbers, figure: progress.update())
     write_text(place, yaml.safe_dump(policy_document(found.best.policy), sort_keys=False))
     document = found.document() | {"key": objective, "tries": tries, "file": str(place)}
-    return Found(document, tuning_text(document))
+    return CommandResult(document, tuning_text(document))
 
 
 @verb
@@ -449,7 +449,7 @@ def train(
     judged: int = 50,
     load: float | None = None,
     jobs: int | None = None,
-) -> Found:
+) -> CommandResult:
     """Train RLTune on windows of a scenario's trace, and judge it on windows that it has not seen.
 
     Args:
@@ -470,10 +470,10 @@ def train(
         InputError: the trace is too short, or the file is of another training.
     """
     from hw.host.limits import core_count
-    from jobs.learning.course import Course, Windows
-    from jobs.learning.course import train as learn
     from jobs.learning.judging import BASELINES, judge, learned_choice, table_of
     from jobs.learning.learned import FIXED, LearnedSpec
+    from jobs.learning.training import TrainingConfig, Windows
+    from jobs.learning.training import train as learn
     from jobs.spec import LEARNED_SUFFIX
     from scenarios.terminal.places import writable_file
 
@@ -487,7 +487,7 @@ def train(
         raise InputError("reward", "", problem)
     case = _case(scenario, (), load)
     earlier, later = Windows.to_learn_and_judge(case.jobs, case.world, kind != FIXED, window)
-    course = Course(
+    config = TrainingConfig(
         LearnedSpec(kind, base=base, trace=case.scenario.name),
         earlier,
         score=(reward or "bounded-slowdown").replace("-", " "),
@@ -497,11 +497,11 @@ def train(
     )
     processes = jobs or core_count()
     with _progress("epochs", epochs, unit="epoch") as progress:
-        learned = learn(course, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
+        learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
-    contenders = [*BASELINES, learned_choice(kind, learned)]
+    candidates = [*BASELINES, learned_choice(kind, learned)]
     folder = place.with_suffix(".windows")
-    waits = {each.name: found for each, found in judge(contenders, later, starts, folder, jobs=processes)}
+    waits = {each.name: found for each, found in judge(candidates, later, starts, folder, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),
@@ -510,7 +510,7 @@ def train(
         "mean_wait_s": {name: float(found.mean()) for name, found in waits.items()},
     }
     head = f"written: {place}\n{len(starts)} later windows of {window} jobs, above it: than {kind}"
-    return Found(document, f"{head}\n\n{table_of(waits, kind)}")
+    return CommandResult(document, f"{head}\n\n{table_of(waits, kind)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios
@@ -519,7 +519,7 @@ def train(
 def _progress(title: str, total: int | None = None, unit: str = "run", is_quiet: bool = False) -> Progress:
     from scenarios.terminal.progress import Progress
 
-    return Progress(title, total, unit=unit, quiet=is_quiet or listener().quiet)
+    return Progress(title, total, unit=unit, quiet=is_quiet or observer().quiet)
 
 
 def _case(
@@ -530,7 +530,7 @@ def _case(
     is_told: bool = True,
 ) -> JobsCase:
     """The scenario, changed, with the policies and the load that are given instead of its own."""
-    from jobs.case import doubts, read_case, read_scenario, require_a_fit, with_flags
+    from jobs.case import read_case, read_scenario, require_a_fit, warnings_of, with_flags
     from slimsched.jobs.profiles import profile_images_s
 
     if load is not None:
@@ -538,8 +538,8 @@ def _case(
     found = with_flags(read_scenario(Path(scenario), changes), tuple(map(str, policies)), load)
     case = read_case(found, str(scenario), profile_images_s)
     require_a_fit(case)
-    for doubt in doubts(case) if is_told else ():
-        listener().remark(f"warning: {doubt}")
+    for doubt in warnings_of(case) if is_told else ():
+        observer().remark(f"warning: {doubt}")
     return case
 
 
@@ -555,7 +555,7 @@ def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Cas
     from jobs.comparing import bounds_of
     from scenarios.terminal.compiling import telling
 
-    with telling(listener().remark), _progress("bounds", len(kinds), unit="bound") as progress:
+    with telling(observer().remark), _progress("bounds", len(kinds), unit="bound") as progress:
         return bounds_of(case, kinds, progress.update)
 
 

@@ -11,7 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.study import jobs_results, pages
 from jobs.case import job_list
 from jobs.generate import Drawing, Law, draw
-from jobs.learning.course import Course
+from jobs.learning.training import TrainingConfig
 from jobs.trace import read_trace, write_trace
 from kit.documents import read_checked
 
@@ -33,7 +33,7 @@ TRAINED = (
     "earlier",
 )
 
-EIGHT = jobs_results.Effort(epochs=8, episodes=1, windows=2)
+EIGHT = jobs_results.StudyEffort(epochs=8, episodes=1, windows=2)
 
 
 def trace(path: Path, many: int, seed: int = 0) -> Path:
@@ -102,15 +102,15 @@ def test_a_training_that_falls_apart_is_given_up(
     history = [{"score": 10 * times, "base_score": 10.0} for times in own]
     made: list[int] = []
 
-    def train(course: Course, path: Path, processes: int, told: object) -> None:
-        made.append(course.epochs)
+    def train(config: TrainingConfig, path: Path, processes: int, told: object) -> None:
+        made.append(config.epochs)
 
     monkeypatch.setattr(jobs_results, "train", train)
     monkeypatch.setattr(jobs_results, "history_in", lambda path: history[: len(made)])
-    course = jobs_results.cases_of(job_list(read_trace(trace(tmp_path / "a.parquet", 1600))), EIGHT)[0].courses[
+    config = jobs_results.cases_of(job_list(read_trace(trace(tmp_path / "a.parquet", 1600))), EIGHT)[0].configs[
         "waiting"
     ]
-    jobs_results._trained(course, tmp_path / "x.safetensors", 1, lambda *told: None)
+    jobs_results._trained(config, tmp_path / "x.safetensors", 1, lambda *told: None)
     assert made == list(range(1, epochs + 1))
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.study.contenders import TOLD, told
+from benchmarks.study.candidates import TOLD, told
 from benchmarks.study.judge import (
-    Found,
+    JudgedScenario,
+    baselines_of,
     compare,
     compare_told,
     covered,
     judge,
     replica_checks,
-    rivals_of,
     searches_in,
     spreads_in,
 )
@@ -39,15 +39,15 @@ def router(
             "latency_p99_s": p99_ms * factor / 1000,
             "latency_std_s": std_ms / 1000,
             "energy_per_image_j": energy,
-            "kept_share": kept,
+            "slo_attainment": kept,
             "accuracy": accuracy / 100,
             "energy_j": mean_ms,
             "energy_std_j": std_ms,
         }
         for seed, factor in enumerate(factors)
     ]
-    row = {"router": label, "group": group, "accuracy_pct": accuracy, "mean_ms": mean_ms, "kept_pct": 100 * kept}
-    row |= {"worst_ms": mean_ms * max(factors), "lost_share": unfinished / 1000, "is_marked": unfinished > 10}
+    row = {"router": label, "group": group, "accuracy_pct": accuracy, "mean_ms": mean_ms, "attainment_pct": 100 * kept}
+    row |= {"worst_ms": mean_ms * max(factors), "lost_share": unfinished / 1000, "is_flagged": unfinished > 10}
     return {"runs": runs, "row": row}
 
 
@@ -55,13 +55,13 @@ def tide(mean_ms: float, **changes: Any) -> Router:
     return router("tide", mean_ms, group="learned", **changes)
 
 
-def found(*routers: Router, load: str = "moving", carries: float | None = 106.0, **changes: Any) -> Found:
+def found(*routers: Router, load: str = "moving", carries: float | None = 106.0, **changes: Any) -> JudgedScenario:
     """A scenario in which Tide carries so many images/s, and the ladder 100."""
     rows = pd.DataFrame([each["row"] for each in routers])
     carried: dict[str, list[float]] = (
         {} if carries is None else {"tide": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
     )
-    return Found(
+    return JudgedScenario(
         name="main-x",
         load=load,
         floor=0.755,
@@ -89,9 +89,9 @@ def test_the_best_rival_is_the_quickest_that_is_comparable() -> None:
         router("slow", 11, accuracy=70.0),
     )
     case = found(tide(8), *rows)
-    assert list(rivals_of(case, "tide").index) == ["ladder", "slow"]
+    assert list(baselines_of(case, "tide").index) == ["ladder", "slow"]
     row, _ = judge(case)
-    assert (row["rival"], row["holds"]) == ("ladder", "yes")
+    assert (row["baseline"], row["holds"]) == ("ladder", "yes")
     assert row["mean_pct"] == pytest.approx(-20)
     assert row["points"] == pytest.approx(0.04)
 
@@ -127,14 +127,14 @@ def test_what_is_asked_for(load: str, changes: dict[str, Any], carries: float | 
 @pytest.mark.parametrize(
     ("rows", "holds", "said"),
     [
-        ([tide(5), router("ladder", 4, accuracy=75.0)], "?", "no rival is as accurate; the most accurate open"),
+        ([tide(5), router("ladder", 4, accuracy=75.0)], "?", "no baseline is as accurate; the most accurate open"),
         ([router("ladder", 10)], "?", "no Tide was run, or it completed nothing open"),
         ([tide(5, accuracy=75.44), router("ladder", 10, accuracy=75.44)], "no", "accuracy 75.44 % missed"),
         ([tide(5), router("ladder", 10, accuracy=75.56)], "no", "accuracy missed"),
         (
             [tide(5), router("plain", 10, group="not tuned"), router("ladder", 4, accuracy=75.4)],
             "open",
-            "no tuned rival is as accurate; the most accurate open",
+            "no tuned baseline is as accurate; the most accurate open",
         ),
         (
             [tide(8), router("milp", 5, accuracy=75.44), router("fixed", 1600, accuracy=75.0)],
@@ -150,7 +150,7 @@ def test_what_is_no_win(rows: list[Router], holds: str, said: str) -> None:
 
 
 def test_a_win_still_tells_what_is_worse_for_certain() -> None:
-    """Against any rival, by the seeds alone; and that tuning has not helped."""
+    """Against any baseline, by the seeds alone; and that tuning has not helped."""
     other = router("infaas", 11, p99_ms=15, std_ms=0.5)
     start = router("tide, not tuned", 6, group="not tuned")
     case = found(tide(8), router("ladder", 10), other, start, spreads={"infaas": {"latency_p99_s": 0.7}})
@@ -167,11 +167,13 @@ def test_a_win_still_tells_what_is_worse_for_certain() -> None:
 
 def test_intervals_are_paired_and_hold_how_sure_tuning_is() -> None:
     """Seeds that differ alike leave none; the runner-up's 10 % of both routers add as squares do."""
-    race = [{"of": f"search {place}", "mean_s": mean_s, "p99_s": 0.03} for place, mean_s in enumerate((9.9, 1.0, 1.1))]
-    assert searches_in({"race": [{"of": "start", "mean_s": 2.0}, *race]}) == race
-    spreads = spreads_in({"race": race})
+    final_scores = [
+        {"of": f"search {place}", "mean_s": mean_s, "p99_s": 0.03} for place, mean_s in enumerate((9.9, 1.0, 1.1))
+    ]
+    assert searches_in({"final_scores": [{"of": "start", "mean_s": 2.0}, *final_scores]}) == final_scores
+    spreads = spreads_in({"final_scores": final_scores})
     assert spreads["latency_mean_s"] == pytest.approx(0.1)
-    assert spreads_in({"race": race[:1]}) == spreads_in({}) == {}
+    assert spreads_in({"final_scores": final_scores[:1]}) == spreads_in({}) == {}
     case = found(tide(8, spread=0.5), router("ladder", 10, spread=0.5))
     assert compare(case, "tide", "ladder")["mean_pct_ci95"] == pytest.approx(0, abs=1e-9)
     for routers, half in ((["ladder"], 8.0), (["ladder", "tide"], 8.0 * 2**0.5)):
@@ -188,13 +190,13 @@ def test_who_is_told_goals_is_compared_with_those_who_are_too() -> None:
     its = router(told("tide"), 6, group=TOLD, accuracy=75.85, kept=0.75)
     row = compare_told(found(tide(8), router("fixed", 10, kept=0.9), its, ladder, lookahead))
     assert row is not None
-    assert (row["rival"], row["most_kept_rival"]) == (told("lookahead"), "tide")
-    assert row["kept_points"] == pytest.approx(5)
+    assert (row["baseline"], row["best_attainment_baseline"]) == (told("lookahead"), "tide")
+    assert row["attainment_points"] == pytest.approx(5)
     assert row["points"] == pytest.approx(0.15)
     as_many = router(told("lookahead"), 9, group=TOLD, accuracy=75.7, kept=0.6)
     equal = compare_told(found(its, as_many, ladder))
     assert equal is not None
-    assert equal["rival"] == told("ladder")
+    assert equal["baseline"] == told("ladder")
     assert compare_told(found(tide(8), ladder, lookahead)) is None
 
 

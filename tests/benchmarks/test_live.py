@@ -14,7 +14,7 @@ from benchmarks.__main__ import main
 from benchmarks.study.live import (
     SCHEMA,
     Measured,
-    Outcome,
+    WorldOutcome,
     known_in,
     make_page,
     measured_in,
@@ -32,7 +32,7 @@ from scenarios.files.router_names import write_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.settings import FEWEST
 from scenarios.metrics.comparison import compare_results
-from scenarios.metrics.fidelity import Validation
+from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
@@ -44,7 +44,7 @@ LIVE = Path(FILE).parent
 ROOM = 0.6  # of what the router carries, at most
 
 
-def folder_of(path: Path, found: Validation) -> RunFolder:
+def folder_of(path: Path, found: ValidationDocument) -> RunFolder:
     """A finished run's, with its two tables alone."""
     folder = RunFolder(path)
     with folder.opened():
@@ -61,7 +61,7 @@ def measured(path: Path, *routers: Any, floor: float | None = None, odd: float =
     return {**kept, "floor": floor}
 
 
-def both(found: Measured) -> tuple[Outcome, Outcome]:
+def both(found: Measured) -> tuple[WorldOutcome, WorldOutcome]:
     return outcome(found, "simulated"), outcome(found, "hardware")
 
 
@@ -92,7 +92,7 @@ def test_a_tie_is_no_win_and_where_simulation_named_a_third_it_was_wrong(tmp_pat
     simulated, real = both(measured(tmp_path / "tie", *tie, odd=0.2))
     assert (real.winner, real.first, said_so(simulated, real)) == (None, (T, L), "open")
     assert said_so(*both(measured(tmp_path / "third", *tie, (F, 0.5, 2.0, 0.95), odd=0.2))) == "no"
-    alone = Outcome(simulated.able[1:], (), (), ())
+    alone = WorldOutcome(simulated.able[1:], (), (), ())
     assert (alone.winner, alone.first, said_so(alone, real)) == (None, (L,), "open")
 
 
@@ -116,7 +116,7 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
 def test_what_tide_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
     lost = measured(tmp_path / "lost", (T, 0.9, 1.3, 0.95), (L, 1.2, 1.0, 0.92), floor=0.9)
     worse = pd.DataFrame(worse_rows("lost", lost))
-    assert worse.loc[worse["measure"] == "p99 latency", ["tide", "rivals"]].values.tolist() == [
+    assert worse.loc[worse["measure"] == "p99 latency", ["tide", "baselines"]].values.tolist() == [
         pytest.approx([1300, 1000])
     ]
     assert summary_row("lost", lost)["winner_less_accurate_points"] == pytest.approx(3.0)
@@ -184,7 +184,7 @@ def test_the_page_is_made_of_the_figures_beside_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(LIVE.glob("*.yaml")), ids=lambda path: path.stem)
 def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Path) -> None:
-    """As long and of the same mix, so that the floor that was kept there is kept here; the rivals are in both."""
+    """As long and of the same mix, so that the floor that was kept there is kept here; the baselines are in both."""
     found = load_scenario(path)
     assert (found.validate_.duration_s, found.validate_.warmup_s) == (None, None), "those of the scenario"
     assert (found.duration_s, found.tuning.episode_s, found.training.horizon_s) == (20, 20, 20)
@@ -227,6 +227,6 @@ def test_cpu_scenarios_ask_what_the_emulated_ones_do(path: Path) -> None:
     assert (found.compare, found.tuning.decisions) == (emulated.compare, emulated.tuning.decisions)
     assert [fault.kind for fault in found.faults] == [fault.kind for fault in emulated.faults]
     assert not any(server.emulated for server in found.cluster.named_servers)
-    assert found.router.hold_limit_s > 0
+    assert found.router.max_batching_delay_s > 0
     assert found.tuning.floor is not None
     assert 0.4012 < found.tuning.floor < 0.5665, "of slimresnet-tiny, at its narrowest and at its widest"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.study.contenders import ROUTERS
+from benchmarks.study.candidates import ROUTERS
 from benchmarks.study.judge import RELAXED_CUT_PCT
 from benchmarks.study.paper import HEAVY, RANDOM, RELAXED, paper_row
 from scenarios.learn.train import train_world

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from benchmarks.__main__ import main
-from benchmarks.grid import Point, Row, kept_rows, make_rows, read_rows
+from benchmarks.grid import GridRow, Row, kept_rows, make_rows, read_rows
 from benchmarks.study import pages, runs
-from benchmarks.study.contenders import (
+from benchmarks.study.candidates import (
     PLACEMENTS,
     TOLD,
     experiments,
@@ -33,7 +33,7 @@ ROUTERS = "data/routers/main-tiny"
 # --------------------------------------------------------------------------------------------------------------- grids
 
 
-def double(made: list[int], point: Point) -> Row:
+def double(made: list[int], point: GridRow) -> Row:
     number = int(point.key["number"])
     if number == 3:
         raise KeyboardInterrupt
@@ -45,8 +45,8 @@ def test_rows_are_kept_as_they_come_and_stale_ones_go(tmp_path: Path) -> None:
     """Also a line that was torn; rows of scenarios that nobody asks for stay."""
     path, made = tmp_path / "rows.jsonl", list[int]()
 
-    def points(*numbers: int, state: str = "a", scenario: str = "x") -> list[Point]:
-        return [Point({"scenario": scenario, "number": number}, state) for number in numbers]
+    def points(*numbers: int, state: str = "a", scenario: str = "x") -> list[GridRow]:
+        return [GridRow({"scenario": scenario, "number": number}, state) for number in numbers]
 
     with pytest.raises(KeyboardInterrupt):
         make_rows(path, points(1, 2, 3, 4), double, made, quiet=True)
@@ -162,7 +162,7 @@ def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
         assert axes.get_xlim()[1] == pytest.approx(100 if told else 95)
 
 
-# ---------------------------------------------------------------------------------------------------------- contenders
+# ---------------------------------------------------------------------------------------------------------- candidates
 
 
 def test_what_is_stale_or_not_to_be_tuned_is_named_and_hides_nothing(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_what_is_stale_or_not_to_be_tuned_is_named_and_hides_nothing(tmp_path: P
     write_tuned(path, "milp", **{"tuning.floor": "0.75"})
     (tmp_path / ROUTERS / "slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
     case = read_case(path)
-    shown = [contender.label for contender in case.contenders]
+    shown = [candidate.label for candidate in case.candidates]
     assert shown == ["ladder", "slackfit, not tuned", "ladder, not tuned", "tide, not tuned", "random"]
     assert set(case.missing) > {
         "tide: `routers/main-tiny/tide.rule.yaml` is stale (`make routers`): tuning.decisions 15000000, now 40000000",
@@ -186,7 +186,7 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     path = write_case(tmp_path)
     for made_by, others in (({}, set(PLACEMENTS) - {"sticky"}), ({"latency_mean_s": 0.2}, set())):
         write_rule(tmp_path / ROUTERS / "fixed.rule.yaml", FixedRule(tuple=(0.5, 1.0), made_by=made_by))
-        named = {contender.label: contender.router for contender in read_case(path).contenders}
+        named = {candidate.label: candidate.router for candidate in read_case(path).candidates}
         assert set(PLACEMENTS) & set(named) == others
     assert "jiq" not in named
 
@@ -194,11 +194,11 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
 def test_those_with_a_dial_also_run_told_what_is_promised(tmp_path: Path) -> None:
     """As the same files' other rows: what they are told makes another run of it."""
     path = write_case(tmp_path)
-    assert not [each for each in read_case(path).contenders if each.group == TOLD], "nothing is promised"
+    assert not [each for each in read_case(path).candidates if each.group == TOLD], "nothing is promised"
     document = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**document, "service": {"floor": 0.8, "p99_limit_s": 0.05}}))
+    path.write_text(yaml.safe_dump({**document, "slo": {"floor": 0.8, "p99_limit_s": 0.05}}))
     case = read_case(path)
-    labels = {each.label: each for each in case.contenders}
+    labels = {each.label: each for each in case.candidates}
     for kind in ("tide", "ladder"):
         plain, told = labels[kind].make(case.world), labels[f"{kind}, told its goals"].make(case.world)
         assert getattr(plain, "control", None) is None
@@ -211,7 +211,7 @@ def test_the_papers_routers_are_found_and_another_reward_is_no_other_experiment(
     text = write_case(tmp_path, "paper").read_text()
     (tmp_path / "data/routers/paper-heavy.safetensors").write_bytes(fuzz_base()["ppo.safetensors"])
     case = read_case(tmp_path / "paper.yaml")
-    assert [each.label for each in case.contenders] == ["random", "sticky at 0.5", "sticky at 1", "ppo-heavy"]
+    assert [each.label for each in case.candidates] == ["random", "sticky at 0.5", "sticky at 1", "ppo-heavy"]
     assert "PPO, latency: no `routers/paper-latency.safetensors`" in case.missing
     for name, change in (("paper-relaxed", {"reward": {"alpha": 9.0}}), ("paper-slow", {"duration_s": 2})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(yaml.safe_load(text) | change | {"name": name}))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.speed.harness import in_turns
-from benchmarks.speed.slimming import FULL, Stand, plain_stack
+from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack
 from hw.device import DeviceSpec
 from hw.devices.instances import Instances
 from hw.networks.slimresnet import PRESETS, SlimResNet
@@ -24,8 +24,8 @@ def test_turns_alternate_and_ratios_are_of_a_round() -> None:
         ran.append(name)
         now_s[0] += cost_s * next(slower)
 
-    contenders = {"a": lambda: pass_of("a", 1.0), "b": lambda: pass_of("b", 2.0)}
-    turns = in_turns(contenders, rounds=2, turn_s=0.0, clock=lambda: now_s[0])
+    candidates = {"a": lambda: pass_of("a", 1.0), "b": lambda: pass_of("b", 2.0)}
+    turns = in_turns(candidates, rounds=2, turn_s=0.0, clock=lambda: now_s[0])
     assert ran == ["a", "b"] * 3
     assert turns["a"].passes_s == (3.0, 5.0)
     assert turns["b"].passes_s == (8.0, 12.0)
@@ -36,7 +36,9 @@ def test_the_one_piece_is_what_serves_and_the_plain_stack_has_its_shapes(monkeyp
     model, device = SlimResNet(PRESETS["slimresnet-tiny"]), DeviceSpec("cpu")
     place = torch.device("cpu")
     weights = Instances(model, None, device, place)  # type: ignore[arg-type]
-    stand = Stand(model, device, place, {(s, FULL): weights.make(s, FULL) for s in range(1, model.spec.segments + 1)})
+    stand = OpenedNetwork(
+        model, device, place, {(s, FULL): weights.make(s, FULL) for s in range(1, model.spec.segments + 1)}
+    )
     x = torch.randn(3, *model.activation_shape(0, IMAGE))
     with torch.inference_mode():
         assert stand.compute(x).shape == plain_stack(model.config).eval()(x).shape

@@ -15,9 +15,9 @@ import yaml
 from benchmarks.__main__ import main
 from benchmarks.grid import Row, read_rows
 from benchmarks.study import tables
-from benchmarks.study.contenders import read_case
+from benchmarks.study.candidates import read_case
 from benchmarks.study.pictures import HOLLOW, energy_chart
-from benchmarks.study.tables import ALL, LADDER, NO_TAIL, STEP, WIDEST, Budget, is_carried, largest, limits_of
+from benchmarks.study.tables import ALL, LADDER, NO_TAIL, STEP, WIDEST, Budget, is_sustained, largest, limits_of
 from benchmarks.study.tune import KINDS, Wanted, tune_all, tunings
 from kit.errors import WorkError
 from policies.rules.controlled import ControlSpec
@@ -28,7 +28,7 @@ from sim.compiled.scoring import RunScore
 from tests.benchmarks.cases import WORLD, write_case, write_tuned
 
 PLACE = "data/routers/main-tiny"
-SHORT = {"floor": 0.8, "decisions": 2000, "episodes": 1, "episode_s": 0.2, "levels": 1}
+SHORT = {"floor": 0.8, "decisions": 2000, "episodes": 1, "episode_s": 0.2, "matching_runs": 1}
 SCORE = RunScore(1000, 20, 0.02, 0.0, 0.02, 0.05, 0.75, 0.0, 9, failed=5, image_j=0.1)
 
 
@@ -108,9 +108,11 @@ def test_rows_are_tuned_kept_and_shown_while_the_scenario_is_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of each command a row or two; a second call makes none, and another state of the scenario shows none."""
-    path = write_case(tmp_path, tuning=SHORT, duration_s=0.5, service={"floor": 0.8, "p99_limit_s": 0.05})
+    path = write_case(tmp_path, tuning=SHORT, duration_s=0.5, slo={"floor": 0.8, "p99_limit_s": 0.05})
     document = yaml.safe_load(path.read_text())
-    path.write_text(yaml.safe_dump({**document, "router": {**document.get("router", {}), "hold_limit_s": 0.01}}))
+    path.write_text(
+        yaml.safe_dump({**document, "router": {**document.get("router", {}), "max_batching_delay_s": 0.01}})
+    )
     for name, few in (("SWITCHES", {ALL: {}, tables.CONTROL: {}}), ("BLOCKS", (4,)), ("DECISIONS_US", (10,))):
         monkeypatch.setattr(tables, name, few)
     monkeypatch.setattr(tables, "TIMES", (3.0,))
@@ -173,17 +175,17 @@ def test_nobody_looks_without_end(keeps: Callable[[float], bool], least: float, 
 )
 def test_what_is_carried(changes: dict[str, Any], holds: bool) -> None:
     """Limit, floor within 0.05 points, hardly any failure, no queue that grows."""
-    assert is_carried(replace(SCORE, **changes), 0.75, 0.05) is holds
+    assert is_sustained(replace(SCORE, **changes), 0.75, 0.05) is holds
 
 
 def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As tuned, or told the floor alone; a row of another file is not shown."""
-    path = write_case(tmp_path, service={"floor": 0.8, "p99_limit_s": 0.05})
+    path = write_case(tmp_path, slo={"floor": 0.8, "p99_limit_s": 0.05})
     carries = {None: [(100.0, SCORE), (300.0, SCORE)], ControlSpec(floor=0.8, p99_limit_s=0.0): [(190.0, SCORE)] * 2}
     monkeypatch.setattr(tables, "_by_seed", lambda _, spec, seeds: carries[getattr(spec, "control", None)])
-    json = tmp_path / tables.CARRIED
+    json = tmp_path / tables.CAPACITY
     command = ["carried", str(path), "--seeds", "2", "--json", str(json), "--jobs", "1"]
     assert main(command) == 0
     rows = {each["router"]: each for each in read_rows(json)}
@@ -191,10 +193,10 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
         "ladder": (False, [100.0, 300.0]),
         "tide": (False, [100.0, 300.0]),
     }
-    assert len(tables.carried_of(read_case(path), list(rows.values()))) == 2
+    assert len(tables.capacity_rows(read_case(path), list(rows.values()))) == 2
     ladder = tmp_path / PLACE / "ladder.rule.yaml"
     ladder.write_text(f"# by another search\n{ladder.read_text()}")
-    assert [each["router"] for each in tables.carried_of(read_case(path), list(rows.values()))] == ["tide"]
+    assert [each["router"] for each in tables.capacity_rows(read_case(path), list(rows.values()))] == ["tide"]
     carries[None] = []
     assert main(command) == 0
     assert {each["router"]: each["controls"] for each in read_rows(json)} == {"ladder": True, "tide": False}
@@ -203,8 +205,8 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
 @pytest.mark.parametrize(
     ("changes", "command", "told"),
     [
-        ({"service": {"floor": 0.8}}, ["carried"], "service.p99_limit_s: missing"),
-        ({"service": {"floor": 0.8, "p99_limit_s": 0.05}}, ["carried", "--seeds", "9"], "9; main-tiny.yaml has 2"),
+        ({"slo": {"floor": 0.8}}, ["carried"], "slo.p99_limit_s: missing"),
+        ({"slo": {"floor": 0.8, "p99_limit_s": 0.05}}, ["carried", "--seeds", "9"], "9; main-tiny.yaml has 2"),
         ({"tuning": {}}, ["ablation"], "tuning.floor: missing"),
         ({}, ["faster", "--router", "jsq"], "'jsq' is not tuned"),
     ],
@@ -278,7 +280,9 @@ def test_beside_each_other_they_are_as_alone(tmp_path: Path, capfd: pytest.Captu
         flags = ["--scenarios", str(folder), "--router", "ladder", "fixed", "--jobs", jobs, "--force"]
         assert main(["tune", *flags]) == 0
         rules = [read_rule(folder / PLACE / f"{kind}.rule.yaml") for kind in ("ladder", "fixed")]
-        made.append([rule.model_copy(update={"made_by": {"race": rule.made_by["race"]}}) for rule in rules])
+        made.append(
+            [rule.model_copy(update={"made_by": {"final_scores": rule.made_by["final_scores"]}}) for rule in rules]
+        )
         assert capfd.readouterr().out.count("main-tiny: ") == 2
         assert tables.rule_of_now(path, load_world(path), "ladder") is not None
     assert made[0] == made[1]

@@ -14,7 +14,7 @@ from calibrate.fit import DeviceFacts
 from hw.transport.messages import ConcurrentResult, Point
 from policies.vocabulary import NS_PER_S, Provenance
 from sim.device import BatchLoad, Sharing, demand, slow_downs
-from sim.profile import DeviceInfo, ModelInfo, Power, Sensor
+from sim.profile import DeviceInfo, ModelInfo, Power, SensorModel
 
 WIDTHS = (0.5, 1.0)
 SEGMENTS = 2
@@ -52,7 +52,7 @@ class FakeBench:
     dies_after: int | None = None
     across_beta: float | None = None
     slow_share: float = 0.0  # of the time that the device is SLOW_FACTOR times slower
-    foreign_share: float = 0.0  # of the device, taken by others
+    background_share: float = 0.0  # of the device, taken by others
     sm_share: float | None = None  # of the multiprocessors, at full demand; None: nothing tells
     held: dict[int, tuple[int, float]] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class FakeBench:
             references_s = (REFERENCE_S * np.where(is_slow, SLOW_REFERENCE, 1.0)).tolist()
         wall_s = float(repeats_s.sum())
         self._pass((wall_s + warmup * truth_s) * self.slowness)
-        waited_s = self.foreign_share * wall_s
+        waited_s = self.background_share * wall_s
         return Loop(repeats_s.tolist(), wall_s, self.host_share(point) * (wall_s - waited_s), waited_s, references_s)
 
     def _spells(self, number: int, truth_s: float) -> npt.NDArray[np.bool_]:
@@ -131,7 +131,7 @@ class FakeBench:
             ConcurrentResult(7, 7 * self.truth_s(p) * f * slow, reference if self.slow_share else 0.0)
             for p, f in zip(points, factors, strict=True)
         ]
-        return SharedLoop(members, self.foreign_share)
+        return SharedLoop(members, self.background_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:
         """100 us."""
@@ -176,6 +176,6 @@ def facts(kind: str = "cpu") -> DeviceFacts:
         cores=1,
         bandwidth_bytes_s=BANDWIDTH_BYTES_S,
         power=Power(bare_idle_w=10.0, context_idle_w=20.0, cap_w=100.0, provenance=Provenance.MODELLED),
-        sensor=Sensor(period_s=0.1, lag_s=0.0, power_window_s=0.1, utilization_window_s=0.1),
+        sensor=SensorModel(period_s=0.1, lag_s=0.0, power_window_s=0.1, utilization_window_s=0.1),
         context_bytes=0,
     )

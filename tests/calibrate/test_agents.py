@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 
-from calibrate import Calibration, Listener, calibrate, check_profile
+from calibrate import CalibrationObserver, CalibrationRequest, calibrate, check_profile
 from calibrate.agents import LEADS_S, AgentBench
 from calibrate.errors import CONCURRENCY_ERROR, SOLO_ERROR
-from calibrate.measure import DISTURBED, Progress
+from calibrate.measure import DISTURBED, CalibrationProgress
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile, save_model
 from hw.networks.slimresnet import SlimResNet, SlimResNetConfig
@@ -40,13 +40,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_agent_is_calibrated_and_resumes(model: Path, tmp_path: Path) -> None:
     """A whole profile of this CPU with stated errors; a second sitting repeats nothing; a check runs."""
     device, log = DeviceSpec(cores=usable_cores()[:1]), tmp_path / "log"
-    seen: list[Progress] = []
+    seen: list[CalibrationProgress] = []
 
     def run(device: DeviceSpec) -> Profile:
-        wanted = Calibration(
+        wanted = CalibrationRequest(
             ModelFile(model), device, budget_s=7.0, batch_limit=8, log_path=log, peer=device, allow_busy=True
         )
-        return calibrate(wanted, Listener(on_progress=seen.append))
+        return calibrate(wanted, CalibrationObserver(on_progress=seen.append))
 
     profile = run(device)
     assert {SOLO_ERROR, CONCURRENCY_ERROR} <= {error.metric for error in profile.errors}
@@ -101,7 +101,7 @@ def test_processes_begin_together_or_the_set_is_no_good(ready_s: float, tries: i
     assert len(found.members) == 3
     assert len(asked_s[::2]) == tries
     assert all(asked <= lead_s for asked, lead_s in zip(asked_s[::2], LEADS_S, strict=False))
-    assert (found.foreign_share > DISTURBED) == is_disturbed
+    assert (found.background_share > DISTURBED) == is_disturbed
     asked_s.clear()
     bench.together([Point(1, 1.0, 0.0, 1)] * 2, 1.0)
     assert asked_s == [0.0]  # one process waits for nobody
@@ -111,8 +111,10 @@ def test_senseless_requests_are_refused(model: Path, tmp_path: Path) -> None:
     """Before anything is started."""
     for budget_s, limit, key in ((0.0, 8, "budget"), (float("nan"), 8, "budget"), (10.0, 0, "batch_limit")):
         with pytest.raises(InputError) as refused:
-            Calibration(ModelFile(model), DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log")
+            CalibrationRequest(
+                ModelFile(model), DeviceSpec(), budget_s=budget_s, batch_limit=limit, log_path=tmp_path / "log"
+            )
         assert refused.value.key == key
     with pytest.raises(InputError):
-        calibrate(Calibration(ModelFile(tmp_path / "none"), DeviceSpec(), 1.0, 1, tmp_path / "log"))
+        calibrate(CalibrationRequest(ModelFile(tmp_path / "none"), DeviceSpec(), 1.0, 1, tmp_path / "log"))
     assert not (tmp_path / "log").exists()

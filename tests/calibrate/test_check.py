@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate.bench import Loop
-from calibrate.check import Allowed, CheckedMetric, Pair, allowed, check, holds, is_judged, median_interval
+from calibrate.check import Allowed, CheckedMetric, ComparedValue, allowed, check, holds, is_judged, median_interval
 from calibrate.errors import ACROSS_ERROR, CONCURRENCY_ERROR, REPEATABILITY, SOLO_ERROR, ErrorKind
 from calibrate.fit import fit
 from calibrate.log import Log
@@ -158,8 +158,8 @@ def test_a_burst_that_passes_is_no_drift(profile: Profile) -> None:
     assert (found.verdict, found.looks) == ("holds", 2)
 
 
-def pairs(*errors_pct: float) -> tuple[Pair, ...]:
-    return tuple(Pair("x", (1 + error / 100,), (1.0,)) for error in errors_pct)
+def pairs(*errors_pct: float) -> tuple[ComparedValue, ...]:
+    return tuple(ComparedValue("x", (1 + error / 100,), (1.0,)) for error in errors_pct)
 
 
 def test_one_value_fails_nothing_and_many_that_agree_do() -> None:
@@ -176,7 +176,7 @@ def test_one_value_fails_nothing_and_many_that_agree_do() -> None:
 
 def test_a_set_counts_once_and_its_members_do_not_cancel() -> None:
     """Twice as slow and half as slow: no bias, but an error of a half and of one."""
-    found = Pair("a + b", (2.0, 0.5), (1.0, 1.0))
+    found = ComparedValue("a + b", (2.0, 0.5), (1.0, 1.0))
     assert found.error_pct == pytest.approx(0)
     assert found.abs_error_pct == pytest.approx(75)
 
@@ -225,8 +225,8 @@ def test_where_nothing_was_judged_nothing_holds() -> None:
     """Not judged by its nature, or nothing measured, or no metric at all; one that was judged decides."""
     allow = Allowed.by(3.0)
     silent = CheckedMetric("a", (), allow)
-    withheld = CheckedMetric("b", (Pair("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")
-    good = CheckedMetric("c", (Pair("p", (1.0,), (1.0,)),), allow)
+    withheld = CheckedMetric("b", (ComparedValue("p", (1.0,), (1.0,)),), allow, not_judged="nothing measures it")
+    good = CheckedMetric("c", (ComparedValue("p", (1.0,), (1.0,)),), allow)
     for metrics in ([], [silent], [withheld], [silent, withheld]):
         assert not holds(metrics)
         assert not is_judged(metrics)

@@ -11,8 +11,8 @@ import pytest
 
 from calibrate.design import LeastSure
 from calibrate.log import Log
-from calibrate.measure import Measured, measure, scout
-from calibrate.plan import Extras, Plan, Planned, Solo, make_plan
+from calibrate.measure import Measurements, measure, scout
+from calibrate.plan import CalibrationPlan, Extras, PlannedStep, Solo, make_plan
 from calibrate.slowdown import Speed
 from calibrate.surface import Surface
 from hw.transport.messages import Point
@@ -21,7 +21,7 @@ from tests.calibrate.fake import LIMIT, FakeBench, all_keys, model_costs
 BUDGET_S = 24.0
 
 
-def session(bench: FakeBench, path: Path, budget_s: float = BUDGET_S) -> tuple[Plan, Measured]:
+def session(bench: FakeBench, path: Path, budget_s: float = BUDGET_S) -> tuple[CalibrationPlan, Measurements]:
     with Log(path, {"device": "fake"}) as log:
         seen = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s)
         plan = make_plan(all_keys(), LIMIT, budget_s, seen.guess_s, Extras(False, False), np.random.default_rng(0))
@@ -29,7 +29,7 @@ def session(bench: FakeBench, path: Path, budget_s: float = BUDGET_S) -> tuple[P
         return plan, measure(bench, plan, seen.guess_s, log, budget_s, bench.clock)
 
 
-def spare_points(plan: Plan, measured: Measured) -> list[Point]:
+def spare_points(plan: CalibrationPlan, measured: Measurements) -> list[Point]:
     spare = {planned.step for planned in plan.steps if planned.is_spare}
     return [step.point for step, _ in measured.measurements if isinstance(step, Solo) and step in spare]
 
@@ -80,7 +80,7 @@ def test_held_out_points_do_not_choose(tmp_path: Path) -> None:
 
 def test_where_no_surface_tells_the_order_is_the_plans() -> None:
     """Nothing finished, or too little: the most telling batch size first, as planned."""
-    spare = [Planned(Solo(Point(*key, 4)), 1, False, 1.0, is_spare=True) for key in all_keys()]
+    spare = [PlannedStep(Solo(Point(*key, 4)), 1, False, 1.0, is_spare=True) for key in all_keys()]
     assert list(LeastSure(model_costs().keys, Speed(0.0))(spare, list)) == spare
 
 

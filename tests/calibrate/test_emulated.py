@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate.calibration import Calibration, Played
+from calibrate.calibration import CalibrationRequest, Played
 from calibrate.costs import costs_of
 from calibrate.emulated import bandwidth_of
 from calibrate.session import calibrate
@@ -64,7 +64,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(played: Played, log: Path) -> Profile:
     device = EmulatedDevice(FACTORY, to_bytes(Emulation(played.profile.to_yaml(), BATCH_LIMIT)), "toy x10", 10.0)
-    return calibrate(Calibration(None, device, 25.0, BATCH_LIMIT, log, name="toy", played=played))
+    return calibrate(CalibrationRequest(None, device, 25.0, BATCH_LIMIT, log, name="toy", played=played))
 
 
 def test_solo_latencies_are_found(played: Played, found: Profile) -> None:

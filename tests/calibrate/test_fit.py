@@ -23,7 +23,7 @@ from calibrate.log import Log
 from calibrate.measure import Measurement, measure, scout
 from calibrate.plan import DUTIES, Extras, Solo, Steady, Together, make_plan
 from calibrate.samples import Samples
-from calibrate.sharing import FEWEST_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
+from calibrate.sharing import MIN_CAPPED, ObservedSet, fit_power_cap, predict_slow_downs, uncapped_w
 from calibrate.slowdown import SlowdownLook
 from hw.transport.messages import Point
 from policies.vocabulary import Provenance
@@ -351,7 +351,7 @@ def test_sets_a_little_above_the_cap_do_not_tell_how_clocks_fall() -> None:
     sets = [ObservedSet((Point(*key, 8),) * size, (1.0,) * size) for key in sorted(curves) for size in (1, 2, 3)]
     drawn_w = [uncapped_w(observed, curves, sharing, 30.0) for observed in sets]
     power = Power(bare_idle_w=10.0, context_idle_w=30.0, cap_w=max(drawn_w) / 1.01, provenance=Provenance.MEASURED)
-    assert sum(watts > power.cap_w for watts in drawn_w) >= FEWEST_CAPPED
+    assert sum(watts > power.cap_w for watts in drawn_w) >= MIN_CAPPED
     rng = np.random.default_rng(0)
     seen = [
         replace(

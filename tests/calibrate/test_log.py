@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from calibrate.bench import (
-    HoldResult,
+    LoadCycleResult,
     Result,
     SoloResult,
     SteadyLoad,
@@ -34,7 +34,7 @@ STAMP = {"device": "cpu", "model": "abc"}
 RESULTS: list[Result] = [
     SoloResult(Samples(3, (0.1, 0.2, 0.3)), 0.6, 0.5),
     TogetherResult((0.1, 0.2), (0.2, 0.0)),
-    HoldResult((0.3, 0.1), (0.01, 0.01), 4096),
+    LoadCycleResult((0.3, 0.1), (0.01, 0.01), 4096),
     TimesResult(Samples(1, (1e-4,))),
     WatchResult(SlowdownLook(0.02, 0.3, 0.1, 1.4, 0.02)),
     SteadyResult(SteadyLoad(100, 2.0, 55.5, None, Provenance.POLLED, 1.5)),

@@ -9,14 +9,16 @@ import pytest
 
 from calibrate.bench import Loop, SoloResult
 from calibrate.log import Log
-from calibrate.measure import DISTURBED, Measured, Progress, _retried, measure, perform, scout
-from calibrate.plan import LAVISH, LEAST, Extras, Hold, Plan, Solo, estimate_s, make_plan
+from calibrate.measure import DISTURBED, CalibrationProgress, Measurements, _retried, measure, perform, scout
+from calibrate.plan import LAVISH, LEAST, CalibrationPlan, Extras, LoadCycle, Solo, estimate_s, make_plan
 from calibrate.samples import Samples
 from hw.transport.messages import Point
 from tests.calibrate.fake import LIMIT, SLOW_FACTOR, FakeBench, all_keys
 
 
-def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] | None = None) -> tuple[Plan, Measured]:
+def session(
+    bench: FakeBench, path: Path, budget_s: float, seen: list[CalibrationProgress] | None = None
+) -> tuple[CalibrationPlan, Measurements]:
     with Log(path, {"device": "fake"}) as log:
         scouted = scout(bench, all_keys(), LIMIT, log, bench.clock, budget_s)
         guess = scouted.guess_s
@@ -26,7 +28,7 @@ def session(bench: FakeBench, path: Path, budget_s: float, seen: list[Progress] 
         return plan, measure(bench, plan, guess, log, budget_s, bench.clock, notice, scouted.slowdown)
 
 
-def covered(measured: Measured) -> set[tuple[int, float, float]]:
+def covered(measured: Measurements) -> set[tuple[int, float, float]]:
     return {step.point.key for step, _ in measured.measurements if isinstance(step, Solo) and not step.held_out}
 
 
@@ -78,7 +80,7 @@ def test_an_impossible_budget_still_covers_what_is_required(tmp_path: Path) -> N
     plan, measured = session(FakeBench(), tmp_path / "log", 0.0)
     assert "batch sizes 4, 16 at some keys or all" in measured.omitted
     assert covered(measured) == set(all_keys())
-    held = {(step.segment, step.width) for step, _ in measured.measurements if isinstance(step, Hold)}
+    held = {(step.segment, step.width) for step, _ in measured.measurements if isinstance(step, LoadCycle)}
     assert held == {key[:2] for key in all_keys()}
     assert len(measured.measurements) == sum(planned.required for planned in plan.steps)
 
@@ -94,7 +96,7 @@ def test_time_that_is_left_goes_to_more_batch_sizes(tmp_path: Path) -> None:
 
 def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path) -> None:
     """The callback sees each step before it starts."""
-    seen: list[Progress] = []
+    seen: list[CalibrationProgress] = []
     plan, _ = session(FakeBench(), tmp_path / "log", 60.0, seen)
     assert [progress.done for progress in seen] == list(range(len(plan.steps)))
     assert {progress.total for progress in seen} == {len(plan.steps)}
@@ -104,7 +106,7 @@ def test_progress_counts_up_and_time_left_stays_within_the_budget(tmp_path: Path
 
 def test_points_whose_rounds_differ_are_measured_again(tmp_path: Path) -> None:
     """On a noisy device with time left there are more rounds than planned; on a steady one there are not."""
-    seen: list[Progress] = []
+    seen: list[CalibrationProgress] = []
     plan, noisy = session(FakeBench(jitter=0.3), tmp_path / "noisy", 600.0, seen)
     assert len(noisy.measurements) > len(plan.steps)
     assert [progress.done for progress in seen] == list(range(len(noisy.measurements)))  # none of it is silent
@@ -137,7 +139,7 @@ class Bursts(FakeBench):
     """Another program has a fifth of the device every other time that it is asked for a solo point."""
 
     def solo(self, point: Point, warmup: int, repeats: int, min_s: float, *, paused: bool = True) -> Loop:
-        self.foreign_share = 0.2 - self.foreign_share
+        self.background_share = 0.2 - self.background_share
         return super().solo(point, warmup, repeats, min_s, paused=paused)
 
 
@@ -147,7 +149,7 @@ def test_what_others_disturb_is_measured_again_at_once(tmp_path: Path) -> None:
     solos = [result for _, result in bursts.measurements if isinstance(result, SoloResult)]
     assert {result.disturbed_share for result in solos} == {0.0}
     assert 2 in {result.tries for result in solos} <= {1, 2}
-    _, lasting = session(FakeBench(foreign_share=0.2), tmp_path / "lasting", 60.0)
+    _, lasting = session(FakeBench(background_share=0.2), tmp_path / "lasting", 60.0)
     results = [result for _, result in lasting.measurements if isinstance(result, SoloResult)]
     assert {result.tries for result in results} == {LAVISH.tries, LEAST.tries}  # it makes the last ones late
     assert all(result.disturbance > DISTURBED for result in results)
@@ -166,16 +168,16 @@ def test_a_slow_device_is_asked_again_for_its_full_speed(tmp_path: Path) -> None
         assert result.slow is None or min(result.slow.values) == pytest.approx(SLOW_FACTOR * bench.truth_s(point))
 
 
-@pytest.mark.parametrize(("foreign_share", "is_slow", "tries"), [(0.0, False, 1), (0.5, False, 5), (0.0, True, 2)])
+@pytest.mark.parametrize(("background_share", "is_slow", "tries"), [(0.0, False, 1), (0.5, False, 5), (0.0, True, 2)])
 def test_a_slow_spell_is_waited_for_half_as_often_as_other_programs(
-    foreign_share: float, is_slow: bool, tries: int
+    background_share: float, is_slow: bool, tries: int
 ) -> None:
     """It outlasts most tries, and what it does is known."""
     attempts: list[int] = []
 
     def attempt() -> SoloResult:
         attempts.append(1)
-        return SoloResult(Samples.of([1.0]), 1.0, 1.0, is_slow=is_slow, disturbed_share=foreign_share)
+        return SoloResult(Samples.of([1.0]), 1.0, 1.0, is_slow=is_slow, disturbed_share=background_share)
 
     assert _retried(attempt, 5).tries == len(attempts) == tries
 

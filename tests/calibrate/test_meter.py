@@ -14,10 +14,10 @@ from calibrate.meter import (
     APART,
     DETAILS_PERIOD_S,
     FLAT_LOOK_S,
-    MOST_FALL_S,
+    MAX_FALL_S,
     Meter,
     SelfTest,
-    Trust,
+    SensorTrust,
     Watched,
     fall_s,
     mean_power,
@@ -45,7 +45,7 @@ def test_the_counter_is_preferred_to_polling() -> None:
     seen = looks([0.0, 1.0, 1.0, 1.0], [0.0, 500.0, 600.0, 700.0])
     power = mean_power(seen, 1.0)
     assert (power.power_w, power.provenance, power.utilization) == (100.0, Provenance.MEASURED, 0.5)
-    distrusted = mean_power(seen, 1.0, Trust(counter=False))
+    distrusted = mean_power(seen, 1.0, SensorTrust(counter=False))
     assert (distrusted.power_w, distrusted.provenance) == (1.0, Provenance.POLLED)
 
 
@@ -72,7 +72,7 @@ def test_nonsense_ends_a_measurement(nonsense_w: float) -> None:
     """Not a number, negative, or above three times the limit: the message names device, value and remedy."""
     seen = looks([100.0, 100.0, nonsense_w, 100.0], [None] * 4)
     with pytest.raises(WorkError, match=r"cuda:0: its sensor said .*W at a limit of 500 W.*nonsense; load its driver"):
-        mean_power(seen, 1.0, Trust(), "cuda:0", 500.0)
+        mean_power(seen, 1.0, SensorTrust(), "cuda:0", 500.0)
     assert mean_power(looks([100.0, 100.0, 1499.0], [None] * 3), 1.0, limit_w=500.0).power_w == 799.5
 
 
@@ -81,7 +81,7 @@ def test_a_utilization_above_one_ends_a_measurement() -> None:
     seen = [replace(look, reading=replace(look.reading, utilization=1.5)) for look in looks([9.0] * 3, [None] * 3)]
     with pytest.raises(WorkError, match=r"utilization of 1\.5"):
         mean_power(seen, 1.0)
-    assert mean_power(seen, 1.0, Trust(utilization=False)).utilization is None
+    assert mean_power(seen, 1.0, SensorTrust(utilization=False)).utilization is None
 
 
 # ------------------------------------------------------------------------------------------------- simulated boards
@@ -118,7 +118,7 @@ class Rig:
 def test_an_honest_board_passes_the_self_test(make: Make) -> None:
     """Counter and polling agree although one goes in steps and the other lags: no architecture is flagged."""
     tested = Rig.of(FakeBoard(make, rise_s=0.1)).test()
-    assert tested.trust == Trust()
+    assert tested.trust == SensorTrust()
     assert tested.words.startswith("counter against polling: ")
     assert "idle" in tested.words
     assert "under load" in tested.words
@@ -130,7 +130,7 @@ def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted
     """More than 3 % apart: flagged with the metric, and polling is used from then on."""
     rig = Rig.of(FakeBoard(TURING, counter_factor=factor))
     tested = rig.test()
-    assert tested.trust == Trust(counter=trusted)
+    assert tested.trust == SensorTrust(counter=trusted)
     assert bool(tested.warnings) != trusted
     meter = replace(rig.meter, trust=tested.trust)
     power = meter.mean(seen_over(rig.board, meter.sensor, 3.0), meter.rise_s)
@@ -145,42 +145,44 @@ def test_a_counter_that_disagrees_is_flagged_and_not_used(factor: float, trusted
 @pytest.mark.parametrize("counter, polling, utilization", list(product((True, False), repeat=3)))
 def test_trust_survives_a_profiles_stamps(counter: bool, polling: bool, utilization: bool) -> None:
     """Whatever was trusted; a device that nobody tested is believed."""
-    trust = Trust(counter=counter, polling=polling, utilization=utilization)
-    assert Trust.stamped(trust.stamps()) == trust
-    assert Trust.stamped({"driver": "999.10"}) == Trust()
+    trust = SensorTrust(counter=counter, polling=polling, utilization=utilization)
+    assert SensorTrust.stamped(trust.stamps()) == trust
+    assert SensorTrust.stamped({"driver": "999.10"}) == SensorTrust()
 
 
 @pytest.mark.parametrize(
     "board, trust, words, is_warned",
     [
-        (FakeBoard(MAXWELL), Trust(counter=False), "no energy counter; polled power is used", False),
+        (FakeBoard(MAXWELL), SensorTrust(counter=False), "no energy counter; polled power is used", False),
         (
             FakeBoard(HOPPER, stuck_w=42.0),
-            Trust(polling=False),
+            SensorTrust(polling=False),
             "the power sensor says 42 W whether the device is idle or busy; the energy counter is used",
             True,
         ),
         (
             FakeBoard(MAXWELL, stuck_w=42.0),
-            Trust(counter=False, polling=False),
+            SensorTrust(counter=False, polling=False),
             "whether the device is idle or busy; no energy counter; power is assumed, not measured",
             True,
         ),
         (
             FakeBoard(TURING, counter_factor=0.0),
-            Trust(counter=False),
+            SensorTrust(counter=False),
             "the energy counter stands still under load; polled power is used",
             True,
         ),
         (
             FakeBoard(HOPPER, power_mw=lambda _: 4294967295),  # an unsigned -1
-            Trust(polling=False),
+            SensorTrust(polling=False),
             "the power sensor said 4.29497e+06 W at a limit of 500 W, which is nonsense; the energy counter is used",
             True,
         ),
     ],
 )
-def test_a_sensor_that_lacks_or_lies_is_not_used(board: FakeBoard, trust: Trust, words: str, is_warned: bool) -> None:
+def test_a_sensor_that_lacks_or_lies_is_not_used(
+    board: FakeBoard, trust: SensorTrust, words: str, is_warned: bool
+) -> None:
     """What is told is used in its place; a board that has no counter is no broken one."""
     tested = Rig.of(board).test()
     assert tested.trust == trust
@@ -192,7 +194,7 @@ def test_a_utilization_that_never_changes_is_left_out() -> None:
     """Whatever it says; power is not concerned."""
     for percent in (0.0, 100.0, 250.0):
         tested = Rig.of(FakeBoard(HOPPER, utilization_pct=lambda _, always=percent: always)).test()  # type: ignore[misc]
-        assert tested.trust == Trust(utilization=False)
+        assert tested.trust == SensorTrust(utilization=False)
         assert tested.warnings[0].endswith("utilization is left out")
 
 
@@ -283,7 +285,7 @@ def test_idle_is_looked_at_when_it_is_flat() -> None:
         return seen_over(rig.board, sensor, seconds, 0.01)
 
     waited_s = wait_until_flat(rig.meter.sensor, lambda seconds: seconds, look)
-    assert 5.0 <= waited_s <= MOST_FALL_S
+    assert 5.0 <= waited_s <= MAX_FALL_S
     assert rig.meter.sensor.sample().power_w == pytest.approx(rig.board.idle_w, rel=0.08)
     assert wait_until_flat(Sensor(), lambda seconds: seconds, lambda *_: []) == FLAT_LOOK_S
 

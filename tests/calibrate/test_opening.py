@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.calibration import Calibration
-from calibrate.meter import Meter, Trust, Watched
+from calibrate.calibration import CalibrationRequest
+from calibrate.meter import Meter, SensorTrust, Watched
 from calibrate.opening import idle_looks, sensor_test
 from calibrate.probe import Probe, rise_s
 from calibrate.session import log_stamp
@@ -94,12 +94,12 @@ def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
     bench = Bench(Package(own))
     found = Probe(facts().info, metered=True)
     tested = sensor_test(bench, found, bench.package.looks(1.0), POINT, look)
-    assert tested.trust == Trust(counter=False, utilization=own)
+    assert tested.trust == SensorTrust(counter=False, utilization=own)
     assert bool(tested.warnings) != own
 
 
-def wanted(seed: int) -> Calibration:
-    return Calibration(ModelFile(Path("model")), DeviceSpec(), 10.0, 8, Path("log"), seed=seed)
+def wanted(seed: int) -> CalibrationRequest:
+    return CalibrationRequest(ModelFile(Path("model")), DeviceSpec(), 10.0, 8, Path("log"), seed=seed)
 
 
 def test_an_update_between_two_sittings_makes_another_stamp() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from calibrate.costs import costs_of
 from calibrate.plan import (
     DUTIES,
-    FEWEST_BATCHES,
     LAVISH,
+    MIN_BATCHES,
     TRANSFER_BYTES,
+    CalibrationPlan,
     Extras,
-    Hold,
-    Plan,
+    LoadCycle,
     Solo,
     Steady,
     Together,
@@ -38,7 +38,7 @@ from tests.hw.worlds import TINY
 
 def plan(
     budget_s: float, limit: int = 64, forward_s: float = 1e-3, seed: int = 0, extras: Extras | None = None
-) -> Plan:
+) -> CalibrationPlan:
     rng = np.random.default_rng(seed)
     return make_plan(all_keys(), limit, budget_s, lambda _: forward_s, extras or Extras(False, False), rng)
 
@@ -52,8 +52,8 @@ def test_every_key_is_covered_whatever_the_budget(budget_s: float, limit: int, f
     for key in all_keys():
         batches = {s.point.batch for s in required if isinstance(s, Solo) and s.point.key == key and not s.held_out}
         assert {1, limit} <= batches <= set(range(1, limit + 1))
-        assert len(batches) >= min(FEWEST_BATCHES, limit)
-    assert {(s.segment, s.width) for s in required if isinstance(s, Hold)} == {key[:2] for key in all_keys()}
+        assert len(batches) >= min(MIN_BATCHES, limit)
+    assert {(s.segment, s.width) for s in required if isinstance(s, LoadCycle)} == {key[:2] for key in all_keys()}
 
 
 @settings(max_examples=60)
@@ -100,7 +100,7 @@ def test_batches_go_before_the_last_repeats_and_rounds_before_batches() -> None:
         if len(smaller.batches) < len(full_grid(64)):
             assert smaller.effort.rounds == 1
         if smaller.effort.repeats < 30:
-            assert len(smaller.batches) == FEWEST_BATCHES
+            assert len(smaller.batches) == MIN_BATCHES
 
 
 def test_sets_are_identical_and_mixed_a_quarter_held_out() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from calibrate.calibration import Calibration
+from calibrate.calibration import CalibrationRequest
 from calibrate.log import SCHEMA, logged_stamp
 from calibrate.plan import full_grid
 from calibrate.ways import settled
@@ -24,8 +24,8 @@ FILE = ModelFile(Path("model.safetensors"))
 
 def _wanted(
     log_path: Path, device: DeviceSpec = LAST, candidates: tuple[DeviceSpec, ...] = (LAST, FIRST)
-) -> Calibration:
-    return Calibration(FILE, device, 60.0, 12, log_path, peer=device, candidates=candidates)
+) -> CalibrationRequest:
+    return CalibrationRequest(FILE, device, 60.0, 12, log_path, peer=device, candidates=candidates)
 
 
 def _first_wins(file: ModelFile, ways: Sequence[DeviceSpec], batch: int) -> list[Way]:

@@ -32,9 +32,9 @@ BAD: Final[tuple[Kind, ...]] = (
     "unclear", "traceback", "crash", "too slow", "too large", "misread", "foreign file",
 )  # fmt: skip
 
-MOST_CPU_S: Final = 10.0
-MOST_WALL_S: Final = 60.0  # beside others on a busy machine; what waits for ever uses no CPU
-MOST_BYTES: Final = 2_000_000_000
+MAX_CPU_S: Final = 10.0
+MAX_WALL_S: Final = 60.0  # beside others on a busy machine; what waits for ever uses no CPU
+MAX_BYTES: Final = 2_000_000_000
 LONGEST_LINE: Final = 2100  # characters of a message, the paths in it included
 LOOK_EVERY_S: Final = 0.05
 ROOT: Final = Path(__file__).parents[2]
@@ -145,7 +145,7 @@ def watched(
 def be_the_child(
     work: Callable[[], int] | None, command: tuple[str, ...], here: Path, said: Path, prepare: Callable[[], object]
 ) -> None:
-    """A forked process's whole life: the work, or a command of Python instead; it never returns."""
+    """A forked process's whole attempt: the work, or a command of Python instead; it never returns."""
     code = _ESCAPED
     try:
         os.setsid()
@@ -182,9 +182,9 @@ def _watch(process: int, began_s: float) -> Literal["", "too slow", "too large"]
         poll.register(handle, select.POLLIN)
         while not poll.poll(LOOK_EVERY_S * 1000):
             cpu_s, resident_bytes = _used(process)
-            if cpu_s > MOST_CPU_S or time.monotonic() - began_s > MOST_WALL_S:
+            if cpu_s > MAX_CPU_S or time.monotonic() - began_s > MAX_WALL_S:
                 return "too slow"
-            if resident_bytes > MOST_BYTES:
+            if resident_bytes > MAX_BYTES:
                 return "too large"
         return ""
     finally:
@@ -217,9 +217,9 @@ def judge(ended: Ended, changes: list[str], argv: tuple[str, ...] = ()) -> Outco
     told = ended.err.strip()
     if ended.stopped and TOLD.search(told):
         return Outcome("told before", told.splitlines()[0][:300], ended)
-    if ended.stopped == "too slow" or ended.cpu_s > MOST_CPU_S:
+    if ended.stopped == "too slow" or ended.cpu_s > MAX_CPU_S:
         return Outcome("too slow", f"{ended.cpu_s:.0f} s of CPU, {ended.wall_s:.0f} s", ended)
-    if ended.stopped == "too large" or ended.peak_bytes > MOST_BYTES or "too large for this machine" in told:
+    if ended.stopped == "too large" or ended.peak_bytes > MAX_BYTES or "too large for this machine" in told:
         return Outcome("too large", f"{ended.peak_bytes / 1e9:.1f} GB {told[-200:]}", ended)
     if ended.code < 0:
         return Outcome("crash", signal.Signals(-ended.code).name, ended)

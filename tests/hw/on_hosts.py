@@ -19,7 +19,7 @@ from hw.networks.registry import ModelFile
 from hw.ray.agents import RayHosts
 from hw.ray.cluster import joined
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Progress, Routing
+from hw.router.loop import Routing, RunProgress
 from hw.router.server import HardwareServer
 from policies.faults import Supervision
 from policies.replay import replay_run
@@ -48,7 +48,7 @@ def run(address: str, model: Path, seconds: float, names: Sequence[str]) -> None
     routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
     told: list[str] = []
 
-    def begin(_: Progress) -> None:
+    def begin(_: RunProgress) -> None:
         if not told:
             told.append("begun")
             print(told[0], flush=True)

@@ -26,7 +26,7 @@ import pytest
 
 from benchmarks.speed.hollow import HollowLanes, HollowOutfit
 from hw.agent.lanes import MoveEnded, Tell
-from hw.agent.outfit import AgentSpec, Fitting, Service
+from hw.agent.outfit import AgentSpec, Fitting, SchedulerSpec
 from hw.agent.process import Agent
 from hw.agent.torch_outfit import TorchOutfit, torch_agents
 from hw.device import DeviceSpec
@@ -34,7 +34,6 @@ from hw.host.waiting import Host
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
 from hw.router.local_agents import AgentProcess, start_agents
-from hw.transport.life_log import LifeLog
 from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
@@ -64,6 +63,7 @@ from hw.transport.messages import (
     TogetherResult,
 )
 from hw.transport.port import AgentEnd, RouterEnd, socket_pair
+from hw.transport.step_log import EpochLog
 from hw.version import own_version
 from kit.errors import WorkError
 from policies.faults import Supervision
@@ -317,7 +317,9 @@ def test_who_looks_on_is_woken_once() -> None:
     """A nudge that stays would keep an idle agent from ever sleeping again."""
     _, end = socket_pair()
     port = AgentEnd(ToAgent, end)
-    agent = Agent(port, HollowOutfit(()), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
+    agent = Agent(
+        port, HollowOutfit(()), SchedulerSpec(knobs(), TINY.segments, Supervision(), has_core=True), EpochLog()
+    )
     agent._obey(Prepare(1, 0, False))
     os.write(agent._nudge, b"!")
     agent._sleep(time.monotonic_ns() + 10**9)
@@ -364,7 +366,7 @@ def _ends() -> tuple[RouterEnd, AgentEnd]:
 def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
     """An agent that has begun to load, and the router's end."""
     router, port = _ends()
-    agent = Agent(port, OnCores(), Service(knobs(), TINY.segments, Supervision(), has_core=True), LifeLog())
+    agent = Agent(port, OnCores(), SchedulerSpec(knobs(), TINY.segments, Supervision(), has_core=True), EpochLog())
     agent._obey(Prepare(1, 0, False))
     agent._obey(ComeUp(1))
     yield agent, router
@@ -406,7 +408,7 @@ def test_only_an_instances_first_load_opens_the_file() -> None:
     """Idle ones are unloaded at once here."""
     _, end = socket_pair()
     restless = replace(knobs(preload=False), idle_unload_ns=1)
-    agent = Agent(AgentEnd(ToAgent, end), OnCores(), Service(restless, TINY.segments, Supervision()), LifeLog())
+    agent = Agent(AgentEnd(ToAgent, end), OnCores(), SchedulerSpec(restless, TINY.segments, Supervision()), EpochLog())
     for message in (Prepare(1, 0, False), ComeUp(1), Start(time.monotonic_ns())):
         agent._obey(message)
     for number in range(3):
@@ -465,7 +467,7 @@ def test_what_a_lane_could_not_send_is_the_main_threads(
 def test_what_was_moved_is_told_when_the_run_is_over_too() -> None:
     """The place that was written to is kept until then; no run has begun here."""
     router, port = _ends()
-    agent = Agent(port, OnCores(), None, LifeLog())
+    agent = Agent(port, OnCores(), None, EpochLog())
     thread = threading.Thread(target=agent._hear_lane, args=(MoveEnded(Moved(7, (1,), "float32", False)),))
     thread.start()
     thread.join(WAIT_S)

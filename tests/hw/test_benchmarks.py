@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hw.agent.benchmarks import Bench, _reserved_bytes, alone
+from hw.agent.benchmarks import DeviceBench, _reserved_bytes, alone
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from hw.devices.instances import Instances
@@ -110,7 +110,7 @@ def test_a_load_that_fails_while_it_is_measured_costs_no_memory(
     """Nobody will unload it."""
     device, place = DeviceSpec(channels_last=False), torch.device("cpu")
     instances = Instances(model, path, device, place)
-    bench = Bench(instances, Activations((), 0, device, place))
+    bench = DeviceBench(instances, Activations((), 0, device, place))
 
     def broken(*_: object) -> int:
         raise RuntimeError("CUDA error: out of memory")

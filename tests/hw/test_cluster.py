@@ -19,7 +19,7 @@ from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Progress, Routing, own_cores
+from hw.router.loop import Routing, RunProgress, own_cores
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from hw.telemetry import usable_cores
@@ -165,7 +165,7 @@ def test_telemetry_comes_at_its_period(record: RunRecord) -> None:
 def test_runs_repeat_on_one_cluster(cluster: HardwareCluster, model: SlimResNet) -> None:
     """A run cut off with work in flight leaves nothing to the next one, and both conserve requests."""
     overload = dataclasses.replace(_run(model, 0.6, 20_000.0), end="cut")
-    progress: list[Progress] = []
+    progress: list[RunProgress] = []
     cut = cluster.run(overload, router(2), _routing(), on_progress=progress.append)
     _require_conservation(cut)
     assert "in_flight" in {request.status for request in cut.requests}
@@ -204,7 +204,7 @@ def test_no_garbage_collection_stops_the_router_during_a_run(cluster: HardwareCl
     """A collection over a heap with torch in it takes up to 0.25 s: none in a run, and they go on after it."""
     enabled: list[bool] = []
 
-    def tell(_: Progress) -> None:
+    def tell(_: RunProgress) -> None:
         enabled.append(gc.isenabled())
 
     cluster.run(_run(model, seconds=0.5), router(2), _routing(), tell)

@@ -11,7 +11,7 @@ from hw.agent.emulated import EmulatedDevice
 from hw.device import DeviceSpec
 from hw.router.cluster import HardwareCluster
 from hw.router.cpu_use import Taker, cpu_use
-from hw.router.loop import Progress
+from hw.router.loop import RunProgress
 from policies.records import CpuUse, RunRecord
 
 SECOND = 10**9
@@ -58,9 +58,9 @@ def test_threads_that_spin_are_no_bottleneck_by_themselves() -> None:
     assert found.cores == pytest.approx(0.6)
 
 
-def run(cluster: HardwareCluster, told: list[Progress]) -> tuple[CpuUse, RunRecord]:
+def run(cluster: HardwareCluster, told: list[RunProgress]) -> tuple[CpuUse, RunRecord]:
     config, routing = hollow.routing("sticky", 2, (1,))
-    record = cluster.run(hollow.Load(1, 400.0, 1.0).run((3, 32, 32)), config, routing, told.append)
+    record = cluster.run(hollow.BlockLoad(1, 400.0, 1.0).run((3, 32, 32)), config, routing, told.append)
     assert record.cpu is not None
     return record.cpu, record
 
@@ -68,7 +68,7 @@ def run(cluster: HardwareCluster, told: list[Progress]) -> tuple[CpuUse, RunReco
 @pytest.mark.workers
 def test_a_run_tells_what_its_processes_took() -> None:
     """The router's thread and the agents' processes; and how much it is so far."""
-    servers, told = hollow.servers(hollow.devices(2)), list[Progress]()
+    servers, told = hollow.servers(hollow.devices(2)), list[RunProgress]()
     with hollow.HollowCluster(hollow.served((3, 32, 32)), servers, 0.05) as cluster:
         found, record = run(cluster, told)
     assert found.router == pytest.approx(record.router_busy_ns / record.ended_ns)

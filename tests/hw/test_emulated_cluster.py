@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from hw.agent.emulated import EmulatedDevice, EmulatedLanes
-from hw.agent.emulated_bench import EmulatedBench
+from hw.agent.emulated_bench import EmulatedDeviceBench
 from hw.host.waiting import Waker
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing
-from hw.router.run_spec import HardwareRun, Served
+from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer, RemoteServer
 from hw.transport.arena import Arena
 from hw.transport.messages import (
@@ -59,7 +59,7 @@ def cluster() -> Iterator[HardwareCluster]:
     model = of.model
 
     servers = [HardwareServer(s.name, device(of), s.knobs, 10.0, 30.0) for s in spec.servers]
-    served = Served.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
+    served = ServedNetwork.of_sizes(model.widths, model.input_bytes, model.activation_bytes)
     with HardwareCluster(served, servers, sensor_period_s=0.05, supervision=RULES) as opened:
         yield opened
 
@@ -124,7 +124,7 @@ def test_a_device_that_is_slow_on_purpose_is_not_stuck() -> None:
     """Its passes and loads take so many times as long, and so much more patience is due."""
     of, spec = profile(), worlds.cluster([profile(), profile()])
     devices = [replace(device(of), slowdown=slowdown) for slowdown in (1.0, 20.0)]
-    served = Served.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
+    served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
     servers = [HardwareServer(s.name, d, s.knobs, 10.0, 30.0) for s, d in zip(spec.servers, devices, strict=True)]
     opened = HardwareCluster(served, servers, supervision=RULES)
     patience_ns = [opened._service(index).supervision.stuck_ns for index in range(2)]
@@ -150,14 +150,14 @@ class Clock:
 
 
 @pytest.fixture
-def bench() -> Iterator[EmulatedBench]:
+def bench() -> Iterator[EmulatedDeviceBench]:
     clock, arenas = Clock(), (Arena(1 << 20),)
     lanes = EmulatedLanes(device(profile(alpha=0.2, dispatch_s=1e-3)).model(), arenas, 0, lambda _: None, clock)
-    yield EmulatedBench(lanes, cast(Waker, clock), clock)
+    yield EmulatedDeviceBench(lanes, cast(Waker, clock), clock)
     arenas[0].close()
 
 
-def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_share(bench: EmulatedBench) -> None:
+def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_share(bench: EmulatedDeviceBench) -> None:
     result = bench.carry_out(Benchmark(Point(1, 1.0, IMAGE, 16), 1, 40, 0.1))
     assert isinstance(result, BenchmarkResult)
     solo_s = next(c for c in profile().latency if (c.segment, c.width) == (1, 1.0)).mean_s[2]
@@ -167,7 +167,7 @@ def test_a_pass_takes_what_the_profile_says_and_keeps_its_host_busy_for_its_shar
     assert result.sampled
 
 
-def test_passes_that_run_together_slow_each_other_down(bench: EmulatedBench) -> None:
+def test_passes_that_run_together_slow_each_other_down(bench: EmulatedDeviceBench) -> None:
     point = Point(1, 1.0, IMAGE, 32)
     alone, *found = (
         each
@@ -179,7 +179,7 @@ def test_passes_that_run_together_slow_each_other_down(bench: EmulatedBench) -> 
     assert all(each.elapsed_s / each.completed > 2.5 * alone_s for each in found)
 
 
-def test_loads_and_dispatches_take_their_time(bench: EmulatedBench) -> None:
+def test_loads_and_dispatches_take_their_time(bench: EmulatedDeviceBench) -> None:
     first, again = (bench.carry_out(BenchmarkLoad(number, 1, 1.0, from_disk=number == 1)) for number in (1, 2))
     assert first == Timed((0.01,), 50_000_000)
     assert again == Timed((0.005,), 50_000_000)
@@ -188,7 +188,7 @@ def test_loads_and_dispatches_take_their_time(bench: EmulatedBench) -> None:
     assert cast(Timed, dispatched).samples_s == pytest.approx([1e-3] * 5, rel=0.5)
 
 
-def test_what_does_not_fit_is_refused_and_the_bench_goes_on(bench: EmulatedBench) -> None:
+def test_what_does_not_fit_is_refused_and_the_bench_goes_on(bench: EmulatedDeviceBench) -> None:
     for instance in range(39):  # of 200 MB each, in 8 GB
         bench.carry_out(BenchmarkLoad(instance, 4, 1.0))
     with pytest.raises(MemoryError):

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from hw.transport.arena import Arena
 from hw.transport.clock_offset import OffsetEstimate
-from hw.transport.life_log import steps_of
 from hw.transport.messages import FromAgent, Message, Ping, Pong, ToAgent
 from hw.transport.port import (
     LOGGED,
@@ -36,6 +35,7 @@ from hw.transport.port import (
     header,
     socket_pair,
 )
+from hw.transport.step_log import steps_of
 from hw.transport.tls import Encrypted, Hello, Listener, connected, fresh_certificate
 from policies.vocabulary import TimerFired
 

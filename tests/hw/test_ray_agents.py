@@ -20,7 +20,7 @@ from hw.networks.slimresnet import SlimResNet
 from hw.ray.agents import RayAgent, RayHosts
 from hw.ray.cluster import RayCluster, joined
 from hw.router.cluster import HardwareCluster
-from hw.router.loop import Progress, Routing
+from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
 from policies.faults import WORKER_DIED, WORKER_HUNG, Crash, Hang, Supervision
@@ -57,7 +57,7 @@ def served(cluster: RayCluster, path: Path) -> Iterator[HardwareCluster]:
 def carry_out(served: HardwareCluster, run: HardwareRun, during: threading.Thread | None = None) -> RunRecord:
     routing = Routing(Wanderer(WIDTHS), np.random.default_rng(1), RewardWeights(), PRIOR)
 
-    def begin(_: Progress) -> None:
+    def begin(_: RunProgress) -> None:
         if during is not None and during.ident is None:
             during.start()
 

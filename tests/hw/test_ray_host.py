@@ -17,7 +17,7 @@ from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.ray import host as ray_host
 from hw.ray.far_agent import FarStart
-from hw.ray.host import MOST_LOGS, Keeper, cache, facts, fresh_log, kept, kept_logs
+from hw.ray.host import MAX_LOGS, Supervisor, cache, facts, fresh_log, kept, kept_logs
 from hw.transport.tls import fresh_certificate
 from hw.version import code_here
 from kit.errors import WorkError
@@ -54,21 +54,21 @@ def test_a_host_without_room_for_the_model_says_so(monkeypatch: pytest.MonkeyPat
 
 def test_what_agents_print_is_kept_for_so_many_of_them() -> None:
     """The oldest give way; empty ones are not told of."""
-    for number in range(MOST_LOGS + 5):
+    for number in range(MAX_LOGS + 5):
         path = fresh_log(f"server{number}")
         path.write_bytes(b"" if number % 2 else b"said")
         os.utime(path, (number, number))
-    assert len(list((cache() / ray_host.LOGS).iterdir())) == MOST_LOGS
+    assert len(list((cache() / ray_host.LOGS).iterdir())) == MAX_LOGS
     told = kept_logs()
     assert set(told.values()) == {b"said"}
     assert not any(name.startswith("server0-") for name in told)
-    assert any(name.startswith(f"server{MOST_LOGS + 4}-") for name in told)
+    assert any(name.startswith(f"server{MAX_LOGS + 4}-") for name in told)
 
 
 def test_an_agent_that_nobody_wants_any_more_is_not_started() -> None:
     """Its end may be asked for before its beginning has come there."""
     spec = AgentSpec("late", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
-    keeper = Keeper()
+    keeper = Supervisor()
     keeper.end(3)
     keeper.signal(3, 9)
     told = keeper.run(FarStart(spec, 0, 1, 64, 3, "127.0.0.1:1", "127.0.0.1", b""), None)
@@ -78,7 +78,7 @@ def test_an_agent_that_nobody_wants_any_more_is_not_started() -> None:
 def test_an_agent_that_finds_no_router_ends_and_says_why() -> None:
     """What it printed is kept."""
     spec = AgentSpec("lost", TorchOutfit(DeviceSpec(), ModelFile(Path("none")), (), 0))
-    told = Keeper().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", fresh_certificate()), None)
+    told = Supervisor().run(FarStart(spec, 0, 1, 64, 1, "127.0.0.1:1", "127.0.0.1", fresh_certificate()), None)
     assert told == "exit code 1"
     ((name, content),) = kept_logs().items()
     assert name.startswith("lost-")

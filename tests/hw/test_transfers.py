@@ -11,7 +11,7 @@ import torch
 
 from hw.devices.activations import tensor_in
 from hw.router.server import RemoteServer
-from hw.router.transfers import NO_ROOM, Cargo, Images, LinkModel, Transfers
+from hw.router.transfers import NO_ROOM, Cargo, ImageSource, LinkModel, Transfers
 from hw.transport.arena import Arena, Inbox, Slab
 from hw.transport.messages import Input, Move, Moved, ToAgent
 from policies.vocabulary import (
@@ -79,7 +79,7 @@ class World:
         self.events: list[RouterEvent] = []
         self.arrived: list[int] = []
         self.inputs: dict[int, tuple[Input, ...]] = {}  # by block
-        cargo = Cargo(Images(IMAGES, poisoned), lambda segment, _: SHAPES[segment])
+        cargo = Cargo(ImageSource(IMAGES, poisoned), lambda segment, _: SHAPES[segment])
         self.transfers = Transfers(
             cast(list[RemoteServer], self.servers), cargo, links,
             lambda: self.now_ns, self.events.append, self._hand_over, PATIENCE_NS, itertools.count(),
@@ -133,9 +133,9 @@ def test_feature_maps_may_have_their_channels_last() -> None:
     """As the server's device wants them; the numbers are the same."""
     images = np.arange(2 * 2 * 3 * 4, dtype=np.float32).reshape(2, 2, 3, 4)
     target = np.empty(images.size, np.float32)
-    Images(images).write((1, 0), target, channels_last=True)
+    ImageSource(images).write((1, 0), target, channels_last=True)
     assert np.array_equal(target.reshape(2, 3, 4, 2).transpose(0, 3, 1, 2), images[[1, 0]])
-    Images(images).write((1, 0), target, channels_last=False)
+    ImageSource(images).write((1, 0), target, channels_last=False)
     assert np.array_equal(target.reshape(images.shape), images[[1, 0]])
 
 

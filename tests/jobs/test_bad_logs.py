@@ -148,9 +148,9 @@ def test_lives_of_a_requeued_job_are_one_job(tmp_path: Path) -> None:
     found, trace = imported(tmp_path, again, first, twin, row(JobIDRaw="9"))
     assert (trace.job_id.tolist(), trace.attempts.tolist()) == (["7", "9"], [2, 1])
     assert (trace.run_s[0], trace.recorded_wait_s[0], trace.status[0]) == (4200, 60, "completed")
-    assert counts(found) == {"a life that an earlier row has": (1, 4)}
+    assert counts(found) == {"an attempt that an earlier row has": (1, 4)}
     assert found.tally.told == [
-        "1 GPU-hours of lives before the last are counted in (--lives last leaves them out)",
+        "1 GPU-hours of attempts before the last are counted in (--attempts last leaves them out)",
     ]
     _, last = imported(tmp_path, again, first, row(JobIDRaw="9"), sums=False)
     assert last.run_s[0] == 3600
@@ -359,8 +359,8 @@ def test_any_damage_is_a_trace_or_one_message(
     except InputError:
         return
     trace = read_trace(folder / "t.parquet")
-    lives = int(trace.attempts.sum()) if name in ("sacct", "jobcomp") else len(trace)
-    assert lives + sum(count.rows for count in found.tally.left_out.values()) == found.tally.rows
+    attempts = int(trace.attempts.sum()) if name in ("sacct", "jobcomp") else len(trace)
+    assert attempts + sum(count.rows for count in found.tally.left_out.values()) == found.tally.rows
 
 
 def test_a_line_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_a_line_that_never_ends_is_refused_before_it_is_read(tmp_path: Path) -> 
 def test_ids_are_texts(tmp_path: Path) -> None:
     """007 is not 7, though both are whole numbers; both are there twice."""
     again = {"Submit": "2024-03-01T11:01:00", "Start": "2024-03-01T11:02:00", "End": "2024-03-01T12:02:00"}
-    rows = [row(JobIDRaw=name, **life) for life in ({}, again) for name in ("7", "007")]
+    rows = [row(JobIDRaw=name, **attempt) for attempt in ({}, again) for name in ("7", "007")]
     _, trace = imported(tmp_path, *rows)
     assert dict(zip(trace.job_id, trace.attempts.tolist(), strict=True)) == {"7": 2, "007": 2}
 

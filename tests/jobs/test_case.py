@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jobs.case import doubts, read_scenario
+from jobs.case import read_scenario, warnings_of
 from jobs.comparing import fingerprint, run_policy
 from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
 from kit.errors import InputError
@@ -35,7 +35,7 @@ def test_a_window_and_what_had_ended_before(tmp_path: Path) -> None:
 def test_what_the_log_found(tmp_path: Path) -> None:
     """At 45 s one job runs and one waits: both are in the run, the one with what it had done, neither in figures."""
     trace = trace_of([(0, 100, 2), (40, 10, 4), (60, 10, 1)], recorded_start_s=[5.0, 105.0, 106.0])
-    case = case_of(tmp_path, trace, begin="found", window={"from_s": 45})
+    case = case_of(tmp_path, trace, begin="snapshot", window={"from_s": 45})
     assert case.found is not None
     assert case.found.done_ns.tolist() == [40 * 10**9, 0, 0]
     record = run_policy(case, case.policies[0])
@@ -120,8 +120,8 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
         ({"window": {"from_s": 5, "until_s": 5}}, "until_s 5 is not after from_s 5"),
         ({"warmup_s": "1h"}, "warmup_s: 3600 s leave no job to measure: the last is submitted after 30 s"),
         ({"load": 0}, "load"),
-        ({"begin": "found"}, "recorded_start_s"),
-        ({"begin": "found", "load": 0.5}, "leave out load, or begin empty"),
+        ({"begin": "snapshot"}, "recorded_start_s"),
+        ({"begin": "snapshot", "load": 0.5}, "leave out load, or begin empty"),
         ({"preemption": {"round_s": 0}}, "preemption.round_s"),
         ({"preemption": {"hysteresis": 0.5}}, "preemption.hysteresis"),
         ({"trace": "s.yaml"}, "not a trace of jobs"),
@@ -132,7 +132,7 @@ def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> Non
     (tmp_path / "zero.csv").write_text("job_class,gpu,b\nx,1,0\n")
     (tmp_path / "c.csv").write_text("job_class,gpu\nx,1\n")
     (tmp_path / "bad.jobpolicy.yaml").write_text(f"{MINE}queueing: strickt\n")
-    if "window" not in keys and keys.get("begin") == "found":
+    if "window" not in keys and keys.get("begin") == "snapshot":
         keys = {**keys, "window": {"from_s": 15}}
     with pytest.raises(InputError, match=re.escape(said)):
         case_of(tmp_path, trace_of(FOUR), **keys)
@@ -152,16 +152,16 @@ def test_rounds_shorter_than_a_restart(tmp_path: Path) -> None:
     trace = trace_of([(0, 10, 1), (1000, 10, 1)])
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "restart_s": 60, "checkpoint_s": 600}
     case = case_of(tmp_path, trace, policies=["fifo", "las"], cluster=cluster)
-    assert [text.partition(":")[0] for text in doubts(case)] == ["las"]
-    long = case_of(tmp_path, trace, policies=["las"], cluster=cluster, preemption={"least_run_s": 661})
-    assert list(doubts(long)) == []
+    assert [text.partition(":")[0] for text in warnings_of(case)] == ["las"]
+    long = case_of(tmp_path, trace, policies=["las"], cluster=cluster, preemption={"min_run_s": 661})
+    assert list(warnings_of(long)) == []
 
 
 def test_virtual_clusters_and_types_that_do_not_meet(tmp_path: Path) -> None:
     trace = trace_of([(0, 10, 1), (1000, 10, 1)], vc=["a", "b"], gpu_types=["x|y", "z"])
     nodes = [{"count": 1, "gpus": 4, "vc": "a", "type": "x"}, {"count": 1, "gpus": 4, "vc": "aa", "type": "x"}]
     case = case_of(tmp_path, trace, cluster={"nodes": nodes})
-    said = "\n".join(doubts(case))
+    said = "\n".join(warnings_of(case))
     assert "no node has GPUs of type 'y', 'z', for which jobs ask; 1 jobs may run nowhere" in said
     assert "and are refused; write `type: y` in a new group of cluster.nodes" in said
     assert "1 jobs are of VC 'b', which has no nodes, and are refused" in said
@@ -173,9 +173,9 @@ def test_classes_without_throughputs(tmp_path: Path) -> None:
     trace = trace_of([(0, 10, 1), (1000, 10, 1)], job_class=["a", "b"])
     (tmp_path / "t.csv").write_text("job_class,gpu\na,5\n")
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "t.csv"}
-    assert "no throughputs are known of 'b'" in "\n".join(doubts(case_of(tmp_path, trace, cluster=cluster)))
+    assert "no throughputs are known of 'b'" in "\n".join(warnings_of(case_of(tmp_path, trace, cluster=cluster)))
     (tmp_path / "t.csv").write_text("job_class,gpu\na,5\n*,1\n")
-    assert list(doubts(case_of(tmp_path, trace, cluster=cluster))) == []
+    assert list(warnings_of(case_of(tmp_path, trace, cluster=cluster))) == []
 
 
 def test_speeds_of_a_table_and_of_profiles(tmp_path: Path) -> None:
@@ -249,9 +249,9 @@ def test_the_environment_of_a_scenario_is_made_by_its_name(tmp_path: Path) -> No
 def test_shares_that_hold_whole_gpus(tmp_path: Path) -> None:
     trace = trace_of([(0, 10, 1), (1000, 10, 1)], gpu_share=[0.5, 1.0])
     case = case_of(tmp_path, trace, policies=["fifo", "fifo-easy-oracle"])
-    assert list(doubts(case)) == ["jobs that ask for a share of a GPU hold a whole one under 'fifo-easy-oracle'"]
+    assert list(warnings_of(case)) == ["jobs that ask for a share of a GPU hold a whole one under 'fifo-easy-oracle'"]
     cluster = {"nodes": [{"count": 1, "gpus": 4}], "variability": {"*": 0.1}}
-    assert "under 'fifo'" in "".join(doubts(case_of(tmp_path, trace, policies=["fifo"], cluster=cluster)))
+    assert "under 'fifo'" in "".join(warnings_of(case_of(tmp_path, trace, policies=["fifo"], cluster=cluster)))
 
 
 def test_gpus_that_differ(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_figures_by_hand() -> None:
 
 
 def test_finish_time_fairness_by_hand() -> None:
-    """Over the first job's life 1 is there for 10 s, 2 for 10 s, 3 for 80 s.
+    """Over the first job's attempt 1 is there for 10 s, 2 for 10 s, 3 for 80 s.
 
     So N = 2.7, and on 1/N of 4 GPUs it takes 2.7 times as long. The third needs less than its share: there it would run
     as fast as it can.

@@ -15,8 +15,8 @@ from jobs.case import JobsCase, read_case, read_scenario
 from jobs.comparing import run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
-from jobs.learning.course import SCORES, Course, Windows
-from jobs.operating import Limit, Tried, WhatIf, fewest_nodes, largest_load, tune, validation_document
+from jobs.learning.training import SCORES, TrainingConfig, Windows
+from jobs.operating import Limit, TriedSetting, WhatIf, fewest_nodes, largest_load, tune, validation_document
 from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
@@ -139,7 +139,7 @@ def test_no_job_fits(
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn())
-    tried: list[Tried] = []
+    tried: list[TriedSetting] = []
     low, high = largest_load(case, MEAN, told=tried.append)
     assert low is not None
     assert high is not None
@@ -206,7 +206,7 @@ def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> 
     later = case_of(tmp_path, trace, **keys, window={"from_s": cut_s})
     found = tune(earlier, later, 10, 1)
     own, best = found.tried[0], min(found.tried, key=lambda each: each[1])
-    assert own[0] == {"round_s": 1300, "hysteresis": 1, "least_run_s": 0}
+    assert own[0] == {"round_s": 1300, "hysteresis": 1, "min_run_s": 0}
     assert best[1] < own[1]
     knobs = found.best.policy.knobs
     assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx((best[0]["round_s"], best[0]["hysteresis"]))
@@ -309,7 +309,7 @@ def test_tuned_numbers_are_a_policy(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_is_learned_is_a_policy(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trained for two epochs on short windows, judged beside rivals, and run by its file."""
+    """Trained for two epochs on short windows, judged beside baselines, and run by its file."""
     found = verbs.train("s.yaml", epochs=2, episodes=4, window=16, judged=4, jobs=1)
     assert "| rltune-fixed |" in found.text
     assert found.document["windows"] == 4
@@ -325,19 +325,19 @@ def test_the_faithful_kind_learns_as_its_authors_do(
     reward: Any, score: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On bounded slowdown where nothing is said, on the first jobs of the trace; windows begin on an empty cluster."""
-    courses: list[Course] = []
+    configs: list[TrainingConfig] = []
 
-    def stop(course: Course, *rest: Any, **more: Any) -> None:
-        courses.append(course)
+    def stop(config: TrainingConfig, *rest: Any, **more: Any) -> None:
+        configs.append(config)
         raise WorkError("enough")
 
-    monkeypatch.setattr("jobs.learning.course.train", stop)
-    monkeypatch.setattr("jobs.learning.course.TRAINING_JOBS", 50)
+    monkeypatch.setattr("jobs.learning.training.train", stop)
+    monkeypatch.setattr("jobs.learning.training.TRAINING_JOBS", 50)
     with pytest.raises(WorkError, match="enough"):
         verbs.train("s.yaml", kind="rltune-faithful", window=8, reward=reward)
-    (course,) = courses
-    assert course.score == score
-    assert (course.windows.first, course.windows.last, course.windows.warm) == (8, 50 - 8 - 2, 0)
+    (config,) = configs
+    assert config.score == score
+    assert (config.windows.first, config.windows.last, config.windows.warm) == (8, 50 - 8 - 2, 0)
 
 
 def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.summary import WINDOW, History, Known, accuracies, predictions
+from jobs.summary import WINDOW, ClassHistory, Known, accuracies, predictions
 from jobs.trace import JobTrace
 from tests.jobs.test_trace import small
 
@@ -16,7 +16,7 @@ ANN = Known("ann", "lab", 2, 600.0)
 
 def test_narrow_classes_shrink_to_their_parents() -> None:
     """The last one that ended is of a wider class than the one before, each time."""
-    history = History()
+    history = ClassHistory()
     assert history.predict(ANN) is None
     wider = [
         (Known("bob", "far", 8, 60.0), 1.0),
@@ -27,23 +27,23 @@ def test_narrow_classes_shrink_to_their_parents() -> None:
         (Known("ann", "lab", 2, 600.0), 6.0),
     ]
     for job, run_s in wider:
-        history = History(window=1)
+        history = ClassHistory(window=1)
         history.learn(*wider[0])
         history.learn(job, run_s)
         assert history.predict(ANN) == run_s
-    history = History(window=1)
+    history = ClassHistory(window=1)
     for job, run_s in reversed(wider):  # what is narrower counts, though it ended earlier
         history.learn(job, run_s)
         assert history.predict(ANN) == 6.0
 
 
 def test_the_median_of_the_last_ones_counts_and_no_more_than_was_asked_for() -> None:
-    history = History()
+    history = ClassHistory()
     for run_s in (1.0, *[float(100 + i) for i in range(WINDOW)]):
         history.learn(ANN, run_s)
     assert history.predict(ANN) == 100 + (WINDOW - 1) / 2
     history.learn(ANN, 5000.0)
-    history = History(window=1)
+    history = ClassHistory(window=1)
     history.learn(ANN, 5000.0)
     assert history.predict(ANN) == 600.0
     assert history.predict(Known("ann", "lab", 2, np.nan)) == 5000.0

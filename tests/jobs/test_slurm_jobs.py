@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from jobs.logs.importing import Imported, import_log
-from jobs.logs.joining import LIVES, OTHERS, PARTS
+from jobs.logs.joining import ATTEMPTS, OTHERS, PARTS
 from jobs.logs.rows import Options
 from jobs.logs.slurm import FILLED, HELD
 from jobs.trace import JobTrace, read_trace
 
 
-def life(
+def attempt(
     job: str, submit: str, start: str, end: str, elapsed_s: object, state: str = "COMPLETED", **words: str
 ) -> dict[str, str]:
     """One row: times of 1 March 2024, or other texts."""
@@ -26,8 +26,8 @@ def life(
     return {**common, **gpus, **dated, "ElapsedRaw": str(elapsed_s), "State": state, **words}
 
 
-FIRST = life("7", "10:00:00", "10:05:00", "10:15:00", 600, "REQUEUED")
-SECOND = life("7", "10:15:00", "11:00:00", "11:30:00", 1800)
+FIRST = attempt("7", "10:00:00", "10:05:00", "10:15:00", 600, "REQUEUED")
+SECOND = attempt("7", "10:15:00", "11:00:00", "11:30:00", 1800)
 
 
 def imported(folder: Path, *rows: dict[str, str], options: Options | None = None) -> tuple[Imported, JobTrace]:
@@ -40,12 +40,12 @@ def imported(folder: Path, *rows: dict[str, str], options: Options | None = None
 
 def test_a_wait_begins_when_the_job_may_begin(tmp_path: Path) -> None:
     """Of a chain of dependencies; the job's place in the trace is that time, too."""
-    chained = life("8", "10:00:01", "12:00:07", "13:00:07", 3600, Eligible="12:00:02")
-    found, trace = imported(tmp_path, life("7", "10:00:00", "10:00:05", "12:00:01", 7196), chained)
+    chained = attempt("8", "10:00:01", "12:00:07", "13:00:07", 3600, Eligible="12:00:02")
+    found, trace = imported(tmp_path, attempt("7", "10:00:00", "10:00:05", "12:00:01", 7196), chained)
     assert (trace.submit_s.tolist(), trace.recorded_wait_s.tolist()) == ([0, 7202], [5, 5])
     assert trace.recorded_start_s.tolist() == [5, 7207]
     assert (found.tally.noted[HELD].rows, found.tally.noted[HELD].first_line) == (1, 3)
-    never = life("9", "10:00:03", "10:00:05", "12:00:01", 7196, Eligible="Unknown")
+    never = attempt("9", "10:00:03", "10:00:05", "12:00:01", 7196, Eligible="Unknown")
     assert imported(tmp_path, never)[1].recorded_wait_s.tolist() == [2]
 
 
@@ -53,12 +53,12 @@ def test_a_requeued_job_is_one(tmp_path: Path) -> None:
     found, trace = imported(tmp_path, SECOND, FIRST)
     assert (trace.job_id.tolist(), trace.run_s.tolist(), trace.attempts.tolist()) == (["7"], [2400], [2])
     assert (trace.recorded_wait_s.tolist(), trace.status.tolist()) == ([300], ["completed"])
-    assert found.tally.noted[LIVES].rows == 1
+    assert found.tally.noted[ATTEMPTS].rows == 1
 
 
-PENDING = life("7", "10:15:00", "Unknown", "Unknown", 0, "PENDING", Partition="gpu,long", AllocTRES="")
-RUNNING = life("7", "10:15:00", "11:00:00", "Unknown", 60, "RUNNING")
-OTHER = life("8", "10:00:00", "10:05:00", "10:15:00", 600)
+PENDING = attempt("7", "10:15:00", "Unknown", "Unknown", 0, "PENDING", Partition="gpu,long", AllocTRES="")
+RUNNING = attempt("7", "10:15:00", "11:00:00", "Unknown", 60, "RUNNING")
+OTHER = attempt("8", "10:00:00", "10:05:00", "10:15:00", 600)
 
 
 @pytest.mark.parametrize("later", [[PENDING], [RUNNING], []], ids=["in the queue", "running", "not shown"])
@@ -74,12 +74,12 @@ def test_what_was_open_in_an_earlier_export_has_ended_in_a_later_one(former: dic
     assert (trace.run_s.tolist(), trace.attempts.tolist()) == ([2400], [2])
     assert {reason: count.rows for reason, count in found.tally.left_out.items()} == {
         "not yet ended": 1,
-        "a life that an earlier row has": 1,
+        "an attempt that an earlier row has": 1,
     }
 
 
 def test_a_job_that_was_cancelled_on_its_way_back_has_ended(tmp_path: Path) -> None:
-    cancelled = life("7", "10:15:00", "None", "10:20:00", 0, "CANCELLED by 0", AllocTRES="")
+    cancelled = attempt("7", "10:15:00", "None", "10:20:00", 0, "CANCELLED by 0", AllocTRES="")
     found, trace = imported(tmp_path, FIRST, cancelled)
     assert trace.run_s.tolist() == [600]
     assert list(found.tally.left_out) == ["never started"]
@@ -101,7 +101,7 @@ def test_another_job_of_the_same_id_stays_another(changes: dict[str, str], tmp_p
     found, trace = imported(tmp_path, {**FIRST, "State": "COMPLETED"}, {**SECOND, **changes})
     assert sorted(trace.job_id.tolist()) == ["7", "7#2"]
     assert (sorted(trace.run_s.tolist()), trace.attempts.tolist()) == ([600, 1800], [1, 1])
-    assert (found.tally.noted[OTHERS].rows, LIVES in found.tally.noted) == (1, False)
+    assert (found.tally.noted[OTHERS].rows, ATTEMPTS in found.tally.noted) == (1, False)
 
 
 def _part(number: int, gpus: str, **words: str) -> dict[str, str]:
@@ -116,7 +116,7 @@ def test_parts_of_a_heterogeneous_job_are_one_job(tmp_path: Path) -> None:
     assert dict(zip(trace.job_id, trace.gpus.tolist(), strict=True)) == {"20": 12, "8": 2}
     job = trace.job_id.tolist().index("20")
     assert (trace.run_s[job], trace.attempts[job], trace.gpu_types[job]) == (2400, 2, "a100|v100")
-    assert {what: found.tally.noted[what].rows for what in (PARTS, LIVES)} == {PARTS: 2, LIVES: 1}
+    assert {what: found.tally.noted[what].rows for what in (PARTS, ATTEMPTS)} == {PARTS: 2, ATTEMPTS: 1}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_limits_are_read_as_slurm_writes_them(name: str, limit: str, requested_s
 
 def test_elapsed_counts_where_its_raw_form_is_not_there(tmp_path: Path) -> None:
     """The night in which Berlin's clocks are set back: 20 minutes from 2:50 to 2:10."""
-    night = life("7", "2024-10-27T02:40:00", "2024-10-27T02:50:00", "2024-10-27T02:10:00", "00:20:00")
+    night = attempt("7", "2024-10-27T02:40:00", "2024-10-27T02:50:00", "2024-10-27T02:10:00", "00:20:00")
     night["Elapsed"] = night.pop("ElapsedRaw")
     _, trace = imported(tmp_path, night)
     assert trace.run_s.tolist() == [1200]
@@ -167,7 +167,7 @@ def test_gpus_of_older_versions_stand_in_gres(gres: str, gpus: int, tmp_path: Pa
 
 
 def test_jobcomp_says_the_same(tmp_path: Path) -> None:
-    """A life after which its job went back is PENDING there, with an end; parts are told behind Eligible."""
+    """An attempt after which its job went back is PENDING there, with an end; parts are told behind Eligible."""
 
     def line(job: str, state: str, submit: str, start: str, end: str, more: str = "") -> str:
         times = f"StartTime=2024-03-01T{start} EndTime=2024-03-01T{end}"

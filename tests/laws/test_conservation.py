@@ -95,7 +95,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "block_key": draw(st.sampled_from(["location", "any"])),
         "outstanding_blocks": draw(st.integers(1, 3)),
         "shed_expired": draw(st.booleans()),
-        "hold_limit_ns": draw(st.sampled_from([0, 30_000_000, 2_000_000])),
+        "max_batching_delay_ns": draw(st.sampled_from([0, 30_000_000, 2_000_000])),
     }
     link = draw(st.sampled_from(["wifi5", "10gbe", "loopback"]))
     spec = worlds.cluster(
@@ -152,7 +152,7 @@ class Watched(Simulation):
         assert router.arrived == router.completed + router.failed + router.in_flight
         in_blocks = sum(state.requests for state in router._servers)
         assert router.in_flight == router.fifo_length + in_blocks
-        assert all(entry.held_ns <= router.config.hold_limit_ns for entry in router._requests.values())
+        assert all(entry.held_ns <= router.config.max_batching_delay_ns for entry in router._requests.values())
         for server, state in zip(self.servers, router._servers, strict=True):
             assert state.blocks <= self.cluster.router.outstanding_blocks
             memory = server.scheduler.memory

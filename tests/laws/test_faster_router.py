@@ -13,7 +13,7 @@ import yaml
 
 from policies.rules.holding import HoldSpec
 from policies.rules.specs import FixedRule
-from scenarios.learn.course import Course
+from scenarios.learn.evaluator import Evaluator
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -39,7 +39,7 @@ def drawn_world(seed: int, folder: Path) -> World:
             "servers": [{"name": f"s{i}", "profile": profile, "link": link} for i, profile in enumerate(profiles)],
             "greedy": {"preload": "all", "idle_unload_s": None},
         },
-        "router": {"outstanding_blocks": int(rng.choice([4, 16, 64])), "hold_limit_s": LIMIT_S},
+        "router": {"outstanding_blocks": int(rng.choice([4, 16, 64])), "max_batching_delay_s": LIMIT_S},
         "workload": {"kind": "poisson", "load": float(rng.uniform(0.4, 0.7))},
         "duration_s": 1.0,
         "warmup_s": 0.1,
@@ -54,9 +54,9 @@ def with_decisions_of(world: World, decision_ns: int) -> World:
     return replace(world, cluster=replace(world.cluster, decision_ns=decision_ns, host=None))
 
 
-def mean_s(course: Course, hold: HoldSpec | None, names: Sequence[str]) -> float:
+def mean_s(course: Evaluator, hold: HoldSpec | None, names: Sequence[str]) -> float:
     rule = FixedRule(placement="sticky-coming", tuple=TUPLE, hold=hold)
-    scores = course.measure([(rule, course.excerpt(name, 0)) for name in names])
+    scores = course.measure([(rule, course.trace_slice(name, 0)) for name in names])
     return float(np.mean([score.mean_s for score in scores]))
 
 
@@ -65,7 +65,7 @@ def best_mean_s(world: World) -> float:
     holds = [HoldSpec(requests=(size,) * 4, wait_s=(wait_s,) * 4) for size in SIZES for wait_s in WAITS_S]
     holds.append(HoldSpec(requests=(32,) * 4, wait_s=(WAITS_S[0],) * 4))
     with ThreadPoolExecutor(1) as workers:
-        course = Course(world, TuningKnobs(floor=0.0, episode_s=1.0, episodes=1), workers)
+        course = Evaluator(world, TuningKnobs(floor=0.0, episode_s=1.0, episodes=1), workers)
         best = min((None, *holds), key=lambda hold: mean_s(course, hold, PICKED_ON))
         return mean_s(course, best, JUDGED_ON)
 

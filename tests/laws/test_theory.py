@@ -90,7 +90,7 @@ def test_sojourn_times_agree_with_m_m_1_ps(monkeypatch: pytest.MonkeyPatch, load
 
 def test_attachment_of_the_theory_world_is_free() -> None:
     """A link without latency at endless bandwidth delays nothing (else the theory tests would test the link)."""
-    from sim.network import Network
+    from sim.network import Interconnect
 
-    network = Network((Attachment("m", Link(latency_s=0.0, bandwidth_bytes_s=1e18)),))
+    network = Interconnect((Attachment("m", Link(latency_s=0.0, bandwidth_bytes_s=1e18)),))
     assert network.transfer(-1, 0, 3072, 5) == (5, 6)  # a duration is rounded up to a whole nanosecond

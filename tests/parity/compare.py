@@ -21,7 +21,7 @@ from tests.parity.scenarios import Scenario
 
 Word = TypeVar("Word")
 
-MOST_DECISIONS = 20_000  # a run with more is stuck
+MAX_DECISIONS = 20_000  # a run with more is stuck
 
 
 class Engine(Protocol):
@@ -74,7 +74,7 @@ def play(make: MakeEngine, scenario: Scenario) -> Iterator[Moment]:
     while (asked := engine.advance()) is not None:
         assert engine.pending is asked or engine.pending == asked, "pending is not what was asked"
         yield Moment(engine.now_ns, asked, engine.take_credits())
-        assert asked.decision < MOST_DECISIONS, "the run is stuck"
+        assert asked.decision < MAX_DECISIONS, "the run is stuck"
         engine.decide(policy.choose(asked.view, rng))
     assert engine.pending is None, "something is asked at the end"
     yield Moment(engine.now_ns, None, engine.take_credits(), engine.record())

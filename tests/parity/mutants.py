@@ -150,7 +150,7 @@ def mutants() -> list[Mutant]:
     return [*_order_mutants(), *source_mutants()]
 
 
-MOST_EVENTS = 100_000
+MAX_EVENTS = 100_000
 
 
 def stop_when_stuck(patch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def stop_when_stuck(patch: pytest.MonkeyPatch) -> None:
 
     def counted(self: Agenda) -> None:
         counts[id(self)] = counts.get(id(self), 0) + 1
-        assert counts[id(self)] < MOST_EVENTS, "the run is stuck"
+        assert counts[id(self)] < MAX_EVENTS, "the run is stuck"
         step(self)
 
     patch.setattr(Agenda, "step", counted)

@@ -514,7 +514,7 @@ def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     )
     return replace(
         scenario,
-        cluster=replace(cluster, router=replace(cluster.router, hold_limit_ns=limit_ns)),
+        cluster=replace(cluster, router=replace(cluster.router, max_batching_delay_ns=limit_ns)),
         holds_percent=draws.pick((0, 20, 60)),
         hold_rule=rule if draws.chance(60) else None,
     )

@@ -131,7 +131,7 @@ def test_a_segment_that_no_other_server_can_hold_is_served_by_the_drained_one() 
 @pytest.mark.parametrize("is_draining", [True, False])
 def test_holds_end_when_servers_change(is_draining: bool) -> None:
     """Whoever waits for company waits for a cluster that is another one now."""
-    core = router(hold_limit_ns=1000)
+    core = router(max_batching_delay_ns=1000)
     arrive(core, 0, 1)
     decide = ask(core, 0)
     handle(core, Held(decide.decision, Hold(4, 500)), 0)

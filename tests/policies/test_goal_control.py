@@ -22,13 +22,13 @@ from policies.goal_control import (
     FREE,
     GAIN,
     LIMIT_GAIN,
-    MOST_DEFICIT,
-    MOST_EXCESS,
-    MOST_SHIFT,
+    MAX_DEFICIT,
+    MAX_EXCESS,
+    MAX_SHIFT,
     GoalControl,
     end_of_dial,
 )
-from policies.interfaces import MOST_TUPLES, limit_ns_of, top1_of
+from policies.interfaces import MAX_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
 from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
@@ -106,7 +106,7 @@ def test_a_long_overload_is_forgotten() -> None:
     bias = plant.control.bias
     plant.run(600, lambda shift: 0.65, AT_BOTH)
     assert plant.control.bias == pytest.approx(bias, abs=0.001)
-    assert plant.control.shift == pytest.approx(bias + GAIN * MOST_DEFICIT, abs=0.001)
+    assert plant.control.shift == pytest.approx(bias + GAIN * MAX_DEFICIT, abs=0.001)
     plant.run(60, lambda shift: 0.74 + 0.01 * shift)
     assert plant.run(60, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.001)
 
@@ -118,7 +118,7 @@ def test_at_an_end_of_the_dial_it_does_not_wind_up(end: int, served: float) -> N
     assert plant.control.bias == pytest.approx(0.0, abs=0.01)
     free = Plant(GoalControl(FLOOR))
     free.run(300, lambda shift: served)
-    assert abs(free.control.bias) == MOST_SHIFT == abs(free.control.shift)
+    assert abs(free.control.bias) == MAX_SHIFT == abs(free.control.shift)
 
 
 def test_the_operators_floor_is_followed_and_a_floor_of_its_own_is_not_moved_by_it() -> None:
@@ -175,7 +175,7 @@ def test_after_an_overload_it_is_soon_as_before() -> None:
     bias = plant.control.limit_bias
     plant.run(600, flat, AT_NARROWEST, late=lambda shift: 1.0)
     assert plant.control.limit_bias == pytest.approx(bias, abs=0.01)
-    assert plant.control.shift == pytest.approx(bias - LIMIT_GAIN * MOST_EXCESS, abs=0.01)
+    assert plant.control.shift == pytest.approx(bias - LIMIT_GAIN * MAX_EXCESS, abs=0.01)
     plant.run(60, flat, late=steep(1.0, 3.0))
     for _ in range(6):
         plant.run(10, flat, late=steep(1.0, 3.0))
@@ -189,7 +189,7 @@ def test_a_limit_winds_nothing_up_at_an_end_of_the_dial(end: int, late: float) -
     assert plant.control.limit_bias == pytest.approx(0.0, abs=0.01)
     free = Plant(GoalControl(limit_ns=1))
     free.run(300, flat, late=lambda shift: late)
-    assert free.control.shift == (-MOST_SHIFT if late else MOST_SHIFT)
+    assert free.control.shift == (-MAX_SHIFT if late else MAX_SHIFT)
 
 
 def line(shift: float) -> float:
@@ -372,7 +372,7 @@ def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str
 
 
 def test_without_an_accuracy_table_there_is_no_control() -> None:
-    with pytest.raises(InputError, match=rf"control: .*up to {MOST_TUPLES} width tuples; leave `control` out"):
+    with pytest.raises(InputError, match=rf"control: .*up to {MAX_TUPLES} width tuples; leave `control` out"):
         LadderRule(control=ControlSpec(floor=FLOOR)).make(context())
     many = replace(context().config, segments=7)
     assert top1_of(many, context().prior) == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from policies.holds import MOST_HOLDS
+from policies.holds import MAX_HOLDS
 from policies.vocabulary import (
     ArrivalsEnded,
     Choice,
@@ -34,7 +34,7 @@ def hold(core: Any, now: int, requests: int = 4, wait_ns: int = 100) -> HoldBegu
 
 
 def holding(**changes: Any) -> Any:
-    return router(**{"hold_limit_ns": LIMIT, **changes})
+    return router(**{"max_batching_delay_ns": LIMIT, **changes})
 
 
 def test_a_hold_ends_when_enough_wait() -> None:
@@ -110,12 +110,12 @@ def test_a_decision_sees_how_long_it_may_hold() -> None:
     assert ask(core, 0).view.hold_left_ns == 0
     core = holding()
     arrive(core, 0, 1)
-    for number in range(MOST_HOLDS):
+    for number in range(MAX_HOLDS):
         assert hold(core, number, wait_ns=1) is not None
-    decide = ask(core, MOST_HOLDS)
+    decide = ask(core, MAX_HOLDS)
     assert decide.view.hold_left_ns == 0
     with pytest.raises(AssertionError, match="may not be held"):
-        handle(core, Held(decide.decision, Hold(2, 1)), MOST_HOLDS)
+        handle(core, Held(decide.decision, Hold(2, 1)), MAX_HOLDS)
 
 
 @pytest.mark.parametrize("wrong", [Hold(1, 5), Hold(5, 5), Hold(2, 0)])
@@ -211,7 +211,7 @@ def test_a_line_begins_anew_with_those_who_come_while_all_that_were_in_it_are_de
 
 def test_a_rule_holds_nobody_longer_than_the_limit() -> None:
     """Its time is cut; a rule that holds nobody changes nothing."""
-    core = holding(hold_limit_ns=30)
+    core = holding(max_batching_delay_ns=30)
     core.handle(HoldRule((4, 4), (50, 50)), 0)
     arrive(core, 0, 1)
     assert core.next_wake_ns == 30

@@ -10,7 +10,7 @@ from kit.errors import InputError
 from policies.reward import AccuracyPrior
 from policies.rules import planning
 from policies.rules.milp import Milp, MilpRule, make_milp
-from policies.rules.planning import GAP, Plan, plan, rounded_up
+from policies.rules.planning import GAP, Placement, plan, rounded_up
 from policies.vocabulary import NS_PER_S, ClusterView, HeadKey, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
@@ -84,7 +84,7 @@ WORTH = (0.76, 0.70)
 
 def test_little_demand_is_shared_by_speed_at_the_best() -> None:
     """All servers are accurate, and busy alike."""
-    assert plan(10.0, TWO, WORTH) == Plan((0, 0), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.76), True)  # type: ignore[arg-type]
+    assert plan(10.0, TWO, WORTH) == Placement((0, 0), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.76), True)  # type: ignore[arg-type]
 
 
 def test_accurate_servers_are_filled_first() -> None:
@@ -104,7 +104,7 @@ def test_past_capacity_everybody_is_as_fast_as_can_be() -> None:
     """With shares by speed; also where nothing is known, or all are down."""
     assert plan(449.0, TWO, WORTH).serves_all
     for demand in (451.0, float("inf")):
-        assert plan(demand, TWO, WORTH) == Plan((1, 1), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.70), False)  # type: ignore[arg-type]
+        assert plan(demand, TWO, WORTH) == Placement((1, 1), pytest.approx((2 / 3, 1 / 3)), pytest.approx(0.70), False)  # type: ignore[arg-type]
     assert plan(10.0, ((0.0, 0.0), (0.0, 0.0)), WORTH).shares == (0.5, 0.5)
 
 
@@ -157,7 +157,7 @@ def test_images_go_where_the_share_is_furthest_behind() -> None:
 def test_images_stay_where_they_are() -> None:
     """At the width of that server's tuple; nobody's share is counted for it."""
     milp = router()
-    milp.plan = Plan((0, 1, 3), (0.0, 0.5, 0.5), 0.7, True)
+    milp.plan = Placement((0, 1, 3), (0.0, 0.5, 0.5), 0.7, True)
     placed = list(milp.placed)
     widths = [milp.choose(at_s(0, server(), server(), server(), head=HeadKey(4, 1.0, n)), RNG) for n in range(3)]
     assert [(choice.server, choice.width) for choice in widths] == [(0, 1.0), (1, 1.0), (2, 0.25)]
@@ -169,7 +169,7 @@ def test_images_stay_where_they_are() -> None:
 def test_a_server_without_a_share_takes_what_nobody_else_can() -> None:
     """However far ahead the others are."""
     milp = router()
-    milp.plan = Plan((0, 0, 0), (0.0, 0.5, 0.5), 0.7, True)
+    milp.plan = Placement((0, 0, 0), (0.0, 0.5, 0.5), 0.7, True)
     milp.placed = [0, 500, 900]
     full = server(9, valid=False)
     assert milp.choose(at_s(0, server(), full, server()), RNG).server == 2

@@ -19,7 +19,7 @@ from policies.rules.lookahead import Lookahead, LookaheadRule
 from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
-from policies.rules.specs import LEAST_STEP, FixedRule, LadderRule, RuleSpec
+from policies.rules.specs import MIN_STEP, FixedRule, LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context, known
@@ -216,7 +216,7 @@ def test_a_search_over_ladders_has_three_numbers_on_the_corners() -> None:
         assert rule.rungs == tuple(corner_tuples(context()))
         assert rule.thresholds[0] == pytest.approx(np.e)
         ratios = np.divide(rule.thresholds[1:], rule.thresholds[:-1])
-        assert ratios == pytest.approx(np.exp(max(step, LEAST_STEP)))
+        assert ratios == pytest.approx(np.exp(max(step, MIN_STEP)))
     assert space.accurate.tolist() == [1.0, 0.0, 0.0], "later thresholds are more accurate"
 
 

@@ -590,7 +590,7 @@ WAITING = msgspec.structs.replace(view(server(), candidates=2), hold_left_ns=500
 @pytest.mark.parametrize(
     ("seen", "hold", "words"),
     [
-        (view(server()), Hold(4, 100), r"may not be held now .*router\.hold_limit_s"),
+        (view(server()), Hold(4, 100), r"may not be held now .*router\.max_batching_delay_s"),
         (WAITING, Hold(2, 100), r"from 3 .* to 32"),
         (WAITING, Hold(33, 100), r"from 3 .* to 32"),
         (WAITING, Hold(4, 0), "wait_ns must be above 0"),

@@ -40,9 +40,9 @@ def test_waits_ascend_and_are_above_0(wrong: tuple[float, ...]) -> None:
 def test_waits_are_within_the_limit() -> None:
     """What is wrong is told with what to do."""
     config = context().config
-    with pytest.raises(InputError, match=r"holds_s: .*nobody may be held; set router.hold_limit_s above 0"):
+    with pytest.raises(InputError, match=r"holds_s: .*nobody may be held; set router.max_batching_delay_s above 0"):
         Waits.within((0.01,), config)
-    limited = replace(config, hold_limit_ns=10_000_000)
+    limited = replace(config, max_batching_delay_ns=10_000_000)
     assert Waits.within((0.01,), limited).waits_ns == (10_000_000,)
-    with pytest.raises(InputError, match=r"0.02 is longer .* at most router.hold_limit_s \(0.01\); raise"):
+    with pytest.raises(InputError, match=r"0.02 is longer .* at most router.max_batching_delay_s \(0.01\); raise"):
         Waits.within((0.01, 0.02), limited)

@@ -32,7 +32,7 @@ CASES = {
     for table in sorted(Path(__file__).parent.glob("*.yaml"))
     for name, case in yaml.safe_load(table.read_text(encoding="utf-8")).items()
 }
-MOST_CHARACTERS = 2100
+MAX_CHARACTERS = 2100
 
 
 def prepare(case: dict[str, Any], folder: Path) -> None:
@@ -72,7 +72,7 @@ def refusal_of(case: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture
     assert contents(folder) == before
     assert streams.err.count("\n") == 1, streams.err
     assert streams.err[:-1].isprintable()
-    assert len(streams.err) < MOST_CHARACTERS
+    assert len(streams.err) < MAX_CHARACTERS
     return (
         streams.err[:-1].removeprefix("slimsched: ").replace(str(SCENARIOS), "SCENARIOS").replace(str(folder), "HERE")
     )

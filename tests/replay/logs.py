@@ -1,4 +1,4 @@
-"""A run's logs as real executors keep them: a simulated log taken apart into the router's and those of each life."""
+"""A run's logs as real executors keep them: a simulated log taken apart into the router's and those of each epoch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Logs:
     """Of one run."""
 
     router: tuple[LoggedStep, ...]
-    lives: tuple[AgentLog, ...]
+    epochs: tuple[AgentLog, ...]
 
 
 def apart(log: Sequence[LoggedStep]) -> Logs:

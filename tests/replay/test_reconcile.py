@@ -52,9 +52,9 @@ def _account(logs: Logs) -> Account:
     books = Books()
     for _ in books.router(logs.router):
         pass
-    for each in logs.lives:
+    for each in logs.epochs:
         about = {"server": each.server, "epoch": each.epoch, "heard": each.heard}
-        for _ in books.life(each.steps, **about, ended=each.ended):
+        for _ in books.server_epoch(each.steps, **about, ended=each.ended):
             pass
     return books.close()
 
@@ -67,7 +67,7 @@ DEADLY = _logs((Crash(0, 100 * MS), Outage(1, 150 * MS, 200 * MS), Hang(2, 60 * 
 
 
 def test_logs_of_a_run_without_faults_agree_and_replay() -> None:
-    assert replay_run(WELL.router, WELL.lives, SPEC.router, KNOBS) == []
+    assert replay_run(WELL.router, WELL.epochs, SPEC.router, KNOBS) == []
     blocks = _account(WELL).blocks
     assert sum(blocks.values()) == blocks[Fate.RETURNED] > 20
 
@@ -75,11 +75,11 @@ def test_logs_of_a_run_without_faults_agree_and_replay() -> None:
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(fault_plans(3), st.integers(0, 20), st.sampled_from(["drain", "cut"]))
 def test_whatever_goes_wrong_the_logs_agree(faults: tuple[Fault, ...], seed: int, end: str) -> None:
-    """Also where a killed life's log has lost all that the router had not heard of."""
+    """Also where a killed epoch's log has lost all that the router had not heard of."""
     logs = _logs(faults, seed=seed, end=end)
     sent = sum(isinstance(command, SendBlock) for step in logs.router for command in step.commands)
-    cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.lives]
-    for each in (logs, replace(logs, lives=tuple(cut))):
+    cut = [replace(each, steps=each.steps[: each.heard]) if each.ended else each for each in logs.epochs]
+    for each in (logs, replace(logs, epochs=tuple(cut))):
         account = _account(each)
         assert account.violations == ()
         assert sum(account.blocks.values()) == sent
@@ -95,41 +95,41 @@ def test_blocks_are_lost_with_a_life_or_under_way_at_a_cut() -> None:
 
 
 def test_what_is_said_after_a_cut_need_not_be_heard() -> None:
-    """Only the last words of a life can be; what it did is told of in the end."""
+    """Only the last words of an epoch can be; what it did is told of in the end."""
     logs = _logs(end="cut")
     at = max(n for n, step in enumerate(logs.router) if isinstance(step.event, RequestsReturned))
     event = logs.router[at].event
     assert isinstance(event, RequestsReturned)
-    lives = tuple(replace(each, heard=len(each.steps)) for each in logs.lives)
-    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), lives)).violations == ()
+    epochs = tuple(replace(each, heard=len(each.steps)) for each in logs.epochs)
+    assert _account(Logs((*logs.router[:at], *logs.router[at + 1 :]), epochs)).violations == ()
     first = _first(logs.router, RequestsReturned)
-    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), lives)).violations
+    found = _account(Logs((*logs.router[:first], *logs.router[first + 1 :]), epochs)).violations
     assert any("the router did not hear of it" in str(each) for each in found)
 
 
 def test_what_a_killed_life_was_heard_to_say_counts() -> None:
     """Its last words, of a step that the router had heard of, are missing in the router's log."""
-    which, life = next((n, each) for n, each in enumerate(DEADLY.lives) if each.ended and each.heard > 10)
-    place = (life.server, life.epoch)
+    which, epoch = next((n, each) for n, each in enumerate(DEADLY.epochs) if each.ended and each.heard > 10)
+    place = (epoch.server, epoch.epoch)
     answers = [
         number
         for number, step in enumerate(DEADLY.router)
         if isinstance(step.event, RequestsReturned) and (step.event.server, step.event.epoch) == place
     ]
     router = (*DEADLY.router[: answers[-1]], *DEADLY.router[answers[-1] + 1 :])
-    for heard, is_told in ((life.heard - 1, False), (life.heard + 1, True)):
-        lives = (*DEADLY.lives[:which], replace(life, heard=heard), *DEADLY.lives[which + 1 :])
-        found = [str(each) for each in _account(Logs(router, lives)).violations]
-        assert any(f"{life.server}, life 1, step {life.heard - 1}: request" in each for each in found) == is_told
+    for heard, is_told in ((epoch.heard - 1, False), (epoch.heard + 1, True)):
+        epochs = (*DEADLY.epochs[:which], replace(epoch, heard=heard), *DEADLY.epochs[which + 1 :])
+        found = [str(each) for each in _account(Logs(router, epochs)).violations]
+        assert any(f"{epoch.server}, epoch 1, step {epoch.heard - 1}: request" in each for each in found) == is_told
 
 
 def test_stale_words_change_nothing() -> None:
-    """What a dead life said and the router heard too late, and the failure of a transfer whose block has ended."""
+    """What a dead epoch said and the router heard too late, and the failure of a transfer whose block has ended."""
     down = next(n for n, step in enumerate(DEADLY.router) if isinstance(step.event, ServerDown))
     event = DEADLY.router[down].event
     assert isinstance(event, ServerDown)
-    which, life = next(
-        (n, each) for n, each in enumerate(DEADLY.lives) if (each.server, each.epoch) == (event.server, 1)
+    which, epoch = next(
+        (n, each) for n, each in enumerate(DEADLY.epochs) if (each.server, each.epoch) == (event.server, 1)
     )
     lost = next(
         command.block
@@ -146,8 +146,8 @@ def test_stale_words_change_nothing() -> None:
         for word in (heard, TransferFailed(lost.block, 0, event.server, lost.requests, "server_down"))
     ]
     arrived = LoggedStep(8, said.core, BlockArrived(lost), ())
-    steps = life.steps if any(step.event == arrived.event for step in life.steps) else (*life.steps, arrived)
-    lives = (*DEADLY.lives[:which], replace(life, steps=(*steps, said)), *DEADLY.lives[which + 1 :])
+    steps = epoch.steps if any(step.event == arrived.event for step in epoch.steps) else (*epoch.steps, arrived)
+    epochs = (*DEADLY.epochs[:which], replace(epoch, steps=(*steps, said)), *DEADLY.epochs[which + 1 :])
     sent_again = next(
         number
         for number, step in enumerate(DEADLY.router)
@@ -155,7 +155,7 @@ def test_stale_words_change_nothing() -> None:
         if number > down and isinstance(command, SendBlock) and set(command.block.requests) & set(lost.requests)
     )
     router = (*DEADLY.router[: sent_again + 1], *late, *DEADLY.router[sent_again + 1 :])
-    account = _account(Logs(router, lives))
+    account = _account(Logs(router, epochs))
     assert account.violations == ()
     assert account.blocks == _account(DEADLY).blocks
 
@@ -192,15 +192,15 @@ def _with_router(logs: Logs, at: int, *steps: LoggedStep) -> Logs:
     return replace(logs, router=(*logs.router[:at], *steps, *logs.router[at + 1 :]))
 
 
-def _with_life(logs: Logs, **changes: Any) -> Logs:
-    return replace(logs, lives=(replace(logs.lives[0], **changes), *logs.lives[1:]))
+def _with_epoch(logs: Logs, **changes: Any) -> Logs:
+    return replace(logs, epochs=(replace(logs.epochs[0], **changes), *logs.epochs[1:]))
 
 
 def _without_steps_of(kind: type) -> Callable[[Logs], Logs]:
     def broken(logs: Logs) -> Logs:
-        steps = logs.lives[0].steps
+        steps = logs.epochs[0].steps
         at = _first(steps, kind)
-        return _with_life(logs, steps=(*steps[:at], *steps[at + 1 :]), heard=logs.lives[0].heard - 1)
+        return _with_epoch(logs, steps=(*steps[:at], *steps[at + 1 :]), heard=logs.epochs[0].heard - 1)
 
     return broken
 
@@ -235,25 +235,25 @@ def _never_sent(logs: Logs) -> Logs:
 
 
 def _arrived_twice(logs: Logs) -> Logs:
-    steps = logs.lives[0].steps
+    steps = logs.epochs[0].steps
     at = _first(steps, BlockArrived)
-    return _with_life(logs, steps=(*steps[: at + 1], replace(steps[at], commands=()), *steps[at + 1 :]))
+    return _with_epoch(logs, steps=(*steps[: at + 1], replace(steps[at], commands=()), *steps[at + 1 :]))
 
 
 def _said_too_late(logs: Logs) -> Logs:
-    """After all that was heard of, by a life that lives on, in a run that ends with nobody in flight."""
+    """After all that was heard of, by an epoch that epochs on, in a run that ends with nobody in flight."""
     last = AgentLog(0, 1, (LoggedStep(9, "server:0", TimerFired(), (ReturnRequests(1, (0,), 1, 0.5),)),), 0)
-    return _with_life(logs, steps=(*logs.lives[0].steps, *last.steps))
+    return _with_epoch(logs, steps=(*logs.epochs[0].steps, *last.steps))
 
 
 def _other_segment(logs: Logs) -> Logs:
-    steps = logs.lives[0].steps
+    steps = logs.epochs[0].steps
     at = _first(steps, ReturnRequests)
     command = steps[at].commands[0]
     assert isinstance(command, ReturnRequests)
     other = structs.replace(command, segment=command.segment % 4 + 1)
     changed = replace(steps[at], commands=(other, *steps[at].commands[1:]))
-    return _with_life(logs, steps=(*steps[:at], changed, *steps[at + 1 :]))
+    return _with_epoch(logs, steps=(*steps[:at], changed, *steps[at + 1 :]))
 
 
 def _failed_unsent(logs: Logs) -> Logs:
@@ -262,49 +262,49 @@ def _failed_unsent(logs: Logs) -> Logs:
     return _with_router(logs, at, logs.router[at], failed)
 
 
-def _without_life(logs: Logs) -> Logs:
-    return replace(logs, lives=logs.lives[1:])
+def _without_epoch(logs: Logs) -> Logs:
+    return replace(logs, epochs=logs.epochs[1:])
 
 
-def _with_another_life(logs: Logs) -> Logs:
-    return replace(logs, lives=(*logs.lives, AgentLog(0, 7, (), 0)))
+def _with_another_epoch(logs: Logs) -> Logs:
+    return replace(logs, epochs=(*logs.epochs, AgentLog(0, 7, (), 0)))
 
 
-def _with_a_life_twice(logs: Logs) -> Logs:
-    return replace(logs, lives=(logs.lives[0], *logs.lives))
+def _with_an_epoch_twice(logs: Logs) -> Logs:
+    return replace(logs, epochs=(logs.epochs[0], *logs.epochs))
 
 
 def _with_steps_of_another(logs: Logs) -> Logs:
-    return _with_life(logs, steps=(*logs.lives[0].steps, logs.lives[1].steps[0]))
+    return _with_epoch(logs, steps=(*logs.epochs[0].steps, logs.epochs[1].steps[0]))
 
 
 def _with_servers_in_the_routers(logs: Logs) -> Logs:
-    return replace(logs, router=(*logs.router, logs.lives[1].steps[0]))
+    return replace(logs, router=(*logs.router, logs.epochs[1].steps[0]))
 
 
 @pytest.mark.parametrize(
     "broken, told",
     [
         (_without_steps_of(ReturnRequests), r"router, step \d+: request.* of block.* returned .* in whose log that"),
-        (lambda logs: _with_life(logs, steps=logs.lives[0].steps[:40]), "ends after 40 steps, and the router had"),
-        (lambda logs: _with_life(logs, steps=()), "ends after 0 steps, and the router had heard of"),
-        (_unheard, r"server:\d, life 1, step \d+: request.* of block.* the router did not hear of it"),
+        (lambda logs: _with_epoch(logs, steps=logs.epochs[0].steps[:40]), "ends after 40 steps, and the router had"),
+        (lambda logs: _with_epoch(logs, steps=()), "ends after 0 steps, and the router had heard of"),
+        (_unheard, r"server:\d, epoch 1, step \d+: request.* of block.* the router did not hear of it"),
         (_heard_twice, r"router, step \d+: request.* in whose log that is not"),
-        (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, life 1, in whose log"),
+        (_heard_otherwise(width=0.3), r"router, step \d+: request.* at width 0.3 by server:\d, epoch 1, in whose log"),
         (_heard_otherwise(segment=9), r"router, step \d+: request.* returned from segment 9 .* in whose log that"),
         (_heard_from_elsewhere, r"router, step \d+: request.* in whose log that is not"),
         (_heard_otherwise(requests=(10**6,)), r"router, step \d+: request 1000000 returned .* in whose log that"),
-        (_never_sent, r"server:\d, life 1, step \d+: block \d+ arrived, which the router never sent there"),
-        (_arrived_twice, r"server:0, life 1, step \d+: block \d+ arrived twice"),
-        (_said_too_late, r"server:0, life 1, step \d+: request 0 returned .* the router did not hear of it"),
-        (_other_segment, r"router, step \d+: request.* by server:0, life 1, in whose log that is not"),
+        (_never_sent, r"server:\d, epoch 1, step \d+: block \d+ arrived, which the router never sent there"),
+        (_arrived_twice, r"server:0, epoch 1, step \d+: block \d+ arrived twice"),
+        (_said_too_late, r"server:0, epoch 1, step \d+: request 0 returned .* the router did not hear of it"),
+        (_other_segment, r"router, step \d+: request.* by server:0, epoch 1, in whose log that is not"),
         (_failed_unsent, r"router, step \d+: a transfer failed of block 1000000, which was never"),
-        (_without_life, "server:0, life 1: there is no log of it, and the router says that it served"),
-        (_with_another_life, "server:0, life 7: there is a log of it, and the router says nothing of it"),
-        (_with_a_life_twice, "server:0, life 1: there are two of it"),
-        (_with_steps_of_another, r"server:0, life 1, step \d+: is of server:1"),
-        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose lives have logs of their own"),
-        (lambda logs: _with_life(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log: with"),
+        (_without_epoch, "server:0, epoch 1: there is no log of it, and the router says that it served"),
+        (_with_another_epoch, "server:0, epoch 7: there is a log of it, and the router says nothing of it"),
+        (_with_an_epoch_twice, "server:0, epoch 1: there are two of it"),
+        (_with_steps_of_another, r"server:0, epoch 1, step \d+: is of server:1"),
+        (_with_servers_in_the_routers, r"router, step \d+: is of server:1, whose epochs have logs of their own"),
+        (lambda logs: _with_epoch(logs, ended=WORKER_DIED), "by its note: worker_died; by the router's log: with"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) -> None:
@@ -313,17 +313,17 @@ def test_what_does_not_fit_is_told(broken: Callable[[Logs], Logs], told: str) ->
 
 
 def test_a_death_that_the_router_does_not_know_is_told() -> None:
-    ended = [each.ended for each in DEADLY.lives]
+    ended = [each.ended for each in DEADLY.epochs]
     assert "" in ended[:-1]
     first = next(number for number, each in enumerate(ended) if each)
-    lives = [*DEADLY.lives[:first], replace(DEADLY.lives[first], ended=""), *DEADLY.lives[first + 1 :]]
-    (found,) = _account(replace(DEADLY, lives=tuple(lives))).violations
+    epochs = [*DEADLY.epochs[:first], replace(DEADLY.epochs[first], ended=""), *DEADLY.epochs[first + 1 :]]
+    (found,) = _account(replace(DEADLY, epochs=tuple(epochs))).violations
     assert re.search("by its note: with the run; by the router's log: (planned|worker_)", str(found))
 
 
 def test_a_replayed_run_tells_both() -> None:
     """Where a core answers otherwise, and what that does to the books."""
     broken = _never_sent(WELL)
-    found = replay_run(broken.router, broken.lives, SPEC.router, KNOBS)
+    found = replay_run(broken.router, broken.epochs, SPEC.router, KNOBS)
     assert found[0].startswith(f"router, step {_first(WELL.router, SendBlock)}: LoggedStep(")
     assert len(found) > 1

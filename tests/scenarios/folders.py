@@ -53,7 +53,7 @@ def summary(record: RunRecord, **changes: Any) -> Result:
     """A record's result with plain settings; changes are of the label or of the window, a `prior`, or a `context`."""
     prior, context = changes.pop("prior", None), changes.pop("context", None)
     of_window = {
-        key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s", "end", "promise") if key in changes
+        key: changes.pop(key) for key in ("warmup_s", "horizon_s", "deadline_s", "end", "slo") if key in changes
     }
     result = summarise(record, replace(LABEL, **changes), replace(WINDOW, **of_window), wall_s=0.1, prior=prior)
     return result if context is None else diagnosed(result, context)
@@ -64,12 +64,12 @@ def validation_run(simulated: Result, hardware: Result, **changes: Any) -> Valid
     told: ValidationRun = {
         "kind": "pair", "router": simulated["router"], "load": None, "rate_img_s": None, "seed": simulated["seed"],
         "repeat": 0, "simulated": simulated, "hardware": hardware, "backlog_growth": None,
-        "slowdown": None, "foreign_load": None, "drawn_s": None, "clocks": [],
+        "slowdown": None, "background_load": None, "sampled_s": None, "clocks": [],
     }  # fmt: skip
     return {**told, **changes}  # type: ignore[typeddict-item]
 
 
-def marked(path: Path) -> RunFolder:
+def flagged(path: Path) -> RunFolder:
     """A run folder with nothing in it but its mark."""
     (path / OWN).mkdir(parents=True, exist_ok=True)
     return RunFolder(path)
@@ -85,7 +85,7 @@ def run_folder(
     """A complete folder: every part of the report has its files. `slower`: times the simulated mean latency, what
     executors have of the router with this index and this seed. `profiles`: their figures take most of a report's time.
     """
-    folder = marked(path)
+    folder = flagged(path)
     results, pairs = [], []
     for index, router in enumerate(routers):
         for seed in seeds:

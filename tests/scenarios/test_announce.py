@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibrate.bench import HoldResult
+from calibrate.bench import LoadCycleResult
 from calibrate.log import Log
-from calibrate.plan import USABLE_SHARE, Extras, Plan, Planned, make_plan
+from calibrate.plan import USABLE_SHARE, CalibrationPlan, Extras, PlannedStep, make_plan
 from calibrate.session import SELF_TEST_S, START_S, fall_look_of, idle_look_s
 from kit.errors import InputError
 from scenarios.executors.announce import SENSIBLE_STEP_S, announcement, require_budget, span
 from tests.calibrate.fake import all_keys
 
 
-def plan(budget_s: float, forward_s: float = 1e-3) -> Plan:
+def plan(budget_s: float, forward_s: float = 1e-3) -> CalibrationPlan:
     return make_plan(
         all_keys(), 32, budget_s, lambda _: forward_s, Extras(power=True, peer=True), np.random.default_rng(0)
     )
@@ -30,13 +30,13 @@ def log(tmp_path: Path) -> Iterator[Log]:
         yield opened
 
 
-def finish(log: Log, steps: Sequence[Planned], elapsed_s: float = 0.0) -> None:
+def finish(log: Log, steps: Sequence[PlannedStep], elapsed_s: float = 0.0) -> None:
     """Steps that are in the log, each of which took so long."""
     for planned in steps:
-        log.append(planned.id, elapsed_s, HoldResult((), (), 0))
+        log.append(planned.id, elapsed_s, LoadCycleResult((), (), 0))
 
 
-def announced(made: Plan, budget_s: float, log: Log, **more: Any) -> str:
+def announced(made: CalibrationPlan, budget_s: float, log: Log, **more: Any) -> str:
     return "\n".join(announcement(made, log, budget_s=budget_s, **more))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import Comparison, compare_results
-from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.comparison import ComparisonDocument, compare_results
+from scenarios.metrics.fidelity import ValidationDocument, ValidationRun, validate_results
+from scenarios.metrics.ranking import compared, validated
 from scenarios.metrics.result import Result
-from scenarios.metrics.service import Promise
-from scenarios.metrics.standing import compared, validated
+from scenarios.metrics.slo import Slo
 from scenarios.show.answers import Answer, answers, box_text
 from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_table
@@ -34,7 +34,7 @@ def result(router: str, latency_s: float, accuracy: float, seed: int = 0, **chan
     return {**made, "expected_accuracy": accuracy}
 
 
-def comparison(*found: tuple[str, float, float], wobble: tuple[float, ...] = WOBBLE) -> Comparison:
+def comparison(*found: tuple[str, float, float], wobble: tuple[float, ...] = WOBBLE) -> ComparisonDocument:
     """Of (router, latency, accuracy), over seeds that are slow or quick for all alike."""
     runs = [result(r, s * by, top1, seed) for r, s, top1 in found for seed, by in enumerate(wobble)]
     return compare_results(runs)
@@ -42,7 +42,7 @@ def comparison(*found: tuple[str, float, float], wobble: tuple[float, ...] = WOB
 
 def validation(
     *found: tuple[str, float, float, float], wobble: tuple[float, ...] = WOBBLE, odd: float = 0.0
-) -> Validation:
+) -> ValidationDocument:
     """Of (router, simulated, hardware, accuracy) with repeats of one seed; `odd` moves every second router's against
     the others'."""
     runs: list[ValidationRun] = []
@@ -54,7 +54,7 @@ def validation(
     return validate_results(runs, Provenance.MODELLED)
 
 
-def told(one: Comparison | None, other: Validation | None) -> tuple[Answer, Answer, Answer]:
+def told(one: ComparisonDocument | None, other: ValidationDocument | None) -> tuple[Answer, Answer, Answer]:
     won, trusted, after = answers(one, other)
     assert [won.question, trusted.question, after.question] == [
         "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
@@ -137,25 +137,25 @@ def test_one_run_says_nothing_of_chance() -> None:
 def test_how_many_runs_would_tell() -> None:
     """An interval narrows with the root of their number: a difference of half its interval needs four times as many."""
     found = validation(("tide", 1.0, 1.05, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05)
-    one, other = validated(found, "hardware").contenders
+    one, other = validated(found, "hardware").candidates
     lead: Any = one.lead(other)["difference"]
     needed = ceil(3 * (lead["ci95"] / lead["mean"]) ** 2)
     assert f"About {needed} runs would tell tuned:ladder from tide (there were 3)." in told(None, found)[2].text
 
 
 def test_a_promise_is_told_and_that_nobody_keeps_it() -> None:
-    """Who keeps most of it; what to do where that is too little; nothing of who is marked."""
+    """Who keeps most of it; what to do where that is too little; nothing of who is flagged."""
     runs = []
     for router, kept, unserved in (("tide", 0.5, 0.0), (LADDER, 0.25, 0.0), ("lost", 1.0, 0.5)):
-        one = result(router, 1.0, 0.95, promise=Promise(0.9, 0.01))
-        one["kept"], one["shares"]["unserved"] = {"both": kept, "floor": kept, "p99_limit": kept}, unserved
+        one = result(router, 1.0, 0.95, slo=Slo(0.9, 0.01))
+        one["slo_attainment"], one["shares"]["unserved"] = {"both": kept, "floor": kept, "p99_limit": kept}, unserved
         runs.append(one)
     won, *_ = told(compare_results(runs), None)
     assert "Promised is an accuracy of at least 90.00 % and a p99 of at most 10.00 ms in each of 3 windows" in won.text
     assert won.text.endswith(": tide keeps most, 50.0 % of them.")
     runs[2]["shares"]["unserved"] = 0.0
     for kept, is_told in ((0.9, True), (0.99, False)):
-        runs[2]["kept"] = {"both": kept, "floor": kept, "p99_limit": kept}
+        runs[2]["slo_attainment"] = {"both": kept, "floor": kept, "p99_limit": kept}
         assert ("Nobody keeps what is promised" in told(compare_results(runs), None)[2].text) == is_told
 
 
@@ -224,7 +224,7 @@ def test_who_serves_too_little_has_not_won() -> None:
 
 def test_a_busy_host_comes_before_other_advice() -> None:
     found = validation(*CLEAR)
-    found["rows"][0]["foreign_load"] = {"programs": 0.9, "stolen": 0.0}
+    found["rows"][0]["background_load"] = {"programs": 0.9, "stolen": 0.0}
     _, trusted, after = told(None, found)
     assert "part of the error is theirs" in trusted.text
     assert after.text.startswith("Stop what else runs on this host")
@@ -262,7 +262,7 @@ def test_the_percentage_is_of_the_means() -> None:
         for repeat, s in enumerate(of)
     ]
     found = validate_results(runs, Provenance.MODELLED)
-    one, other = validated(found, "hardware").contenders
+    one, other = validated(found, "hardware").candidates
     assert (one.lead(other)["percent"]["mean"] or 0.0) > 0
     assert "below that of b (runs differ too much to say by how much)" in told(None, found)[0].text
 
@@ -270,7 +270,7 @@ def test_the_percentage_is_of_the_means() -> None:
 def test_leads_are_paired() -> None:
     """Repeats that are slow for all alike leave the difference sharp; of several seeds each is its repeats' mean."""
     found = validation(("a", 1.0, 1.0, 0.95), ("b", 1.0, 1.1, 0.95), wobble=(0.5, 1.0, 1.5))
-    one, other = validated(found, "hardware").contenders
+    one, other = validated(found, "hardware").candidates
     assert one.lead(other)["percent"]["ci95"] == pytest.approx(0.0, abs=1e-9)
     assert (one.interval_s["ci95"] or 0) > 1.0
     runs = [
@@ -278,7 +278,7 @@ def test_leads_are_paired() -> None:
         for seed, of in ((0, (1.0, 3.0)), (1, (5.0, 7.0)))
         for repeat, s in enumerate(of)
     ]
-    (alone,) = validated(validate_results(runs, Provenance.MODELLED), "hardware").contenders
+    (alone,) = validated(validate_results(runs, Provenance.MODELLED), "hardware").candidates
     assert alone.latency_s == {0: pytest.approx(2.0), 1: pytest.approx(6.0)}
 
 

@@ -27,7 +27,7 @@ from scenarios.runs.bound import (
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.build import build_world
 from scenarios.world.materials import load_world
-from scenarios.world.world import Accuracy, World
+from scenarios.world.world import NetworkAccuracy, World
 from sim.host import HostTable
 from sim.profile import Profile
 from slimsched.cli import main
@@ -66,7 +66,7 @@ def made(
         "1ms", "0.001"
     )
     scenario = strict.parse(Scenario, text, "fluid")
-    accuracy = Accuracy(worlds.prior(2, WIDTHS))
+    accuracy = NetworkAccuracy(worlds.prior(2, WIDTHS))
     return build_world(scenario, {f"s{index}": profile for index, profile in enumerate(profiles)}, accuracy)
 
 

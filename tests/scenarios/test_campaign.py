@@ -13,13 +13,13 @@ from msgspec import structs
 from hw.networks.registry import ModelFile
 from kit.errors import InputError, WorkError
 from kit.memo import Memo
-from policies.records import ForeignLoad
-from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun, Ran
+from policies.records import BackgroundLoad
+from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran, ValidationPlan
 from scenarios.executors.slowdown import Changes
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
 from scenarios.job.validation import keep_runs, validate_world
-from scenarios.metrics.fidelity import Validation, ValidationRun, validate_results
+from scenarios.metrics.fidelity import ValidationDocument, ValidationRun, validate_results
 from scenarios.metrics.result import Mode
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import read_runs
@@ -77,13 +77,13 @@ def side(world: World, seen: list[PlannedRun], mode: Mode = "simulation") -> Cal
     return run
 
 
-def plan(world: World, routers: tuple[str, ...] = ROUTERS, **given: object) -> Plan:
-    return Plan.of(world, routers, ValidateSection.model_validate(given))
+def plan(world: World, routers: tuple[str, ...] = ROUTERS, **given: object) -> ValidationPlan:
+    return ValidationPlan.of(world, routers, ValidateSection.model_validate(given))
 
 
 def made(
-    world: World, hardware: World, plan: Plan
-) -> tuple[Campaign, list[Finished], list[PlannedRun], list[PlannedRun]]:
+    world: World, hardware: World, plan: ValidationPlan
+) -> tuple[Campaign, list[FinishedRun], list[PlannedRun], list[PlannedRun]]:
     """Everything that a plan makes, and what each side was asked for (probes apart)."""
     ours: list[PlannedRun] = []
     theirs: list[PlannedRun] = []
@@ -104,15 +104,15 @@ def test_without_loads_it_is_a_pair_of_each_router_and_seed(world: World) -> Non
 
 def test_what_others_took_is_kept_with_the_run(world: World) -> None:
     """As the hardware's record has it; nothing where nothing told it."""
-    loads = [ForeignLoad(0.4, 0.1), None]
+    loads = [BackgroundLoad(0.4, 0.1), None]
     simulate = side(world, [])
 
     def hardware(planned: PlannedRun) -> Ran:
         result, record = simulate(planned)
-        return result, replace(record, foreign_load=loads[planned.repeat])
+        return result, replace(record, background_load=loads[planned.repeat])
 
     found = list(Campaign(plan(world, ("random",), repeats=2), simulate, hardware).carry_out())
-    assert [each.run["foreign_load"] for each in found] == [{"programs": 0.4, "stolen": 0.1}, None]
+    assert [each.run["background_load"] for each in found] == [{"programs": 0.4, "stolen": 0.1}, None]
 
 
 def test_slowdowns_are_replayed_by_each_twin_and_drawn_once(world: World) -> None:
@@ -124,14 +124,14 @@ def test_slowdowns_are_replayed_by_each_twin_and_drawn_once(world: World) -> Non
     first, second = [each.run for each in campaign.carry_out()]
     assert [planned.slowdowns for planned in ours] == [slowdowns[0], {}, slowdowns[1]]
     plain = side(world, [])(ours[1])[0]["latency_s"]
-    assert first["drawn_s"] == second["drawn_s"] == {"latency_mean": plain["mean"], "latency_p99": plain["p99"]}
+    assert first["sampled_s"] == second["sampled_s"] == {"latency_mean": plain["mean"], "latency_p99": plain["p99"]}
     assert first["simulated"]["latency_s"]["mean"] != plain["mean"]
     again: list[PlannedRun] = []
     resumed = Campaign(wanted, side(world, again), side(world, []), (first,), lambda _: slowdowns[1])
-    assert [each.run["drawn_s"] for each in resumed.carry_out()] == [first["drawn_s"]]
+    assert [each.run["sampled_s"] for each in resumed.carry_out()] == [first["sampled_s"]]
     assert [planned.slowdowns for planned in again] == [slowdowns[1]]
     unread = Campaign(wanted, side(world, []), side(world, []))
-    assert [each.run["drawn_s"] for each in unread.carry_out()] == [None, None]
+    assert [each.run["sampled_s"] for each in unread.carry_out()] == [None, None]
 
 
 def test_loads_are_shares_of_what_the_slowest_router_carries(world: World, slower: World) -> None:
@@ -272,7 +272,7 @@ def test_a_trace_has_no_rate_to_set(tmp_path: Path) -> None:
 
 
 def test_probes_are_asked_for_as_probes(world: World) -> None:
-    """What only finds a rate is marked, so that nobody keeps its detail."""
+    """What only finds a rate is flagged, so that nobody keeps its detail."""
     ours: list[PlannedRun] = []
     list(Campaign(plan(world, ("jsq",), saturate=True), side(world, ours), side(world, [])).carry_out())
     kept = [planned for planned in ours if not planned.is_probe]
@@ -288,10 +288,10 @@ def test_an_interrupted_validation_keeps_each_run(
     wanted, folder, path = plan(world, loads=(0.3,)), RunFolder(tmp_path), tmp_path / "partial.jsonl"
     asked: list[PlannedRun] = []
 
-    def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[Finished]:
+    def runs(*_: object, finished: tuple[ValidationRun, ...], **__: object) -> Iterator[FinishedRun]:
         yield from Campaign(wanted, side(world, []), side(world, asked, "hardware"), finished).carry_out()
 
-    def until_third(*_: object, **options: Any) -> Iterator[Finished]:
+    def until_third(*_: object, **options: Any) -> Iterator[FinishedRun]:
         for number, each in enumerate(runs(**options)):
             if number == 3:
                 raise KeyboardInterrupt
@@ -299,7 +299,7 @@ def test_an_interrupted_validation_keeps_each_run(
 
     monkeypatch.setattr(validation, "load_measured", lambda *_: None)
 
-    def validate() -> Validation:
+    def validate() -> ValidationDocument:
         model = ModelFile(tmp_path / "none", None)
         return validate_world(world, folder, model, wanted, ROUTERS, made_in=None, memo=Memo(path, ""), quiet=True)
 

@@ -13,9 +13,9 @@ import pytest
 from kit.errors import InputError, WorkError
 from policies.records import RunColumns
 from policies.vocabulary import NS_PER_S
-from scenarios.metrics.service import Promise
+from scenarios.metrics.slo import Slo
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import Capacity, Reading, Search, Tried, capacity, p99_of, read
+from scenarios.runs.capacity import Capacity, RateReading, Search, TriedRate, capacity, p99_of, read
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -68,9 +68,9 @@ class Limits:
         self.limits_img_s = limits_img_s
         self.asked: list[tuple[int, float]] = []
 
-    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
+    def __call__(self, world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
         self.asked.append((seed, scale * (world.rate_img_s or 0.0)))
-        return Reading(self.asked[-1][1] < self.limits_img_s[seed])
+        return RateReading(self.asked[-1][1] < self.limits_img_s[seed])
 
 
 def test_most_seeds_decide_and_no_more_are_run_than_needed(tmp_path: Path) -> None:
@@ -95,25 +95,25 @@ def test_bursts_and_faults_do_not_count(tmp_path: Path) -> None:
     assert search(moving) == plain
 
 
-def rising(world: World, policy: Any, scale: float, seed: int, search: Search) -> Reading:
+def rising(world: World, policy: Any, scale: float, seed: int, search: Search) -> RateReading:
     """Instead of simulating: p99 rises and accuracy falls with the rate; stable below 400 images/s."""
     rate_img_s = scale * (world.rate_img_s or 0.0)
-    return Reading(rate_img_s < 400, 0.005 + rate_img_s / 1e5, 0.9 - rate_img_s / 1e3, 2.0)
+    return RateReading(rate_img_s < 400, 0.005 + rate_img_s / 1e5, 0.9 - rate_img_s / 1e3, 2.0)
 
 
 def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
     """The least of the three rates decides; what is there at the rate is told."""
     world = world_of(tmp_path)
-    for promise, most_img_s in (
-        (Promise(), 400.0),
-        (Promise(p99_limit_s=0.008), 300.0),
-        (Promise(floor=0.7), 200.0),
-        (Promise(0.7, 0.008), 200.0),
-        (Promise(0.7, 0.006), 100.0),
+    for slo, most_img_s in (
+        (Slo(), 400.0),
+        (Slo(p99_limit_s=0.008), 300.0),
+        (Slo(floor=0.7), 200.0),
+        (Slo(0.7, 0.008), 200.0),
+        (Slo(0.7, 0.006), 100.0),
     ):
-        found = search(world, rising, duration_s=20.0, precision=0.01, promise=promise)
+        found = search(world, rising, duration_s=20.0, precision=0.01, slo=slo)
         assert found.stable_img_s <= most_img_s <= found.unstable_img_s <= 1.011 * found.stable_img_s
-        assert (found.floor, found.p99_limit_s) == (promise.floor, promise.p99_limit_s)
+        assert (found.floor, found.p99_limit_s) == (slo.floor, slo.p99_limit_s)
         assert found.p99_s == pytest.approx(0.005 + found.stable_img_s / 1e5)
         assert found.accuracy == pytest.approx(0.9 - found.stable_img_s / 1e3)
         assert found.energy_per_image_j == 2.0
@@ -121,26 +121,26 @@ def test_a_limit_and_a_floor_are_kept_besides(tmp_path: Path) -> None:
 
 def test_what_no_rate_keeps_is_told_with_the_nearest(tmp_path: Path) -> None:
     """Not below some hundred images a run: they would say nothing."""
-    world, tries = world_of(tmp_path), list[Tried]()
-    for promise, told in (
-        (Promise(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
-        (Promise(floor=0.9), r"accuracy of 90 %: the highest seen is 8\d\.\d\d %, at .* tuple has 90\.00 %"),
+    world, tries = world_of(tmp_path), list[TriedRate]()
+    for slo, told in (
+        (Slo(p99_limit_s=0.004), r"no rate keeps a p99 of 4 ms: the lowest seen is 5\.\d\d ms, at \d"),
+        (Slo(floor=0.9), r"accuracy of 90 %: the highest seen is 8\d\.\d\d %, at .* tuple has 90\.00 %"),
     ):
         tries.clear()
         with pytest.raises(WorkError, match=told):
             capacity(
                 world,
                 lambda: world.router("sticky"),
-                Search("sticky", (0,), promise=promise),
+                Search("sticky", (0,), slo=slo),
                 read=rising,
                 on_progress=tries.append,
             )
         assert tries[-1].rate_img_s < 200 / 20 <= tries[-2].rate_img_s
     with pytest.raises(WorkError, match="no stable rate above"):
-        search(world, Limits({0: 0.0}), promise=Promise(p99_limit_s=1.0))
+        search(world, Limits({0: 0.0}), slo=Slo(p99_limit_s=1.0))
     most = r"the most accurate width tuple that the servers can hold; allowed is up to 0\.9"
     with pytest.raises(InputError, match=rf"--floor: 0\.95 is beyond {most}"):
-        search(world, rising, promise=Promise(floor=0.95))
+        search(world, rising, slo=Slo(floor=0.95))
 
 
 def test_who_fails_or_waits_longer_than_the_limit_is_in_the_p99() -> None:
@@ -163,7 +163,7 @@ def test_a_run_is_read_by_its_second_half(tmp_path: Path) -> None:
     """Both engines alike; overload is over any limit, though the few that are completed may be quick."""
     world = world_of(tmp_path)
     for widths, accuracy in (("0.5,0.5", 0.7), ("1,1", 0.9)):
-        wanted = Search("fixed", (0,), duration_s=1.0, promise=Promise(p99_limit_s=0.05))
+        wanted = Search("fixed", (0,), duration_s=1.0, slo=Slo(p99_limit_s=0.05))
         found = [
             read(world, world.router(f"fixed:{widths}"), 0.5, 0, replace(wanted, engine=engine))
             for engine in ("simpy", "compiled")

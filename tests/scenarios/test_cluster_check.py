@@ -20,7 +20,7 @@ from scenarios.executors.cluster_check import check_cluster
 from scenarios.executors.hosts import Hosts
 from scenarios.files.reading import load_scenario
 from scenarios.files.spec import Scenario
-from scenarios.metrics.cluster import CheckedCluster, HostClock, HostLink, Measured
+from scenarios.metrics.cluster import CheckedCluster, ClusterMeasurements, HostClock, HostLink
 from scenarios.show.cluster import format_cluster
 from scenarios.world.materials import load_world
 from sim.profile import Link
@@ -73,7 +73,7 @@ class Answers:
 
 @pytest.fixture(autouse=True)
 def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Measured((HostClock("beta", 0.5, 1e-4),), (HostLink("alpha", "beta", 1e-3, 1e8),))
+    found = ClusterMeasurements((HostClock("beta", 0.5, 1e-4),), (HostLink("alpha", "beta", 1e-3, 1e8),))
     monkeypatch.setattr(cluster_check, "measure_links", lambda *_: found)
 
 
@@ -139,15 +139,15 @@ def test_other_code_of_one_version_is_told() -> None:
 def test_who_brings_activations_to_a_host_is_the_slowest_of_those_that_may() -> None:
     """Of one host alone it is its own."""
     slow, fast = (1e-3, 1e8), (2e-3, 1e10)
-    found = Measured((), (HostLink("a", "b", *slow), HostLink("c", "b", *fast), HostLink("b", "a", *fast)))
+    found = ClusterMeasurements((), (HostLink("a", "b", *slow), HostLink("c", "b", *fast), HostLink("b", "a", *fast)))
     assert found.into("b") == Link(latency_s=1e-3, bandwidth_bytes_s=1e8)  # a mebibyte takes 11.5 ms, and 2.1
     assert found.into("a") == Link(latency_s=2e-3, bandwidth_bytes_s=1e10)
-    assert Measured((), (HostLink("a", "a", *slow),)).into("a") == found.into("b")
+    assert ClusterMeasurements((), (HostLink("a", "a", *slow),)).into("a") == found.into("b")
 
 
 def test_links_are_the_same_out_of_their_file() -> None:
-    found = Measured((HostClock("b", 1.5, 1e-5),), (HostLink("a", "b", 1e-3, 1e8),))
-    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), Measured) == found
+    found = ClusterMeasurements((HostClock("b", 1.5, 1e-5),), (HostLink("a", "b", 1e-3, 1e8),))
+    assert msgspec.convert(json.loads(json.dumps(msgspec.to_builtins(found))), ClusterMeasurements) == found
 
 
 def test_links_between_hosts_are_not_known_before_they_are_measured(tmp_path: Path) -> None:

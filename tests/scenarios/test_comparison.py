@@ -15,7 +15,7 @@ from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import COSTS, PAIRED
 from scenarios.metrics.comparison import bound_accuracies, compare_results, least_cost
-from scenarios.metrics.pareto import Point
+from scenarios.metrics.pareto import ParetoPoint
 from scenarios.metrics.result import Result
 from scenarios.metrics.statistics import estimate, paired_difference, student_t
 from scenarios.show.comparison import comparison_table
@@ -150,7 +150,7 @@ def test_fronts_are_of_means_over_seeds() -> None:
     volume = found["hypervolume"]["latency_mean_s"]
     assert volume["reference"] == {"accuracy": 0.70, "cost": 3.0}
     assert (volume["area"], volume["share"]) == (0.0, 0.0)  # each is the worst in one of the two
-    given = compare_results(runs, references={"latency_mean_s": Point("corner", 0.60, 4.0)})
+    given = compare_results(runs, references={"latency_mean_s": ParetoPoint("corner", 0.60, 4.0)})
     area = given["hypervolume"]["latency_mean_s"]["area"]
     assert area == pytest.approx(0.10 * (4.0 - 1.1) + 0.06 * (4.0 - 3.0))
 

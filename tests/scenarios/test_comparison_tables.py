@@ -8,9 +8,9 @@ import pytest
 
 from kit.errors import InputError
 from policies.reward import AccuracyPrior
-from scenarios.metrics.comparison import Comparison, compare_results
+from scenarios.metrics.comparison import ComparisonDocument, compare_results
 from scenarios.metrics.result import Result
-from scenarios.metrics.service import Promise
+from scenarios.metrics.slo import Slo
 from scenarios.show.charts import save, trade_off_chart
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import format_result
@@ -20,7 +20,7 @@ from tests.scenarios.test_result import WINDOW, record, request
 
 
 @pytest.fixture(name="compared")
-def three_routers() -> Comparison:
+def three_routers() -> ComparisonDocument:
     """Of three seeds each; one is better for certain, one as noisy as it is accurate."""
     latencies_s = {"random": (2.0, 2.1, 2.2), "jsq": (1.0, 1.1, 1.3), "noisy": (1.0, 2.0, 4.0)}
     runs = [
@@ -31,38 +31,38 @@ def three_routers() -> Comparison:
     return compare_results(runs, bounds={"latency_mean_s": [(0.7, 0.5)]})
 
 
-def promised(promise: Promise) -> Result:
+def promised(slo: Slo) -> Result:
     """A run of two windows with somebody in them; the second keeps neither."""
     runs = [request(0, 3.0, 0.01), request(1, 5.0, 0.5)]
     prior = AccuracyPrior({(1.0,): 0.8})
-    return summary(record(*runs), **WINDOW, promise=promise, prior=prior)
+    return summary(record(*runs), **WINDOW, slo=slo, prior=prior)
 
 
-KEPT_SHARES = {
-    "windows kept": "50.0",
-    "windows that kept the floor": "100.0",
-    "windows that kept the p99 limit": "50.0",
+ATTAINMENTS = {
+    "SLO attainment": "50.0",
+    "SLO attainment, the floor": "100.0",
+    "SLO attainment, the p99 limit": "50.0",
 }
 FELT = ("p99 latency", "accuracy", "energy per image", "throughput", "mean latency", "mean energy (the paper's E)")
 
 
 @pytest.mark.parametrize(
-    ("promise", "heads", "told"),
+    ("slo", "heads", "told"),
     [
-        (Promise(0.7, 0.02), list(KEPT_SHARES), "at least 70.00 % and a p99 of at most 20.00 ms"),
-        (Promise(0.7), list(KEPT_SHARES)[:1], "an accuracy of at least 70.00 % in each of 3 windows of 2.67 s"),
-        (Promise(None, 0.02), list(KEPT_SHARES)[:1], "a p99 of at most 20.00 ms in each of 3 windows of 2.67 s"),
-        (Promise(), [], ""),
+        (Slo(0.7, 0.02), list(ATTAINMENTS), "at least 70.00 % and a p99 of at most 20.00 ms"),
+        (Slo(0.7), list(ATTAINMENTS)[:1], "an accuracy of at least 70.00 % in each of 3 windows of 2.67 s"),
+        (Slo(None, 0.02), list(ATTAINMENTS)[:1], "a p99 of at most 20.00 ms in each of 3 windows of 2.67 s"),
+        (Slo(), [], ""),
     ],
 )
-def test_what_a_user_feels_is_first_then_means(promise: Promise, heads: list[str], told: str) -> None:
+def test_what_a_user_feels_is_first_then_means(slo: Slo, heads: list[str], told: str) -> None:
     """What is kept where something is promised, in a comparison, on its page and in a single run; two parts of two."""
-    found = promised(promise)
+    found = promised(slo)
     table = comparison_table(compare_results([found]))
     titles = [column.head for column in table.columns]
     assert titles == ["router", *heads, "images completed", *FELT, "p99 change", "energy change", "latency change"]
-    if promise.p99_limit_s is not None:
-        assert table.rows[0][1 : 1 + len(heads)] == [KEPT_SHARES[head] for head in heads]
+    if slo.p99_limit_s is not None:
+        assert table.rows[0][1 : 1 + len(heads)] == [ATTAINMENTS[head] for head in heads]
     assert told in table.notes[0]
     assert ("Kept:" in table.notes[0]) == bool(heads)
     first = format_result(found).splitlines()[1]
@@ -72,13 +72,13 @@ def test_what_a_user_feels_is_first_then_means(promise: Promise, heads: list[str
         assert first.endswith("(the floor in 100.0 %, the p99 limit in 50.0 %)")
 
 
-def cells_of(comparison: Comparison) -> dict[str, dict[str, str]]:
+def cells_of(comparison: ComparisonDocument) -> dict[str, dict[str, str]]:
     """By router and head."""
     table = comparison_table(comparison)
     return {row[0]: dict(zip((column.head for column in table.columns), row, strict=True)) for row in table.rows}
 
 
-def test_changes_have_their_sign_and_their_interval(compared: Comparison) -> None:
+def test_changes_have_their_sign_and_their_interval(compared: ComparisonDocument) -> None:
     """Seed by seed: who is quicker has a minus; the baseline differs from itself by nothing."""
     cells = cells_of(compared)
     assert cells["jsq"]["latency change"] == "-46.2 +-11.7 %"
@@ -86,7 +86,7 @@ def test_changes_have_their_sign_and_their_interval(compared: Comparison) -> Non
     assert "latency change" not in cells_of(compare_results([run("jsq", 0, 0.7, 1.0)]))["jsq"]
 
 
-def test_trade_offs_have_fronts_and_gaps_to_the_bound(compared: Comparison) -> None:
+def test_trade_offs_have_fronts_and_gaps_to_the_bound(compared: ComparisonDocument) -> None:
     """1.133 s over 0.5 s; only a cost with a bound has a gap."""
     jsq = cells_of(compared)["jsq"]
     assert (jsq["latency over bound"], jsq["unbeaten at"]) == ("+127", "latency, p99")

@@ -18,7 +18,7 @@ from scenarios.executors.deciding import FIRST, ROUNDS, VIEWS, beside_random, me
 from scenarios.files.decision_times import DecisionTime
 from scenarios.files.reading import load_scenario
 from scenarios.job.deciding import with_decision_times
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.metrics.result import Simulator
 from scenarios.runs.provenance import note_environment
 from scenarios.runs.simulate import run_simulation
@@ -170,16 +170,16 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def job_of(path: Path, *, is_here: bool = True) -> Job:
+def job_of(path: Path, *, is_here: bool = True) -> ScenarioJob:
     """One whose folder says that serving was measured on this machine."""
-    job = Job(load_scenario(path), path.parent / "run", say=lambda _: None, quiet=True)
+    job = ScenarioJob(load_scenario(path), path.parent / "run", say=lambda _: None, quiet=True)
     with job.folder.opened():
         here = dict(job.environment) if is_here else {**job.environment, "cores": 999}
         note_environment(job.folder, "serving", here)
     return job
 
 
-def times_of(job: Job, *routers: str) -> dict[str, float]:
+def times_of(job: ScenarioJob, *routers: str) -> dict[str, float]:
     with job.folder.opened():
         return dict(with_decision_times(job, job.world(), routers).decision_times_s)
 

@@ -12,7 +12,7 @@ from kit.errors import InputError
 from policies.records import BatchRecord
 from policies.vocabulary import Provenance
 from scenarios.files.reading import load_scenario
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.profiles import make_profiles
 from scenarios.job.validation import validate
 from scenarios.metrics.fidelity import ValidationRun, validate_results
@@ -66,8 +66,8 @@ def test_an_emulated_profile_is_never_taken_for_a_measured_one(tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ in a run folder
 
 
-def job(path: Path, folder: Path, said: list[str]) -> Job:
-    return Job(load_scenario(path), folder, say=said.append, quiet=True)
+def job(path: Path, folder: Path, said: list[str]) -> ScenarioJob:
+    return ScenarioJob(load_scenario(path), folder, say=said.append, quiet=True)
 
 
 def test_a_run_keeps_what_its_devices_play(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
         [line[[column.head for column in table.columns].index("ends late")] for line in table.rows] for table in tables
     ]
     assert cells == [["9"], ["20 late"]]
-    assert "Late: in rows marked `late`" in format_validation(found)
+    assert "Late: in rows flagged `late`" in format_validation(found)
     assert "Late: " not in format_validation(validate_results([pair(90_000)], Provenance.EMULATED))
 
 

@@ -61,7 +61,7 @@ def test_what_the_compiled_engine_cannot_do_simpy_does(
 ) -> None:
     """And says so: it takes long, as else it would not have been thought of."""
     make_compiled_quicker(monkeypatch)
-    monkeypatch.setattr("sim.compiled.run.MOST_NS", 60_500_000_000)  # with the limit of draining: half a second
+    monkeypatch.setattr("sim.compiled.run.MAX_NS", 60_500_000_000)  # with the limit of draining: half a second
     path = write_scenario(tmp_path)
     assert of_command(path, "compare", "--seed", "0", "--out", str(tmp_path / "run"))[0] == "simpy"
     assert "the compiled engine can't do runs longer than 0 s: simpy does it" in capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_a_bound_that_is_too_large_is_refused_before_the_comparison(
     """The programme grows with the square of the servers."""
     path = write_scenario(tmp_path)
     require_solvable(load_world(path))
-    monkeypatch.setattr(bound, "MOST_UNKNOWNS", 10.0)
+    monkeypatch.setattr(bound, "MAX_UNKNOWNS", 10.0)
     for command in (["bound", str(path)], ["compare", str(path), "--bound", "--out", str(tmp_path / "out")]):
         assert main(command) == 2
         assert "the bound on 2 servers is a programme of" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.gym import FIGURES, ID
 from scenarios.terminal.compiling import compiling_text, telling
 from scenarios.world.materials import make_world
-from scenarios.world.workloads import Excerpt
+from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -127,7 +127,7 @@ def test_compare_runs_again_on_the_other_engine(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize("options", [{}, {"holds_s": [0.005]}])
 def test_environments_by_name_are_the_same_on_both_engines(tmp_path: Path, options: dict[str, Any]) -> None:
     """One on each engine, and the vector environment, from a scenario's file; with waits, too."""
-    path = str(write_scenario(tmp_path, OLD, f"router: {{hold_limit_s: 0.01}}\n{OLD}"))
+    path = str(write_scenario(tmp_path, OLD, f"router: {{max_batching_delay_s: 0.01}}\n{OLD}"))
     single = [
         gymnasium.make(ID, scenario=path, duration_s=0.2, engine=engine, **options) for engine in ("simpy", "compiled")
     ]
@@ -192,7 +192,7 @@ def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     assert first.keys() == {*FIGURES, "replaced_share"}
     seed = int(gymnasium.utils.seeding.np_random(5)[0].integers(2**31))
     world = make_world(load_scenario(path, changes), tmp_path)
-    run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", excerpt=Excerpt())
+    run = world.run_spec(seed, duration_s=0.3, detail=False, end="cut", trace_slice=TraceSlice())
     simulation = world.simulation(run, "simpy")
     while simulation.advance() is not None:
         simulation.decide(Choice(1, world.cluster.router.widths[0], world.cluster.router.groups[2]))

@@ -12,14 +12,14 @@ from hw.networks.registry import ModelFile
 from kit.errors import WorkError
 from kit.memo import Memo
 from policies.vocabulary import Provenance
-from scenarios.executors.campaign import Campaign, Finished, Plan, PlannedRun
+from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, ValidationPlan
 from scenarios.files.spec import ValidateSection
 from scenarios.job import validation
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.validation import validate_world
 from scenarios.metrics.fidelity import (
-    FEWEST_IMAGES,
-    Validation,
+    MIN_IMAGES,
+    ValidationDocument,
     ValidationRun,
     far_runs,
     is_hopeless,
@@ -40,13 +40,13 @@ ROUTERS = ("random", "jsq", "sticky")
 DOWN = {"server": "s", "cause": "planned", "planned": True, "down_s": 1.0, "up_s": None}
 
 
-def result(latency_s: float, images: int = FEWEST_IMAGES, **changes: Any) -> Result:
+def result(latency_s: float, images: int = MIN_IMAGES, **changes: Any) -> Result:
     """So many images, each with this latency."""
     found = summary(record(*(request(i, 3, latency_s) for i in range(images)), ended_s=20), **WINDOW)
     return {**found, **changes}  # type: ignore[typeddict-item]
 
 
-def run(simulated_s: float, hardware_s: float, images: int = FEWEST_IMAGES, **place: Any) -> ValidationRun:
+def run(simulated_s: float, hardware_s: float, images: int = MIN_IMAGES, **place: Any) -> ValidationRun:
     return validation_run(result(simulated_s, images), result(hardware_s, images, mode="hardware"), **place)
 
 
@@ -70,13 +70,13 @@ def test_one_run_alone_stops_nothing_and_one_that_is_near_clears_all() -> None:
 
 def test_what_tells_nothing_of_a_profile_is_left_out() -> None:
     """Few images, saturated runs, runs without a single image, and those in which a server was down."""
-    few = run(1.0, 3.0, FEWEST_IMAGES - 1)
-    saturated, down, twin_down, barren = (run(1.0, 3.0) for _ in range(4))
+    few = run(1.0, 3.0, MIN_IMAGES - 1)
+    saturated, down, twin_down, empty_run = (run(1.0, 3.0) for _ in range(4))
     saturated["kind"] = "saturated"
     down["hardware"]["restarts"] = [DOWN]  # type: ignore[list-item]
     twin_down["simulated"]["restarts"] = [DOWN]  # type: ignore[list-item]
-    barren["hardware"]["images"]["completed"] = 0
-    for each in (few, saturated, down, twin_down, barren):
+    empty_run["hardware"]["images"]["completed"] = 0
+    for each in (few, saturated, down, twin_down, empty_run):
         assert far_runs([each, each]) == []
     assert len(far_runs([few, saturated, run(1.0, 3.0)])) == 1
 
@@ -114,14 +114,14 @@ class Bench:
         monkeypatch.setattr(validation, "load_measured", lambda *_: None)
         monkeypatch.setattr(validation, "validate_runs", self._runs)
 
-    def _runs(self, *given: Any, finished: tuple[ValidationRun, ...], **_: Any) -> Iterator[Finished]:
+    def _runs(self, *given: Any, finished: tuple[ValidationRun, ...], **_: Any) -> Iterator[FinishedRun]:
         simulate, serve = side(self.world, []), side(self.hardware, self.asked, "hardware")
         yield from Campaign(given[3], simulate, serve, finished).carry_out()
 
-    def validate(self, routers: tuple[str, ...] = ROUTERS, **given: Any) -> Validation:
+    def validate(self, routers: tuple[str, ...] = ROUTERS, **given: Any) -> ValidationDocument:
         """How many hardware runs it made stands in `asked`."""
         self.asked.clear()
-        plan = Plan.of(self.world, routers, ValidateSection.model_validate(given))
+        plan = ValidationPlan.of(self.world, routers, ValidateSection.model_validate(given))
         model = ModelFile(self.folder.path / "none", None)
         with self.folder.opened():
             return validate_world(
@@ -171,9 +171,9 @@ def test_the_command_prints_its_tables_and_fails(
     """Exit code 1, the tables so far on standard output, one line of what is wrong."""
     document = validate_results([run(0.01, 0.03)] * 2, Provenance.MEASURED)
     document["far_apart"] = {"made": 2, "planned": 9, "runs": far_runs([run(0.01, 0.03)] * 2), "kept": "x.json"}
-    seen: list[Job] = []
+    seen: list[ScenarioJob] = []
 
-    def made(job: Job, *_: object) -> object:
+    def made(job: ScenarioJob, *_: object) -> object:
         seen.append(job)
         return document
 

@@ -14,7 +14,7 @@ from policies.records import CpuUse
 from policies.vocabulary import Provenance
 from scenarios.metrics.catalogue import VALIDATED
 from scenarios.metrics.fidelity import (
-    Validation,
+    ValidationDocument,
     ValidationRun,
     middle_load,
     reference_img_s,
@@ -51,7 +51,7 @@ def repeats(router: str, simulated_s: float, hardware_s: list[float], **place: A
     return [pair(router, simulated_s, each, repeat=number, **place) for number, each in enumerate(hardware_s)]
 
 
-def validated(*runs: ValidationRun) -> Validation:
+def validated(*runs: ValidationRun) -> ValidationDocument:
     return validate_results(runs, Provenance.MEASURED)
 
 
@@ -65,15 +65,15 @@ def test_errors_are_relative_to_hardware() -> None:
 
 def test_what_was_drawn_is_told_beside_what_was_replayed() -> None:
     """The error of each repeat against the same drawn simulation; nothing where nothing was drawn."""
-    drawn_s: dict[str, float | None] = {"latency_mean": 0.8, "latency_p99": 3.0}
+    sampled_s: dict[str, float | None] = {"latency_mean": 0.8, "latency_p99": 3.0}
     runs = repeats("a", 1.0, [1.0, 2.0])
     for run in runs:
-        run["drawn_s"] = drawn_s
+        run["sampled_s"] = sampled_s
     (row,) = validated(*runs)["rows"]
     assert row["error_pct"]["latency_mean"]["mean"] == pytest.approx(-25)
-    assert row["drawn_error_pct"]["latency_mean"]["mean"] == pytest.approx((-20 - 60) / 2)
+    assert row["sampled_error_pct"]["latency_mean"]["mean"] == pytest.approx((-20 - 60) / 2)
     (bare,) = validated(pair("a", 1, 1))["rows"]
-    assert bare["drawn_error_pct"]["latency_mean"]["mean"] is None
+    assert bare["sampled_error_pct"]["latency_mean"]["mean"] is None
 
 
 def test_modelled_power_has_no_error_of_energy() -> None:
@@ -271,7 +271,7 @@ def test_stages_of_both_worlds_stand_in_one_cell() -> None:
 
 def loaded(programs: float, stolen: float = 0.0, router: str = "a", **place: Any) -> ValidationRun:
     """A pair during whose hardware run others took so much."""
-    return pair(router, 1, 1, foreign_load={"programs": programs, "stolen": stolen}, **place)
+    return pair(router, 1, 1, background_load={"programs": programs, "stolen": stolen}, **place)
 
 
 def taken(router: float, agent: float, cores: float, **place: Any) -> ValidationRun:
@@ -296,30 +296,37 @@ def cell_of(table: Table, head: str) -> str:
 @pytest.mark.parametrize(
     ("head", "make", "shares", "cell", "warning"),
     [
-        ("foreign load", loaded, [(0.02,), (0.55,), (0.5, 0.01)], "55 busy", "Busy host: in rows marked `busy`"),
-        ("foreign load", loaded, [(0.0,), (0.2, 0.15)], "35 (15 stolen) busy", "took more than 30 % of a device"),
-        ("foreign load", loaded, [(0.2, 0.05)], "25", None),
-        ("busiest core", taken, [(0.3, 0.2, 0.4), (0.95, 0.1, 0.6)], "95 starved", "Starved: in rows marked `starved`"),
+        ("background load", loaded, [(0.02,), (0.55,), (0.5, 0.01)], "55 busy", "Busy host: in rows flagged `busy`"),
+        ("background load", loaded, [(0.0,), (0.2, 0.15)], "35 (15 stolen) busy", "took more than 30 % of a device"),
+        ("background load", loaded, [(0.2, 0.05)], "25", None),
+        (
+            "busiest core",
+            taken,
+            [(0.3, 0.2, 0.4), (0.95, 0.1, 0.6)],
+            "95 starved",
+            "Starved: in rows flagged `starved`",
+        ),
         ("busiest core", taken, [(0.1, 0.91, 0.5)], "91 starved", "took more than 90 % of a core"),
         ("busiest core", taken, [(0.9, 0.9, 0.9)], "90", None),
-        ("ends late", late, [(0.05,), (0.2,)], "20 late", "Late: in rows marked `late`"),
+        ("ends late", late, [(0.05,), (0.2,)], "20 late", "Late: in rows flagged `late`"),
         ("ends late", late, [(0.1,)], "10", None),
     ],
 )
 def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
     head: str, make: Callable[..., ValidationRun], shares: list[Any], cell: str, warning: str | None
 ) -> None:
-    """A mean over repeats would hide one that was spoilt; beyond its limit a row is marked, and a sentence says why."""
+    """A mean over repeats would hide one that was spoilt; beyond its limit a row is flagged, and a sentence says
+    why."""
     found = validated(*(make(*each, repeat=number) for number, each in enumerate(shares)))
     assert cell_of(errors_tables(found)[0], head) == cell
     text = format_validation(found)
-    assert warning in text if warning else "in rows marked" not in text
+    assert warning in text if warning else "in rows flagged" not in text
     assert any(note.startswith(f"{head.capitalize()}: ") for note in validation_notes(found))
 
 
 @pytest.mark.parametrize(
     ("make", "head", "cell"),
-    [(loaded, "foreign load", "95 busy"), (taken, "busiest core", "95 starved"), (late, "ends late", "95 late")],
+    [(loaded, "background load", "95 busy"), (taken, "busiest core", "95 starved"), (late, "ends late", "95 late")],
 )
 def test_a_saturated_run_is_marked_alike(make: Callable[..., ValidationRun], head: str, cell: str) -> None:
     share = (0.95, 0.0, 0.0) if make is taken else (0.95,)

@@ -14,12 +14,12 @@ import pytest
 from hw.networks.registry import ModelFile
 from kit.documents import write_text
 from policies.rules.specs import LadderRule
-from scenarios.executors.campaign import Plan
+from scenarios.executors.campaign import ValidationPlan
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.job import comparison, job, network, profiles, router, validation
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from tests.scenarios.files import profile_text
 
 NETWORK_STAGES = {"model", "accuracy", "calibrate-cpu", "serving", "validate"}
@@ -101,7 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(ModelFile, "load", lambda _: None)
     for name in ("require_devices", "require_ready", "warn_of_another_stack"):
         monkeypatch.setattr(validation, name, lambda *_: None)
-    monkeypatch.setattr(Plan, "of", lambda *_: None)
+    monkeypatch.setattr(ValidationPlan, "of", lambda *_: None)
     return tmp_path
 
 
@@ -113,13 +113,13 @@ def fingerprints(scenario: Scenario, folder: Path, *charged: tuple[str, float]) 
     """By stage, as each asks whether it is done; `charged`: what routers' own decisions are."""
     found: dict[str, str] = {}
 
-    class Asking(Job):
+    class Asking(ScenarioJob):
         def stage(self, name: str, fingerprint: str, work: object) -> None:
             found[name] = fingerprint
             raise _Asked
 
     world: Any = SimpleNamespace(decision_parts=lambda _: charged)
-    stages: list[Callable[[Job], object]] = [
+    stages: list[Callable[[ScenarioJob], object]] = [
         network.make_model,
         network.make_accuracy,
         profiles.make_profiles,

@@ -30,7 +30,7 @@ def world() -> World:
 
 def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """When each image of a short run was done."""
-    cluster = replace(world.cluster, router=replace(world.cluster.router, hold_limit_ns=limit_ns))
+    cluster = replace(world.cluster, router=replace(world.cluster.router, max_batching_delay_ns=limit_ns))
     spec = world.run_spec(3, duration_s=1.0, detail=False)
     simulation = CompiledSimulation(cluster, spec)
     context = replace(world.context, config=cluster.router)

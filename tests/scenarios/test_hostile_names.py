@@ -21,7 +21,7 @@ from scenarios.show.table import Table, columns, to_text
 from scenarios.terminal.exits import exit_code
 from sim.profile import Profile
 from slimsched.launching import Terminal
-from slimsched.results import Found
+from slimsched.results import CommandResult
 from tests import worlds
 from tests.scenarios.folders import run_folder
 
@@ -132,7 +132,7 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
     rows = [
         {
             "router": name,
-            "is_marked": False,
+            "is_flagged": False,
             "accuracy": {"mean": 0.7 + 0.1 * index, "ci95": None},
             "latency_s": {"mean": {"mean": 1.0 + index, "ci95": None}},
             "stages_s": {"simulated": {"run": 0.1}, "hardware": {"run": 0.2}},
@@ -179,7 +179,7 @@ def test_a_table_keeps_its_lines() -> None:
 def test_nothing_that_is_said_is_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
     """Results, remarks and errors, also of names that are no text; line breaks of ours stay."""
     terminal = Terminal(quiet=False, json=None, written=())
-    terminal.show(Found({}, "one\ntwo \x1b[2J \udcff"))
+    terminal.show(CommandResult({}, "one\ntwo \x1b[2J \udcff"))
     terminal.remark("remark \x1b]0;title\x07")
 
     def fail() -> int:

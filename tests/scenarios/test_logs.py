@@ -17,7 +17,7 @@ from policies.records import LoggedStep, RunRecord
 from policies.vocabulary import RequestsReturned
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.runs.logs import LIVES_FILE, LOG_FILE, read_lives, read_log, write_cores
+from scenarios.runs.logs import EPOCHS_FILE, LOG_FILE, read_epochs, read_log, write_cores
 from scenarios.runs.records import write_run
 from sim.cluster import Simulation
 from slimsched.cli import main
@@ -44,7 +44,7 @@ def made() -> tuple[Result, RunRecord]:
     )
     record = Simulation(SPEC, plan).run(worlds.Uniform(), np.random.default_rng(0))
     logs = apart(record.log)
-    record = dataclasses.replace(record, log=logs.router, agent_logs=logs.lives)
+    record = dataclasses.replace(record, log=logs.router, agent_logs=logs.epochs)
     return summary(record, mode="hardware"), record
 
 
@@ -63,21 +63,21 @@ def _replay(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return code, said.out + said.err
 
 
-def _life_file(number: int) -> str:
-    return f"events-{NAMES[number]}-life1.jsonl.gz"
+def _epoch_file(number: int) -> str:
+    return f"events-{NAMES[number]}-epoch1.jsonl.gz"
 
 
 def test_every_log_comes_back(folder: RunFolder, made: tuple[Result, RunRecord]) -> None:
-    """With what the router noted of each life."""
+    """With what the router noted of each epoch."""
     _, record = made
     assert tuple(read_log(folder / PLACE / LOG_FILE)) == record.log
-    lives = read_lives(folder, PLACE)
-    assert lives is not None
-    assert [life.ended for life in lives] == [PLANNED, "", ""]
-    for life, log in zip(lives, record.agent_logs, strict=True):
-        assert (life.server, life.name, life.epoch) == (log.server, NAMES[log.server], log.epoch)
-        assert (life.steps, life.heard, life.ended) == (len(log.steps), log.heard, log.ended)
-        assert tuple(read_log(folder / PLACE / life.file)) == log.steps
+    epochs = read_epochs(folder, PLACE)
+    assert epochs is not None
+    assert [epoch.ended for epoch in epochs] == [PLANNED, "", ""]
+    for epoch, log in zip(epochs, record.agent_logs, strict=True):
+        assert (epoch.server, epoch.name, epoch.epoch) == (log.server, NAMES[log.server], log.epoch)
+        assert (epoch.steps, epoch.heard, epoch.ended) == (len(log.steps), log.heard, log.ended)
+        assert tuple(read_log(folder / PLACE / epoch.file)) == log.steps
 
 
 def test_replay_tells_of_every_log(
@@ -85,18 +85,18 @@ def test_replay_tells_of_every_log(
 ) -> None:
     code, said = _replay(folder, capsys)
     assert code == 0
-    first, router, *lives = said.splitlines()
+    first, router, *epochs = said.splitlines()
     assert first.startswith(f"{PLACE}: identical commands in ")
     assert " lost" in first
     assert router == f"  {LOG_FILE}: router, {len(made[1].log):,} steps"
-    assert f"{_life_file(0)}: server:0, life 1" in lives[0]
-    assert "steps, planned (" in lives[0]
-    assert [line.endswith("to the run's end") for line in lives] == [False, True, True]
+    assert f"{_epoch_file(0)}: server:0, epoch 1" in epochs[0]
+    assert "steps, planned (" in epochs[0]
+    assert [line.endswith("to the run's end") for line in epochs] == [False, True, True]
     assert main(["replay", str(folder.path), "--json", str(tmp_path / "said.json")]) == 0
     document = json.loads((tmp_path / "said.json").read_text())
     assert document["schema"] == "slimsched.replay/2"
     run = document["runs"][PLACE]
-    assert [log["file"] for log in run["logs"]] == [LOG_FILE, *map(_life_file, range(3))]
+    assert [log["file"] for log in run["logs"]] == [LOG_FILE, *map(_epoch_file, range(3))]
     assert run["problems"] == []
     assert sum(run["blocks"].values()) == len({block.decision for block in made[1].blocks})
 
@@ -110,7 +110,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
     folder: RunFolder, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step is missing at the end or in the middle, its compression is torn, or the file is gone."""
-    path = folder / PLACE / _life_file(number)
+    path = folder / PLACE / _epoch_file(number)
     whole = path.read_bytes()
     lines = len(gzip.decompress(whole).splitlines())
     silent = next(n for n, step in enumerate(read_log(path)) if n > 5 and not step.commands)
@@ -133,7 +133,7 @@ def test_a_log_of_a_life_that_is_not_whole_is_told(
 
 
 def test_a_step_that_was_changed_is_told(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    path = folder / PLACE / _life_file(1)
+    path = folder / PLACE / _epoch_file(1)
     _rewritten(path, lambda steps: [line.replace(b'"segment":2', b'"segment":3') for line in steps])
     code, said = _replay(folder, capsys)
     assert code == 1
@@ -165,9 +165,9 @@ def _name(word: object) -> str:
 @pytest.mark.parametrize(
     "broken, code, told",
     [
-        (_with_more_heard, 1, f"{PLACE}: server:0, life 1: its log ends after "),
+        (_with_more_heard, 1, f"{PLACE}: server:0, epoch 1: its log ends after "),
         (_without_a_return, 1, f"{PLACE}/{LOG_FILE}: step "),
-        (_with_a_step_twice, 2, f"{PLACE}/{_life_file(2)}: holds what no version of this project writes"),
+        (_with_a_step_twice, 2, f"{PLACE}/{_epoch_file(2)}: holds what no version of this project writes"),
     ],
 )
 def test_logs_that_do_not_fit_are_told(
@@ -192,9 +192,9 @@ def test_logs_of_an_earlier_run_in_its_place_go(folder: RunFolder, made: tuple[R
     mine = folder / PLACE / "events-mine.jsonl.gz"
     mine.write_text("a user's own")
     write_run(folder, result, dataclasses.replace(record, agent_logs=record.agent_logs[:1]))
-    assert (folder / elsewhere / _life_file(2)).exists()
+    assert (folder / elsewhere / _epoch_file(2)).exists()
     left = sorted(path.name for path in (folder / PLACE).glob("events*"))
-    assert left == sorted([LOG_FILE, mine.name, _life_file(0)])
+    assert left == sorted([LOG_FILE, mine.name, _epoch_file(0)])
     write_run(folder, result, dataclasses.replace(record, log=(), agent_logs=()))
     assert [path.name for path in (folder / PLACE).glob("events*")] == [mine.name]
-    assert not (folder / PLACE / LIVES_FILE).exists()
+    assert not (folder / PLACE / EPOCHS_FILE).exists()

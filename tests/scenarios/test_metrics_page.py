@@ -13,8 +13,8 @@ from benchmarks.study.metrics_page import metrics_page
 from kit.documents import read_json
 from policies.records import STAGES
 from scenarios.metrics.catalogue import MEASURES, OF_SERVERS
-from scenarios.metrics.comparison import Comparison, compare_results
-from scenarios.metrics.fidelity import Validation, validate_results
+from scenarios.metrics.comparison import ComparisonDocument, compare_results
+from scenarios.metrics.fidelity import ValidationDocument, validate_results
 from scenarios.metrics.result import Restart, Result, Score, SignatureName
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import servers_table
@@ -74,9 +74,9 @@ def places(found: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("title", "document"),
     [
-        ("Comparison: `slimsched.comparison/1`", Comparison),
+        ("Comparison: `slimsched.comparison/1`", ComparisonDocument),
         ("Score: `slimsched.score/1`", Score),
-        ("Validation: `slimsched.validation/1`", Validation),
+        ("Validation: `slimsched.validation/1`", ValidationDocument),
     ],
 )
 def test_every_key_of_a_document_is_explained_and_no_other(title: str, document: type) -> None:
@@ -137,7 +137,7 @@ def test_no_cell_is_longer_than_can_be_read() -> None:
 def test_what_a_measure_is_called_tells_where_it_lies(result: Result) -> None:
     """Each is found in a result (these need a promise, a table of accuracies, a deadline); a stem has no unit."""
     lost = [name for name, measure in MEASURES.items() if measure.of(result) is None]
-    assert lost == ["kept_share", "floor_kept_share", "p99_kept_share", "goodput_img_s", "expected_accuracy"]
+    assert lost == ["slo_attainment", "accuracy_attainment", "p99_attainment", "goodput_img_s", "expected_accuracy"]
     stems = {name: MEASURES[name].stem for name in ("latency_p99_s", "throughput_img_s", "energy_j", "accuracy")}
     assert list(stems.values()) == ["latency_p99", "throughput", "energy", "accuracy"]
 

@@ -84,7 +84,7 @@ def test_work_that_makes_nothing_leaves_no_folder(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     for folder in (RunFolder(tmp_path / "new"), RunFolder(tmp_path / "there")):
         with folder.opened():
-            assert folder.is_marked
+            assert folder.is_flagged
     assert [path.name for path in tmp_path.rglob("*")] == ["there"]
 
 

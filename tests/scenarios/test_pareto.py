@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scenarios.metrics.pareto import Point, contributions, hypervolume, pareto_front, share_covered, worst_corner
+from scenarios.metrics.pareto import ParetoPoint, contributions, hypervolume, pareto_front, share_covered, worst_corner
 
 SOME = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=8)  # few values: many ties
 
 
-def points_of(pairs: list[tuple[int, int]]) -> list[Point]:
-    return [Point(f"r{index}", accuracy / 8, float(cost)) for index, (accuracy, cost) in enumerate(pairs)]
+def points_of(pairs: list[tuple[int, int]]) -> list[ParetoPoint]:
+    return [ParetoPoint(f"r{index}", accuracy / 8, float(cost)) for index, (accuracy, cost) in enumerate(pairs)]
 
 
 @given(SOME)
@@ -39,7 +39,7 @@ def test_the_front_is_what_nobody_beats(pairs: list[tuple[int, int]]) -> None:
 @given(SOME, st.integers(0, 6), st.integers(0, 6))
 def test_hypervolume_counts_covered_cells(pairs: list[tuple[int, int]], accuracy: int, cost: int) -> None:
     """All values lie on a grid, so the area is a number of cells; whatever the reference."""
-    points, reference = points_of(pairs), Point("reference", accuracy / 8, float(cost))
+    points, reference = points_of(pairs), ParetoPoint("reference", accuracy / 8, float(cost))
     cells = sum(
         any(high >= row + 1 and low <= column for high, low in pairs)
         for row in range(accuracy, 8)
@@ -62,7 +62,12 @@ def test_contributions_are_nobody_elses(pairs: list[tuple[int, int]]) -> None:
 
 def test_hypervolume_by_hand_and_by_chance() -> None:
     """Two steps: 0.2 x 3 and 0.1 x 1 above the reference at 0.7 and 5; a drawn point hits that share of the box."""
-    points = [Point("a", 0.8, 1.0), Point("b", 0.9, 2.0), Point("beaten", 0.75, 4.0), Point("c", 0.7, 5.0)]
+    points = [
+        ParetoPoint("a", 0.8, 1.0),
+        ParetoPoint("b", 0.9, 2.0),
+        ParetoPoint("beaten", 0.75, 4.0),
+        ParetoPoint("c", 0.7, 5.0),
+    ]
     corner = worst_corner(points)
     assert (corner.accuracy, corner.cost) == (0.7, 5.0)
     assert hypervolume(points, corner) == pytest.approx(0.2 * 3 + 0.1 * 1)
@@ -76,8 +81,8 @@ def test_hypervolume_by_hand_and_by_chance() -> None:
 
 def test_what_covers_nothing() -> None:
     """One router alone, or all of one accuracy: an area of 0, and no share of it."""
-    alone = [Point("a", 0.8, 1.0)]
+    alone = [ParetoPoint("a", 0.8, 1.0)]
     assert hypervolume(alone, worst_corner(alone)) == 0
     assert share_covered(alone, worst_corner(alone)) is None
-    flat = [Point("a", 0.8, 1.0), Point("b", 0.8, 2.0)]
+    flat = [ParetoPoint("a", 0.8, 1.0), ParetoPoint("b", 0.8, 2.0)]
     assert share_covered(flat, worst_corner(flat)) is None

@@ -31,7 +31,7 @@ from kit.errors import InputError, WorkError
 from kit.parallel import ONE_THREAD, each
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
-from scenarios.learn.course import Run, Scorer
+from scenarios.learn.evaluator import SampledRun, Scorer
 from scenarios.learn.tune import tune_world
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.result import Result, Simulator
@@ -120,7 +120,7 @@ def test_what_travels_needs_no_file(workload: str, tmp_path: Path) -> None:
     (folder / "series.csv").write_text("\n".join(["time_s,count", *(f"{i / 200},{i % 3}" for i in range(200))]))
     world, file = world_of(folder, f"workload: {workload}"), folder / "drawn.safetensors"
     save_router(world, file, deterministic=False)
-    run, tried = Run(5, duration_s=0.5), LadderRule(rungs=((0.5, 0.5), (1.0, 1.0)), thresholds=(4.0,))
+    run, tried = SampledRun(5, duration_s=0.5), LadderRule(rungs=((0.5, 0.5), (1.0, 1.0)), thresholds=(4.0,))
     here = simulate_world(world, str(file), 3), Scorer(world).score(tried, run)
     packed = bytes(ForkingPickler.dumps((world.with_series(), world.router_maker(str(file)), Scorer(world))))
     shutil.rmtree(folder)
@@ -175,12 +175,12 @@ class TestPool:
         assert [result["wall_s"] for result in spread][2:] != [result["wall_s"] for result in alone][2:]  # made there
 
     def test_tuning_finds_the_same(self, pool: RayPool, tmp_path: Path) -> None:
-        """Search, settings, levelling and race."""
+        """Search, settings, accuracy matching and race."""
         (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SCENARIO))
         world, knobs = load_world(tmp_path / "tiny.yaml"), replace(KNOBS, floor=0.75, decisions=8000, searches=2)
         alone, spread = (tune_world(world, "ladder", knobs, jobs=jobs) for jobs in (1, pool))
         assert (spread.spec, spread.figures, spread.spent) == (alone.spec, alone.figures, alone.spent)
-        assert [each.told for each in spread.race] == [each.told for each in alone.race]
+        assert [each.told for each in spread.final_scores] == [each.told for each in alone.final_scores]
 
     def test_tasks_have_one_thread_and_their_errors_come_through(self, pool: RayPool) -> None:
         """What is wrong with the input there tells the host; a task that kills its process is not tried for ever."""

@@ -19,7 +19,7 @@ from scenarios.runs.folder import RunFolder
 from scenarios.show.report import build_report, gather, origin_badge, profile_page, report
 from sim.profile import Profile
 from tests import worlds
-from tests.scenarios.folders import marked, run_folder
+from tests.scenarios.folders import flagged, run_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
@@ -98,7 +98,7 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others lie beside it all the same."""
-    monkeypatch.setattr("scenarios.show.report.MOST_HELD", 0)
+    monkeypatch.setattr("scenarios.show.report.MAX_HELD", 0)
     text = report(gather(folder))
     assert 'data-trace="' not in text
     assert text.count("/timeline.json") == 4
@@ -108,7 +108,7 @@ def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str
     """Neither in a legend, nor as a second line of the latencies."""
     assert ">on executors</text>" in page
     assert "Simulated (solid) and on real executors (dashed)" in page
-    other = marked(tmp_path)
+    other = flagged(tmp_path)
     write_json(other / "comparison.json", read_json(folder / "comparison.json"))
     shutil.copytree(folder.path / "simulation", other.path / "simulation")
     text = build_report(other).read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> N
     assert origin_badge(profile) == ("datasheet", "latency measured, power datasheet")
     power = profile.power.model_copy(update={"provenance": Provenance.MEASURED})
     assert origin_badge(profile.model_copy(update={"power": power})) == ("measured", "measured")
-    other = marked(tmp_path)
+    other = flagged(tmp_path)
     write_text(other / "profiles" / "a.yaml", measured)
     page = build_report(other).read_text(encoding="utf-8")
     assert '<span class="badge datasheet">profiles: latency measured, power datasheet</span>' in page
@@ -180,7 +180,7 @@ def test_every_axis_names_its_unit(page: str) -> None:
 
 def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     """A folder with profiles alone is reported, and the page says what is not there."""
-    other = marked(tmp_path)
+    other = flagged(tmp_path)
     write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
     page = build_report(other).read_text(encoding="utf-8")
     assert "Not in this run folder: routers compared in simulation; simulation against hardware" in page
@@ -191,7 +191,7 @@ def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str,
     """A page whose labels were drawn from the paper's table says so at its head."""
     assert "accuracy: paper" not in page
     comparison = read_json(folder / "comparison.json")
-    other = marked(tmp_path)
+    other = flagged(tmp_path)
     write_json(other / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
     assert "accuracy: paper" in build_report(other).read_text(encoding="utf-8")
 
@@ -200,8 +200,8 @@ def test_a_busy_host_is_said_first(folder: RunFolder, page: str, tmp_path: Path)
     """Beside the error that it may have caused, and as a warning below the table."""
     assert "busy" not in page
     validation = read_json(folder / "validation.json")
-    validation["rows"][0]["foreign_load"] = {"programs": 0.9, "stolen": 0.0}
-    other = marked(tmp_path)
+    validation["rows"][0]["background_load"] = {"programs": 0.9, "stolen": 0.0}
+    other = flagged(tmp_path)
     write_json(other / "validation.json", validation)
     page = build_report(other).read_text(encoding="utf-8")
     assert "Other programs kept this host busy, so part of the error is theirs." in page
@@ -228,6 +228,6 @@ def test_no_run_folder_is_the_users_mistake(tmp_path: Path) -> None:
 
 def test_a_broken_document_is_named(tmp_path: Path) -> None:
     """A file that is no JSON is named."""
-    write_text(marked(tmp_path) / "comparison.json", "{")
+    write_text(flagged(tmp_path) / "comparison.json", "{")
     with pytest.raises(InputError, match=r"comparison\.json"):
         build_report(tmp_path)

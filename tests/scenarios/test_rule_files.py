@@ -76,8 +76,8 @@ def test_a_router_that_was_tuned_for_another_way_of_deciding_is_told(
         ({}, False),
         ({"decision_s": 1.2 * here["decision_s"]}, False),
         ({"decision_s": 2 * here["decision_s"]}, True),
-        ({"hold_limit_s": 0.004}, True),
-        ({"hold_limit_s": "long"}, False),
+        ({"max_batching_delay_s": 0.004}, True),
+        ({"max_batching_delay_s": "long"}, False),
     ):
         write_rule(rule, RULE.model_copy(update={"made_by": {"deciding": {**here, **changes}}}))
         assert main(["compare", str(path), "--router", str(rule), "--seed", "0", "--out", str(tmp_path / "run")]) == 0
@@ -90,17 +90,17 @@ def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: 
     rule = tmp_path / "rules" / "mine.rule.yaml"
     text = path.read_text()
     ladder = LadderRule(thresholds=(4.0,), control=ControlSpec())
-    for service, control, told in (
+    for slo, control, told in (
         ("{floor: 0.7, p99_limit_s: 1}", False, []),
         ("{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}", True, []),
         (
             "{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}",
             False,
-            [f"jsq, {rule} can't follow service.floor, service.p99_limit_s; ladder, lookahead, tide do, with"],
+            [f"jsq, {rule} can't follow slo.floor, slo.p99_limit_s; ladder, lookahead, tide do, with"],
         ),
-        ("{energy_weight: 3}", True, [f"{rule} can't follow service.energy_weight; of all kinds only tide can"]),
+        ("{energy_weight: 3}", True, [f"{rule} can't follow slo.energy_weight; of all kinds only tide can"]),
     ):
-        path.write_text(f"{text}service: {service}\n")
+        path.write_text(f"{text}slo: {slo}\n")
         write_rule(rule, ladder if control else ladder.model_copy(update={"control": None}))
         routers = ["--router", str(rule)] if control else ["--router", "jsq", "--router", str(rule)]
         assert main(["compare", str(path), *routers, "--seed", "0", "--out", str(tmp_path / "run")]) == 0

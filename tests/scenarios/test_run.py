@@ -12,8 +12,8 @@ from hw.networks.accuracy import load_accuracy
 from kit.documents import read_json
 from scenarios.files.reading import load_scenario
 from scenarios.job import network, profiles, router, validation
-from scenarios.job.job import Job
-from scenarios.job.run import Outcome, carry_out
+from scenarios.job.job import ScenarioJob
+from scenarios.job.run import JobOutcome, carry_out
 from slimsched.cli import main
 from tests.scenarios.files import shorten_serving
 
@@ -50,7 +50,7 @@ class Finished:
     folder: Path
     began: list[str]
     said: list[str]
-    outcome: Outcome
+    outcome: JobOutcome
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Finished:
 
         return stop
 
-    def run(say: Callable[[str], None]) -> Outcome:
-        return carry_out(Job(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
+    def run(say: Callable[[str], None]) -> JobOutcome:
+        return carry_out(ScenarioJob(load_scenario(folder / "small.yaml"), folder / "run", say=say, quiet=True))
 
     for name, module in STAGES.items():
         with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
             images = pair[world]["images"]
             assert images["arrived"] == images["completed"] > 30
         assert pair["simulated"]["images"]["arrived"] == pair["hardware"]["images"]["arrived"]
-        assert 0.0 <= pair["foreign_load"]["programs"] <= 1.0
+        assert 0.0 <= pair["background_load"]["programs"] <= 1.0
     assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
 

@@ -157,7 +157,7 @@ def test_tables_of_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(InputError, match="arrived_ns: holds something that is no number"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": range(11)}), path)
-    monkeypatch.setattr(records, "MOST_VALUES", 10)
+    monkeypatch.setattr(records, "MAX_VALUES", 10)
     with pytest.raises(InputError, match=r"11 rows of 1 columns; allowed are 10 values"):
         read_table(path, "arrived_ns")
     parquet.write_table(pyarrow.table({"arrived_ns": [1, None], "status": ["a", "b"]}), path)

@@ -13,7 +13,7 @@ from kit.documents import read_json
 from kit.errors import WorkError
 from policies.records import RequestRecord
 from policies.vocabulary import Provenance
-from scenarios.metrics.comparison import Comparison, compare_results
+from scenarios.metrics.comparison import ComparisonDocument, compare_results
 from scenarios.metrics.fidelity import ValidationRun, validate_results
 from scenarios.metrics.result import Result
 from scenarios.show.charts import trade_off_chart
@@ -50,7 +50,7 @@ def result(
     return {**found, "expected_accuracy": accuracy}
 
 
-def rows_of(found: Comparison) -> dict[str, Any]:
+def rows_of(found: ComparisonDocument) -> dict[str, Any]:
     return {row["router"]: row for row in found["rows"]}
 
 
@@ -90,7 +90,7 @@ def test_who_leaves_more_than_one_percent_is_marked_and_beats_nobody() -> None:
     runs = [result("random", latency_s=2.0), result("shedder", failed=11, latency_s=0.1, accuracy=0.9)]
     found = compare_results([*runs, result("jsq", failed=10, accuracy=0.6)])
     rows = rows_of(found)
-    assert {router: row["is_marked"] for router, row in rows.items()} == {
+    assert {router: row["is_flagged"] for router, row in rows.items()} == {
         "random": False,
         "shedder": True,
         "jsq": False,
@@ -110,8 +110,8 @@ def test_the_mark_is_of_all_runs_of_a_router() -> None:
     few, many = (
         [result("a", failed=of, seed=seed) for seed, of in enumerate(each)] for each in ((30, 0, 0), (30, 3, 0))
     )
-    assert rows_of(compare_results(few))["a"]["is_marked"] is False
-    assert rows_of(compare_results(many))["a"]["is_marked"] is True
+    assert rows_of(compare_results(few))["a"]["is_flagged"] is False
+    assert rows_of(compare_results(many))["a"]["is_flagged"] is True
 
 
 def test_a_comparison_has_the_mark() -> None:
@@ -178,7 +178,7 @@ def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> Non
 
 
 def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
-    """Under way at the horizon stands apart; who sheds is marked there, too."""
+    """Under way at the horizon stands apart; who sheds is flagged there, too."""
     growth = {"simulated": 0.2, "hardware": 0.2}
     cut = {"end": "cut"}
     runs = [

@@ -12,7 +12,7 @@ import pytest
 
 from hw.networks.registry import ModelFile
 from kit.errors import InputError, WorkError
-from policies.records import ChoreCost, ForeignLoad, RunRecord
+from policies.records import BackgroundLoad, ChoreCost, RunRecord
 from scenarios.executors import serving
 from scenarios.executors.run import RealRun
 from scenarios.executors.serving import FULL, measure_serving, use_of, with_overheads
@@ -34,7 +34,7 @@ class Host:
         self._changed = changed
         self.runs: list[tuple[RealRun, RunRecord]] = []
 
-    def serve(self, world: World, cluster: object, dataset: object, wanted: RealRun, listener: object) -> Ran:
+    def serve(self, world: World, cluster: object, dataset: object, wanted: RealRun, observer: object) -> Ran:
         """As `run_on_hardware` would."""
         found = run_simulation(
             world, world.router(wanted.router), wanted.router, wanted.seed, duration_s=wanted.duration_s,
@@ -116,18 +116,18 @@ def replace_end(request: Any, finished_ns: int) -> Any:
 @pytest.mark.parametrize(
     ("load", "allowed", "words"),
     [
-        (ForeignLoad(0.5, 0.1), True, "other programs use 50 % of the device, this virtual machine's host 10 %"),
-        (ForeignLoad(0.5), False, None),
-        (ForeignLoad(0.1, 0.25), False, None),
-        (ForeignLoad(0.2), False, "other programs use 20 % of the device"),
+        (BackgroundLoad(0.5, 0.1), True, "other programs use 50 % of the device, this virtual machine's host 10 %"),
+        (BackgroundLoad(0.5), False, None),
+        (BackgroundLoad(0.1, 0.25), False, None),
+        (BackgroundLoad(0.2), False, "other programs use 20 % of the device"),
         (None, False, "other programs use an unknown share of the device"),
     ],
 )
 def test_what_serving_costs_is_not_measured_beside_others(
-    load: ForeignLoad | None, allowed: bool, words: str | None, world: World, monkeypatch: pytest.MonkeyPatch
+    load: BackgroundLoad | None, allowed: bool, words: str | None, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than 30 % of a device is refused, as at a calibration; where it is allowed the profile says so."""
-    host = Host(world, changed=lambda ran: (ran[0], replace(ran[1], foreign_load=load)))
+    host = Host(world, changed=lambda ran: (ran[0], replace(ran[1], background_load=load)))
     if words is None:
         with pytest.raises(InputError, match=r"what serving costs: .* more than 30 %.*calibration\.allow_busy"):
             measure(host, monkeypatch, allow_busy=allowed)

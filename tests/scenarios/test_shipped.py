@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.study.contenders import ROUTERS, read_case, tuned_file
+from benchmarks.study.candidates import ROUTERS, read_case, tuned_file
 from benchmarks.study.tuned_files import why_tune
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
@@ -159,7 +159,7 @@ MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))
 def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
     """Those that run keep its floor; of each other kind the page says why there is none, or that it is stale."""
     case = read_case(ROOT / "scenarios" / f"{name}.yaml")
-    files = [contender.file for contender in case.contenders if contender.file is not None]
+    files = [candidate.file for candidate in case.candidates if candidate.file is not None]
     tuned = {file.name.split(".")[0]: made_by(file) for file in files}
     why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in RULES}
     assert sorted([*tuned, *why]) == sorted(RULES)

@@ -10,7 +10,7 @@ import pytest
 from kit import strict
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.job import sizes
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.sizes import cuts_text, devices_text, pressure_text
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.materials import load_world
@@ -30,7 +30,7 @@ def server(name: str, **device: Any) -> ServerSection:
 def test_what_is_below_its_default_is_told() -> None:
     """With both numbers; what is as usual, or more, is not."""
     assert cuts_text(scenario()) == ""
-    cut = scenario("tuning: {decisions: 2000000, levels: 5}\ncalibration: {budget: 30s}\n")
+    cut = scenario("tuning: {decisions: 2000000, matching_runs: 5}\ncalibration: {budget: 30s}\n")
     told = "cut for time, of the defaults: calibration.budget 30 of 300, tuning.decisions 2,000,000 of 40,000,000"
     assert cuts_text(cut) == told
 
@@ -72,7 +72,7 @@ def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """Of those that ran; one that is skipped took nothing."""
     now_s = [100.0]
     monkeypatch.setattr("scenarios.job.job.time.monotonic", lambda: now_s[0])
-    job = Job(scenario(), tmp_path / "run", say=lambda _: None)
+    job = ScenarioJob(scenario(), tmp_path / "run", say=lambda _: None)
 
     def work() -> list[Path]:
         now_s[0] += 12.4

@@ -18,7 +18,7 @@ from hw.networks.datasets import Dataset, load_dataset
 from kit.errors import WorkError
 from scenarios.executors.serving import FAR, ServingOverheads, measure_serving
 from scenarios.files.reading import load_scenario
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.network import make_accuracy, make_model
 from scenarios.job.profiles import make_profiles
 from scenarios.world.world import World
@@ -46,7 +46,7 @@ STOPPED_S = 0.004
 class Quiet:
     """A calibrated world, and what serving costs where nothing else runs."""
 
-    job: Job
+    job: ScenarioJob
     world: World
     data: Dataset
     overheads: ServingOverheads
@@ -60,7 +60,7 @@ class Quiet:
 def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
     folder = tmp_path_factory.mktemp("slowed")
     (folder / "slowed.yaml").write_text(SCENARIO)
-    job = Job(load_scenario(folder / "slowed.yaml"), folder / "run", say=lambda _: None, quiet=True)
+    job = ScenarioJob(load_scenario(folder / "slowed.yaml"), folder / "run", say=lambda _: None, quiet=True)
     with job.folder.opened():
         make_model(job)
         make_accuracy(job)

@@ -17,7 +17,7 @@ from kit.errors import WorkError
 from policies.ppo import PPORouter
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
-from scenarios.job.job import Job
+from scenarios.job.job import ScenarioJob
 from scenarios.job.router import make_ppo
 from scenarios.learn.train import score_router, train_world
 from scenarios.runs.simulate import run_simulation
@@ -54,7 +54,7 @@ def train(path: Path, *flags: str) -> int:
 def as_run_does(path: Path, said: list[str] | None = None) -> None:
     """The stage of `slimsched run`."""
     scenario = load_scenario(path)
-    job = Job(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
+    job = ScenarioJob(scenario, path.parent / "run", say=([] if said is None else said).append, quiet=True)
     with job.folder.opened(path):
         make_ppo(job, make_world(scenario, path.parent / "run"), says_score=True)
 
@@ -76,7 +76,7 @@ def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: p
 
 def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
     """The file has them; what was learned is scored alike on both engines; the new head is logged."""
-    router = "router: {hold_limit_s: 0.02}\ncompare: {routers: [random, ppo]"
+    router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo]"
     changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
     path = write(tmp_path, *changes)
     assert train(path, "--quiet") == 0
@@ -88,7 +88,7 @@ def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
 def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its file and its score, and not again; what is compared decides by these files."""
     routers = 'compare: {routers: [tide, "tuned:fixed", ppo], seeds: [0]}'
-    tuning = f"{routers}\ntuning: {{decisions: 2000, episode_s: 0.5, levels: 1}}"
+    tuning = f"{routers}\ntuning: {{decisions: 2000, episode_s: 0.5, matching_runs: 1}}"
     path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:  # what opens torch can't be opened: this is told before

@@ -19,7 +19,7 @@ from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import FixedRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.course import Decisions, Scorer, latency_cost
+from scenarios.learn.evaluator import Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
@@ -46,7 +46,7 @@ SCENARIO = {
     "warmup_s": 0.2,
     "compare": {"seeds": [100, 101]},
 }
-KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, levels=2, population=4, elite=2)
+KNOBS = TuningKnobs(floor=0.76, decisions=15_000, episodes=2, episode_s=0.5, matching_runs=2, population=4, elite=2)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
     assert figures.p99_s >= figures.mean_s
     assert found.searches == (kind != "fixed")
     assert found.spent.in_all == sum(asdict(found.spent).values())
-    assert found.spent.race > 0
+    assert found.spent.final_evaluation > 0
     if kind != "fixed":
         assert figures.accuracy < floor + 0.006, "no more accurate than asked for: that would cost latency"
         assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
@@ -103,14 +103,14 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
     assert main(["train", str(scenario), *flags, "--out", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().err.splitlines()
     told = made_by(tmp_path / "run" / "ladder.rule.yaml")
-    parts = [told[f"{name}decisions"] for name in ("", "settings_", "level_", "race_")]
+    parts = [told[f"{name}decisions"] for name in ("", "settings_", "matching_", "final_evaluation_")]
     about = next(line for line in lines if line.startswith("tune ladder: about"))
     assert re.match(r"tune ladder: about [\d,]+ decisions \(10,000 of searches, ", about)
     assert any(f"runs of tuning, {sum(parts):,} decisions" in line for line in lines)
     assert told["decisions_in_all"] == sum(parts)
-    assert [each["of"] for each in told["race"]][:2] == ["search 1", "search 2"]
-    assert all({"mean_s", "p99_s", "image_j", "accuracy"} < each.keys() for each in told["race"])
-    assert told["winner"] in [each["of"] for each in told["race"]]
+    assert [each["of"] for each in told["final_scores"]][:2] == ["search 1", "search 2"]
+    assert all({"mean_s", "p99_s", "image_j", "accuracy"} < each.keys() for each in told["final_scores"])
+    assert told["winner"] in [each["of"] for each in told["final_scores"]]
 
 
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:

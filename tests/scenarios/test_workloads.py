@@ -1,4 +1,4 @@
-"""Workloads as scenarios name them: curves from files, flash crowds, and excerpts for training and tuning."""
+"""Workloads as scenarios name them: curves from files, flash crowds, and slices for training and tuning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from policies.faults import Crash, Outage
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.spec import FlashWorkload, RatesWorkload, Workload, WorkloadSection
 from scenarios.world.materials import load_world
-from scenarios.world.workloads import Excerpt, arrivals_ns
+from scenarios.world.workloads import TraceSlice, arrivals_ns
 from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -39,7 +39,9 @@ def write(folder: Path, workload: str, more: str = "") -> Path:
 
 def counts(world: World, halves: int, *, tuning: bool = False) -> list[float]:
     """Arrivals in each half second, summed over seeds."""
-    runs = [world.arrivals_ns(seed, halves / 2, excerpt=Excerpt() if tuning else None) / 1e9 for seed in range(10)]
+    runs = [
+        world.arrivals_ns(seed, halves / 2, trace_slice=TraceSlice() if tuning else None) / 1e9 for seed in range(10)
+    ]
     return list(np.histogram(np.concatenate(runs), np.arange(halves + 1) / 2)[0] / 10)
 
 
@@ -76,10 +78,10 @@ def test_the_mean_rate_of_a_flash_crowd_is_that_of_its_arrivals(tmp_path: Path) 
 
 
 def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> None:
-    """Short runs for tuning begin anywhere: some see the crowd and the fault, at their time less the excerpt's."""
+    """Short runs for tuning begin anywhere: some see the crowd and the fault, at their time less the slice's."""
     world = load_world(write(tmp_path, FLASH, FAULTS))
     plain = [world.run_spec(seed, duration_s=0.1) for seed in range(30)]
-    runs = [world.run_spec(seed, duration_s=0.1, excerpt=Excerpt()) for seed in range(30)]
+    runs = [world.run_spec(seed, duration_s=0.1, trace_slice=TraceSlice()) for seed in range(30)]
     assert max(len(run.arrivals_ns) for run in plain) < 160 < 350 < max(len(run.arrivals_ns) for run in runs)
     assert all(run.faults == (Outage(0, 200_000_000, 500_000_000), Crash(1, 600_000_000)) for run in plain)
     met = {len(run.faults) for run in runs}
@@ -91,7 +93,7 @@ def test_an_excerpt_meets_what_comes_late_in_the_scenario(tmp_path: Path) -> Non
         begins_ns = {600_000_000 - at_ns for at_ns in crashes}
         begins_ns |= {500_000_000 - (end_ns or 0) for _, end_ns in outages}
         assert len(begins_ns) <= 1 or max(begins_ns) - min(begins_ns) <= 1
-    whole = world.run_spec(3, excerpt=Excerpt())
+    whole = world.run_spec(3, trace_slice=TraceSlice())
     assert whole.faults == world.run_spec(3).faults
     assert (whole.arrivals_ns == world.run_spec(3).arrivals_ns).all()
 

@@ -208,7 +208,7 @@ def test_a_back_off_that_64_bits_cannot_double_is_the_longest_one() -> None:
 
 
 HOLDS_S = (0.002, 0.01)
-PATIENT = {"router": {"hold_limit_ns": 20_000_000}}
+PATIENT = {"router": {"max_batching_delay_ns": 20_000_000}}
 both_kinds = pytest.mark.parametrize(("world", "holds_s"), [({}, ()), (PATIENT, HOLDS_S)], ids=["paper", "holds"])
 
 

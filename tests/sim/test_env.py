@@ -108,7 +108,7 @@ def test_the_last_info_tells_what_the_episode_came_to() -> None:
 def test_masks_in_a_row_are_those_of_its_parts() -> None:
     """As sb3-contrib wants them: servers, widths that some valid server holds, groups, holds; all where nobody asks."""
     spec = worlds.cluster(
-        greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1, "hold_limit_ns": 10**7}
+        greedy={"vram_cap_bytes": 160_000_000}, router={"outstanding_blocks": 1, "max_batching_delay_ns": 10**7}
     )
     run = worlds.run(spec, worlds.poisson_s(200, 0.5), 0.5)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002,))
@@ -139,7 +139,7 @@ def test_a_step_before_a_reset_says_what_to_do() -> None:
 
 def test_an_action_may_be_to_wait() -> None:
     """A fourth index, masked where nobody may be held; each decision, holds included, gets its credit once."""
-    spec = worlds.cluster(router={"hold_limit_ns": 20_000_000})
+    spec = worlds.cluster(router={"max_batching_delay_ns": 20_000_000})
     run = worlds.run(spec, worlds.poisson_s(300, 1.0), 1.0, detail=False)
     env = SlimClusterEnv(lambda seed: Simulation(spec, run), ObservationSpec((250.0,) * 3), (0.002, 0.01))
     _, info = env.reset(seed=0)
@@ -166,7 +166,7 @@ def test_an_action_may_be_to_wait() -> None:
 
 def test_waits_that_nobody_may_wait_are_refused() -> None:
     """With the remedy."""
-    with pytest.raises(InputError, match=r"holds_s: .*hold_limit_s"):
+    with pytest.raises(InputError, match=r"holds_s: .*max_batching_delay_s"):
         SlimClusterEnv(lambda seed: make_env()._simulate(seed), ObservationSpec((250.0,) * 3), (0.01,))
 
 

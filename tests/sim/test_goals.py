@@ -31,7 +31,7 @@ from policies.vocabulary import (
     OwnLimit,
     RequestCompleted,
 )
-from scenarios.metrics.service import tuples_run
+from scenarios.metrics.slo import tuples_run
 from sim.cluster import ClusterSpec, RunSpec, Simulation
 from sim.compiled.simulation import CompiledSimulation
 from tests import worlds

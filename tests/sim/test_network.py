@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.chance import hashed_share
-from sim.network import FREE, PACKET_BYTES, PRESETS, Attachment, Network, rounds
+from sim.network import FREE, PACKET_BYTES, PRESETS, Attachment, Interconnect, rounds
 from sim.profile import Link
 
 FAST = Link(latency_s=1e-6, bandwidth_bytes_s=1e9)
@@ -17,22 +17,22 @@ SLOW = Link(latency_s=1e-3, bandwidth_bytes_s=1e6)
 
 def test_a_transfer_takes_its_bytes_and_then_the_latency() -> None:
     """1000 bytes at 1 GB/s, one microsecond away."""
-    assert Network((Attachment("a", FAST),)).transfer(-1, 0, 1000, 500) == (500, 500 + 1000 + 1000)
+    assert Interconnect((Attachment("a", FAST),)).transfer(-1, 0, 1000, 500) == (500, 500 + 1000 + 1000)
 
 
 def test_a_shared_medium_is_first_in_first_out_and_separate_media_are_not_shared() -> None:
     """Bytes queue; the latency is not occupied."""
-    shared = Network((Attachment("air", FAST), Attachment("air", FAST)))
+    shared = Interconnect((Attachment("air", FAST), Attachment("air", FAST)))
     assert shared.transfer(-1, 0, 1000, 0) == (0, 2000)
     assert shared.transfer(-1, 1, 1000, 0) == (1000, 3000)
-    apart = Network((Attachment("a", FAST), Attachment("b", FAST)))
+    apart = Interconnect((Attachment("a", FAST), Attachment("b", FAST)))
     apart.transfer(-1, 0, 1000, 0)
     assert apart.transfer(-1, 1, 1000, 0) == (0, 2000)
 
 
 def test_the_slower_end_sets_the_slowdown() -> None:
     """Between servers both links count; from the router only the destination's."""
-    network = Network((Attachment("a", FAST), Attachment("b", SLOW)))
+    network = Interconnect((Attachment("a", FAST), Attachment("b", SLOW)))
     assert network.transfer(1, 0, 1000, 0) == (0, 1_000_000 + 1_000_000)
     assert network.duration_s(-1, 0, 1000) == 1e-6 + 1e-6
 
@@ -60,7 +60,7 @@ def test_the_mean_number_of_rounds_is_that_of_the_slowest_packet(loss: float, pa
     """The maximum of n geometric variables: E = sum over r >= 0 of 1 - (1 - p^r)^n; within four standard errors."""
     r = np.arange(2000)
     theory = float(np.sum(1 - (1 - loss**r) ** packets))
-    medium = Network((Attachment("a", lossy(loss)),), salt=7)
+    medium = Interconnect((Attachment("a", lossy(loss)),), salt=7)
     extra_ns = []
     for number in range(4000):
         now_ns = number * 10**9
@@ -72,19 +72,19 @@ def test_the_mean_number_of_rounds_is_that_of_the_slowest_packet(loss: float, pa
 
 def test_a_medium_carries_what_is_sent_again() -> None:
     """Half of the packets are lost: twice the bytes occupy it, for those who queue behind, and in what is expected."""
-    network = Network((Attachment("air", lossy(0.5)), Attachment("air", lossy(0.5))))
+    network = Interconnect((Attachment("air", lossy(0.5)), Attachment("air", lossy(0.5))))
     network.transfer(-1, 0, 1500, 0)
     started_ns, _ = network.transfer(-1, 1, 1500, 0)
     assert started_ns == 3_000_000
     assert network.duration_s(-1, 0, 1500) == pytest.approx(1e-3 + 3e-3)
-    assert Network((Attachment("a", lossy(0.5)), Attachment("b", lossy(0.2)))).duration_s(0, 1, 1500) == pytest.approx(
-        1e-3 + 1500 / 0.4 / 1e6
-    )
+    assert Interconnect((Attachment("a", lossy(0.5)), Attachment("b", lossy(0.2)))).duration_s(
+        0, 1, 1500
+    ) == pytest.approx(1e-3 + 1500 / 0.4 / 1e6)
 
 
 def test_each_transfer_has_its_own_draw_by_medium_and_number() -> None:
     """The salt, the medium's place and the transfer's number on it: nothing else, so any two engines agree."""
-    network = Network(tuple(Attachment(medium, lossy(0.9)) for medium in "aba"), salt=5)
+    network = Interconnect(tuple(Attachment(medium, lossy(0.9)) for medium in "aba"), salt=5)
     seen = [(medium, network.transfer(-1, server, 1500, 0)[1]) for server, medium in ((0, 0), (1, 1), (2, 0), (0, 0))]
     numbers = {0: 0, 1: 0}
     free_ns = {0: 0, 1: 0}
@@ -101,7 +101,7 @@ def test_each_transfer_has_its_own_draw_by_medium_and_number() -> None:
 def test_without_loss_nothing_changes_whatever_the_salt(transfers: list[tuple[int, int, int]], salt: int) -> None:
     """The formula without losses, to the nanosecond."""
     attachments = (Attachment("air", PRESETS["wifi5"]), Attachment("air", PRESETS["wifi5"]), Attachment("b", FAST))
-    network, free_ns = Network(attachments, salt), {"air": 0, "b": 0}
+    network, free_ns = Interconnect(attachments, salt), {"air": 0, "b": 0}
     for now_ns, (source, destination, size) in enumerate(transfers):
         ends = [attachments[end].link for end in (source, destination) if end >= 0]
         medium = attachments[destination].medium
@@ -113,7 +113,7 @@ def test_without_loss_nothing_changes_whatever_the_salt(transfers: list[tuple[in
 
 def test_a_free_link_costs_nothing_and_slows_nobody() -> None:
     """Infinitely fast: the other end alone sets the pace."""
-    network = Network((Attachment("a", FREE), Attachment("b", SLOW)))
+    network = Interconnect((Attachment("a", FREE), Attachment("b", SLOW)))
     assert network.transfer(-1, 0, 10**9, 5) == (5, 5)
     assert network.transfer(0, 1, 1000, 0) == (0, 2_000_000)
     assert network.duration_s(-1, 0, 10**9) == 0.0

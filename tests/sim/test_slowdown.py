@@ -53,7 +53,7 @@ def spells(salt: int, changes: int) -> list[tuple[int, float]]:
     agenda = Agenda()
     physics = Spells(tables(slowdown=SLOWDOWN))
     device = SharedDevice(physics, agenda)
-    agenda.process(device.drawn_slowdown(salt))
+    agenda.process(device.sampled_slowdown(salt))
     while len(physics.changes) < changes:
         agenda.step()
     return physics.changes

@@ -67,7 +67,7 @@ def broken() -> tuple[ClusterSpec, Plan]:
 
 def patient(**faults: Any) -> tuple[ClusterSpec, Plan]:
     """Requests may be held; some are given up meanwhile."""
-    spec = worlds.cluster(router={"hold_limit_ns": 15_000_000, "shed_expired": True})
+    spec = worlds.cluster(router={"max_batching_delay_ns": 15_000_000, "shed_expired": True})
 
     def plan(seed: int) -> RunSpec:
         late_ns = {"deadline_ns": 12_000_000}

@@ -83,7 +83,7 @@ def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
     theirs = command("compare", scenario, "--router", "random", "--router", "jsq", "--seed", "4", "--out", "theirs")
     capfd.readouterr()
     steps: list[Step] = []
-    with slimsched.heard_by(steps.append):
+    with slimsched.observed_by(steps.append):
         ours = slimsched.compare(scenario, ["random", "jsq"], [4], out=Path("ours"))
     assert json.loads(ours.to_json()) == theirs
     assert ours.folder == Path("ours")
@@ -101,7 +101,7 @@ def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pyte
     theirs = command("bound", scenario, "--accuracy", "0.8")
     capfd.readouterr()
     steps: list[Step] = []
-    with slimsched.heard_by(steps.append):
+    with slimsched.observed_by(steps.append):
         ours = slimsched.bound(scenario, 0.8)
     assert json.loads(ours.to_json()) == theirs
     assert [step.done for step in steps if step.title == "bound"] == [0, 1, 2, 3]
@@ -126,10 +126,10 @@ def test_who_hears_of_it_can_end_it(scenario: Path) -> None:
         if step.done == 2:
             raise TimeoutError("enough")
 
-    with slimsched.heard_by(stop), pytest.raises(TimeoutError, match="enough"):
+    with slimsched.observed_by(stop), pytest.raises(TimeoutError, match="enough"):
         slimsched.compare(scenario, out="run")
     begun: list[Step] = []
-    with slimsched.heard_by(begun.append):
+    with slimsched.observed_by(begun.append):
         slimsched.compare(scenario, out="run")
     assert max(step.done for step in begun if step.title == "compare") == 4
     assert [step.done for step in begun if step.title == "compare"][:3] == [0, 1, 2]
@@ -204,7 +204,9 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
 
 def test_a_rule_is_tuned_into_its_file(scenario: Path) -> None:
     """What changed in the scenario stands with how it was made; the file is a router's name."""
-    changed = slimsched.load(scenario, {"duration_s": 0.6, "tuning": {"levels": 1, "episode_s": 0.3, "floor": 0.6}})
+    changed = slimsched.load(
+        scenario, {"duration_s": 0.6, "tuning": {"matching_runs": 1, "episode_s": 0.3, "floor": 0.6}}
+    )
     (made,) = slimsched.train(changed, ["fixed"], out="mine").routers
     assert (made.kind, made.path) == ("tuned:fixed", Path("mine/fixed.rule.yaml"))
     assert made_by(made.path)["accuracy"] >= 0.6

@@ -50,7 +50,7 @@ def test_a_comparison_has_means_and_all_runs(documents: list[Any], tmp_path: Any
     for summary, row in zip(table.routers, document["rows"], strict=True):
         assert dataclasses.asdict(summary.estimates["latency_p99_s"]) == row["latency_s"]["p99"]
         assert dataclasses.asdict(summary.latency_change_pct) == row["latency_change_pct"]
-        assert (summary.seeds, summary.is_marked) == ((0, 1), row["is_marked"])
+        assert (summary.seeds, summary.is_flagged) == ((0, 1), row["is_flagged"])
     values = [row["latency_mean_s"] for row in table.rows() if row["router"] == "jsq"]
     assert table.routers[1].estimates["latency_mean_s"].mean == pytest.approx(sum(values) / 2)
     assert [(row["router"], row["seed"]) for row in table.rows()] == [

@@ -60,7 +60,7 @@ class Laws:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
         self.steps = self._looked_at = self._idle_looks = 0
-        self._up: dict[int, int] = {}  # the life of each server that is up for the router
+        self._up: dict[int, int] = {}  # the epoch of each server that is up for the router
         self._held: dict[int, set[int]] = {}  # by incarnation: what it was given and has not given back
         self._wrong_ns: dict[
             int, int
@@ -208,7 +208,7 @@ class Laws:
     # ---------------------------------------------------------------------------------------------------- the arenas
 
     def landed(self, writer: int, owner: int, destination: int, offset: int, size_bytes: int) -> None:
-        """A life has written to another's arena on another host."""
+        """An epoch has written to another's arena on another host."""
         if self._loop is None or self._up.get(destination) != owner:
             return  # an arena that nobody will read
         loop = self._loop

@@ -115,7 +115,7 @@ def _draw(seed: int, rng: np.random.Generator) -> Mix:
         block_key="any" if some(0.3) else "location",
         max_retries=whole(0, 5),
         shed_expired=some(0.2),
-        hold_limit_ns=hold_ns,
+        max_batching_delay_ns=hold_ns,
     )
 
     def every(share: float) -> int:

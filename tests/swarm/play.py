@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from hw.agent.emulated import EmulatedDevice
-from hw.agent.outfit import AgentSpec, Service
+from hw.agent.outfit import AgentSpec, SchedulerSpec
 from hw.router.agents import AgentSlot, make_all_ready
 from hw.router.draining import Wish
 from hw.router.loop import Parts, RouterLoop, Routing
-from hw.router.run_spec import HardwareRun, Served
+from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
 from kit.chance import stream
 from policies.greedy import GreedyKnobs
@@ -122,9 +122,11 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
         )
         for index in range(count)
     ]  # fmt: skip
-    served = Served.of_sizes(WIDTHS, INPUT_BYTES, [[int(ACTIVATION_BYTES * width) for width in WIDTHS]] * segments)
+    served = ServedNetwork.of_sizes(
+        WIDTHS, INPUT_BYTES, [[int(ACTIVATION_BYTES * width) for width in WIDTHS]] * segments
+    )
     arenas = world.open_arenas(mix.rooms * mix.router.groups[-1] * INPUT_BYTES)
-    service = Service(knobs, segments, mix.supervision)
+    service = SchedulerSpec(knobs, segments, mix.supervision)
     slots = [
         AgentSlot(partial(world.start, index, AgentSpec(f"server{index}", world, service)), ())  # type: ignore[arg-type]
         for index in range(count)
@@ -177,5 +179,5 @@ def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> R
             slot = parts.slots[[server.name for server in parts.servers].index(name)]
             slot.agent.process.die()  # type: ignore[attr-defined]
 
-    foreign = Beginning(lambda: world.trouble(mix.horizon_ns))
-    return RouterLoop(parts, run, mix.router, routing, ledger, foreign, None, hear)  # type: ignore[arg-type]
+    background = Beginning(lambda: world.trouble(mix.horizon_ns))
+    return RouterLoop(parts, run, mix.router, routing, ledger, background, None, hear)  # type: ignore[arg-type]

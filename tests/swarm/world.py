@@ -21,9 +21,9 @@ from hw.host.waiting import Host, readable
 from hw.router.agents import AgentHandle
 from hw.router.server import START_LIMIT_NS
 from hw.transport.arena import Arena, LinkLostError
-from hw.transport.life_log import StepLog
 from hw.transport.messages import Done, FromAgent, Measurement, Ping, Refused, ToAgent, Warm
 from hw.transport.port import AgentEnd, Mirror, PortBrokenError, PortClosedError, RouterEnd, SentLog
+from hw.transport.step_log import StepLog
 from kit.chance import stream
 from policies.faults import Impairment, Slowness, Squeeze
 from policies.vocabulary import NS_PER_S
@@ -40,7 +40,7 @@ class Killed(BaseException):
 
 
 class ToyDevice:
-    """`hw.agent.emulated.DeviceModel`: passes take their time, and do not slow each other down."""
+    """`hw.agent.emulated.DeviceBehavior`: passes take their time, and do not slow each other down."""
 
     segments: int
     context_bytes = 0
@@ -185,7 +185,7 @@ class Mover(Executor):
 class FarArena(Arena):
     """`hw.transport.landing.FarArena` without its sockets: another host's arena, written to when `commit` ends.
 
-    The receiver may have it although the sender hears of a lost link; a life that is fenced off writes nothing.
+    The receiver may have it although the sender hears of a lost link; an epoch that is fenced off writes nothing.
     """
 
     waits = True
@@ -250,7 +250,7 @@ class Process:
     def _world_ns(self, clock_ns: int) -> int:
         return round((clock_ns - self._offset_ns) / (1 + self._drift))
 
-    # -------------------------------------------------------------------------------------------------------- a life
+    # -------------------------------------------------------------------------------------------------------- an epoch
 
     def begin(self, socket: Any) -> None:
         """It runs, and has connected."""

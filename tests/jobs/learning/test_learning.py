@@ -12,9 +12,20 @@ import pytest
 from benchmarks.study.explaining import explain
 from benchmarks.study.jobs_page import ratio_of
 from benchmarks.study.jobs_results import history_in, philly_cluster
-from jobs.learning.course import (
-    Course,
+from jobs.learning.judging import (
+    ComparedPolicy,
+    baseline,
+    judge,
+    learned_choice,
+    mean_of,
+    stalled,
+    table_of,
+)
+from jobs.learning.learned import FAITHFUL, FIXED, SIZES, JobNet, Learned, LearnedSpec, fresh_weights, read_learned
+from jobs.learning.learner import JobPPOKnobs
+from jobs.learning.training import (
     Task,
+    TrainingConfig,
     Windows,
     gain,
     in_system_s,
@@ -22,17 +33,6 @@ from jobs.learning.course import (
     score_of,
     train,
 )
-from jobs.learning.judging import (
-    Contender,
-    judge,
-    learned_choice,
-    mean_of,
-    rival,
-    stalled,
-    table_of,
-)
-from jobs.learning.learned import FAITHFUL, FIXED, SIZES, JobNet, Learned, LearnedSpec, fresh_weights, read_learned
-from jobs.learning.learner import JobPPOKnobs
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobList
@@ -107,14 +107,14 @@ def test_job_seconds_in_the_system_by_hand() -> None:
 # -------------------------------------------------------------------------------------------------------- learning
 
 
-def course(kind: str, **other: object) -> Course:
-    made = Course(LearnedSpec(kind), windows(warm=10 if kind == FIXED else 0), epochs=2, episodes=3)
+def config(kind: str, **other: object) -> TrainingConfig:
+    made = TrainingConfig(LearnedSpec(kind), windows(warm=10 if kind == FIXED else 0), epochs=2, episodes=3)
     return replace(made, **other)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [FAITHFUL, FIXED])
 def test_an_episode_is_what_the_policy_did_and_is_paid_by_its_definition(kind: str) -> None:
-    this = course(kind)
+    this = config(kind)
     episode = play(this, Task(fresh_weights(SIZES, 0, "actor"), 70, 5))
     assert len(episode.rows) == episode.counts.sum()
     assert (episode.chosen < episode.counts).all()
@@ -135,7 +135,7 @@ def test_an_episode_is_what_the_policy_did_and_is_paid_by_its_definition(kind: s
 
 
 def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: Path) -> None:
-    this = course(FAITHFUL)
+    this = config(FAITHFUL)
     whole = train(this, tmp_path / "whole.safetensors")
     train(replace(this, epochs=1), tmp_path / "parts.safetensors")
     parts = train(this, tmp_path / "parts.safetensors")
@@ -149,15 +149,15 @@ def test_training_resumes_to_the_same_bits_and_refuses_another_course(tmp_path: 
 
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    one = train(course(FAITHFUL, epochs=1), tmp_path / "one.safetensors", jobs=1)
-    two = train(course(FAITHFUL, epochs=1), tmp_path / "two.safetensors", jobs=2)
+    one = train(config(FAITHFUL, epochs=1), tmp_path / "one.safetensors", jobs=1)
+    two = train(config(FAITHFUL, epochs=1), tmp_path / "two.safetensors", jobs=2)
     assert all((one.net.weights[name] == value).all() for name, value in two.net.weights.items())
 
 
 @pytest.mark.slow
 def test_the_mended_policy_learns_to_serve_small_and_first_come_jobs(tmp_path: Path) -> None:
     """On a crowded cluster it comes to wait less than first-fit in order of arrival, from worse than that."""
-    this = course(FIXED, epochs=25, episodes=8, knobs=JobPPOKnobs(policy_rate=2e-3, kl_stop=0.03))
+    this = config(FIXED, epochs=25, episodes=8, knobs=JobPPOKnobs(policy_rate=2e-3, kl_stop=0.03))
     train(this, tmp_path / "a.safetensors")
     history = history_in(tmp_path / "a.safetensors")
     early, late = ([epoch["score"] / epoch["base_score"] for epoch in part] for part in (history[:5], history[-5:]))
@@ -172,10 +172,10 @@ def net(seed: int = 0) -> Learned:
 
 
 def test_judgement_goes_on_where_it_was_and_knows_what_it_rests_on(tmp_path: Path) -> None:
-    def waits(contenders: list[Contender]) -> dict[str, Any]:
-        return {each.name: waits for each, waits in judge(contenders, windows(), starts, tmp_path)}
+    def waits(candidates: list[ComparedPolicy]) -> dict[str, Any]:
+        return {each.name: waits for each, waits in judge(candidates, windows(), starts, tmp_path)}
 
-    these = [stalled("fifo"), rival("smallest"), learned_choice("net", net())]
+    these = [stalled("fifo"), baseline("smallest"), learned_choice("net", net())]
     starts = windows().drawn(4, 0, "judging")
     first = waits(these)
     before = (tmp_path / "net.json").stat().st_mtime_ns

@@ -10,7 +10,7 @@ import pytest
 from jobs.policies.cluster import JobArrived, NodeGroup
 from jobs.policies.orders import Accounts, Features, JobBook, MultifactorKnobs
 from jobs.policies.policy import JobPolicy
-from jobs.sim.jobs import Outage
+from jobs.sim.jobs import NodeOutage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import S, jobs
 
@@ -102,7 +102,7 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
     scene = jobs((0, 30, 4), (5, 30, 2), (5, 70, 2), user=["ann", "ann", "bob"])
     policy = JobPolicy(order="multifactor", multifactor=knobs)
-    world = JobWorld((NodeGroup(2, 4),), outages=(Outage(10 * S, 20 * S, 0),))
+    world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))
     simulation = JobSimulation(world, JobRun(scene, policy))
     record = simulation.run()
     accounts = simulation.scheduler._accounts

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.policies.cluster import JobArrived
-from jobs.policies.history import GittinsTables, History, inverse_gittins_s
+from jobs.policies.history import DurationHistory, GittinsTables, inverse_gittins_s
 from jobs.policies.orders import OBJECTIVES, ORDERS, Features, JobBook, order_of
 from jobs.policies.policy import JobPolicy, policy_of, shown_name
 from kit.errors import InputError
@@ -99,7 +99,7 @@ def test_the_gittins_index_is_its_definition() -> None:
 
 
 def test_the_gittins_order_divides_by_gpus_and_learns_from_ends_alone() -> None:
-    history = History()
+    history = DurationHistory()
     tables = GittinsTables(history, restart_s=100.0)
     order = order_of("gittins", lambda: tables)
     small, large = JobArrived(0, 1, 0, vc="a"), JobArrived(1, 4, 0, vc="a")
@@ -137,7 +137,7 @@ def test_the_index_learned_from_draws_is_near_that_of_their_law(
 ) -> None:
     """For jobs of 1 s as for those of days, where one in ten, a half and nine in ten are over, and between these."""
     durations_s = draw(np.random.default_rng(1))
-    history = History()
+    history = DurationHistory()
     tables = GittinsTables(history, restart_s=0.0)
     tables.hear_of(history.number(JobArrived(0, 1, 0)))
     for duration_s in durations_s:
@@ -151,7 +151,7 @@ def test_the_index_learned_from_draws_is_near_that_of_their_law(
 
 def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
     """30 jobs of 100 s in one VC, 40 of 1000 s in another: after 200 s the first VC's have 800 s left, as all have."""
-    history = History()
+    history = DurationHistory()
     tables = GittinsTables(history, restart_s=0.0)
     numbers = [history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b")]
     tables.hear_of(numbers[1])
@@ -166,7 +166,7 @@ def test_where_few_of_a_group_ran_so_long_a_wider_one_is_asked() -> None:
 
 def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:
     """29 jobs are too few: all 69 are asked, of whom most run long."""
-    history = History()
+    history = DurationHistory()
     tables = GittinsTables(history, restart_s=0.0)
     few, other = (history.number(JobArrived(0, 1, 0, vc=vc)) for vc in ("a", "b"))
     tables.hear_of(other)
@@ -181,7 +181,7 @@ def test_a_group_that_has_not_seen_enough_is_not_asked() -> None:
 
 
 def test_history_comes_from_the_narrowest_group_that_has_seen_enough() -> None:
-    history = History()
+    history = DurationHistory()
     one = history.number(JobArrived(0, 2, 0, user="ann", vc="x"))
     same_vc = history.number(JobArrived(1, 2, 0, user="bob", vc="x"))
     other = history.number(JobArrived(2, 8, 0, user="bob", vc="y"))

@@ -22,7 +22,7 @@ from jobs.policies.cluster import (
     Wake,
 )
 from jobs.policies.policy import KINDS, PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, JobsRecord, Outage
+from jobs.sim.jobs import JobList, JobsRecord, NodeOutage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import S, require_sane
 
@@ -43,7 +43,7 @@ KNOWING = [
 ]
 GROUPS = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
 SPEEDS = Speeds({"net": {"fast": 2.0, "slow": 0.7}}, spread_slowdown=1.3)
-KNOBS = PreemptionKnobs(round_ns=20 * S, restart_ns=3 * S, hysteresis=1.2, least_run_ns=5 * S)
+KNOBS = PreemptionKnobs(round_ns=20 * S, restart_ns=3 * S, hysteresis=1.2, min_run_ns=5 * S)
 
 
 def test_each_kind_of_rival_is_among_those_that_are_tested() -> None:
@@ -68,7 +68,7 @@ def drawn(seed: int, many: int = 60) -> JobList:
 def world(seed: int) -> JobWorld:
     rng = np.random.default_rng(seed)
     outages = tuple(
-        Outage(at * S, (at + int(rng.integers(1, 200))) * S, node)
+        NodeOutage(at * S, (at + int(rng.integers(1, 200))) * S, node)
         for node, at in enumerate(rng.integers(0, 1000, 4).tolist())
     )
     return JobWorld(GROUPS, SPEEDS, restart_ns=4 * S, checkpoint_ns=10 * S, outages=outages)

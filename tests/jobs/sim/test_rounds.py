@@ -7,7 +7,7 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
-from jobs.sim.jobs import JobList, Outage
+from jobs.sim.jobs import JobList, NodeOutage
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
@@ -61,7 +61,7 @@ def test_a_job_moves_to_the_faster_type_when_that_is_free() -> None:
 
 
 def test_a_node_that_dies_takes_no_job_until_it_returns() -> None:
-    outages = (Outage(150 * S, 350 * S, 0),)
+    outages = (NodeOutage(150 * S, 350 * S, 0),)
     record = run("gavel", jobs((0, 400, 4), (0, 400, 4)), nodes=(4, 4), knobs=ROUNDS, outages=outages)
     assert record.kills.tolist() == [1, 0]
     assert seconds(record.end_ns) == [550, 500]
@@ -71,7 +71,7 @@ def test_who_can_not_run_for_want_of_nodes_takes_nothing_from_the_others() -> No
     """Job 0 may use the dead node alone. It is not the least of all: job 3 of 2 GPUs has its third of the time."""
     groups = (NodeGroup(1, 1, "dead"), NodeGroup(1, 2, "alive"))
     scene = jobs((0, 50, 1), (100, 900, 1), (100, 900, 1), (100, 900, 2), gpu_types=["dead", "alive", "alive", "alive"])
-    record = run("gavel", scene, groups=groups, knobs=ROUNDS, outages=(Outage(1 * S, 5000 * S, 0),))
+    record = run("gavel", scene, groups=groups, knobs=ROUNDS, outages=(NodeOutage(1 * S, 5000 * S, 0),))
     assert seconds(record.end_ns)[0] == 5049
     assert seconds(record.start_ns)[3] < 500
 

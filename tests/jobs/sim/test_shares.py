@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, Wake
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, Outage, drawn_variability
+from jobs.sim.jobs import JobList, NodeOutage, sampled_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 
@@ -41,7 +41,7 @@ def test_a_share_lies_on_one_gpu_and_goes_where_least_is_left() -> None:
 
 def test_a_node_that_dies_takes_all_its_shares_with_it() -> None:
     scene = jobs((0, 100, 1), (0, 100, 1), **shares(0.5, 0.5))
-    record = run("fifo", scene, nodes=(1, 1), outages=(Outage(10 * S, 500 * S, 0),))
+    record = run("fifo", scene, nodes=(1, 1), outages=(NodeOutage(10 * S, 500 * S, 0),))
     assert record.kills.tolist() == [1, 1]
     assert seconds(record.end_ns) == [100, 100]  # both go on beside each other on the other node
 
@@ -58,7 +58,7 @@ def test_who_reserves_or_preempts_knows_whole_gpus_alone(name: str, ends: list[f
 def test_where_gpus_differ_a_share_holds_a_whole_one() -> None:
     groups = (NodeGroup(1, 1),)
     scene = jobs((0, 10, 1), (0, 10, 1), **shares(0.5, 0.5))
-    record = run("fifo", scene, groups=groups, variability=drawn_variability(groups, {"net": 0.1}, 0))
+    record = run("fifo", scene, groups=groups, variability=sampled_variability(groups, {"net": 0.1}, 0))
     assert seconds(record.end_ns) == [10, 20]
 
 
@@ -115,7 +115,9 @@ class Followed(JobSimulation):
         for node, _ in command.allocation:
             pool, _ = self.scheduler.cluster.where(node)
             there = [
-                (job, dict(life.allocation)[node]) for job, life in self._lives.items() if node in dict(life.allocation)
+                (job, dict(attempt.allocation)[node])
+                for job, attempt in self._running.items()
+                if node in dict(attempt.allocation)
             ]
             whole = sum(gpus for job, gpus in there if milli[job] == 1000 or not packs)
             parts = [int(milli[job]) for job, _ in there if milli[job] < 1000] if packs else []
@@ -131,7 +133,7 @@ class Followed(JobSimulation):
         """Under first-fit nobody waits for whom there is room."""
         scheduler, columns = self.scheduler, self._columns
         for job, arrival in enumerate(self._arrivals[: self._arrived]):
-            if columns.end_ns[job] < 0 and job not in self._lives:
+            if columns.end_ns[job] < 0 and job not in self._running:
                 for pool in scheduler.cluster.pools:
                     if arrival.gpu_milli < 1000:
                         assert not scheduler._shared.find(pool, arrival.gpu_milli, Pool.best_fit)
@@ -152,7 +154,7 @@ def fits(parts: list[int], room: list[int]) -> bool:
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
 def test_all_work_is_done_no_gpu_holds_more_than_itself_and_all_are_whole_in_the_end(name: str, seed: int) -> None:
-    world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(Outage(60 * S, 200 * S, 1),))
+    world = JobWorld((NodeGroup(2, 4), NodeGroup(1, 2)), restart_ns=2 * S, outages=(NodeOutage(60 * S, 200 * S, 1),))
     simulation = Followed(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
     record = simulation.run()
     require_sane(record)

@@ -9,7 +9,7 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Variability
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, JobsRecord, Outage, drawn_variability
+from jobs.sim.jobs import JobList, JobsRecord, NodeOutage, sampled_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
 from jobs.trace import read_trace
 from scenarios.files.shipped import SHIPPED
@@ -65,8 +65,8 @@ def test_the_scheduler_expects_what_it_knows_and_nothing_else() -> None:
 def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> None:
     """That no GPU is used twice is proven as each is taken."""
     groups = (NodeGroup(2, 4, "slow"), NodeGroup(1, 4, "fast"), NodeGroup(1, 2, "slow", "red"))
-    variability = drawn_variability(groups, {"net": 0.2, "": 0.02}, seed)
-    world = JobWorld(groups, outages=(Outage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
+    variability = sampled_variability(groups, {"net": 0.2, "": 0.02}, seed)
+    world = JobWorld(groups, outages=(NodeOutage(50 * S, 300 * S, 1),), restart_ns=3 * S, variability=variability)
     simulation = JobSimulation(world, JobRun(drawn(seed), policy_of(name, PreemptionKnobs(round_ns=20 * S))))
     record = simulation.run()
     require_sane(record)
@@ -82,7 +82,7 @@ def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
     trace, groups = read_trace(SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"), (NodeGroup(8, 8),)
     classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
     scene = JobList.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
-    variability = drawn_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
+    variability = sampled_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
     record = run(name, scene, groups=groups, knobs=PreemptionKnobs(300 * S, restart_ns=0), variability=variability)
     slowest, held_gpu_s = min(map(min, variability.by_class["compute"])), (record.held_ns * record.gpus_used).sum() / S
     print(f"{name} {seed}: {record.jct_s.mean():.0f} s, slowest {slowest:.2f}, {held_gpu_s / scene.gpu_s.sum():.3f}")
@@ -100,8 +100,8 @@ def test_knowing_is_worth_something_where_jobs_are_gangs(name: str) -> None:
 
 def test_drawn_factors_are_of_one_quality_by_gpu_and_of_the_named_stream() -> None:
     groups = (NodeGroup(50, 8), NodeGroup(3, 2))
-    variability = drawn_variability(groups, {"net": 0.2, "memory": 0.01}, seed=3)
-    assert variability == drawn_variability(groups, {"memory": 0.01, "net": 0.2}, seed=3)
+    variability = sampled_variability(groups, {"net": 0.2, "memory": 0.01}, seed=3)
+    assert variability == sampled_variability(groups, {"memory": 0.01, "net": 0.2}, seed=3)
     net, memory = (np.log(np.concatenate(variability.by_class[name])) for name in ("net", "memory"))
     assert net.max() == memory.max() == 0.0
     assert np.allclose(net, 20 * memory)

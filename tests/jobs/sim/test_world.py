@@ -7,7 +7,7 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import Outage, drawn_outages, found_at
+from jobs.sim.jobs import NodeOutage, sampled_outages, snapshot_at
 from jobs.sim.world import JobRun, JobWorld
 from kit.errors import InputError
 from tests.jobs.sim.worlds import FREE, S, jobs, run, seconds
@@ -117,7 +117,7 @@ def test_hysteresis_and_least_run_protect_those_that_run() -> None:
     assert run(SRTF, scene, nodes=(1,)).preemptions[0] == 1
     held = PreemptionKnobs(restart_ns=0, hysteresis=1.6)
     assert run(SRTF, scene, nodes=(1,), knobs=held).preemptions[0] == 0
-    least = PreemptionKnobs(round_ns=1 * S, restart_ns=0, least_run_ns=2 * S)
+    least = PreemptionKnobs(round_ns=1 * S, restart_ns=0, min_run_ns=2 * S)
     record = run(SRTF, scene, nodes=(1,), knobs=least)
     assert seconds(record.start_ns) == [0, 2]
 
@@ -153,7 +153,7 @@ def test_where_all_takes_seven_times_as_long_it_begins_seven_times_as_late(polic
 
 
 def test_a_node_that_dies_takes_work_since_the_last_checkpoint_and_comes_back_empty() -> None:
-    outage = Outage(7 * S, 15 * S, 0)
+    outage = NodeOutage(7 * S, 15 * S, 0)
     record = run("fifo", jobs((0, 10, 2), (0, 9, 1)), nodes=(2, 1), outages=(outage,), checkpoint_ns=5 * S)
     assert seconds(record.end_ns) == [15 + 5, 9]
     assert record.kills.tolist() == [1, 0]
@@ -163,15 +163,15 @@ def test_a_node_that_dies_takes_work_since_the_last_checkpoint_and_comes_back_em
 
 
 def test_jobs_that_no_node_is_left_for_are_not_done() -> None:
-    down = (Outage(1 * S, 10**9 * S, 0),)
+    down = (NodeOutage(1 * S, 10**9 * S, 0),)
     record = run("fifo", jobs((0, 5, 1)), nodes=(1,), outages=down, run_options={"longest_ns": 100 * S})
     assert record.is_done.tolist() == [False]
     assert not record.is_refused.any()
 
 
 def test_drawn_outages_have_their_means_and_one_seed_draws_them_again() -> None:
-    drawn = drawn_outages(200, 1000.0, 100.0, 50_000.0, seed=3)
-    assert drawn == drawn_outages(200, 1000.0, 100.0, 50_000.0, seed=3) != drawn_outages(200, 1000.0, 100.0, 5e4, 4)
+    drawn = sampled_outages(200, 1000.0, 100.0, 50_000.0, seed=3)
+    assert drawn == sampled_outages(200, 1000.0, 100.0, 50_000.0, seed=3) != sampled_outages(200, 1000.0, 100.0, 5e4, 4)
     down_s = np.array([(outage.to_ns - outage.from_ns) / S for outage in drawn])
     assert abs(down_s.mean() - 100) < 3 * 100 / np.sqrt(len(down_s))
     assert abs(len(drawn) / 200 - 50_000 / 1100) < 3 * np.sqrt(50_000 / 1100 / 200)
@@ -191,14 +191,14 @@ def test_warm_up_is_run_and_not_measured() -> None:
 def test_a_run_begins_with_what_the_log_found() -> None:
     """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 ends just then, job 3 is to come."""
     trace = jobs((0, 10, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
-    found = found_at(trace, 10.0)
+    found = snapshot_at(trace, 10.0)
     assert found.jobs.job_id.tolist() == ["1", "2", "3"]
     record = run("fifo", found.jobs, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
     assert seconds(record.start_ns) == [15, 10, 19]
     assert seconds(record.end_ns) == [19, 15, 20]
     assert record.is_measured.tolist() == [False, False, True]
     with pytest.raises(InputError, match=r"recorded_start_s: job 0 has none"):
-        found_at(jobs((0, 9, 1), (3, 7, 1)), 1.0)
+        snapshot_at(jobs((0, 9, 1), (3, 7, 1)), 1.0)
 
 
 def test_load_rescales_arrivals() -> None:
@@ -215,7 +215,7 @@ def test_load_rescales_arrivals() -> None:
 
 def test_bad_input_is_refused_with_its_key() -> None:
     with pytest.raises(InputError, match="node 4: is not there: nodes are 0 to 3"):
-        JobWorld((NodeGroup(4, 1),), outages=(Outage(0, 1, 4),))
+        JobWorld((NodeGroup(4, 1),), outages=(NodeOutage(0, 1, 4),))
     with pytest.raises(InputError, match="run_s: job 1 has -5"):
         jobs((0, 1, 1), (1, -5, 1))
     with pytest.raises(InputError, match=r"requested_s: job 0 has none: take the estimate `history`"):

@@ -158,7 +158,7 @@ def test_python_decides_where_there_is_no_compiled_form(what: str) -> None:
 def test_tables_of_transfers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     router = make_router("shortest-delay", CONTEXT)
     assert plan_of(router, CONFIG) is not None
-    monkeypatch.setattr(policies.plan_of, "MOST_TRANSFERS", 100)
+    monkeypatch.setattr(policies.plan_of, "MAX_TRANSFERS", 100)
     assert plan_of(router, CONFIG) is None
     assert plan_of(make_router("sticky", CONTEXT), CONFIG) is not None, "it asks for no transfers"
 

@@ -14,10 +14,10 @@ import pytest
 
 from hw.device import DeviceSpec
 from hw.router.agents import AgentSlot
-from hw.router.cluster import foreign_watch
+from hw.router.cluster import background_watch
 from hw.router.server import HardwareServer
-from hw.telemetry import CoreWatch, ForeignWatch, GpuWatch, Used, ended_children
-from policies.records import ForeignLoad
+from hw.telemetry import BackgroundWatch, CoreWatch, GpuWatch, Used, ended_children
+from policies.records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
 from tests.hw.worlds import knobs
@@ -43,7 +43,7 @@ class Machine:
     def used(self) -> dict[int | str, Used]:
         return {pid: Used(share * self.now_s, cores) for pid, (share, cores) in self.own.items()}
 
-    def over(self, *devices: tuple[int, ...], seconds: float = 10.0) -> ForeignLoad | None:
+    def over(self, *devices: tuple[int, ...], seconds: float = 10.0) -> BackgroundLoad | None:
         """What a watch of these devices says."""
         watch = CoreWatch(devices, self.used, self.core_times, self.now_ns)
         self.now_s += 5.0  # before the start
@@ -52,7 +52,7 @@ class Machine:
         return watch.take()
 
 
-def share_of(load: ForeignLoad | None) -> float:
+def share_of(load: BackgroundLoad | None) -> float:
     assert load is not None
     return load.share
 
@@ -168,7 +168,7 @@ def test_a_gpu_is_looked_at_once_a_second(board: FakeBoard) -> None:
         def look(self) -> None:
             looks.append(1)
 
-    watch = ForeignWatch(None, [Counting(FakeNvml(board), Handle(board), lambda: (OURS,))])
+    watch = BackgroundWatch(None, [Counting(FakeNvml(board), Handle(board), lambda: (OURS,))])
     watch.start()
     looks.clear()
     for tenth in range(1, 41):
@@ -191,8 +191,8 @@ def servers(*devices: DeviceSpec) -> list[HardwareServer]:
     return [HardwareServer(f"s{index}", device, knobs(), 1.0, 2.0) for index, device in enumerate(devices)]
 
 
-def watched(*devices: DeviceSpec, pids: Sequence[int]) -> ForeignWatch:
-    return foreign_watch(servers(*devices), cast(list[AgentSlot], [Slot(pid) for pid in pids]))
+def watched(*devices: DeviceSpec, pids: Sequence[int]) -> BackgroundWatch:
+    return background_watch(servers(*devices), cast(list[AgentSlot], [Slot(pid) for pid in pids]))
 
 
 def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,4 +203,4 @@ def test_a_clusters_watch_is_of_all_its_devices(board: FakeBoard, monkeypatch: p
     watch = watched(DeviceSpec(), DeviceSpec(kind="cuda"), pids=[os.getpid(), OURS])
     watch.start()
     board.advance(1.0)
-    assert watch.take() == ForeignLoad(1.0)
+    assert watch.take() == BackgroundLoad(1.0)

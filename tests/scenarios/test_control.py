@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from kit.errors import InputError
-from scenarios.runs.door import drain, open_door
-from scenarios.runs.folder import DOOR, RunFolder
+from scenarios.runs.control import accept_wishes, drain
+from scenarios.runs.folder import CONTROL, RunFolder
 from slimsched.cli import main
 from tests.scenarios.test_emulated import scenario
 
@@ -29,7 +29,7 @@ def _asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
 
 def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A host stands for its servers; where a server has the name of a host, the server is meant."""
-    with open_door(RunFolder(tmp_path), SERVERS[:3]) as wish:
+    with accept_wishes(RunFolder(tmp_path), SERVERS[:3]) as wish:
         assert wish() == frozenset()
         assert _asked(capsys, "drain", str(tmp_path), "beta")[0] == 0
         assert wish() == {1, 2}
@@ -39,7 +39,7 @@ def test_servers_and_hosts_are_drained_and_returned(tmp_path: Path, capsys: pyte
         for _ in range(2):  # twice is once
             assert _asked(capsys, "drain", str(tmp_path), "gpu1")[0] == 0
         assert wish() == {1}
-    with open_door(RunFolder(tmp_path), SERVERS) as wish:
+    with accept_wishes(RunFolder(tmp_path), SERVERS) as wish:
         assert wish() == frozenset()  # a wish is of one command
         assert drain(tmp_path, "beta", is_wanted=True) == (["beta"], ["beta"])
 
@@ -57,7 +57,7 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
     folder = RunFolder(tmp_path)
     with folder.opened():
         require("has no servers up now")
-        with open_door(folder, SERVERS):
+        with accept_wishes(folder, SERVERS):
             require("no server or host 'gpu9' serves here; did you mean 'gpu", name="gpu9")
             require("no server or host ''", name="")
         require("has no servers up now")
@@ -91,4 +91,4 @@ def test_a_validation_is_drained_while_it_runs(
     result = json.loads((tmp_path / "run" / "hardware" / "random-seed0" / "result.json").read_text())
     assert [(down["server"], down["cause"], down["up_s"]) for down in result["restarts"]] == [("slow", "drained", None)]
     assert result["images"]["completed"] == result["images"]["arrived"]
-    assert not (tmp_path / "run" / DOOR).exists()
+    assert not (tmp_path / "run" / CONTROL).exists()

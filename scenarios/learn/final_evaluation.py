@@ -1,6 +1,6 @@
-"""The final race: everything that tuning found, on full-length runs that are new to it.
+"""The final evaluation: everything that tuning found, on full-length runs that are new to it.
 
-The quickest at the floor wins. Each search was levelled on the same runs, so that what they
+The quickest at the floor wins. Each search was matched on the same runs, so that what they
 found is about equally accurate, and differs in its cost.
 """
 
@@ -14,16 +14,16 @@ from typing import Any, Final
 import numpy as np
 
 from policies.rules.specs import POINT, RuleSpec
-from scenarios.learn.course import Course, latency_cost, mean_accuracy, unserved
+from scenarios.learn.evaluator import Evaluator, latency_cost, mean_accuracy, unserved
 from scenarios.learn.search import Reals
 from sim.compiled.scoring import RunScore
 
 OF_SEARCH: Final = "search"  # before its number
-CLOSE: Final = 0.02  # points: how near the floor levelling comes, and the race asks for
+CLOSE: Final = 0.02  # points: how near the floor accuracy matching comes, and the final evaluation asks for
 
 
 @dataclass(frozen=True)
-class Figures:
+class RouterFigures:
     """A router on some full-length runs: means over runs, accuracy over images.
 
     Attributes:
@@ -44,9 +44,9 @@ class Figures:
         return {name: round(value, 6) for name, value in found.items()}
 
 
-def figures_of(scores: Sequence[RunScore]) -> Figures:
+def figures_of(scores: Sequence[RunScore]) -> RouterFigures:
     """Of some runs of one router."""
-    return Figures(
+    return RouterFigures(
         accuracy=mean_accuracy(scores),
         mean_s=float(np.mean([score.mean_s for score in scores])),
         p99_s=float(np.mean([score.p99_s for score in scores])),
@@ -56,15 +56,15 @@ def figures_of(scores: Sequence[RunScore]) -> Figures:
 
 
 @dataclass(frozen=True)
-class Racer:
-    """A router in the race.
+class Finalist:
+    """A router in the final evaluation.
 
     Attributes:
         name: where it comes from: `search 1`, `start`, or a tuple.
-        origin: what of that was levelled.
+        origin: what of that was matched.
         values: the numbers searched over.
         spec: what makes such routers.
-        levelled: on the runs that the floor was set on; None where there is nothing to set.
+        matched: on the runs that the floor was set on; None where there is nothing to set.
         history: of its search; of a start, the first's.
     """
 
@@ -72,7 +72,7 @@ class Racer:
     origin: str
     values: Reals
     spec: RuleSpec
-    levelled: Figures | None = None
+    matched: RouterFigures | None = None
     history: tuple[tuple[int, float], ...] = ()
 
     @property
@@ -82,27 +82,29 @@ class Racer:
 
 
 @dataclass(frozen=True)
-class Raced:
-    """One of the race, with what it had in it."""
+class FinalScore:
+    """One of the final evaluation, with what it had in it."""
 
-    racer: Racer
-    figures: Figures
+    finalist: Finalist
+    figures: RouterFigures
 
     @property
     def told(self) -> dict[str, Any]:
         """As a router's file has it."""
-        return {"of": self.racer.name, **self.figures.told}
+        return {"of": self.finalist.name, **self.figures.told}
 
 
-def run_race(racers: Sequence[Racer], course: Course) -> tuple[Racer, tuple[Raced, ...]]:
+def evaluate_finalists(finalists: Sequence[Finalist], evaluator: Evaluator) -> tuple[Finalist, tuple[FinalScore, ...]]:
     """The winner, and all: at the floor, or as near to it as the most accurate came, whoever costs least."""
-    course.part = "race"
-    runs = [course.fresh(number) for number in range(course.knobs.levels)]
-    scores = [course.measure([(racer.spec, run) for run in runs]) for racer in racers]
-    raced = tuple(Raced(racer, figures_of(each)) for racer, each in zip(racers, scores, strict=True))
-    bar = min(course.knobs.floor, max(each.figures.accuracy for each in raced)) - CLOSE * POINT
+    evaluator.part = "final_evaluation"
+    runs = [evaluator.fresh(number) for number in range(evaluator.knobs.matching_runs)]
+    scores = [evaluator.measure([(finalist.spec, run) for run in runs]) for finalist in finalists]
+    final_scores = tuple(
+        FinalScore(finalist, figures_of(each)) for finalist, each in zip(finalists, scores, strict=True)
+    )
+    bar = min(evaluator.knobs.floor, max(each.figures.accuracy for each in final_scores)) - CLOSE * POINT
     costs = [
-        latency_cost(each, course.knobs) if one.figures.accuracy >= bar else inf
-        for one, each in zip(raced, scores, strict=True)
+        latency_cost(each, evaluator.knobs) if one.figures.accuracy >= bar else inf
+        for one, each in zip(final_scores, scores, strict=True)
     ]
-    return racers[int(np.argmin(costs))], raced
+    return finalists[int(np.argmin(costs))], final_scores

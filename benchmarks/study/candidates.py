@@ -15,7 +15,7 @@ from kit.documents import inputs_hash
 from kit.errors import InputError, nearest
 from kit.named_files import with_paths
 from policies.interfaces import RoutingPolicy
-from policies.registry import CONTROLLED, RIVALS, TIDE, UNTUNED
+from policies.registry import BASELINES, CONTROLLED, TIDE, UNTUNED
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, FixedRule
 from scenarios.files.made_routers import ROUTER_SUFFIX, RULE_SUFFIX
@@ -33,7 +33,7 @@ ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
 PLACEMENTS: Final = tuple(name for name in PLACEMENT_NAMES if name not in ("random", "power-of-two"))  # no new facts
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
-FEWEST_SEEDS: Final = 10
+MIN_SEEDS: Final = 10
 OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry the load; it is not placed otherwise
 
 LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
@@ -43,7 +43,7 @@ FAULTS, MOVING, STATIONARY = LOADS = ("faults", "moving", "stationary")
 
 
 @dataclass(frozen=True)
-class Contender:
+class Candidate:
     """A router in a scenario.
 
     Attributes:
@@ -80,7 +80,7 @@ def told(kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
+class ScenarioCase:
     """A scenario with everything that runs in it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Case:
     path: Path
     scenario: Scenario
     world: World
-    contenders: tuple[Contender, ...]
+    candidates: tuple[Candidate, ...]
     missing: tuple[str, ...]
     seeds: tuple[int, ...]
 
@@ -128,7 +128,7 @@ def scenario_files(folder: Path, only: Collection[str] = ()) -> list[Path]:
     return [path for name, path in found.items() if not only or name in only]
 
 
-def read_case(path: Path, seeds: int | None = None) -> Case:
+def read_case(path: Path, seeds: int | None = None) -> ScenarioCase:
     """A scenario with its routers, which lie in `data/routers/` beside it, and its first so many seeds.
 
     Raises:
@@ -139,18 +139,18 @@ def read_case(path: Path, seeds: int | None = None) -> Case:
     given = scenario.compare.seeds
     if seeds is not None and seeds > len(given):
         raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(given)} (compare.seeds)")
-    find = _paper_contenders if is_replica(scenario.name) else _main_contenders
-    contenders, missing = find(path, world, path.parent / ROUTERS)
-    if len(given) < FEWEST_SEEDS:
-        missing.append(f"seeds: `compare.seeds` has {len(given)}, {FEWEST_SEEDS} are asked for")
-    for contender in contenders:
-        contender.make(world)  # what does not fit is told before anything runs
-    return Case(path, scenario, world, tuple(contenders), tuple(missing), given[:seeds])
+    find = _paper_candidates if is_replica(scenario.name) else _main_candidates
+    candidates, missing = find(path, world, path.parent / ROUTERS)
+    if len(given) < MIN_SEEDS:
+        missing.append(f"seeds: `compare.seeds` has {len(given)}, {MIN_SEEDS} are asked for")
+    for candidate in candidates:
+        candidate.make(world)  # what does not fit is told before anything runs
+    return ScenarioCase(path, scenario, world, tuple(candidates), tuple(missing), given[:seeds])
 
 
-def experiments(cases: Sequence[Case]) -> list[Case]:
+def experiments(cases: Sequence[ScenarioCase]) -> list[ScenarioCase]:
     """Without those of the paper that differ from an earlier one in the reward alone: a router was trained on them."""
-    found: dict[str, Case] = {}
+    found: dict[str, ScenarioCase] = {}
     for case in cases:
         given = case.scenario.model_dump(mode="json", exclude={"name", "reward", "training", "compare", "tuning"})
         found.setdefault(json.dumps(given, sort_keys=True) if case.is_paper else case.name, case)
@@ -168,11 +168,11 @@ def state_of(scenario: Scenario, without: Collection[str] = ("validate_", "train
     return inputs_hash(named.model_dump(mode="json", exclude=rest, exclude_defaults=True))[:16]
 
 
-def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+def _main_candidates(path: Path, world: World, routers: Path) -> tuple[list[Candidate], list[str]]:
     folder, knobs = routers / world.scenario.name, knobs_of(world)
-    found: list[Contender] = []
+    found: list[Candidate] = []
     missing: list[str] = []
-    for kind in (TIDE, *RIVALS):
+    for kind in (TIDE, *BASELINES):
         file = tuned_file(folder, kind)
         failure = failure_path(file)
         if not (file.is_file() or failure.is_file()):
@@ -180,22 +180,22 @@ def _main_contenders(path: Path, world: World, routers: Path) -> tuple[list[Cont
         elif why := why_tune(file, train_command(str(path), kind, knobs), world):
             missing.append(f"{kind}: {_shown(file if file.is_file() else failure)} is stale (`make routers`): {why}")
         elif file.is_file():
-            found.append(Contender(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
+            found.append(Candidate(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
         else:
-            found.append(Contender(f"{kind}, not tuned", PLAIN, _by_name(kind)))
+            found.append(Candidate(f"{kind}, not tuned", PLAIN, _by_name(kind)))
             missing.append(failure.read_text(encoding="utf-8").strip())
-    if None not in (world.scenario.service.floor, world.scenario.service.p99_limit_s):
+    if None not in (world.scenario.slo.floor, world.scenario.slo.p99_limit_s):
         able = [each for each in found if each.label in CONTROLLED and each.file is not None]
-        found += [Contender(told(each.label), TOLD, each.router, each.file) for each in able]
+        found += [Candidate(told(each.label), TOLD, each.router, each.file) for each in able]
     fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
     if fixed is not None:
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
-    listed = {contender.label for contender in found}
-    plain = [Contender(f"{name}, not tuned", PLAIN, _by_name(name)) for name in ("ladder", TIDE)]
-    found += [contender for contender in plain if contender.label not in listed]
-    found.append(Contender(BASELINE, PLAIN, BASELINE))
+    listed = {candidate.label for candidate in found}
+    plain = [Candidate(f"{name}, not tuned", PLAIN, _by_name(name)) for name in ("ladder", TIDE)]
+    found += [candidate for candidate in plain if candidate.label not in listed]
+    found.append(Candidate(BASELINE, PLAIN, BASELINE))
     return found, missing
 
 
@@ -204,7 +204,7 @@ def _by_name(kind: str) -> str:
     return UNTUNED if kind == TIDE else kind
 
 
-def _placed(fixed: Path) -> Iterator[Contender]:
+def _placed(fixed: Path) -> Iterator[Candidate]:
     """The tuned tuple on every other placement; on its own it is the tuned rule `fixed`, and runs as that."""
     rule = read_rule(fixed)
     if not isinstance(rule, FixedRule) or rule.tuple_ is None:
@@ -212,20 +212,20 @@ def _placed(fixed: Path) -> Iterator[Contender]:
     widths = ",".join(f"{width:g}" for width in rule.tuple_)
     for placement in PLACEMENTS:
         if placement != rule.placement or rule.group != LARGEST:
-            yield Contender(placement, PLACED, f"fixed:{widths}@{placement}")
+            yield Candidate(placement, PLACED, f"fixed:{widths}@{placement}")
 
 
-def _paper_contenders(_: Path, world: World, routers: Path) -> tuple[list[Contender], list[str]]:
+def _paper_candidates(_: Path, world: World, routers: Path) -> tuple[list[Candidate], list[str]]:
     config = world.cluster.router
-    found = [Contender(BASELINE, PLAIN, BASELINE)]
+    found = [Candidate(BASELINE, PLAIN, BASELINE)]
     for width in (config.widths[0], config.widths[-1]):
         name = f"fixed:{','.join([f'{width:g}'] * config.segments)}"
-        found.append(Contender(f"sticky at {width:g}", PLAIN, name))
+        found.append(Candidate(f"sticky at {width:g}", PLAIN, name))
     missing = []
     for kind in PPO_KINDS:
         file = routers / f"paper-{kind}{ROUTER_SUFFIX}"
         if file.is_file():
-            found.append(Contender(f"ppo-{kind}", LEARNED, str(file), file))
+            found.append(Candidate(f"ppo-{kind}", LEARNED, str(file), file))
         else:
             missing.append(f"PPO, {kind}: no {_shown(file)}")
     return found, missing

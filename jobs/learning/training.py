@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from jobs.learning.learned import (
     FAITHFUL,
+    EpisodeMemory,
     JobNet,
     Learned,
     LearnedSpec,
-    Memory,
     NetChooser,
     Weights,
     read_learned,
     write_learned,
 )
-from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, UpdateStats, taken
+from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, JobUpdateStats, taken
 from jobs.policies.choices import Choosing
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobList, JobsRecord
@@ -165,17 +165,17 @@ def in_system_s(record: JobsRecord, until_ns: NDArray[np.int64]) -> NDArray[np.f
 #                  on time alone, it moves no optimum
 
 
-LEAST_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards of `rltune-fixed` are shares of
+MIN_WAIT_S: Final = 60.0  # a job, of the base policy: what a window's rewards of `rltune-fixed` are shares of
 _WORDS: Final = {  # of a course: what `rltune-faithful` and `rltune-fixed` have where nothing is said
     "reward": ("end", "steps"),
     "against": ("stall", "first-fit"),
     "value": ("slots", "means"),
 }
-Told = Callable[[int, UpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
+Told = Callable[[int, JobUpdateStats, float, float], None]  # epoch, update, mean scores of the policy and of its base
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class TrainingConfig:
     """What is learned and how.
 
     Attributes:
@@ -232,18 +232,18 @@ class Task:
     seed: int
 
 
-def play(course: Course, task: Task) -> Episode:
+def play(config: TrainingConfig, task: Task) -> Episode:
     """One episode."""
-    windows, memory = course.windows, Memory()
+    windows, memory = config.windows, EpisodeMemory()
     chooser = NetChooser(JobNet(task.weights), stream(task.seed, "jobs:episode"), memory)
-    base = windows.run(task.start, course.base)
-    own = windows.run(task.start, course.spec.policy, Choosing(chooser))
+    base = windows.run(task.start, config.base)
+    own = windows.run(task.start, config.spec.policy, Choosing(chooser))
     many = len(memory.chosen)
-    if course.word("reward") == "steps":
+    if config.word("reward") == "steps":
         rewards, score, base_score = _stepwise(windows, memory, base, own)
     else:
         score, base_score = (
-            score_of(record, course.score, windows.gpus, windows.count(record)) for record in (own, base)
+            score_of(record, config.score, windows.gpus, windows.count(record)) for record in (own, base)
         )
         rewards = np.zeros(many)
         rewards[-1] = gain(base_score, score)
@@ -260,7 +260,7 @@ def play(course: Course, task: Task) -> Episode:
 
 
 def _stepwise(
-    windows: Windows, memory: Memory, base: JobsRecord, own: JobsRecord
+    windows: Windows, memory: EpisodeMemory, base: JobsRecord, own: JobsRecord
 ) -> tuple[NDArray[np.float64], float, float]:
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
     until_ns = np.array([*memory.at_ns[1:], end_ns])
@@ -268,41 +268,41 @@ def _stepwise(
     counts = windows.count(own)
     waits = [float(np.nanmean(record.wait_s[counts])) for record in (own, base)]
     all_waits_s = float(np.nansum(base.wait_s))
-    rewards = np.diff(ahead, prepend=0.0) / max(all_waits_s, LEAST_WAIT_S * len(base.submit_ns))
+    rewards = np.diff(ahead, prepend=0.0) / max(all_waits_s, MIN_WAIT_S * len(base.submit_ns))
     return rewards, waits[0], waits[1]
 
 
-def train(course: Course, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:
+def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = True, told: Told | None = None) -> Learned:
     """Train from the start, or from where the file is; it is written after each epoch.
 
     Raises:
         InputError: the file is of another training.
         WorkError: training diverged, or a process was killed.
     """
-    learner = JobLearner(course.knobs, course.seed, has_slots=course.word("value") == "slots")
-    history: list[dict[str, float]] = _resumed(course, path, learner) if resume and path.is_file() else []
-    for epoch in range(len(history), course.epochs):
-        seed = derived_seed(course.seed, f"jobs epoch:{epoch}")
-        starts = course.windows.drawn(course.episodes, seed, "training").tolist()
+    learner = JobLearner(config.knobs, config.seed, has_slots=config.word("value") == "slots")
+    history: list[dict[str, float]] = _resumed(config, path, learner) if resume and path.is_file() else []
+    for epoch in range(len(history), config.epochs):
+        seed = derived_seed(config.seed, f"jobs epoch:{epoch}")
+        starts = config.windows.drawn(config.episodes, seed, "training").tolist()
         weights = taken(learner.actor)
         tasks = [Task(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
-        made = dict(each(play, course, tasks, jobs))
+        made = dict(each(play, config, tasks, jobs))
         episodes = [made[place] for place in range(len(tasks))]
         stats = learner.update(episodes)
         own, base = (float(np.mean([getattr(one, name) for one in episodes])) for name in ("score", "base_score"))
         history.append({**asdict(stats), "score": own, "base_score": base})
-        header = {"training": json.dumps({"course": course.identity(), "history": history})}
-        write_learned(path, Learned(course.spec, JobNet(taken(learner.actor))), learner.tensors(), header)
+        header = {"training": json.dumps({"course": config.identity(), "history": history})}
+        write_learned(path, Learned(config.spec, JobNet(taken(learner.actor))), learner.tensors(), header)
         if told is not None:
             told(epoch, stats, own, base)
-    return Learned(course.spec, JobNet(taken(learner.actor)))
+    return Learned(config.spec, JobNet(taken(learner.actor)))
 
 
-def _resumed(course: Course, path: Path, learner: JobLearner) -> list[dict[str, float]]:
+def _resumed(config: TrainingConfig, path: Path, learner: JobLearner) -> list[dict[str, float]]:
     learned, tensors, header = read_learned(path)
     try:
         training = json.loads(header["training"])
-        theirs, mine = training["course"], json.loads(json.dumps(course.identity()))
+        theirs, mine = training["course"], json.loads(json.dumps(config.identity()))
         differ = [name for name, value in mine.items() if theirs.get(name) != value]
         if differ:
             remedy = "go on with the settings it was begun with, or begin anew in another file"

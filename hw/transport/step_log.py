@@ -1,4 +1,4 @@
-"""The log of one life of an agent: what its scheduler did, in a file that outlives the process, however that ends.
+"""The log of one epoch of an agent: what its scheduler did, in a file that outlives the process, however that ends.
 
 The router makes the file and keeps it open, the agent appends to it: an anonymous file, which has no name and leaves
 nothing behind. It is made of frames, each a length and as many bytes of msgpack: the steps since the frame before. A
@@ -66,10 +66,10 @@ class StepLog(ABC):
         self._unwritten.clear()
 
 
-class LifeLog(StepLog):
+class EpochLog(StepLog):
     """One file, in which a step stands once it is written, whatever happens to the process then.
 
-    It travels to a spawned process as one of its arguments. A life needs one of its own: what a dead one has written
+    It travels to a spawned process as one of its arguments. An epoch needs one of its own: what a dead one has written
     stays there for the end of the run.
     """
 
@@ -111,7 +111,7 @@ class LifeLog(StepLog):
             self._fd = -1
 
     def __del__(self) -> None:
-        self.close()  # of a life that has ended, once nobody will read it
+        self.close()  # of an epoch that has ended, once nobody will read it
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self._fd)}
@@ -123,10 +123,10 @@ class LifeLog(StepLog):
 
 
 def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
-    """The steps that a `LifeLog` held, as those of this server; a frame that was cut off is left out.
+    """The steps that a `EpochLog` held, as those of this server; a frame that was cut off is left out.
 
     Raises:
-        WorkError: they were not written by a `LifeLog`.
+        WorkError: they were not written by a `EpochLog`.
     """
     core, steps, at = f"server:{server}", list[LoggedStep](), 0
     view = memoryview(data)

@@ -16,17 +16,17 @@ from policies.records import RequestRecord
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, GoalSet
 from scenarios.files.spec import Scenario
-from scenarios.metrics.service import Kept, Promise, service_of, window_edges_ns
+from scenarios.metrics.slo import Slo, SloAttainment, slo_document, window_edges_ns
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.show.wording import say
 from scenarios.world.materials import load_world
-from scenarios.world.workloads import Excerpt
+from scenarios.world.workloads import TraceSlice
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import summary
 from tests.scenarios.test_result import record, request
 
 PRIOR = AccuracyPrior({(0.5,): 0.7, (1.0,): 0.8})
-FLOOR, LIMIT = Promise(floor=0.75), Promise(p99_limit_s=0.1)
+FLOOR, LIMIT = Slo(floor=0.75), Slo(p99_limit_s=0.1)
 SPEC = """
 schema: slimsched.scenario/1
 name: it
@@ -42,10 +42,10 @@ def narrow(*arguments: Any, **options: Any) -> RequestRecord:
     return replace(request(*arguments, **options), widths=(0.5,))
 
 
-def kept(*requests: RequestRecord, promise: Promise, prior: AccuracyPrior | None = PRIOR, **window: Any) -> Kept:
+def kept(*requests: RequestRecord, slo: Slo, prior: AccuracyPrior | None = PRIOR, **window: Any) -> SloAttainment:
     window = {**THIRDS, **window}
     run = record(*requests, ended_s=max(window["horizon_s"], 10.0))
-    return summary(run, **window, promise=promise, prior=prior)["kept"]
+    return summary(run, **window, slo=slo, prior=prior)["slo_attainment"]
 
 
 def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
@@ -54,7 +54,7 @@ def test_windows_are_of_ten_seconds_or_thirds_of_a_short_run() -> None:
     assert (window_edges_ns(5 * second, 35 * second) / second).tolist() == [5, 15, 25, 35]
     assert (window_edges_ns(0, 39 * second) / second).tolist() == [0, 10, 20, 39]
     assert (window_edges_ns(2 * second, 29 * second) / second).tolist() == [2, 11, 20, 29]
-    found = summary(record(request(0, 3, 1), ended_s=48), warmup_s=2.0, horizon_s=48.0, promise=FLOOR)["service"]
+    found = summary(record(request(0, 3, 1), ended_s=48), warmup_s=2.0, horizon_s=48.0, slo=FLOOR)["slo"]
     assert found == {"floor": 0.75, "p99_limit_s": None, "window_s": 10.0, "windows": 4}
 
 
@@ -74,13 +74,13 @@ def test_a_change_is_what_changes_something_while_windows_last(
     schedule: list[dict[str, float]], first: float, changes: int | None
 ) -> None:
     """Not what holds from their start on, repeats what is asked, is of energy alone, or comes when all is over."""
-    text = SPEC + yaml.safe_dump({"service": {"floor": 0.6, "p99_limit_s": 0.05, "schedule": schedule}})
-    promise = Promise.of(strict.parse(Scenario, text, "it"))
-    told = service_of(promise, window_edges_ns(5 * NS_PER_S, 60 * NS_PER_S))
+    text = SPEC + yaml.safe_dump({"slo": {"floor": 0.6, "p99_limit_s": 0.05, "schedule": schedule}})
+    slo = Slo.of(strict.parse(Scenario, text, "it"))
+    told = slo_document(slo, window_edges_ns(5 * NS_PER_S, 60 * NS_PER_S))
     assert json.loads(json.dumps(told)) == told
     assert (told["floor"], told.get("changes")) == (first, changes)
     words = {None: "50.00 ms in each", 1: "(at first; changed 1 time) in", 2: "(at first; changed 2 times) in"}
-    assert words[changes] in say("results", "promise", told)
+    assert words[changes] in say("results", "objective", told)
 
 
 def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
@@ -88,17 +88,17 @@ def test_the_floor_is_kept_by_the_mean_of_whom_a_window_completed() -> None:
     on_floor = [request(0, 0.1, 0.5, correct=False), narrow(1, 0.2, 0.5)]
     below = [request(2, 0.9, 0.2), narrow(3, 0.9, 0.2), narrow(4, 0.9, 0.2)]
     above = [request(5, 2.1, 0.1)]
-    assert kept(*on_floor, *below, *above, promise=FLOOR) == {"both": 2 / 3, "floor": 2 / 3, "p99_limit": None}
+    assert kept(*on_floor, *below, *above, slo=FLOOR) == {"both": 2 / 3, "floor": 2 / 3, "p99_limit": None}
     equal = AccuracyPrior({(0.5,): 0.1, (1.0,): 0.1})
     many = [request(number, 0.5, 0.01) for number in range(10)]
-    assert kept(*many, promise=Promise(floor=0.1), prior=equal)["floor"] == 1.0  # ten times 0.1 is less than 1
+    assert kept(*many, slo=Slo(floor=0.1), prior=equal)["floor"] == 1.0  # ten times 0.1 is less than 1
 
 
 def test_the_limit_is_kept_by_99_of_100() -> None:
     """By nearest rank: one of a hundred may be over it, of 99 nobody; exactly the limit is not over it."""
     late, rest = request(0, 0.5, 0.2), [request(number, 0.5, 0.1) for number in range(1, 100)]
-    assert kept(late, *rest, promise=LIMIT) == {"both": 1.0, "floor": None, "p99_limit": 1.0}
-    assert kept(late, *rest[:-1], promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(late, *rest, slo=LIMIT) == {"both": 1.0, "floor": None, "p99_limit": 1.0}
+    assert kept(late, *rest[:-1], slo=LIMIT)["p99_limit"] == 0.0
 
 
 def quick(count: int, at_s: float = 0.5) -> list[RequestRecord]:
@@ -109,71 +109,71 @@ def quick(count: int, at_s: float = 0.5) -> list[RequestRecord]:
 def test_who_fails_is_over_the_limit() -> None:
     """One of a hundred may, one of 99 not."""
     failed = request(0, 0.5, 0.05, "failed")
-    assert kept(failed, *quick(99), promise=LIMIT)["p99_limit"] == 1.0
-    assert kept(failed, *quick(98), promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(failed, *quick(99), slo=LIMIT)["p99_limit"] == 1.0
+    assert kept(failed, *quick(98), slo=LIMIT)["p99_limit"] == 0.0
 
 
 def test_who_is_still_in_flight_beyond_the_limit_is_over_it_at_the_end_of_every_window() -> None:
     """Whether it is completed later or never; who came less than the limit ago is not yet over it."""
     stuck, all_through = request(0, 0.5, 9.5, "in_flight"), [*quick(98), *quick(98, 1.5), *quick(98, 2.5)]
-    assert kept(stuck, *all_through, promise=LIMIT)["p99_limit"] == 0.0
-    assert kept(stuck, *all_through, *quick(1, 2.6), promise=LIMIT)["p99_limit"] == 1 / 3
-    assert kept(request(0, 0.5, 7.0), *all_through, promise=LIMIT)["p99_limit"] == 0.0  # after the last window
+    assert kept(stuck, *all_through, slo=LIMIT)["p99_limit"] == 0.0
+    assert kept(stuck, *all_through, *quick(1, 2.6), slo=LIMIT)["p99_limit"] == 1 / 3
+    assert kept(request(0, 0.5, 7.0), *all_through, slo=LIMIT)["p99_limit"] == 0.0  # after the last window
     young, old = request(0, 0.95, 0.07), request(0, 0.85, 0.17)
-    assert kept(young, *quick(10), promise=LIMIT)["p99_limit"] == 1.0
-    assert kept(old, *quick(10), promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(young, *quick(10), slo=LIMIT)["p99_limit"] == 1.0
+    assert kept(old, *quick(10), slo=LIMIT)["p99_limit"] == 0.0
     cut = request(0, 2.5, 0.5, "in_flight")  # the run ends with the last window
-    assert kept(cut, *quick(98, 2.5), promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(cut, *quick(98, 2.5), slo=LIMIT)["p99_limit"] == 0.0
     on_the_dot = request(0, 0.9, 5.0, "in_flight")  # waits for just the limit at the first end, beyond it at the next
-    assert kept(on_the_dot, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 1 / 3
+    assert kept(on_the_dot, *quick(10), *quick(10, 1.5), *quick(10, 2.5), slo=LIMIT)["p99_limit"] == 1 / 3
 
 
 def test_nobody_completed_is_not_kept_where_anybody_was_there() -> None:
     """Where nobody was there at all nothing was to be kept: such windows do not count."""
-    both = Promise(FLOOR.floor, LIMIT.p99_limit_s)
-    assert kept(request(0, 0.5, 2.0), promise=both) == {"both": 0.0, "floor": 1 / 3, "p99_limit": 0.0}
-    assert kept(request(0, 0.5, 0.1, "failed"), *quick(1, 1.5), promise=both)["both"] == 0.5
-    assert kept(request(0, 0.98, 0.05), promise=LIMIT)["p99_limit"] == 0.5  # in the first window it was there, no more
-    assert kept(*quick(1, 1.5), promise=both) == {"both": 1.0, "floor": 1.0, "p99_limit": 1.0}
-    assert kept(promise=both) == {"both": None, "floor": None, "p99_limit": None}
-    assert kept(*quick(1, 4.0), promise=both)["both"] is None
+    both = Slo(FLOOR.floor, LIMIT.p99_limit_s)
+    assert kept(request(0, 0.5, 2.0), slo=both) == {"both": 0.0, "floor": 1 / 3, "p99_limit": 0.0}
+    assert kept(request(0, 0.5, 0.1, "failed"), *quick(1, 1.5), slo=both)["both"] == 0.5
+    assert kept(request(0, 0.98, 0.05), slo=LIMIT)["p99_limit"] == 0.5  # in the first window it was there, no more
+    assert kept(*quick(1, 1.5), slo=both) == {"both": 1.0, "floor": 1.0, "p99_limit": 1.0}
+    assert kept(slo=both) == {"both": None, "floor": None, "p99_limit": None}
+    assert kept(*quick(1, 4.0), slo=both)["both"] is None
 
 
 def test_both_are_kept_in_the_windows_that_keep_both() -> None:
     """One window keeps the floor alone, one the limit alone, one both."""
     found = [request(0, 0.5, 0.2), narrow(1, 1.5, 0.05), request(2, 2.5, 0.05)]
-    both = Promise(FLOOR.floor, LIMIT.p99_limit_s)
-    assert kept(*found, promise=both) == {"both": 1 / 3, "floor": 2 / 3, "p99_limit": 2 / 3}
-    assert kept(*found, promise=both, prior=None) == {"both": None, "floor": None, "p99_limit": 2 / 3}
-    assert kept(*found, promise=Promise()) == {"both": None, "floor": None, "p99_limit": None}
+    both = Slo(FLOOR.floor, LIMIT.p99_limit_s)
+    assert kept(*found, slo=both) == {"both": 1 / 3, "floor": 2 / 3, "p99_limit": 2 / 3}
+    assert kept(*found, slo=both, prior=None) == {"both": None, "floor": None, "p99_limit": 2 / 3}
+    assert kept(*found, slo=Slo()) == {"both": None, "floor": None, "p99_limit": None}
 
 
 def test_a_window_holds_its_last_moment_and_not_its_first() -> None:
     """So each completion is in one window; those of the warm-up are in none."""
     at_ends = [request(0, 0.5, 0.5), narrow(1, 1.5, 0.5), request(2, 2.5, 0.5)]
-    assert kept(*at_ends, promise=FLOOR)["floor"] == 2 / 3
+    assert kept(*at_ends, slo=FLOOR)["floor"] == 2 / 3
     warmed_up: dict[str, Any] = {"warmup_s": 1.0, "horizon_s": 4.0}
-    assert kept(narrow(0, 0.5, 0.5), request(1, 0.5, 0.6), promise=FLOOR, **warmed_up)["floor"] == 1.0
+    assert kept(narrow(0, 0.5, 0.5), request(1, 0.5, 0.6), slo=FLOOR, **warmed_up)["floor"] == 1.0
 
 
 def test_a_scenario_promises_it_and_both_engines_tell_the_same(tmp_path: Path) -> None:
-    """The floor of tuning stands for one that `service` does not name."""
+    """The floor of tuning stands for one that `slo` does not name."""
     path = write_scenario(tmp_path)
-    path.write_text(path.read_text() + "tuning: {floor: 0.7}\nservice: {p99_limit_s: 12ms}\n")
+    path.write_text(path.read_text() + "tuning: {floor: 0.7}\nslo: {p99_limit_s: 12ms}\n")
     world = load_world(path)
-    assert Promise.of(world.scenario) == Promise(0.7, 0.012)
+    assert Slo.of(world.scenario) == Slo(0.7, 0.012)
     found = [
         simulate_metrics(world, world.router("random"), "random", 0, engine=engine, scale=4.0)
         for engine in ("simpy", "compiled")
     ]
-    assert found[0]["kept"] == found[1]["kept"]
-    assert found[0]["service"] == {"floor": 0.7, "p99_limit_s": 0.012, "window_s": 0.3, "windows": 3}
-    assert None not in found[0]["kept"].values()
+    assert found[0]["slo_attainment"] == found[1]["slo_attainment"]
+    assert found[0]["slo"] == {"floor": 0.7, "p99_limit_s": 0.012, "window_s": 0.3, "windows": 3}
+    assert None not in found[0]["slo_attainment"].values()
     path.write_text(path.read_text().replace("{p99", "{floor: 0.9, p99"))
-    assert Promise.of(load_world(path).scenario).floor == 0.9
+    assert Slo.of(load_world(path).scenario).floor == 0.9
 
 
-SCHEDULE = "service: {floor: 0.7, schedule: [{at_s: 0.2, floor: 0.8}, {at_s: 0.6, floor: 0.75}]}\n"
+SCHEDULE = "slo: {floor: 0.7, schedule: [{at_s: 0.2, floor: 0.8}, {at_s: 0.6, floor: 0.75}]}\n"
 
 
 def goals_of(path: Path, **changes: Any) -> list[tuple[float, float]]:
@@ -181,22 +181,22 @@ def goals_of(path: Path, **changes: Any) -> list[tuple[float, float]]:
     return [(at_ns / NS_PER_S, goal.floor) for at_ns, goal in run.goals]
 
 
-def with_service(tmp_path: Path, service: str) -> Path:
-    return write_scenario(tmp_path, "duration_s: 1", f"{service}\nduration_s: 1")
+def with_service(tmp_path: Path, slo: str) -> Path:
+    return write_scenario(tmp_path, "duration_s: 1", f"{slo}\nduration_s: 1")
 
 
 def test_a_schedule_becomes_goals_of_the_run(tmp_path: Path) -> None:
-    """The floor is asked for from the start; an excerpt begins with what is asked for at its beginning."""
+    """The floor is asked for from the start; a slice begins with what is asked for at its beginning."""
     path = write_scenario(tmp_path, "duration_s: 1", SCHEDULE + "duration_s: 1")
     assert goals_of(path) == [(0.0, 0.7), (0.2, 0.8), (0.6, 0.75)]
     assert goals_of(path, duration_s=0.5) == [(0.0, 0.7), (0.2, 0.8)]
-    late = goals_of(path, duration_s=0.1, excerpt=Excerpt(9, 10))
+    late = goals_of(path, duration_s=0.1, trace_slice=TraceSlice(9, 10))
     assert late == [(0.0, 0.75)]
     assert goals_of(write_scenario(tmp_path)) == []
     assert goals_of(with_service(tmp_path, "tuning: {floor: 0.7}")) == [(0.0, 0.7)]
 
 
-MIXED = """service:
+MIXED = """slo:
   p99_limit_s: 30ms
   energy_weight: 2
   schedule:
@@ -214,72 +214,72 @@ def test_what_a_change_does_not_name_stays_as_it_was(tmp_path: Path) -> None:
         (400_000_000, GoalSet(0.8, 0, 5.0)),
         (600_000_000, GoalSet(0.0, 10_000_000, 5.0)),
     )
-    promised = Promise.of(load_world(path).scenario)
-    assert promised == Promise(0.0, 0.03, ((0.2, 0.8, 0.03), (0.4, 0.8, 0.0), (0.6, 0.0, 0.01)))
+    promised = Slo.of(load_world(path).scenario)
+    assert promised == Slo(0.0, 0.03, ((0.2, 0.8, 0.03), (0.4, 0.8, 0.0), (0.6, 0.0, 0.01)))
 
 
 @pytest.mark.parametrize(
-    ("service", "said"),
+    ("slo", "said"),
     [
-        ("service: {p99_limit_s: 0}", r"service.p99_limit_s: .*greater than 0 \(found 0\)"),
+        ("slo: {p99_limit_s: 0}", r"slo.p99_limit_s: .*greater than 0 \(found 0\)"),
         (
-            "service: {schedule: [{at_s: 1, p99_limit_s: -1}]}",
+            "slo: {schedule: [{at_s: 1, p99_limit_s: -1}]}",
             r"schedule.0.p99_limit_s: .*greater than or equal to 0 \(found -1\)",
         ),
-        ("service: {energy_weight: -1}", r"service.energy_weight: .*greater than or equal to 0 \(found -1\)"),
+        ("slo: {energy_weight: -1}", r"slo.energy_weight: .*greater than or equal to 0 \(found -1\)"),
         (
-            "service: {schedule: [{at_s: 1}]}",
+            "slo: {schedule: [{at_s: 1}]}",
             r"at_s 1 changes nothing; give a floor, a p99_limit_s or an energy_weight",
         ),
         (
-            "service: {floor: 0.95}",
-            r"service.floor: is 0.95, and no width tuple .* nearest is \[1.0, 1.0\] with 0.9000",
+            "slo: {floor: 0.95}",
+            r"slo.floor: is 0.95, and no width tuple .* nearest is \[1.0, 1.0\] with 0.9000",
         ),
         ("tuning: {floor: 0.95}", r"tuning.floor: is 0.95"),
-        ("service: {schedule: [{at_s: 1, floor: 0.95}]}", r"service.schedule.0.floor: is 0.95"),
+        ("slo: {schedule: [{at_s: 1, floor: 0.95}]}", r"slo.schedule.0.floor: is 0.95"),
     ],
 )
-def test_goals_that_cant_be_kept_by_anybody_are_refused(tmp_path: Path, service: str, said: str) -> None:
+def test_goals_that_cant_be_kept_by_anybody_are_refused(tmp_path: Path, slo: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        load_world(with_service(tmp_path, service))
+        load_world(with_service(tmp_path, slo))
 
 
 def test_a_window_is_judged_by_the_goals_in_force_in_it() -> None:
     """An image by what was in force when it ended; where nothing of a kind was, nothing was to be kept."""
     found = [narrow(0, 0.4, 0.1), request(1, 1.4, 0.1), narrow(2, 2.4, 0.1)]
-    assert kept(*found, promise=FLOOR)["floor"] == 1 / 3
+    assert kept(*found, slo=FLOOR)["floor"] == 1 / 3
     for later, share in (((1.0, 0.85), 0.0), ((1.0, 0.7), 2 / 3), ((2.0, 0.7), 2 / 3), ((1.0, 0.0), 0.0)):
-        changed = Promise(0.75, None, ((later[0], later[1], 0.0),))
-        assert kept(*found, promise=changed) == {"both": share, "floor": share, "p99_limit": None}, later
-    half = Promise(0.75, None, ((0.7, 0.65, 0.0),))  # in the middle of a window, whose images must keep 0.7 on average
-    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.8, 0.1), promise=half)["floor"] == 1.0
-    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.5, 0.1), promise=half)["floor"] == 0.0
+        changed = Slo(0.75, None, ((later[0], later[1], 0.0),))
+        assert kept(*found, slo=changed) == {"both": share, "floor": share, "p99_limit": None}, later
+    half = Slo(0.75, None, ((0.7, 0.65, 0.0),))  # in the middle of a window, whose images must keep 0.7 on average
+    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.8, 0.1), slo=half)["floor"] == 1.0
+    assert kept(narrow(0, 0.4, 0.1), narrow(1, 0.5, 0.1), slo=half)["floor"] == 0.0
 
 
 def test_a_limit_that_changes_is_asked_of_images_as_they_end() -> None:
     slow = [request(number, number - 0.6, 0.2) for number in (1, 2, 3)]  # they end at 0.6, 1.6 and 2.6 s
-    assert kept(*slow, promise=LIMIT)["p99_limit"] == 0.0
+    assert kept(*slow, slo=LIMIT)["p99_limit"] == 0.0
     for later, share in (((0.0, 0.3), 1.0), ((1.0, 0.3), 2 / 3), ((2.0, 0.3), 1 / 3), ((1.0, 0.0), 0.0)):
-        assert kept(*slow, promise=Promise(None, 0.1, ((later[0], 0.0, later[1]),)))["p99_limit"] == share, later
-    first = Promise(None, 0.0, ((1.0, 0.0, 0.1), (2.0, 0.0, 0.3)))
-    assert kept(*slow, promise=first)["p99_limit"] == 1 / 2
-    halfway = Promise(None, 0.0, ((0.5, 0.0, 0.1),))  # one that ends before it takes as long as it will
-    assert kept(request(0, 0.2, 0.2), *quick(1, 0.8), promise=halfway)["p99_limit"] == 1.0
+        assert kept(*slow, slo=Slo(None, 0.1, ((later[0], 0.0, later[1]),)))["p99_limit"] == share, later
+    first = Slo(None, 0.0, ((1.0, 0.0, 0.1), (2.0, 0.0, 0.3)))
+    assert kept(*slow, slo=first)["p99_limit"] == 1 / 2
+    halfway = Slo(None, 0.0, ((0.5, 0.0, 0.1),))  # one that ends before it takes as long as it will
+    assert kept(request(0, 0.2, 0.2), *quick(1, 0.8), slo=halfway)["p99_limit"] == 1.0
     stuck = request(0, 0.5, 9.0, "in_flight")
-    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=LIMIT)["p99_limit"] == 0.0
-    lifted = Promise(None, 0.1, ((0.9, 0.0, 5.0), (2.0, 0.0, 0.1)))
-    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), promise=lifted)["p99_limit"] == 2 / 3
+    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), slo=LIMIT)["p99_limit"] == 0.0
+    lifted = Slo(None, 0.1, ((0.9, 0.0, 5.0), (2.0, 0.0, 0.1)))
+    assert kept(stuck, *quick(10), *quick(10, 1.5), *quick(10, 2.5), slo=lifted)["p99_limit"] == 2 / 3
 
 
 def test_both_are_kept_where_all_that_is_asked_then_is() -> None:
     """A floor in the first window, both in the second, nothing in the third."""
-    promise = Promise(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
+    slo = Slo(0.75, 0.0, ((1.0, 0.75, 0.1), (2.0, 0.0, 0.0)))
     late = [request(0, 0.3, 0.2), request(1, 1.3, 0.2), request(2, 2.3, 0.2)]
-    assert kept(*late, promise=promise) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}
+    assert kept(*late, slo=slo) == {"both": 1 / 2, "floor": 1.0, "p99_limit": 0.0}
     failed = request(3, 0.5, 0.1, "failed")  # over the limit, had there been one
-    assert kept(failed, *late, promise=promise)["both"] == 1 / 2
+    assert kept(failed, *late, slo=slo)["both"] == 1 / 2
     run = record(*late, ended_s=10.0)
-    assert summary(run, **THIRDS, promise=promise, prior=PRIOR)["service"]["changes"] == 2
+    assert summary(run, **THIRDS, slo=slo, prior=PRIOR)["slo"]["changes"] == 2
 
 
 def test_a_schedule_that_does_not_ascend_is_refused(tmp_path: Path) -> None:

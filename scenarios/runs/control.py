@@ -16,7 +16,7 @@ from typing import Final
 
 from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
-from scenarios.runs.folder import DOOR, RunFolder
+from scenarios.runs.folder import CONTROL, RunFolder
 
 Server = tuple[str, str]
 """A server's name, and its host's; empty where all are on one."""
@@ -26,9 +26,9 @@ _DRAIN = re.compile(r"drain-(\d+)")
 
 
 @contextmanager
-def open_door(folder: RunFolder, servers: Sequence[Server]) -> Iterator[Callable[[], frozenset[int]]]:
+def accept_wishes(folder: RunFolder, servers: Sequence[Server]) -> Iterator[Callable[[], frozenset[int]]]:
     """Within it the operator may drain these servers; yields what says which he wants drained now, by index."""
-    door = folder / DOOR
+    door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
         door.mkdir()
@@ -66,7 +66,7 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
-    servers, door = _serving(folder), folder / DOOR
+    servers, door = _serving(folder), folder / CONTROL
     chosen = [index for index, (server, _) in enumerate(servers) if server == name]
     chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
     if not chosen:
@@ -87,9 +87,9 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
 def _serving(folder: Path) -> list[Server]:
     if not RunFolder(folder).is_in_use:
         raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or returned")
-    if not (folder / DOOR / _SERVERS).is_file():
+    if not (folder / CONTROL / _SERVERS).is_file():
         raise _nothing_serves(folder)
-    return [(server, host) for server, host in read_json(folder / DOOR / _SERVERS)]
+    return [(server, host) for server, host in read_json(folder / CONTROL / _SERVERS)]
 
 
 def _nothing_serves(folder: Path) -> InputError:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RequestColumns
 from policies.reward import AccuracyPrior
 from policies.vocabulary import NS_PER_S, nanoseconds
-from scenarios.files.spec import Asked, Scenario
+from scenarios.files.spec import Goals, Scenario
 
 WINDOW_S: Final = 10.0
-LEAST_WINDOWS: Final = 3
+MIN_WINDOWS: Final = 3
 P99: Final = 0.99
 ROUNDING: Final = 1e-9  # of a mean of equal accuracies, which would miss a floor that is this accuracy
 
@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Slo:
     """A floor of mean accuracy and a limit of p99 latency; None for what is never promised.
 
     Attributes:
@@ -36,9 +36,9 @@ class Promise:
     later: tuple[tuple[float, float, float], ...] = ()
 
     @classmethod
-    def of(cls, scenario: Scenario) -> Promise:
-        """Its `service`; where that names no floor, the one that its routers are tuned to keep."""
-        asked = scenario.service.asked(scenario.tuning.floor)
+    def of(cls, scenario: Scenario) -> Slo:
+        """Its `slo`; where that names no floor, the one that its routers are tuned to keep."""
+        asked = scenario.slo.goals(scenario.tuning.floor)
         first = [each for each in asked if each.at_s <= 0.0][-1]
         later = [each for each in asked if each.at_s > 0.0]
         rest = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
@@ -50,18 +50,18 @@ class Promise:
         )
 
 
-NO_PROMISE: Final = Promise()
+NO_SLO: Final = Slo()
 
 
-def _promised(asked: Asked) -> tuple[float, float]:
+def _promised(asked: Goals) -> tuple[float, float]:
     return asked.floor, asked.p99_limit_s
 
 
-class Service(TypedDict):
+class SloDocument(TypedDict):
     """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
 
     `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
-    are any: how often `service.schedule` changes that while they last.
+    are any: how often `slo.schedule` changes that while they last.
     """
 
     floor: float | None
@@ -71,7 +71,7 @@ class Service(TypedDict):
     changes: NotRequired[int]
 
 
-class Kept(TypedDict):
+class SloAttainment(TypedDict):
     """Shares of the windows; null for what was not promised, and where nobody was there in any of them.
 
     Attributes:
@@ -86,31 +86,31 @@ class Kept(TypedDict):
 def window_edges_ns(begin_ns: int, end_ns: int) -> Counts:
     """Where windows begin and end: every 10 s, and the last takes what is left over; thirds of less than 30 s."""
     count = (end_ns - begin_ns) // nanoseconds(WINDOW_S)
-    if count < LEAST_WINDOWS:
-        return begin_ns + (end_ns - begin_ns) * np.arange(LEAST_WINDOWS + 1) // LEAST_WINDOWS
+    if count < MIN_WINDOWS:
+        return begin_ns + (end_ns - begin_ns) * np.arange(MIN_WINDOWS + 1) // MIN_WINDOWS
     edges_ns = begin_ns + nanoseconds(WINDOW_S) * np.arange(count + 1)
     edges_ns[-1] = end_ns
     return edges_ns
 
 
-def service_of(promise: Promise, edges_ns: Counts) -> Service:
+def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
     """What is promised when the windows begin, and how often that changes while they last."""
     begin_ns, end_ns = int(edges_ns[0]), int(edges_ns[-1])
-    floor, limit_s, changes = promise.floor, promise.p99_limit_s, 0
-    for at_s, later_floor, later_limit_s in promise.later:
+    floor, limit_s, changes = slo.floor, slo.p99_limit_s, 0
+    for at_s, later_floor, later_limit_s in slo.later:
         if nanoseconds(at_s) <= begin_ns:
             floor = None if floor is None else later_floor
             limit_s = None if limit_s is None else later_limit_s
         elif nanoseconds(at_s) < end_ns:
             changes += 1
     window_s = int(edges_ns[1] - edges_ns[0]) / NS_PER_S
-    told = Service(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
+    told = SloDocument(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
     if changes:
         told["changes"] = changes
     return told
 
 
-def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior: AccuracyPrior | None) -> Kept:
+def slo_attainment(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> SloAttainment:
     """In which share of the windows the promise was kept.
 
     A window begins after its first moment and holds its last one. All images count that complete in it, whenever they
@@ -125,7 +125,7 @@ def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior:
     it.
     """
     fate = _Fate.of(requests, edges_ns)
-    floors, limits = _InForce.floors(promise), _InForce.limits(promise)
+    floors, limits = _InForce.floors(slo), _InForce.limits(slo)
     floor = None if floors is None or prior is None else (fate.keeps_floor(floors, prior), floors.is_any(edges_ns))
     limit = None if limits is None else (fate.keeps_limit(limits), limits.is_any(edges_ns))
     known = [each for each in (floor, limit) if each is not None]
@@ -136,7 +136,7 @@ def kept_of(requests: RequestColumns, edges_ns: Counts, promise: Promise, prior:
             np.logical_or.reduce([is_asked for _, is_asked in known]),
         )
     shares = [None if each is None else fate.share(*each) for each in (both, floor, limit)]
-    return Kept(both=shares[0], floor=shares[1], p99_limit=shares[2])
+    return SloAttainment(both=shares[0], floor=shares[1], p99_limit=shares[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +147,19 @@ class _InForce:
     value: NDArray[np.float64]
 
     @classmethod
-    def floors(cls, promise: Promise) -> _InForce | None:
+    def floors(cls, slo: Slo) -> _InForce | None:
         """None where there is never one."""
-        if promise.floor is None:
+        if slo.floor is None:
             return None
-        return cls.of([(0.0, promise.floor), *((at_s, floor) for at_s, floor, _ in promise.later)])
+        return cls.of([(0.0, slo.floor), *((at_s, floor) for at_s, floor, _ in slo.later)])
 
     @classmethod
-    def limits(cls, promise: Promise) -> _InForce | None:
+    def limits(cls, slo: Slo) -> _InForce | None:
         """In nanoseconds; None where there is never one."""
-        if promise.p99_limit_s is None:
+        if slo.p99_limit_s is None:
             return None
-        later = ((at_s, float(nanoseconds(limit_s))) for at_s, _, limit_s in promise.later)
-        return cls.of([(0.0, float(nanoseconds(promise.p99_limit_s))), *later])
+        later = ((at_s, float(nanoseconds(limit_s))) for at_s, _, limit_s in slo.later)
+        return cls.of([(0.0, float(nanoseconds(slo.p99_limit_s))), *later])
 
     @classmethod
     def of(cls, steps: Sequence[tuple[float, float]]) -> _InForce:

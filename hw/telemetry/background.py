@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from hw.telemetry.nvml import other_processes, process_shares
-from policies.records import ForeignLoad
+from policies.records import BackgroundLoad
 from policies.vocabulary import NS_PER_S
 
 NOTABLE = 0.05  # a share of a device that a reader should know of
@@ -86,7 +86,7 @@ class CoreWatch:
         """Forget what was before."""
         self._before = self._look()
 
-    def take(self) -> ForeignLoad | None:
+    def take(self) -> BackgroundLoad | None:
         """On the device that has most of it; None where the system does not account for the cores' time."""
         after = self._look()
         found = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
@@ -97,7 +97,7 @@ class CoreWatch:
         return _Seen(self._clock() / NS_PER_S, cores, self._own())
 
 
-def _between(before: _Seen, after: _Seen, place: Set[int]) -> ForeignLoad | None:
+def _between(before: _Seen, after: _Seen, place: Set[int]) -> BackgroundLoad | None:
     def of_cores(seen: _Seen, fields: Callable[[str], bool]) -> float:
         return sum(value for core in place for name, value in seen.cores[core].items() if fields(name))
 
@@ -114,7 +114,7 @@ def _between(before: _Seen, after: _Seen, place: Set[int]) -> ForeignLoad | None
         return None
     programs_s = gone_s(lambda name: name not in _NOT_BUSY) - (own_s(after) - own_s(before))
     stolen_s = gone_s(lambda name: name == "steal")
-    return ForeignLoad(_share(programs_s / time_s), _share(stolen_s / time_s))
+    return BackgroundLoad(_share(programs_s / time_s), _share(stolen_s / time_s))
 
 
 def _share(value: float) -> float:
@@ -147,13 +147,13 @@ class GpuWatch:
         if found and any(pid in own for pid in known):
             self._shares.append(_share(sum(each.share for each in found if each.pid not in own)))
 
-    def take(self) -> ForeignLoad | None:
+    def take(self) -> BackgroundLoad | None:
         """Mean over the looks; None where NVML tells nothing."""
         self.look()
-        return ForeignLoad(sum(self._shares) / len(self._shares)) if self._shares else None
+        return BackgroundLoad(sum(self._shares) / len(self._shares)) if self._shares else None
 
 
-class ForeignWatch:
+class BackgroundWatch:
     """All devices of a cluster; the one that has most of it is told."""
 
     def __init__(self, cores: CoreWatch | None, gpus: Sequence[GpuWatch]) -> None:
@@ -175,7 +175,7 @@ class ForeignWatch:
             for gpu in self._gpus:
                 gpu.look()
 
-    def take(self) -> ForeignLoad | None:
+    def take(self) -> BackgroundLoad | None:
         """Since the start; None where nothing tells."""
         found = [gpu.take() for gpu in self._gpus] + ([self._cores.take()] if self._cores else [])
         return max((load for load in found if load is not None), key=lambda load: load.share, default=None)

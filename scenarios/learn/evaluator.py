@@ -23,7 +23,7 @@ from policies.rules.specs import POINT, RouterSpec
 from policies.vocabulary import OwnLimit
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.metrics.served import LIMIT
-from scenarios.world.workloads import Excerpt
+from scenarios.world.workloads import TraceSlice
 from scenarios.world.world import World
 from sim.cluster import RunSpec
 from sim.compiled.program import program_of
@@ -31,7 +31,7 @@ from sim.compiled.run import RunRow
 from sim.compiled.run_plan import run_to_end
 from sim.compiled.scoring import RunScore, score_run, tuple_priors
 
-MOST_THREADS = 2
+MAX_THREADS = 2
 KEPT_RUNS = 8  # of those that a process has measured on: drawing one takes as long as a short run
 BEYOND_PRICE = 10.0  # of a p99 at e times its limit, in the logarithm of the energy
 NEAR = 0.95  # of the limit: runs that no tuning saw differ by some per cent
@@ -44,13 +44,13 @@ class Decisions:
 
     search: int = 0
     settings: int = 0
-    levelling: int = 0
-    race: int = 0
+    matching: int = 0
+    final_evaluation: int = 0
 
     @property
     def in_all(self) -> int:
         """The sum."""
-        return self.search + self.settings + self.levelling + self.race
+        return self.search + self.settings + self.matching + self.final_evaluation
 
     def at_least(self, other: Decisions) -> Decisions:
         """Of each part the larger number."""
@@ -59,21 +59,21 @@ class Decisions:
     @property
     def text(self) -> str:
         """The sum and the parts, in words."""
-        parts = f"{self.search:,} of searches, {self.settings:,} of settings, {self.levelling:,} of levelling"
-        return f"{self.in_all:,} decisions ({parts}, {self.race:,} of the race)"
+        parts = f"{self.search:,} of searches, {self.settings:,} of settings, {self.matching:,} of accuracy matching"
+        return f"{self.in_all:,} decisions ({parts}, {self.final_evaluation:,} of the final evaluation)"
 
 
 OnMeasured = Callable[[Decisions], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SampledRun:
     """A run by what it is drawn from: the same wherever that is done; see `World.run_spec`."""
 
     seed: int
     scale: float = 1.0
     duration_s: float | None = None
-    excerpt: Excerpt | None = None
+    trace_slice: TraceSlice | None = None
 
     def spec(self, world: World) -> RunSpec:
         """With everything that happens in it."""
@@ -83,16 +83,16 @@ class Run:
             scale=self.scale,
             detail=False,
             end="cut",
-            excerpt=self.excerpt,
+            trace_slice=self.trace_slice,
         )
 
 
-Try = tuple[RouterSpec, Run]
+Try = tuple[RouterSpec, SampledRun]
 Workers = ThreadPoolExecutor | Elsewhere
 
 
 @contextmanager
-def workers_of(jobs: Jobs = MOST_THREADS) -> Iterator[Workers]:
+def workers_of(jobs: Jobs = MAX_THREADS) -> Iterator[Workers]:
     """Threads, at most so many and no more than cores; or elsewhere. What is measured does not depend on it."""
     if not isinstance(jobs, int):
         yield jobs
@@ -111,16 +111,16 @@ class Scorer:
         self.world = world.with_series()
         self._program, self._context = program_of(world.cluster), world.context
         self._priors = tuple_priors(self._program)
-        self._specs: dict[Run, RunSpec] = {}
+        self._specs: dict[SampledRun, RunSpec] = {}
 
     def __reduce__(self) -> tuple[type[Scorer], tuple[World]]:
         return Scorer, (self.world,)
 
-    def keep(self, runs: Iterable[Run]) -> None:
+    def keep(self, runs: Iterable[SampledRun]) -> None:
         """Draw these, and forget the others."""
         self._specs = {run: self._specs.get(run) or run.spec(self.world) for run in dict.fromkeys(runs)}
 
-    def score(self, rule: RouterSpec, run: Run) -> RunScore:
+    def score(self, rule: RouterSpec, run: SampledRun) -> RunScore:
         """A router on a run; one that is kept, if threads do that beside each other."""
         if run not in self._specs:
             self.keep([*self._specs, run][-KEPT_RUNS:])
@@ -146,7 +146,7 @@ def _compile(tried: Try, scorer: Scorer) -> None:
     scorer.score(*tried)
 
 
-class Course:
+class Evaluator:
     """The runs of one world that candidates are measured on.
 
     Args:
@@ -174,35 +174,35 @@ class Course:
         self.part = "settings"
         self._spent, self._on_measured = Counter[str](), on_measured
 
-    def seeded(self, number: int) -> Course:
+    def seeded(self, number: int) -> Evaluator:
         """The runs of one of several searches, of which the first keeps the seed; what is spent is counted together."""
-        course = copy(self)
+        evaluator = copy(self)
         seed = self.knobs.seed if number == 0 else derived_seed(self.knobs.seed, f"search:{number}")
-        course.knobs, course.decisions = replace(self.knobs, seed=seed), 0
-        return course
+        evaluator.knobs, evaluator.decisions = replace(self.knobs, seed=seed), 0
+        return evaluator
 
     @property
     def spent(self) -> Decisions:
         """Of all seeds."""
         return Decisions(**self._spent)
 
-    def excerpt(self, name: str, part: int) -> Run:
+    def trace_slice(self, name: str, part: int) -> SampledRun:
         """A run of the search, from one part of the scenario; its name gives its seed."""
         seed = derived_seed(self.knobs.seed, f"tune:{name}")
         scale = float(stream(seed, "load").uniform(*self.knobs.rates))
         length_s = min(self.knobs.episode_s, self.world.scenario.duration_s)
-        return Run(seed, scale, length_s, Excerpt(part, self.knobs.episodes))
+        return SampledRun(seed, scale, length_s, TraceSlice(part, self.knobs.episodes))
 
-    def full(self, number: int) -> Run:
-        """A run of full length, for levelling."""
+    def full(self, number: int) -> SampledRun:
+        """A run of full length, for accuracy matching."""
         return self._whole(f"tune:level:{number}")
 
-    def fresh(self, number: int) -> Run:
-        """A run of full length that no search and no levelling saw, for the race."""
+    def fresh(self, number: int) -> SampledRun:
+        """A run of full length that no search and no accuracy matching saw, for the final evaluation."""
         return self._whole(f"tune:race:{number}")
 
-    def _whole(self, name: str) -> Run:
-        return Run(derived_seed(self.knobs.seed, name), excerpt=Excerpt())
+    def _whole(self, name: str) -> SampledRun:
+        return SampledRun(derived_seed(self.knobs.seed, name), trace_slice=TraceSlice())
 
     def measure(self, tries: Sequence[Try]) -> list[RunScore]:
         """Each router on its run."""
