@@ -72,12 +72,12 @@ class CompiledRouter:
         self._read(view, page)
         if not greedy:
             rng.random(out=page.uniforms)
-        found = self._decide(page, greedy)
+        joint = self._decide(page, greedy)
         if self._waits.choices:
-            found, hold = divmod(found, self._waits.choices)
+            joint, hold = divmod(joint, self._waits.choices)
             if hold:
                 return self._waits.hold(hold, view)
-        return self._choices[found]
+        return self._choices[joint]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
         seen, known, codes = page.seen, page.views, self._codes

@@ -130,9 +130,9 @@ class PPORouter:
         if wrong:
             raise ValueError(f"{wrong[0][:100]} is no matrix (of a weight) or row (of a bias) of numbers")
         sizes = [self.spec.observation.size, *(bias.size for _, bias in self._layers), sum(self.spec.head_sizes)]
-        found = [weight.shape for weight, _ in (*self._layers, self._heads)]
-        if found != list(pairwise(sizes)) or self._heads[1].size != sizes[-1]:
-            raise ValueError(f"weights of shapes {found} are not a router of {sizes}")
+        shapes = [weight.shape for weight, _ in (*self._layers, self._heads)]
+        if shapes != list(pairwise(sizes)) or self._heads[1].size != sizes[-1]:
+            raise ValueError(f"weights of shapes {shapes} are not a router of {sizes}")
 
 
 def header(spec: PolicySpec, deterministic: bool) -> dict[str, str]:

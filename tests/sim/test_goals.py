@@ -66,7 +66,6 @@ def last_minute(spec: RouterSpec, rate_img_s: float, seconds: int, **changes: An
 
 
 CONTROL = ControlSpec(floor=FLOOR)
-FOLLOWING = [make(control=ControlSpec()) for make in (TideRule, LadderRule, LookaheadRule)]
 
 
 @pytest.mark.parametrize("rate_img_s", [900, 1800, 2900])
@@ -169,30 +168,6 @@ def test_a_goal_comes_before_a_decision_of_its_instant_and_views_add_accuracy_up
     assert [floors[at] for at in (0.0, 1.0, 2.0, 3.0)] == [0.6, 0.6, 0.7, 0.7]
     assert seen[0][-1].view.accuracy_sum == 0.9 + 0.9 + 0.9
     assert seen[0][0].view.accuracy_sum == 0.0
-
-
-OWN = ControlSpec(p99_limit_s=0.003)
-
-
-@pytest.mark.parametrize(
-    "spec", [*FOLLOWING, TideRule(control=OWN), LadderRule(control=OWN), LookaheadRule(control=OWN)]
-)
-def test_engines_agree_on_routers_that_control(spec: RouterSpec) -> None:
-    """Also where the limit is the router's own: its core must be told."""
-    goals = (
-        (100_000_000, GoalSet(0.65)),
-        (300_000_000, GoalSet(0.65, 5_000_000, 700.0)),
-        (700_000_000, GoalSet(0.8, 20_000_000)),
-        (900_000_000, GoalSet(0.0, 2_000_000, 700.0)),
-    )
-    run = worlds.run(cluster(), worlds.poisson_s(1500, 1.5), 1.5, goals=goals)
-    records = []
-    for make in ENGINES:
-        policy = router(spec, run)
-        records.append(make(cluster(), run).run(policy, stream(1, "floors")))
-    assert difference(records[0], records[1], "record") is None
-    plain = CompiledSimulation(cluster(), replace(run, goals=())).run(router(spec, run), stream(1, "floors"))
-    assert difference(records[1], plain, "record") is not None, "goals change nothing"
 
 
 @pytest.mark.parametrize("lacking", [0, -1], ids=["narrowest", "widest"])
