@@ -37,7 +37,7 @@ def profile_text(name: str, speed: float) -> str:
 
 def shorten_serving(patch: pytest.MonkeyPatch) -> None:
     """What serving costs is measured in short runs, on a busy host too: enough to go on, too little to trust."""
-    for name, value in (("RUN_S", 2.0), ("TRIES", 1), ("MOST_BACKLOG", 0.5)):
+    for name, value in (("RUN_S", 2.0), ("TRIES", 1), ("MAX_BACKLOG", 0.5)):
         patch.setattr(f"scenarios.executors.serving.{name}", value)
 
 
