@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ from kit.units import NS_PER_S
 Positive = Annotated[float, Field(gt=0)]
 OTHERS: Final = "*"  # the row of classes that have none
 Table = Mapping[str, Mapping[str, float]]
+Value = TypeVar("Value")
 
 
 class ThroughputsFile(StrictModel):
@@ -115,12 +116,10 @@ def relative_to(table: Table, reference: str, source: str) -> dict[str, dict[str
     }
 
 
-def with_others(speeds: Mapping[str, Mapping[str, float]], classes: Iterable[str]) -> dict[str, Mapping[str, float]]:
-    """The same, with the row `*` for each of these classes that has none of its own."""
-    named = {job_class: row for job_class, row in speeds.items() if job_class != OTHERS}
-    if OTHERS not in speeds:
-        return named
-    return {**dict.fromkeys(classes, speeds[OTHERS]), **named}
+def with_others(by_class: Mapping[str, Value], classes: Iterable[str]) -> dict[str, Value]:
+    """The same, with what stands under `*` for each of these classes that has nothing of its own."""
+    named = {job_class: value for job_class, value in by_class.items() if job_class != OTHERS}
+    return named if OTHERS not in by_class else {**dict.fromkeys(classes, by_class[OTHERS]), **named}
 
 
 # ----------------------------------------------------------------------------------------------------------------- case
@@ -372,9 +371,7 @@ def _variability(scenario: JobsScenario, groups: tuple[NodeGroup, ...], trace: J
     spreads = scenario.cluster.variability
     if not spreads:
         return None
-    of_all = dict.fromkeys(trace.codes("job_class")[0].tolist(), spreads[OTHERS]) if OTHERS in spreads else {}
-    named = {job_class: spread for job_class, spread in spreads.items() if job_class != OTHERS}
-    return sampled_variability(groups, {**of_all, **named}, scenario.seed)
+    return sampled_variability(groups, with_others(spreads, trace.codes("job_class")[0].tolist()), scenario.seed)
 
 
 def _speeds(

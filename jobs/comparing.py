@@ -384,15 +384,12 @@ def _won(mine: JobColumns, base: JobColumns, both: NDArray[np.bool_]) -> dict[st
 
 def _by_group(record: JobsRecord, mine: JobColumns, base: JobColumns) -> Iterator[Mapping[str, Any]]:
     """Who wins and who loses: by size and by virtual cluster."""
-    both = mine.is_done & base.is_done
-    for group in groups_of(record):
-        members = both & group.members
-        if members.any():
-            yield {
-                "kind": group.kind,
-                "name": group.name,
-                "jobs": int(members.sum()),
-                "wait_mean_s": float(mine.wait_s[members].mean()),
-                "baseline_wait_mean_s": float(base.wait_s[members].mean()),
-                **_won(mine, base, members),
-            }
+    for group in groups_of(record, mine.is_done & base.is_done):
+        yield {
+            "kind": group.kind,
+            "name": group.name,
+            "jobs": int(group.members.sum()),
+            "wait_mean_s": float(mine.wait_s[group.members].mean()),
+            "baseline_wait_mean_s": float(base.wait_s[group.members].mean()),
+            **_won(mine, base, group.members),
+        }

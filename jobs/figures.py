@@ -239,16 +239,17 @@ class JobGroup:
     members: NDArray[np.bool_]
 
 
-def groups_of(record: JobsRecord) -> Iterator[JobGroup]:
-    """Classes of sizes, then virtual clusters (largest first); none of a kind in which all jobs are alike."""
+def groups_of(record: JobsRecord, among: NDArray[np.bool_]) -> Iterator[JobGroup]:
+    """Some jobs by classes of sizes, then by virtual clusters (largest first); no kind in which all jobs are alike."""
     place = np.searchsorted(SIZES, record.gpus)
     sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
     names, codes, counts = np.unique(record.vc.astype(str), return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable").tolist()
     vcs = [(str(names[at]) or "(none)", codes == at) for at in order]
-    for kind, members in (("size", sizes), ("vc", vcs)):
-        for name, mask in members if len(members) > 1 else ():
-            yield JobGroup(kind, name, mask)
+    for kind, classes in (("size", sizes), ("vc", vcs)):
+        for name, members in classes if len(classes) > 1 else ():
+            if (members & among).any():
+                yield JobGroup(kind, name, members & among)
 
 
 def _size_name(place: int) -> str:

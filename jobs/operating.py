@@ -25,54 +25,46 @@ from kit.units import NS_PER_S
 WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WhatIf:
-    """The scenario as it is, and as it would be; with the same policies, in the same order."""
+def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]:
+    """Each policy's runs in numbers before and after a change, and the difference: as a share with its interval.
 
-    now: JobsCase
-    then: JobsCase
+    Args:
+        now, then: the scenario as it is, and as it would be; with the same policies, in the same order.
 
-    def __post_init__(self) -> None:
-        if len(self.now.jobs) != len(self.then.jobs):
-            problem = f"the change makes {len(self.then.jobs):,} jobs of {len(self.now.jobs):,}"
-            raise InputError(self.now.source, "window", f"{problem}: no job could be set against itself")
-
-    def document(self, jobs: Jobs) -> dict[str, Any]:
-        """Both runs of each policy in numbers, and the change: as a share with its interval, and as a difference."""
-        tasks = [(is_then, place) for is_then in (False, True) for place in range(len(self.now.policies))]
-        made = dict(each(_run, self, tasks, jobs))
-        records = {task: made[place] for place, task in enumerate(tasks)}
-        rows = []
-        for place, named in enumerate(self.now.policies):
-            now, then = records[False, place], records[True, place]
-            rows.append({"policy": named.name, **self._change(now, then)})
-        return {
-            "schema": WHATIF_SCHEMA,
-            "scenario": self.now.scenario.name,
-            "jobs": len(self.now.jobs),
-            "days": self.now.jobs.days,
-            "run_cv2": self.now.jobs.run_cv2,
-            "gpus": [case.scenario.cluster.gpus for case in (self.now, self.then)],
-            "load": [case.offered_load for case in (self.now, self.then)],
-            "policies": rows,
-        }
-
-    def _change(self, now: JobsRecord, then: JobsRecord) -> dict[str, Any]:
-        gpus = [case.scenario.cluster.gpus for case in (self.now, self.then)]
-        before, after = job_columns(now, gpus[0]), job_columns(then, gpus[1])
-        blocks = Blocks.of(now.submit_ns / NS_PER_S)
-        return {
-            "now": figures(now, gpus[0]),
-            "then": figures(then, gpus[1]),
-            "change": against(after, before, blocks),
-            "block_s": blocks.block_s,
-        }
+    Raises:
+        InputError: the change makes other jobs.
+    """
+    if len(now.jobs) != len(then.jobs):
+        problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
+        raise InputError(now.source, "window", f"{problem}: no job could be set against itself")
+    places = [(is_then, place) for is_then in (False, True) for place in range(len(now.policies))]
+    records = {places[number]: record for number, record in each(_run, (now, then), places, jobs)}
+    return {
+        "schema": WHATIF_SCHEMA,
+        "scenario": now.scenario.name,
+        "jobs": len(now.jobs),
+        "days": now.jobs.days,
+        "run_cv2": now.jobs.run_cv2,
+        "gpus": [case.scenario.cluster.gpus for case in (now, then)],
+        "load": [case.offered_load for case in (now, then)],
+        "policies": [
+            {"policy": named.name, **_change((now, records[False, place]), (then, records[True, place]))}
+            for place, named in enumerate(now.policies)
+        ],
+    }
 
 
-def _run(case: WhatIf, task: tuple[bool, int]) -> JobsRecord:
-    is_then, place = task
-    chosen = case.then if is_then else case.now
-    return run_policy(chosen, chosen.policies[place])
+def _run(cases: tuple[JobsCase, JobsCase], place: tuple[bool, int]) -> JobsRecord:
+    case = cases[place[0]]
+    return run_policy(case, case.policies[place[1]])
+
+
+def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
+    """Of one policy's runs before and after."""
+    before, after = (job_columns(record, case.scenario.cluster.gpus) for case, record in runs)
+    now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
+    blocks = Blocks.of(before.submit_s)
+    return {"now": now, "then": then, "change": against(after, before, blocks), "block_s": blocks.block_s}
 
 
 # ------------------------------------------------------------------------------------------------------------- room for
@@ -222,7 +214,7 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
         "error_s": float((simulated - recorded)[both].mean()),
         **_closeness(simulated[both], recorded[both]),
-        "groups": list(_groups(case, simulated, recorded, both, record)),
+        "groups": list(_by_group(record, simulated, recorded, both)),
     }
 
 
@@ -239,19 +231,15 @@ def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]
     }
 
 
-def _groups(
-    case: JobsCase, simulated: Numbers, recorded: Numbers, both: NDArray[np.bool_], record: Any
-) -> Iterator[dict[str, Any]]:
-    for group in groups_of(record):
-        members = both & group.members
-        if members.any():
-            yield {
-                "kind": group.kind,
-                "name": group.name,
-                "jobs": int(members.sum()),
-                "simulated_mean_s": float(simulated[members].mean()),
-                "recorded_mean_s": float(recorded[members].mean()),
-            }
+def _by_group(record: JobsRecord, simulated: Numbers, recorded: Numbers, both: NDArray[np.bool_]) -> Iterator[Any]:
+    for group in groups_of(record, both):
+        yield {
+            "kind": group.kind,
+            "name": group.name,
+            "jobs": int(group.members.sum()),
+            "simulated_mean_s": float(simulated[group.members].mean()),
+            "recorded_mean_s": float(recorded[group.members].mean()),
+        }
 
 
 # --------------------------------------------------------------------------------------------------------------- tuning

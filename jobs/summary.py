@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import isfinite
 from statistics import median
 from typing import Any, Final
@@ -45,12 +45,10 @@ class ClassHistory:
     """Durations of jobs that have ended, by class: the median of the last ones predicts the next.
 
     Args:
-        least: a class with fewer ended jobs leaves the word to the next wider one.
         window: how many of the last ones count.
     """
 
-    def __init__(self, least: int = 1, window: int = WINDOW) -> None:
-        self._least = least
+    def __init__(self, window: int = WINDOW) -> None:
         self._ended: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=window))
 
     def learn(self, job: Known, run_s: float) -> None:
@@ -62,43 +60,29 @@ class ClassHistory:
         """How many seconds a job will run, at most what it asks for; None while no job has ended."""
         for each in job.classes():
             ended = self._ended.get(each)
-            if ended is not None and len(ended) >= self._least:
+            if ended is not None:
                 found = float(median(ended))
                 return min(found, job.requested_s) if job.requested_s > 0 else found
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateAccuracy:
-    """How good some estimates are.
+def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[dict[str, Any]]:
+    """Of requested times and of the history: which share of the jobs has an estimate, and how far these are off.
 
-    Attributes:
-        known_share: of the jobs that have an estimate.
-        factor_median, factor_p90: of the errors; None where no job has an estimate.
-        within_two: share of the estimates that are off by a factor of two at most.
+    Args:
+        told: is called with the number of jobs that are predicted so far.
     """
-
-    name: str
-    known_share: float
-    factor_median: float | None
-    factor_p90: float | None
-    within_two: float | None
-
-
-def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[EstimateAccuracy]:
-    """Of requested times and of the history; `told` is called with the number of jobs that are predicted so far."""
     requested = np.where(trace.requested_s > 0, trace.requested_s, np.nan)
-    return [_accuracy("requested", requested, trace), _accuracy("history", predictions(trace, told=told), trace)]
+    estimates = {"requested": requested, "history": predictions(trace, told)}
+    return [{"name": name, **_accuracy(estimate_s, trace)} for name, estimate_s in estimates.items()]
 
 
-def predictions(
-    trace: JobTrace, history: ClassHistory | None = None, told: Callable[[int], None] = lambda jobs: None
-) -> NDArray[np.float64]:
+def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> NDArray[np.float64]:
     """What history said of each job when it was submitted; not-a-number where it knew nothing.
 
     A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
     """
-    history = history or ClassHistory()
+    history = ClassHistory()
     jobs = list(_known(trace))
     begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
     end_s = begun_s + trace.run_s
@@ -122,13 +106,19 @@ def _known(trace: JobTrace) -> Iterator[Known]:
         yield Known(*each)
 
 
-def _accuracy(name: str, estimate_s: NDArray[np.float64], trace: JobTrace) -> EstimateAccuracy:
+def _accuracy(estimate_s: NDArray[np.float64], trace: JobTrace) -> dict[str, float | None]:
     is_known = np.isfinite(estimate_s)
     if not is_known.any():
-        return EstimateAccuracy(name, 0.0, None, None, None)
+        return {"known_share": 0.0, "factor_median": None, "factor_p90": None, "within_two": None}
     factors = np.exp(np.abs(np.log(estimate_s[is_known]) - np.log(trace.run_s[is_known])))
     middle, high = np.quantile(factors, [0.5, 0.9]).tolist()
-    return EstimateAccuracy(name, float(is_known.mean()), middle, high, float((factors <= 2).mean()))
+    within_two = float((factors <= 2).mean())
+    return {
+        "known_share": float(is_known.mean()),
+        "factor_median": middle,
+        "factor_p90": high,
+        "within_two": within_two,
+    }
 
 
 # -------------------------------------------------------------------------------------------------------------- summary
@@ -165,7 +155,7 @@ def summarize(
         "statuses": _groups(trace, "status"),
         "more_than_one_attempt_share": float((trace.attempts > 1).mean()),
         "recorded_waits": _waits(trace),
-        "prediction": [asdict(each) for each in accuracies(trace, told)],
+        "prediction": accuracies(trace, told),
     }
 
 

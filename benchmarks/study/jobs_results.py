@@ -14,6 +14,7 @@ import time  # noqa: TID251 - how long an epoch took
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -283,9 +284,9 @@ def _judge(
     for number, (case, place, score, candidate) in enumerate(asked, start=1):
         say(f"judging {number} of {len(asked)}: {case.name}, {place}, {candidate.name} ({score})")
         where = case.places[place]
-        into = out / case.name / place / score
-        found = dict(judge([candidate], where, _starts(where, effort), into, 0, effort.processes, score))
-        scores.setdefault((case.name, place, score), {})[candidate.name] = found[candidate]
+        path = out / case.name / place / score / f"{candidate.name}.json"
+        found = _kept(path, _judged_of(candidate, where, effort), partial(_judged, candidate, where, effort, score))
+        scores.setdefault((case.name, place, score), {})[candidate.name] = np.array(found)
     return [
         Judged(
             case.name,
@@ -297,6 +298,29 @@ def _judge(
         for case in cases
         for place, where in case.places.items()
     ]
+
+
+def _judged(candidate: ComparedPolicy, where: Windows, effort: StudyEffort, score: str) -> list[float]:
+    ((_, scores),) = judge([candidate], where, _starts(where, effort), jobs=effort.processes, score=score)
+    return scores.tolist()  # type: ignore[no-any-return]
+
+
+def _judged_of(candidate: ComparedPolicy, where: Windows, effort: StudyEffort) -> str:
+    """A hash of all that scores rest on."""
+    learned = None if candidate.learned is None else candidate.learned.content()
+    columns = [getattr(where.jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
+    bounds = [where.length, where.warm, *_starts(where, effort)]
+    return inputs_hash(asdict(candidate.policy), learned, bounds, repr(where.world), *columns)
+
+
+def _kept(path: Path, made_of: str, work: Callable[[], Any]) -> Any:
+    """What work finds, or found when it was made of the same."""
+    if path.is_file() and (kept := read_checked(path))["inputs"] == made_of:
+        return kept["found"]
+    found = work()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_checked(path, {"inputs": made_of, "found": found})
+    return found
 
 
 def _starts(where: Windows, effort: StudyEffort) -> list[int]:
@@ -334,10 +358,10 @@ def _lessons(
 def _explained(learned: Learned, where: Windows, starts: list[int], path: Path) -> dict[str, float] | None:
     """How good a table of scores by age and GPUs is; None where nobody had a choice."""
     made_of = inputs_hash(learned.content(), starts, [where.first, where.last, where.length, where.warm])
-    if path.is_file() and (kept := read_checked(path))["inputs"] == made_of:
-        return kept["table"]  # type: ignore[no-any-return]
-    table = explain(learned, where, starts)
-    keys = ("r_squared", "same_choice", "decisions")
-    found = None if table is None else {key: float(getattr(table, key)) for key in keys}
-    write_checked(path, {"inputs": made_of, "table": found})
-    return found
+
+    def work() -> dict[str, float] | None:
+        table = explain(learned, where, starts)
+        keys = ("r_squared", "same_choice", "decisions")
+        return None if table is None else {key: float(getattr(table, key)) for key in keys}
+
+    return _kept(path, made_of, work)  # type: ignore[no-any-return]

@@ -1,14 +1,10 @@
-"""Policies side by side on the same windows: mean waits with intervals, and each against a learned one, paired.
-
-What a window came to is kept as soon as it is known, by policy; the same call goes on where it was interrupted.
-"""
+"""Policies side by side on the same windows: mean waits with intervals, and each against a learned one, paired."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +14,9 @@ from jobs.learning.training import Windows, score_of
 from jobs.policies.choices import Choosing, View
 from jobs.policies.policy import JobPolicy, policy_of
 from kit.chance import derived_seed, stream
-from kit.documents import inputs_hash, read_checked, write_checked
-from kit.errors import InputError
 from kit.parallel import Jobs, each
 
 DRAWS: Final = 2000
-_BATCH: Final = 50  # windows between two writes
 Numbers = NDArray[np.float64]
 
 
@@ -51,10 +44,6 @@ class ComparedPolicy:
         if self.learned is not None:
             return self.learned.choosing(seed)
         return Choosing(Random(stream(seed, "jobs:random"))) if self.policy.learned else None
-
-    def identity(self) -> dict[str, Any]:
-        """What its results rest on."""
-        return {"policy": asdict(self.policy), "learned": None if self.learned is None else self.learned.content()}
 
 
 def stalled(order: str, estimate: str = "none") -> ComparedPolicy:
@@ -98,65 +87,28 @@ BASELINES: Final = (
 learning."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    start: int
-    seed: int
-
-
 def judge(
-    candidates: Sequence[ComparedPolicy],
+    candidates: Iterable[ComparedPolicy],
     windows: Windows,
     starts: Iterable[int],
-    folder: Path,
     seed: int = 0,
     jobs: Jobs = 1,
     score: str = "wait",
-) -> Iterable[tuple[ComparedPolicy, Numbers]]:
+) -> Iterator[tuple[ComparedPolicy, Numbers]]:
     """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another.
 
     Args:
-        score: another of RLTune's five instead of the wait; it has a folder of its own.
-        folder: keeps what is known of each candidate.
-
-    Raises:
-        InputError: two candidates have one name.
+        score: another of RLTune's five instead of the wait.
     """
-    names = [each.name for each in candidates]
-    if len(set(names)) < len(names):
-        raise InputError("policies", "", f"two have one name among {', '.join(names)}: name them apart")
-    tasks = [_Window(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
+    tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
     for candidate in candidates:
-        yield candidate, _scores(candidate, windows, tasks, score, folder / f"{candidate.name}.json", jobs)
+        scores = dict(each(_score, (candidate, windows, score), tasks, jobs))
+        yield candidate, np.array([scores[place] for place in range(len(tasks))])
 
 
-def _scores(
-    candidate: ComparedPolicy, windows: Windows, tasks: list[_Window], score: str, path: Path, jobs: Jobs
-) -> Numbers:
-    made_of = inputs_hash(
-        score,
-        candidate.identity(),
-        [windows.length, windows.warm, *windows.jobs.submit_s.tolist(), *windows.jobs.run_s.tolist()],
-        windows.jobs.gpus.tolist(),
-        repr(windows.world),
-        [asdict(task) for task in tasks],
-    )
-    known: list[float] = []
-    if path.is_file():
-        kept = read_checked(path)
-        known = list(kept["scores"]) if kept["inputs"] == made_of else []
-    while len(known) < len(tasks):
-        batch = tasks[len(known) : len(known) + _BATCH]
-        made = dict(each(_score, (candidate, windows, score), batch, jobs))
-        known += [made[place] for place in range(len(batch))]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_checked(path, {"inputs": made_of, "scores": known})
-    return np.array(known)
-
-
-def _score(common: tuple[ComparedPolicy, Windows, str], task: _Window) -> float:
-    candidate, windows, score = common
-    record = windows.run(task.start, candidate.policy, candidate.choosing(task.seed))
+def _score(common: tuple[ComparedPolicy, Windows, str], window: tuple[int, int]) -> float:
+    (candidate, windows, score), (start, seed) = common, window
+    record = windows.run(start, candidate.policy, candidate.choosing(seed))
     return score_of(record, score, windows.gpus, windows.count(record))
 
 

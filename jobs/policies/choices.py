@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -283,16 +283,12 @@ class ChoiceContext(Protocol):
     """What the scheduler does for its queueing, whichever that is."""
 
     now_ns: int
+    search: Search  # how a pool's nodes are searched
+    is_preemptive: bool  # whether jobs that run may have to make room
     stopped: int  # how many jobs were told to stop, ever
+    class_of: dict[int, WaitingClass]  # what each job needs that is not gone
+    held_by_pool: list[dict[int, Allocation]]  # who runs there, and where
     choices: Choices
-
-    @property
-    def search(self) -> Search:
-        """How a pool's nodes are searched."""
-
-    @property
-    def is_preemptive(self) -> bool:
-        """Whether jobs that run may have to make room."""
 
     def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
         """Those of whom one can start now on free GPUs."""
@@ -314,12 +310,6 @@ class ChoiceContext(Protocol):
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
         """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
-
-    def held_in(self, pool: Pool) -> Mapping[int, Allocation]:
-        """Jobs that run in a pool, and where."""
-
-    def class_of(self, job: int) -> WaitingClass:
-        """What a job needs."""
 
     def look_at(self, jobs: NDArray[np.int64]) -> Features:
         """What is known of jobs, whether they run or wait."""

@@ -118,18 +118,13 @@ def _requested_ns(job: JobArrived, _: int) -> int:
 
 
 def estimate_of(word: str, history: DurationHistory, oracle_work_ns: NDArray[np.int64] | None) -> RuntimeEstimate:
-    """What a word names: nothing, the time that the user asked for, the mean of the job's group, or the truth.
-
-    Raises:
-        InputError: for an oracle that was not given the truth.
-    """
+    """What a word names: nothing, the time that the user asked for, the mean of the job's group, or the truth."""
     if word == REQUESTED:
         return _requested_ns
     if word == HISTORY:
         return lambda _, group: history.mean_ns(group)
     if word == ORACLE:
-        if oracle_work_ns is None:
-            raise InputError("policy", "estimate", "`oracle` needs the true durations, which only a simulation has")
+        assert oracle_work_ns is not None, "an oracle without the truth"
         return lambda job, _: int(oracle_work_ns[job.job])
     return lambda _, __: 0
 

@@ -69,7 +69,8 @@ class Rounds:
 
     def _begin(self, line: CompetingClasses, pools: Sequence[Pool], context: ChoiceContext) -> None:
         members = [each.jobs for each in line.classes] + [
-            np.fromiter(context.held_in(pool), np.int64, len(context.held_in(pool))) for pool in pools
+            np.fromiter(context.held_by_pool[pool.index], np.int64, len(context.held_by_pool[pool.index]))
+            for pool in pools
         ]
         jobs = np.sort(np.concatenate(members))
         if len(jobs):
@@ -84,7 +85,7 @@ class Rounds:
         self, jobs: NDArray[np.int64], pools: Sequence[Pool], context: ChoiceContext
     ) -> tuple[Numbers, Alike]:
         """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
-        capacity = np.array([pool.free_gpus + _gpus(context.held_in(pool)) for pool in pools], np.float64)
+        capacity = np.array([pool.free_gpus + _gpus(context.held_by_pool[pool.index]) for pool in pools], np.float64)
         key = jobs.tobytes() + capacity.tobytes()
         known = self._shares.get(pools[0].index)
         if known is None or known[0] != key:
@@ -94,7 +95,7 @@ class Rounds:
     def _solve(
         self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, context: ChoiceContext
     ) -> tuple[Numbers, Alike]:
-        classes = [context.class_of(job) for job in jobs.tolist()]
+        classes = [context.class_of[job] for job in jobs.tolist()]
         if self._objective.is_by_job:
             heads, rows = np.arange(len(jobs)), np.arange(len(jobs))
         else:
@@ -133,15 +134,15 @@ class Rounds:
         )
         last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # of pools that are alike
         for place, pool in enumerate(pools):
-            last[np.searchsorted(jobs, list(context.held_in(pool))), place] = -np.inf
+            last[np.searchsorted(jobs, list(context.held_by_pool[pool.index])), place] = -np.inf
         rows, places = (shares > _NOTHING).nonzero()
         priority = (owed / np.maximum(had, 1e-9))[rows, places]
         order = np.lexsort((places, last[rows, places], rows, -priority))
-        left = [pool.free_gpus + _gpus(context.held_in(pool)) for pool in pools]
+        left = [pool.free_gpus + _gpus(context.held_by_pool[pool.index]) for pool in pools]
         chosen: dict[int, Pool] = {}
         for row, place in zip(rows[order].tolist(), places[order].tolist(), strict=True):
             job = int(jobs[row])
-            gpus = context.class_of(job).gpus
+            gpus = context.class_of[job].gpus
             if left[place] >= gpus and job not in chosen:
                 left[place] -= gpus
                 chosen[job] = pools[place]
@@ -151,8 +152,8 @@ class Rounds:
 
     def _arrange(self, pool: Pool, chosen: Sequence[int], context: ChoiceContext) -> None:
         """On which nodes; who runs elsewhere, or is not among them, is stopped."""
-        running = dict(context.held_in(pool))
-        gpus = {job: context.class_of(job).gpus for job in chosen}
+        running = dict(context.held_by_pool[pool.index])
+        gpus = {job: context.class_of[job].gpus for job in chosen}
         largest_first = sorted(chosen, key=lambda job: -gpus[job])
         places = _places(pool, largest_first, gpus, running, context.search, keeps=True)
         for order in (largest_first, chosen):
@@ -304,13 +305,6 @@ class JobPolicy:
         if self.learned and self.queueing not in CHOOSING:
             problem = f"{self.queueing} asks nobody whose turn it is: take {' or '.join(CHOOSING)}"
             raise InputError("policy", "queueing", problem)
-
-    def require_choosing(self, is_given: bool) -> None:
-        """Raises `InputError` for a learned policy without what it has learned, and for a chooser that nobody asks."""
-        if self.learned and not is_given:
-            problem = f"{self.learned} is learned: name the file that training wrote"
-            raise InputError("policy", "", problem)
-        assert is_given <= (self.queueing in CHOOSING), "a chooser was given that nobody asks"
 
     def _require_estimate(self) -> None:
         remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"

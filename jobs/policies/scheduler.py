@@ -32,7 +32,6 @@ from jobs.policies.cluster import (
     Preempted,
     PreemptJob,
     RefuseJob,
-    Search,
     SharedGpus,
     Slots,
     Speeds,
@@ -74,9 +73,7 @@ class JobScheduler:
         choosing: who chooses, where the policy's queueing asks (`jobs.policies.choices`).
 
     Raises:
-        InputError: for a policy with an oracle that was not given the truth, or a learned one without what it has
-            learned; later, for a job without a requested time
-            where the policy asks for it.
+        InputError: later, for a job without a requested time where the policy asks for it.
     """
 
     def __init__(
@@ -89,7 +86,8 @@ class JobScheduler:
         variability: Variability | None = None,
         choosing: Choosing | None = None,
     ) -> None:
-        policy.require_choosing(choosing is not None)
+        assert choosing is not None or not policy.learned, "a learned policy without what it has learned"
+        assert choosing is None or policy.queueing in CHOOSING, "a chooser was given that nobody asks"
         self.policy = policy
         self.cluster = Cluster(groups)
         self.next_wake_ns: int | None = None
@@ -99,17 +97,26 @@ class JobScheduler:
         self.stopped = 0  # how many were told to stop, ever
         self._speeds = speeds or Speeds()
         self._book, self._history = JobBook(), DurationHistory()
-        self._order = order_of(policy.order, self._tables, self._make_accounts)
+        self._order = order_of(
+            policy.order,
+            lambda: GittinsTables(self._history, policy.knobs.restart_ns / NS_PER_S),
+            lambda: Accounts(policy.multifactor, self.cluster.gpus),
+        )
         self._accounts = self._order.accounts
         self._estimate = estimate_of(policy.estimate, self._history, oracle_work_ns)
         self._placement = PLACEMENTS[policy.placement]
+        self.search, self.is_preemptive = self._placement.search, policy.is_preemptive
         mapper = mapper_of(self._placement.programme, None if choosing is None else choosing.scores)
         self.choices = Choices(self._book, choosing, mapper)
         is_aware = self._placement.is_variability_aware
         self._slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
         self._shared = SharedGpus()
         self._in_rounds = policy.queueing == ROUNDS
-        self._queueing = self._make_rounds() if self._in_rounds else QUEUEINGS[policy.queueing]
+        self._queueing = (
+            Rounds(OBJECTIVES[policy.order], policy.knobs.round_ns, len(self.cluster.pools))
+            if self._in_rounds
+            else QUEUEINGS[policy.queueing]
+        )
         self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
         rests_on = self._order.tables, self._accounts
         self._indices_move = self._order.wait_moves or rests_on != (None, None)  # of jobs that wait
@@ -121,13 +128,12 @@ class JobScheduler:
             self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
         self._keeps_ends = policy.queueing in RESERVING
         self._classes: dict[_Demand, WaitingClass] = {}
-        self._class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
+        self.class_of: dict[int, WaitingClass] = {}  # of jobs that are not gone
         self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that jobs may choose between share one
         self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # what a demand comes to: a class, or why not
         self._held: dict[int, tuple[Pool, Allocation]] = {}  # of jobs that run; places in their pool
-        self._of_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
+        self.held_by_pool: list[dict[int, Allocation]] = [{} for _ in self.cluster.pools]  # the same by pool
         self._ends: list[list[tuple[int, int]]] = [[] for _ in self.cluster.pools]  # (end by estimate, job)
-        self._preempts = policy.is_preemptive
         self._holdings = [Holdings(pool) for pool in self.cluster.pools]  # the same as columns, where jobs make room
         self._rankings: dict[int, PoolRanking] = {}  # by pool, for an instant and the tables of an order
         self._rankings_of = -1, 0
@@ -143,15 +149,6 @@ class JobScheduler:
         }
         for job, work_ns in past if self._learns else ():
             self._learn(self._group_of(job), work_ns)
-
-    def _tables(self) -> GittinsTables:
-        return GittinsTables(self._history, self.policy.knobs.restart_ns / NS_PER_S)
-
-    def _make_accounts(self) -> Accounts:
-        return Accounts(self.policy.multifactor, self.cluster.gpus)
-
-    def _make_rounds(self) -> Rounds:
-        return Rounds(OBJECTIVES[self.policy.order], self.policy.knobs.round_ns, len(self.cluster.pools))
 
     def handle(self, event: JobEvent, now_ns: int) -> list[JobCommand]:
         """What is to be done, in this order. Times must not go back."""
@@ -181,7 +178,7 @@ class JobScheduler:
             self._accounts.arrive(event, self.now_ns)
         if self._slots is not None:
             self._slots.arrive(job, event.job_class)
-        self._class_of[job] = waiting
+        self.class_of[job] = waiting
         self._wait(job, waiting)
 
     def _group_of(self, event: JobArrived) -> int:
@@ -200,7 +197,7 @@ class JobScheduler:
             self._learn(int(self._book.group[job]), int(self._book.attained_ns(job, self.now_ns)))
         self._release(job)
         self._book.state[job] = GONE
-        del self._class_of[job]
+        del self.class_of[job]
 
     def _learn(self, group: int, work_ns: int) -> None:
         self._history.add(group, work_ns)
@@ -214,7 +211,7 @@ class JobScheduler:
         if book.state[job] == RUNNING:
             self._release(job)
         book.done_ns[job] = event.done_ns
-        self._wait(job, self._class_of[job])
+        self._wait(job, self.class_of[job])
 
     def _lose_node(self, event: NodeDown) -> None:
         pool, place = self.cluster.where(event.node)
@@ -257,10 +254,6 @@ class JobScheduler:
         return known
 
     def _make_class(self, event: JobArrived) -> WaitingClass | str:
-        if event.gpus < 1:
-            return f"asks for {event.gpus} GPUs"
-        if not (0 < event.gpu_milli < WHOLE_MILLI and event.gpus == 1) and event.gpu_milli != WHOLE_MILLI:
-            return f"asks for {event.gpu_milli} thousandths of each of {event.gpus} GPUs; a share is of one"
         allowed = self.cluster.open_to(event.vc, event.gpu_types)
         pools = [pool for pool in allowed if pool.gpus >= event.gpus]
         if not pools:
@@ -327,16 +320,6 @@ class JobScheduler:
 
     # ------------------------------------------------------------------------------------- what a queueing asks for
 
-    @property
-    def search(self) -> Search:
-        """How a pool's nodes are searched."""
-        return self._placement.search
-
-    @property
-    def is_preemptive(self) -> bool:
-        """Whether jobs that run may have to make room."""
-        return self._preempts
-
     def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
         """Those of whom one can start now on free GPUs."""
         largest: dict[int, int] = {}  # by pool, the gang that fits
@@ -378,7 +361,7 @@ class JobScheduler:
 
     def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
         """When jobs that run in a pool end, by estimate, and what becomes free then; ascending by time."""
-        ends, held = self._ends[pool.index], self._of_pool[pool.index]
+        ends, held = self._ends[pool.index], self.held_by_pool[pool.index]
         late = bisect_left(ends, (self.now_ns + 1,))
         if late:
             soon_ns = self.now_ns + NS_PER_S
@@ -394,15 +377,15 @@ class JobScheduler:
                 if allocation is not None:
                     self.start(waiting, waiting.head, pool, allocation)
                     return True
-        return self._preempts and self._start_by_preemption(waiting, closed)
+        return self.is_preemptive and self._start_by_preemption(waiting, closed)
 
     def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
         """Where the first of a class can start in a pool."""
         if self._slots is not None and self._slots.is_aware:
             return self._slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
         if waiting.milli < WHOLE_MILLI:
-            return self._shared.find(pool, waiting.milli, self._placement.search)
-        return self._placement.search(pool, waiting.gpus)
+            return self._shared.find(pool, waiting.milli, self.search)
+        return self.search(pool, waiting.gpus)
 
     def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
         """Start the one at a place of a class on free GPUs."""
@@ -422,10 +405,10 @@ class JobScheduler:
         book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
         book.speed[job] = speed
         book.begun[job] += 1
-        if self._preempts:
+        if self.is_preemptive:
             self._holdings[pool.index].add(job, allocation)
         self._held[job] = pool, allocation
-        self._of_pool[pool.index][job] = allocation
+        self.held_by_pool[pool.index][job] = allocation
         if self._accounts is not None:
             self._accounts.hold(job, waiting.gpus * waiting.milli / WHOLE_MILLI, now_ns)
         self.waiting -= 1
@@ -435,14 +418,6 @@ class JobScheduler:
         nodes = pool.nodes
         self._commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
 
-    def held_in(self, pool: Pool) -> dict[int, Allocation]:
-        """Jobs that run in a pool, and where."""
-        return self._of_pool[pool.index]
-
-    def class_of(self, job: int) -> WaitingClass:
-        """What a job needs."""
-        return self._class_of[job]
-
     def look_at(self, jobs: NDArray[np.int64]) -> Features:
         """What is known of jobs, whether they run or wait."""
         return Features(self._book, jobs, self.now_ns, is_running=False)
@@ -450,13 +425,13 @@ class JobScheduler:
     def _release(self, job: int) -> Pool:
         """It holds its GPUs no more."""
         pool, allocation = self._held.pop(job)
-        del self._of_pool[pool.index][job]
+        del self.held_by_pool[pool.index][job]
         if self._accounts is not None:
-            gpus = self._book.gpus[job] * self._class_of[job].milli / WHOLE_MILLI
+            gpus = self._book.gpus[job] * self.class_of[job].milli / WHOLE_MILLI
             self._accounts.hold(job, -float(gpus), self.now_ns)
         if self._slots is not None:
             self._slots.give(job)
-        if self._preempts:
+        if self.is_preemptive:
             self._holdings[pool.index].remove(job, allocation)
         if not self._shared.give(job, pool):
             pool.give(allocation)
@@ -507,7 +482,7 @@ class JobScheduler:
             self._rankings, self._rankings_of = {}, made_of
         ranking = self._rankings.get(pool.index)
         if ranking is None:
-            knobs, held, holdings = self.policy.knobs, self._of_pool[pool.index], self._holdings[pool.index]
+            knobs, held, holdings = self.policy.knobs, self.held_by_pool[pool.index], self._holdings[pool.index]
             jobs, nodes, gpus = holdings.columns()
             index = self._order.index(Features(self._book, jobs, self.now_ns, is_running=True))
             if knobs.hysteresis != 1.0:  # those that run have an advantage

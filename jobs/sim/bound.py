@@ -24,7 +24,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kit.errors import InputError
 from kit.jit import entry, kernel
 
 Numbers = NDArray[np.float64]
@@ -38,25 +37,14 @@ class BoundProblem:
     Attributes:
         release_s: (n,) submissions.
         gpus: (n,) that each needs.
-        run_s: (n, pools) how long it runs where; infinite where it may not.
+        run_s: (n, pools) how long it runs where; infinite where it may not, or does not fit. It may somewhere.
         pool_gpus: (pools,) that each has.
-
-    Raises:
-        InputError: for a job that may run nowhere.
     """
 
     release_s: Numbers
     gpus: Numbers
     run_s: Numbers
     pool_gpus: Numbers
-
-    def __post_init__(self) -> None:
-        fits = self.gpus[:, None] <= self.pool_gpus[None, :]
-        object.__setattr__(self, "run_s", np.where(fits, self.run_s, np.inf))
-        nowhere = ~np.isfinite(self.run_s).any(axis=1)
-        if nowhere.any():
-            problem = f"job {int(nowhere.argmax())} fits into no pool that it may use: leave refused jobs out"
-            raise InputError("trace", "gpus", problem)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,7 +34,7 @@ class JobList:
         gpu_share: (n,) how much of its one GPU a job needs, in whole thousandths; 1 for all of it.
 
     Raises:
-        InputError: for no jobs, or times out of range.
+        InputError: for times out of range.
     """
 
     job_id: Words
@@ -74,8 +74,6 @@ class JobList:
         )
 
     def __post_init__(self) -> None:
-        if not len(self):
-            raise InputError("trace", "", "has no jobs")
         _require_range("submit_s", self.submit_s, 0.0)
         _require_range("run_s", self.run_s, 1e-9)
 

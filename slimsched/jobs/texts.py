@@ -121,9 +121,9 @@ def _text(*parts: Table | str) -> str:
     return to_text(filter(None, parts), screen_width())
 
 
-def _first(rows: Sequence[Any], what: str, most: int = MAX_ROWS) -> list[str]:
+def _first(rows: Sequence[Any], what: str) -> list[str]:
     """The note below the first rows of many."""
-    return [f"And {len(rows) - most:,} {what}."] if len(rows) > most else []
+    return [f"And {len(rows) - MAX_ROWS:,} {what}."] if len(rows) > MAX_ROWS else []
 
 
 # ------------------------------------------------------------------------------------------------------------- a trace

@@ -322,16 +322,16 @@ def whatif(
         InputError: a change that does not fit, or one of the jobs.
     """
     from hw.host.limits import core_count
-    from jobs.operating import WhatIf
+    from jobs.operating import whatif_document
     from slimsched.jobs.texts import whatif_text
 
     if not changes:
         raise InputError("--change", "", f"is missing: KEY=VALUE, such as cluster.nodes.0.count=74; {_COMPARE}")
     changed = _changed(changes)
-    both = WhatIf(_case(scenario, policies), _case(scenario, policies, changes=changed))
-    runs = 2 * len(both.now.policies)
-    with _progress("what if", runs, unit="run") as progress:
-        found = both.document(min(core_count(), runs))
+    now, then = _case(scenario, policies), _case(scenario, policies, changes=changed)
+    runs = 2 * len(now.policies)
+    with _progress("what if", runs) as progress:
+        found = whatif_document(now, then, min(core_count(), runs))
         progress.update(runs)
     return CommandResult({**found, "changes": changed}, whatif_text(found, changes))
 
@@ -500,8 +500,7 @@ def train(
         learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
     candidates = [*BASELINES, learned_choice(kind, learned)]
-    folder = place.with_suffix(".windows")
-    waits = {each.name: found for each, found in judge(candidates, later, starts, folder, jobs=processes)}
+    waits = {each.name: found for each, found in judge(candidates, later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),

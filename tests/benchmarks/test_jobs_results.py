@@ -70,7 +70,7 @@ def test_the_page_of_a_trace_is_made_once_from_files(
     assert set(of_philly["learned"]) == set(TRAINED)
     assert "nan" not in text
     assert (tmp_path / "images" / "jobs-training.svg").is_file()
-    first, second = read_checked(tmp_path / "runs" / "philly" / "warm" / "wait" / "waiting.json")["scores"]
+    first, second = read_checked(tmp_path / "runs" / "philly" / "warm" / "wait" / "waiting.json")["found"]
     waits = data["waits"].set_index(["windows", "table", "policy"])
     assert waits.loc[("Philly, warm", "ablation", "waiting"), "wait_s"] == pytest.approx((first + second) / 2, rel=1e-5)
 

@@ -132,15 +132,6 @@ def test_gpus_of_several_types_are_summed_and_bind_the_job(tmp_path: Path) -> No
     assert trace.gpu_types.tolist() == ["a100|v100", ""]  # who asks for none by name takes any
 
 
-def test_limits_that_are_none(tmp_path: Path) -> None:
-    rows = [
-        row(JobIDRaw=str(i), TimelimitRaw=limit) for i, limit in enumerate(("UNLIMITED", "Partition_Limit", "", "5"))
-    ]
-    _, trace = imported(tmp_path, *rows)
-    assert trace.requested_s[3] == 300
-    assert [each != each for each in trace.requested_s[:3]] == [True] * 3
-
-
 def test_lives_of_a_requeued_job_are_one_job(tmp_path: Path) -> None:
     first = row(State="NODE_FAIL", ElapsedRaw="600")
     twin = first

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from jobs.case import read_scenario, warnings_of
+from jobs.case import warnings_of
 from jobs.comparing import fingerprint, run_policy
 from jobs.learning.learned import SIZES, JobNet, Learned, LearnedSpec, fresh_weights, write_learned
 from kit.errors import InputError
@@ -74,6 +74,11 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- refused
 
 
+def on(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A cluster of one node of 4 GPUs, with other nodes after it."""
+    return {"cluster": {"nodes": [{"count": 1, "gpus": 4}, *nodes], **more}}
+
+
 @pytest.mark.parametrize(
     "keys, said",
     [
@@ -88,34 +93,18 @@ def test_outages_and_drawn_failures(tmp_path: Path) -> None:
         ({"policies": ["no.jobpolicy.yaml"]}, "no.jobpolicy.yaml: no such file"),
         ({"policies": ["bad.jobpolicy.yaml"]}, "bad.jobpolicy.yaml: queueing: 'strickt' is no queueing: did you mean"),
         ({"cluster": {"nodes": []}}, "cluster.nodes"),
-        ({"cluster": {"nodes": [{"count": 0, "gpus": 4}]}}, "cluster.nodes.0.count"),
+        (on({"count": 0, "gpus": 4}), "cluster.nodes.1.count"),
         ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "vc": "b"}]}}, "no virtual cluster of the trace has nodes"),
+        (on(throughputs="zero.csv"), "line 2, b: '0'; a throughput is"),
+        (on(throughputs="no.yaml"), "no.yaml: no such file"),
+        (on(throughputs="c.csv", reference="z"), "on 'z', on which"),
+        (on(outages=[{"node": 1, "from_s": 0, "to_s": 9}]), "failures.node 1: is not there"),
+        (on(outages=[{"node": 0, "from_s": 9, "to_s": 9}]), "cluster.outages.0: to_s 9 is not after from_s 9"),
         (
-            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "zero.csv"}},
-            "line 2, b: '0'; a throughput is",
-        ),
-        ({"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "no.yaml"}}, "no.yaml: no such file"),
-        (
-            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "throughputs": "c.csv", "reference": "z"}},
-            "on 'z', on which",
-        ),
-        (
-            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 1, "from_s": 0, "to_s": 9}]}},
-            "failures.node 1: is not there",
-        ),
-        (
-            {"cluster": {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"node": 0, "from_s": 9, "to_s": 9}]}},
-            "cluster.outages.0: to_s 9 is not after from_s 9",
-        ),
-        (
-            {
-                "cluster": {
-                    "nodes": [{"count": 1, "gpus": 4, "profile": "rtx-2080-ti"}, {"count": 1, "gpus": 4, "type": "b"}]
-                }
-            },
+            on({"count": 1, "gpus": 4, "type": "b", "profile": "rtx-2080-ti"}),
             "some groups of nodes have a profile and others have none",
         ),
-        ({"cluster": {"nodes": [{"count": 1, "gpus": 4, "type": "a|b"}]}}, "no type's name"),
+        (on({"count": 1, "gpus": 4, "type": "a|b"}), "no type's name"),
         ({"window": {"from_s": "1d"}}, "window: no job is submitted in it; the trace's last one comes after 30 s"),
         ({"window": {"from_s": 5, "until_s": 5}}, "until_s 5 is not after from_s 5"),
         ({"warmup_s": "1h"}, "warmup_s: 3600 s leave no job to measure: the last is submitted after 30 s"),
@@ -136,13 +125,6 @@ def test_what_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> Non
         keys = {**keys, "window": {"from_s": 15}}
     with pytest.raises(InputError, match=re.escape(said)):
         case_of(tmp_path, trace_of(FOUR), **keys)
-
-
-def test_a_scenario_of_the_other_kind(tmp_path: Path) -> None:
-    path = write_case(tmp_path, trace_of(FOUR))
-    path.write_text(path.read_text().replace("slimsched.jobs/1", "slimsched.scenario/1"))
-    with pytest.raises(InputError, match=r"schema.*slimsched\.jobs/1"):
-        read_scenario(path)
 
 
 # -------------------------------------------------------------------------------------------------------------- doubted

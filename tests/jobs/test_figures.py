@@ -71,14 +71,15 @@ def test_groups_share_all_jobs() -> None:
     sizes = [1, 2, 3, 4, 8, 9, 16, 64, 100]
     rows = [(float(at), 10.0, gpus) for at, gpus in enumerate(sizes)]
     record = run("fifo", jobs(*rows, vc=["a", "b", "b", *[""] * 6]), nodes=[128])
-    groups = list(groups_of(record))
+    everybody = np.ones(len(sizes), bool)
+    groups = list(groups_of(record, everybody))
     names = [group.name for group in groups if group.kind == "size"]
     assert names == ["1", "2", "3-4", "5-8", "9-16", "33-64", "above 64"]
     for kind in ("size", "vc"):
         members = np.array([group.members for group in groups if group.kind == kind])
         assert members.sum(axis=0).tolist() == [1] * len(sizes)
     assert [group.name for group in groups if group.kind == "vc"] == ["(none)", "b", "a"]
-    assert list(groups_of(run("fifo", jobs((0, 1, 1), (0, 1, 1))))) == []
+    assert list(groups_of(run("fifo", jobs((0, 1, 1), (0, 1, 1))), everybody[:2])) == []
 
 
 def test_sums_do_not_overflow() -> None:

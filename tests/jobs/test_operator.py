@@ -16,7 +16,7 @@ from jobs.comparing import run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import SCORES, TrainingConfig, Windows
-from jobs.operating import Limit, TriedSetting, WhatIf, fewest_nodes, largest_load, tune, validation_document
+from jobs.operating import Limit, TriedSetting, fewest_nodes, largest_load, tune, validation_document, whatif_document
 from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
@@ -46,7 +46,7 @@ def test_more_nodes_mean_shorter_waits(tmp_path: Path) -> None:
     """The change is that of the means, and the interval is around its share."""
     trace = drawn()
     now, then = on_nodes(tmp_path, trace, 4), on_nodes(tmp_path, trace, 5)
-    row = WhatIf(now, then).document(1)["policies"][0]
+    row = whatif_document(now, then, 1)["policies"][0]
     change, means_s = row["change"]["wait_s"], [row[world]["wait_s"]["mean"] for world in ("now", "then")]
     assert change["difference"] == pytest.approx(means_s[1] - means_s[0])
     assert change["share"]["value"] == pytest.approx(means_s[1] / means_s[0] - 1)
@@ -65,7 +65,7 @@ def test_the_share_judges(tmp_path: Path) -> None:
     share = blocks.share(after_s, before_s, everybody)
     assert not chance_explains(share)
     case = on_nodes(tmp_path, drawn(jobs=50))
-    found = WhatIf(case, case).document(1)
+    found = whatif_document(case, case, 1)
     assert "That may be chance: no interval is known." in whatif_text(found, ["load=1"])
     found["policies"][0]["change"]["wait_s"] = {"share": share, "difference": float(changes_s.mean())}
     said = whatif_text(found, ["load=1"])
@@ -79,7 +79,7 @@ def test_jobs_that_are_not_the_same_are_refused(tmp_path: Path) -> None:
     now = on_nodes(tmp_path, trace)
     then = on_nodes(tmp_path, trace, window={"from_s": float(trace.submit_s[10])})
     with pytest.raises(InputError, match="the change makes 290 jobs of 300"):
-        WhatIf(now, then)
+        whatif_document(now, then, 1)
 
 
 @pytest.mark.release
@@ -103,7 +103,7 @@ def test_the_interval_holds_the_truth(durations: str, least: int, tmp_path: Path
     for seed in range(100):
         trace = draw(Drawing(1500, 16, 0.8, *laws, {1: 0.8, 2: 0.2}, seed=seed))
         now, then = (on_nodes(tmp_path, trace, nodes, seed=seed) for nodes in (4, 5))
-        found.append(WhatIf(now, then).document(1)["policies"][0])
+        found.append(whatif_document(now, then, 1)["policies"][0])
     means_s = [np.mean([row[world]["wait_s"]["mean"] for row in found]) for world in ("now", "then")]
     truth = means_s[1] / means_s[0] - 1
     shares = [row["change"]["wait_s"]["share"] for row in found]
@@ -220,32 +220,18 @@ def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "low, high, difference_s, said",
-    [
-        (
-            -0.9,
-            0.2,
-            -60.0,
-            ["That may be chance: the interval holds 0. Keep the former numbers.", ", which is not better"],
-        ),
-        (0.1, 0.9, 60.0, ["Later jobs wait longer. Keep the former numbers.", ", which is not better"]),
-        (-0.9, -0.2, -60.0, []),
-    ],
+    "low, high, why",
+    [(-0.9, 0.2, "That may be chance: the interval holds 0."), (0.1, 0.9, "Later jobs wait longer."), (-0.9, -0.2, "")],
 )
-def test_a_written_file_is_named_as_not_better(low: float, high: float, difference_s: float, said: list[str]) -> None:
+def test_a_written_file_is_named_as_not_better(low: float, high: float, why: str) -> None:
     share, wait = {"value": (low + high) / 2, "low": low, "high": high}, {"value": 60.0, "low": 50.0, "high": 70.0}
-    later = {
-        "waits_s": {"own": wait, "tuned": wait},
-        "change": {"wait_s": {"share": share, "difference": difference_s}},
-    }
+    change = {"wait_s": {"share": share, "difference": 60.0 * share["value"]}}
+    later = {"waits_s": {"own": wait, "tuned": wait}, "change": change}
     found = {"policy": "las", "key": "slowdown", "tries": 1, "own": {"round_s": 60.0}, "own_figure": 2.5}
     text = tuning_text({**found, "best": {"round_s": 30.0}, "best_figure": 1.5, "judged": later, "file": "f.yaml"})
     assert "slowdown has a mean of 2.5 -> 1.5," in text
-    assert "written: f.yaml" in text
-    assert [each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in text] == [
-        each for each in ("chance", "Later jobs wait longer", "Keep", "not better") if each in " ".join(said)
-    ]
-    assert all(each in text for each in said)
+    assert text.endswith(f"written: f.yaml{', which is not better than the former numbers' if why else ''}")
+    assert (f"{why} Keep the former numbers." in text) == ("Keep" in text) == bool(why)
 
 
 def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> None:
@@ -276,7 +262,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--change", "cluster.nodes.0.count=6", "--change", "cluster.restart_s=5", "--json", "w.json"]
-    assert main(["jobs", "whatif", "s.yaml", *flags, "--jobs", "1"]) == 0
+    assert main(["jobs", "whatif", "s.yaml", *flags]) == 0
     said = capsys.readouterr().out
     assert "GPUs 16 -> 24" in said
     assert re.search(r"fifo: the mean wait changes by -[\d.]+ % \(", said)

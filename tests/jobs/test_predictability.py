@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.summary import WINDOW, ClassHistory, Known, accuracies, predictions
 from jobs.trace import JobTrace
+from tests.jobs.cases import trace_of
 from tests.jobs.test_trace import small
 
 ANN = Known("ann", "lab", 2, 600.0)
@@ -50,25 +51,7 @@ def test_the_median_of_the_last_ones_counts_and_no_more_than_was_asked_for() -> 
 
 
 def _trace(submit: list[float], run: list[float]) -> JobTrace:
-    count = len(submit)
-    base = small()
-    columns = {
-        name: np.resize(getattr(base, name), count) for name in ("user", "vc", "gpu_types", "job_class", "status")
-    }
-    nothing = np.full(count, np.nan)
-    return JobTrace(
-        job_id=np.array([str(i) for i in range(count)], object),
-        submit_s=np.array(submit),
-        run_s=np.array(run),
-        gpus=np.ones(count, np.int32),
-        requested_s=nothing,
-        recorded_wait_s=nothing,
-        recorded_start_s=nothing,
-        attempts=np.ones(count, np.int32),
-        gpu_share=np.ones(count),
-        provenance={},
-        **columns,
-    )
+    return trace_of([(*each, 1) for each in zip(submit, run, strict=True)])
 
 
 def test_a_job_knows_what_had_ended_at_its_submit() -> None:
@@ -96,7 +79,7 @@ def test_no_prediction_depends_on_what_ends_later(runs: list[float], gaps: list[
 def test_factors_by_hand() -> None:
     trace = small(requested_s=np.array([np.nan, 40.0, 15.0]))  # of 20 and 30: both off by two
     requested, history = accuracies(trace)
-    assert requested.known_share == pytest.approx(2 / 3)
-    assert requested.factor_median == pytest.approx(2)
-    assert requested.factor_p90 == pytest.approx(2)
-    assert (history.known_share, history.factor_median) == (0, None)
+    assert requested["known_share"] == pytest.approx(2 / 3)
+    assert requested["factor_median"] == pytest.approx(2)
+    assert requested["factor_p90"] == pytest.approx(2)
+    assert (history["known_share"], history["factor_median"]) == (0, None)

@@ -49,13 +49,6 @@ def test_a_wait_begins_when_the_job_may_begin(tmp_path: Path) -> None:
     assert imported(tmp_path, never)[1].recorded_wait_s.tolist() == [2]
 
 
-def test_a_requeued_job_is_one(tmp_path: Path) -> None:
-    found, trace = imported(tmp_path, SECOND, FIRST)
-    assert (trace.job_id.tolist(), trace.run_s.tolist(), trace.attempts.tolist()) == (["7"], [2400], [2])
-    assert (trace.recorded_wait_s.tolist(), trace.status.tolist()) == ([300], ["completed"])
-    assert found.tally.noted[ATTEMPTS].rows == 1
-
-
 PENDING = attempt("7", "10:15:00", "Unknown", "Unknown", 0, "PENDING", Partition="gpu,long", AllocTRES="")
 RUNNING = attempt("7", "10:15:00", "11:00:00", "Unknown", 60, "RUNNING")
 OTHER = attempt("8", "10:00:00", "10:05:00", "10:15:00", 600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,14 @@ from pyarrow import parquet
 
 from jobs.trace import COLUMNS, JobTrace, read_trace, write_trace
 from kit.errors import InputError
+from tests.jobs.cases import trace_of
 
 
 def small(**changes: Any) -> JobTrace:
     """Three jobs."""
-    nothing = np.full(3, np.nan)
-    words = {name: np.array([""] * 3, object) for name in ("user", "vc", "gpu_types", "job_class")}
-    columns: dict[str, Any] = {
-        "job_id": np.array(["a", "b", "c"], object),
-        "submit_s": np.array([0.0, 1.5, 1.5]),
-        "run_s": np.array([10.0, 20.0, 30.0]),
-        "gpus": np.array([1, 2, 4], np.int32),
-        **words,
-        "requested_s": np.array([np.nan, 60.0, 60.0]),
-        "recorded_wait_s": nothing,
-        "recorded_start_s": nothing,
-        "status": np.array(["completed", "failed", "unknown"], object),
-        "attempts": np.ones(3, np.int32),
-        "gpu_share": np.array([0.25, 1.0, 1.0]),
-        "provenance": {"format": "drawn", "file": "", "start": None},
-    }
-    return JobTrace(**{**columns, **changes})
+    known = {"requested_s": [np.nan, 60, 60], "status": ["completed", "failed", "unknown"], "gpu_share": [0.25, 1, 1]}
+    trace = trace_of([(0, 10, 1), (1.5, 20, 2), (1.5, 30, 4)], job_id=["a", "b", "c"], **known)
+    return replace(trace, **changes)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -83,8 +83,6 @@ def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:
 
 
 def test_what_can_not_be_combined_is_refused() -> None:
-    with pytest.raises(InputError, match="name the file"):
-        run(STALL, jobs((0, 1, 1)))
     with pytest.raises(InputError, match="preempts nobody"):
         JobPolicy("las", "stall", "by-index")
     with pytest.raises(InputError, match="asks nobody"):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from jobs.policies.cluster import NodeGroup
 from jobs.sim.bound import BoundProblem, lower_bound
-from kit.errors import InputError
 from tests.jobs.sim.worlds import jobs, one_pool, run
 
 Row = tuple[int, int, int]  # release, run, GPUs
@@ -107,8 +106,3 @@ def test_a_late_burst_has_its_prices(is_preemptive: bool) -> None:
     hours = one_pool([0.0] + [100.0] * 100, np.ones(101), np.ones(101), of=1)
     bound = lower_bound(hours, is_preemptive, cell_s=1.0)
     assert 40 <= bound.mean_wait_s <= sum(range(100)) / 101
-
-
-def test_a_job_that_fits_nowhere_is_refused() -> None:
-    with pytest.raises(InputError, match="job 1 fits into no pool"):
-        one_pool([0, 0], [1, 1], [1, 9], of=4)

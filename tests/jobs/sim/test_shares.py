@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.policies.cluster import JobArrived, NodeGroup, Pool, RefuseJob, Wake
+from jobs.policies.cluster import NodeGroup, Pool, Wake
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
 from jobs.sim.jobs import JobList, NodeOutage, sampled_variability
@@ -81,14 +81,6 @@ def test_an_account_is_charged_for_shares() -> None:
     accounts = simulation.scheduler._accounts
     assert accounts is not None
     assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.gpus_used).sum() / S)
-
-
-@pytest.mark.parametrize("gpus, milli", [(1, 0), (1, 1001), (2, 500), (1, -1)])
-def test_what_is_no_share_is_refused(gpus: int, milli: int) -> None:
-    scheduler = JobSimulation(JobWorld((NodeGroup(1, 4),)), JobRun(jobs((0, 1, 1)), policy_of("fifo"))).scheduler
-    (command,) = scheduler.handle(JobArrived(0, gpus, 0, gpu_milli=milli), 0)
-    assert isinstance(command, RefuseJob)
-    assert "a share is of one" in command.reason
 
 
 # ----------------------------------------------------------------------------------------------------------- laws
