@@ -144,7 +144,7 @@ def frames_of(study: Study) -> dict[str, pd.DataFrame]:
     learned = [(name, each) for name in LEARNED for each in judged]
     frames = {
         "study": [_study_row(study)],
-        "standing": [_standing_row(each, name) for name, each in learned],
+        "ranking": [_ranking_row(each, name) for name, each in learned],
         "maxima": [row for each in judged if each.place in COLD for row in _maxima_rows(each)],
         "shares": [row for each in judged for row in _share_rows(each)],
         "waits": [row for each in judged for row in _wait_rows(each)],
@@ -166,7 +166,7 @@ def _study_row(study: Study) -> Row:
     return {"trace": study.trace, **numbers, **study.effort}
 
 
-def _standing_row(judged: Judged, name: str) -> Row:
+def _ranking_row(judged: Judged, name: str) -> Row:
     """Baselines that wait less than it, as long within the interval, and longer; and the one it loses most to, of those
     that know no run times, with its wait."""
     baselines: dict[str, list[str]] = {"loses_to": [], "open": [], "beats": []}

@@ -17,7 +17,7 @@ _SIZES: Final = (  # section, key: what costs time, and gives surer numbers or b
     ("tuning", "decisions"),
     ("tuning", "episodes"),
     ("tuning", "episode_s"),
-    ("tuning", "levels"),
+    ("tuning", "matching_runs"),
     ("", "duration_s"),
 )
 

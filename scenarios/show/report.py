@@ -160,7 +160,7 @@ def report(material: Material) -> str:
         **sections,
         "badges": list(_badges(material)),
         "answers": answers(comparison, validation),
-        "standing": _ranking(material),
+        "ranking": _ranking(material),
         "missing": [title.lower() for title, part in found.items() if not part],
         "environment": _environment(material.environment),
     }
