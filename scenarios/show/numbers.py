@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import floor, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scenarios.metrics.catalogue import Measure
-from scenarios.metrics.statistics import MeanInterval
+
+if TYPE_CHECKING:
+    from scenarios.metrics.statistics import MeanInterval
 
 NONE = "-"
 PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead

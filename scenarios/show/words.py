@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from hw.networks.accuracy import MEASURED
 from kit.errors import WorkError
 from policies.faults import PLANNED, WORKER_DIED, WORKER_HUNG
 from scenarios.metrics.catalogue import ATTAINMENT, SERVED, Measure
-from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.result import Result
 from scenarios.metrics.served import FLAG, Served, completed_nothing, leaves_many
 from scenarios.metrics.signatures import tally_text
@@ -19,6 +18,9 @@ from scenarios.show.numbers import NONE, number
 from scenarios.show.table import Column, Table
 from scenarios.show.wording import say
 from sim.profile import origin_of
+
+if TYPE_CHECKING:
+    from scenarios.metrics.comparison import ComparisonDocument
 
 ROUNDING: Final = 1e-9  # of sums of shares
 _CAUSES: Final = {PLANNED: "outage", WORKER_DIED: "worker died", WORKER_HUNG: "worker hung"}
