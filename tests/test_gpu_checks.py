@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import job
-from benchmarks.gpu.checks import CHECKS
+from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
@@ -27,8 +27,8 @@ TOLD = {"place": "nowhere"}
 
 def run(out: Path, *names: str, deadline_s: float = 5.0, seconds: float = 60.0) -> dict[str, Any]:
     """Fake checks of these names; returns what each found."""
-    whats = dict.fromkeys(names, "something")
-    gpu.run(dict.fromkeys(names, deadline_s), whats, seconds, out, "this", TOLD, module=FAKE)
+    checks = [Check(name, deadline_s, True, "", "something", "") for name in names]
+    gpu.run(checks, seconds, out, "this", TOLD, module=FAKE)
     return {each["id"]: each for each in json.loads((out / "evidence.json").read_text())["found"]}
 
 
@@ -114,7 +114,8 @@ def test_a_validation_is_told_beside_what_is_promised() -> None:
 
 
 def test_all_checks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """In their order; the page names their letters and how many they are."""
+    """In their order, and each is there; the page names their letters and how many they are."""
+    assert all(callable(check.look()) for check in CHECKS)
     assert gpu.main(["--list"]) == 0
     ids = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert ids == [check.id for check in CHECKS]

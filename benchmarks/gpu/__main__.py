@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from benchmarks.gpu import MARK
+from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, Finding, stamps, write
 
 
@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="what each looks at; does nothing")
     parser.add_argument("--check", metavar="ID", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
-    from benchmarks.gpu.checks import CHECKS  # here: `--help` needs no torch
-
     if given.list:
         for check in CHECKS:
             print(f"{check.id}  {check.what}; passes: {check.passes}; at most {check.deadline_s:.0f} s")
@@ -47,27 +45,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = "cpu" if given.emulated else "cuda"
     if given.check:
         check = next(each for each in CHECKS if each.id == given.check)
-        print(MARK + json.dumps(asdict(_look(check.id, check.look, kind, given.out))), flush=True)
+        print(MARK + json.dumps(asdict(_look(check, kind, given.out))), flush=True)
         return 0
     chosen = [
         each for each in CHECKS if (each.on_cpu or kind == "cuda" if given.only is None else each.id in given.only)
     ]
     command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)])
-    told = stamps(kind)
-    return run(
-        {each.id: each.deadline_s for each in chosen},
-        {each.id: each.what for each in chosen},
-        given.seconds,
-        given.out,
-        command,
-        told,
-        ["--emulated"] if given.emulated else [],
-    )
+    return run(chosen, given.seconds, given.out, command, stamps(kind), ["--emulated"] if given.emulated else [])
 
 
 def run(
-    deadlines_s: Mapping[str, float],
-    whats: Mapping[str, str],
+    checks: Sequence[Check],
     seconds: float,
     out: Path,
     command: str,
@@ -77,7 +65,8 @@ def run(
 ) -> int:
     """Each check in turn; none begins that has less than half of its deadline left."""
     began_s, found = time.monotonic(), list[Finding]()
-    for name, deadline_s in deadlines_s.items():
+    whats = {check.id: check.what for check in checks}
+    for name, deadline_s in ((check.id, check.deadline_s) for check in checks):
         left_s = seconds - (time.monotonic() - began_s)
         if left_s < deadline_s / 2:
             finding = Finding(name, "skipped", f"{left_s:.0f} s are left, it may take {deadline_s:.0f}")
@@ -114,17 +103,17 @@ def in_a_process(command: Sequence[str], name: str, deadline_s: float) -> Findin
     return Finding(**{**json.loads(lines[-1].removeprefix(MARK)), "took_s": took_s})
 
 
-def _look(name: str, look: Any, kind: str, out: Path) -> Finding:
+def _look(check: Check, kind: str, out: Path) -> Finding:
     from benchmarks.gpu.stand import CantTellError, Stand
 
     try:
-        wrong, numbers = look(Stand(kind, out))
+        wrong, numbers = check.look()(Stand(kind, out))
     except CantTellError as reason:
-        return Finding(name, "skipped", str(reason))
+        return Finding(check.id, "skipped", str(reason))
     except Exception as error:
         traceback.print_exc()
-        return Finding(name, "failed", f"{type(error).__name__}: {error}")
-    return Finding(name, "failed" if wrong else "passed", wrong, numbers)
+        return Finding(check.id, "failed", f"{type(error).__name__}: {error}")
+    return Finding(check.id, "failed" if wrong else "passed", wrong, numbers)
 
 
 if __name__ == "__main__":

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from benchmarks.speed.harness import machine
+from benchmarks.speed.harness import show
 
-_tables: dict[str, list[tuple[str, ...]]] = {}
-
-
-class Figures:
-    """Rows of a table; the first is its head."""
-
-    def __init__(self, title: str, head: tuple[str, ...]) -> None:
-        self._rows = _tables.setdefault(title, [head])
-
-    def add(self, *cells: object) -> None:
-        """One row."""
-        self._rows.append(tuple(f"{each:,}" if isinstance(each, int) else str(each) for each in cells))
+Figures = list[tuple[object, ...]]
+"""Rows of a table."""
+_tables: dict[tuple[str, tuple[str, ...]], Figures] = {}
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
+def pytest_terminal_summary() -> None:
     """The tables, in Markdown."""
-    for title, rows in _tables.items():
-        terminalreporter.write_sep("-", title)
-        terminalreporter.write_line(machine())
-        terminalreporter.write_line("")
-        for number, row in enumerate(rows):
-            terminalreporter.write_line("| " + " | ".join(row) + " |")
-            if number == 0:
-                terminalreporter.write_line("|" + "---|" * len(row))
+    for (title, head), rows in _tables.items():
+        show(title, head, rows)
 
 
 @pytest.fixture(scope="module")
 def figures(request: pytest.FixtureRequest) -> Figures:
     """The module's table: `TITLE` and `HEAD`."""
-    return Figures(request.module.TITLE, request.module.HEAD)
+    return _tables.setdefault((request.module.TITLE, request.module.HEAD), [])

@@ -7,8 +7,7 @@
 request must have one record, completed or failed with a named reason, and the logs must replay through fresh cores and
 agree with each other.
 `soak`: one run; the memory of each process is read about every 30 seconds, and a straight line laid through it. The
-router keeps a record of every request until its run has ended, by design: what it grows by an image is told as
-`router_bytes_per_image`.
+router keeps a record of every request until its run has ended, by design.
 """
 
 from __future__ import annotations
@@ -146,7 +145,6 @@ class MemoryTrend:
     pids: Callable[[], dict[str, int]]
     sample_s: float
     at_s: list[float] = field(default_factory=list)
-    images: list[int] = field(default_factory=list)
     rows: list[dict[str, float]] = field(default_factory=list)
 
     def tell(self, progress: RunProgress) -> None:
@@ -156,7 +154,6 @@ class MemoryTrend:
         if self.at_s and now_s < self.at_s[-1] + self.sample_s:
             return
         self.at_s.append(now_s)
-        self.images.append(progress.completed)
         self.rows.append({name: float(psutil.Process(pid).memory_full_info().uss) for name, pid in self.pids().items()})
 
     def slopes(self) -> dict[str, dict[str, float]]:
@@ -171,12 +168,6 @@ class MemoryTrend:
                 "first_mib": float(values[0]), "last_mib": float(values[-1]), "slope_mib_h": slope, "ci95": half,
             }  # fmt: skip
         return slopes
-
-    def router_bytes_per_image(self) -> float:
-        """By how much the router's process grows with each completed image."""
-        settled = len(self.rows) // 6
-        images = np.asarray(self.images[settled:], dtype=np.float64)
-        return _line(images, np.asarray([row["router"] for row in self.rows[settled:]]))[0]
 
 
 def _line(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float]:
@@ -208,7 +199,6 @@ def soak(minutes: float, rate: float, servers: int) -> dict[str, Any]:
         "images": len(record.requests),
         "readings": len(memory.rows),
         "memory": memory.slopes(),
-        "router_bytes_per_image": memory.router_bytes_per_image(),
     }
 
 

@@ -13,7 +13,6 @@ With `--emulated` the agents have the simulator's own model of an RTX 2080 Ti be
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,7 @@ import numpy as np
 
 from benchmarks.speed import hollow
 from benchmarks.speed.driving import reference, scenario
-from benchmarks.speed.harness import show
+from benchmarks.speed.harness import show, write
 from benchmarks.speed.hollow import BATCH_LIMIT, SEGMENTS, SHAPES, BlockLoad
 from hw.agent.emulated import EmulatedDevice
 from hw.router.cluster import HardwareCluster
@@ -182,9 +181,8 @@ def main() -> None:
                     blocks_s = highest(cluster, size_bytes, block, blocks_s)
                 found.append(measure(cluster, size_bytes, BlockLoad(block, blocks_s, options.seconds)))
     show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in found])
-    if options.json:
-        rows_json = [asdict(each) | {"is_sustained": each.is_sustained} for each in found]
-        options.json.write_text(json.dumps({"decisions_s": engine_s, "goal_us": goal_us, "runs": rows_json}, indent=1))
+    runs = [asdict(each) | {"is_sustained": each.is_sustained} for each in found]
+    write(options.json, {"decisions_s": engine_s, "goal_us": goal_us, "runs": runs})
 
 
 def _row(of: RunFigures, goal_us: float) -> tuple[object, ...]:

@@ -5,7 +5,7 @@ python -m benchmarks.speed.slimming slimresnet18 --device cpu:0 --json slimming.
 What is timed is what serves: instances as `hw.devices.instances.Instances` makes them, and `serve` from single
 activations on. All that is compared runs in turns. Ways: `served` is an instance of that very width, `views` one of
 full width that runs narrower. Baselines of the full width start from the same images: `plain stack` is torchvision's
-blocks with BatchNorm, `one piece` all segments in one call, `torch.compile` that compiled, `CUDA graph` that captured.
+blocks with BatchNorm, `one piece` all segments in one call, `torch.compile` that compiled.
 """
 
 from __future__ import annotations
@@ -102,46 +102,27 @@ class OpenedNetwork:
             x = self.instances[segment, FULL].run(x, FULL, IMAGE if segment == 1 else FULL)
         return x
 
-    def graph(self, batch: int) -> Pass:
-        """`compute`, captured as a CUDA graph for this batch size."""
-        x = in_format(gather(self.rows(1, IMAGE, batch)), self.device.memory_format)
-        self.compute(x)  # libraries choose and allocate before anything is captured
-        torch.cuda.synchronize(self.place)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = self.compute(x)
-
-        def replay(images: Tensor) -> Tensor:
-            x.copy_(images)
-            graph.replay()
-            return y
-
-        return self.one_piece(batch, replay)
-
     def baselines(self, batch: int, *, is_compiled: bool) -> dict[str, Pass]:
         """Of the full width, those that there are here."""
-        found = {"one piece": self.one_piece(batch)}
+        baselines = {"one piece": self.one_piece(batch)}
         if isinstance(self.model, SlimResNet):
             plain = plain_stack(self.model.config).eval().to(self.place, self.device.torch_dtype)
-            found["plain stack"] = self.one_piece(batch, plain.to(memory_format=self.device.memory_format))
+            baselines["plain stack"] = self.one_piece(batch, plain.to(memory_format=self.device.memory_format))
         if is_compiled:
             torch.compiler.reset()  # torch gives up compiling after some shapes, and would run uncompiled
-            found["torch.compile"] = self.one_piece(batch, torch.compile(self.compute, fullgraph=True, dynamic=False))
-        if self.place.type == "cuda":
-            found["CUDA graph"] = self.graph(batch)
-        return found
+            baselines["torch.compile"] = self.one_piece(
+                batch, torch.compile(self.compute, fullgraph=True, dynamic=False)
+            )
+        return baselines
 
 
 def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
     """The whole network, then each segment, at every width; the full width's baselines beside the network."""
     segments, found = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
     for which in (tuple(segments), *((segment,) for segment in segments)):
-        passes = {
-            (way, width): stand.served(which, width, width if way == "served" else FULL, batch)
-            for width in stand.model.spec.widths
-            for way in ("served", "views")
-            if way == "served" or width != FULL
-        }
+        widths = stand.model.spec.widths
+        passes = {("served", width): stand.served(which, width, width, batch) for width in widths}
+        passes |= {("views", width): stand.served(which, width, FULL, batch) for width in widths if width != FULL}
         if len(which) > 1:
             passes |= {(name, FULL): run for name, run in stand.baselines(batch, is_compiled=is_compiled).items()}
         turns = in_turns(passes, rounds=rounds, turn_s=0.06)

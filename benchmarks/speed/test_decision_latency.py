@@ -103,4 +103,4 @@ def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int)
         torch.set_num_threads(threads)
     for name, rounds in found.items():
         p50, p99 = sorted(rounds[1:])[len(rounds[1:]) // 2]
-        figures.add(name, servers, f"{p50:.2f}", f"{p99:.2f}")
+        figures.append((name, servers, f"{p50:.2f}", f"{p99:.2f}"))

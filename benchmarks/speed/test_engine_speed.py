@@ -37,10 +37,10 @@ def test_reference_and_compiled_in_turns(benchmark: Any, figures: Figures) -> No
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
     ratios = sorted(f.rate / s.rate for s, f in zip(slow, fast, strict=True))
     best_slow, best_fast = max(slow, key=lambda each: each.rate), max(fast, key=lambda each: each.rate)
-    figures.add("reference", 3, best_slow.decisions, best_slow.rate, round(1e9 / best_slow.rate), "1x", "-")
+    figures.append(("reference", 3, best_slow.decisions, best_slow.rate, round(1e9 / best_slow.rate), "1x", "-"))
     beside = f"{ratios[len(ratios) // 2]:.0f}x the reference ({ratios[0]:.0f} to {ratios[-1]:.0f})"
     cells = best_fast.decisions, best_fast.rate, round(1e9 / best_fast.rate), beside, f"{best_fast.bytes / 1e3:.0f}"
-    figures.add("compiled, one thread", 3, *cells)
+    figures.append(("compiled, one thread", 3, *cells))
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
@@ -62,8 +62,8 @@ def test_two_threads(benchmark: Any, figures: Figures) -> None:
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
     speedups = sorted(b / a for a, b in zip(one, two, strict=True))
     beside = f"{speedups[len(speedups) // 2]:.2f}x one thread ({speedups[0]:.2f} to {speedups[-1]:.2f})"
-    figures.add(
-        "compiled, two threads, a wall-clock second", 3, "-", round(max(two)), round(1e9 / max(two)), beside, "-"
+    figures.append(
+        ("compiled, two threads, a wall-clock second", 3, "-", round(max(two)), round(1e9 / max(two)), beside, "-")
     )
 
 
@@ -83,4 +83,4 @@ def test_cost_a_decision(benchmark: Any, figures: Figures, servers: int, observe
     ratios = sorted(b.rate / a.rate for a, b in zip(found, beside, strict=True))
     what = "compiled, observation written" if observes else "compiled"
     ratio = f"{ratios[len(ratios) // 2]:.2f}x the cost at 3 servers"
-    figures.add(what, servers, best.decisions, best.rate, round(1e9 / best.rate), ratio, f"{best.bytes / 1e3:.0f}")
+    figures.append((what, servers, best.decisions, best.rate, round(1e9 / best.rate), ratio, f"{best.bytes / 1e3:.0f}"))

@@ -35,4 +35,4 @@ def test_shares(benchmark: Any, figures: Figures, objective: Any, many: int) -> 
 
     benchmark.pedantic(once, rounds=3, iterations=1, warmup_rounds=1)
     wall_s, cpu_s = (min(each) for each in zip(*seconds, strict=True))
-    figures.add(objective.__name__, many, f"{1e3 * wall_s:.0f}", f"{1e3 * cpu_s:.0f}")
+    figures.append((objective.__name__, many, f"{1e3 * wall_s:.0f}", f"{1e3 * cpu_s:.0f}"))

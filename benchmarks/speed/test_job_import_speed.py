@@ -47,7 +47,9 @@ def test_import(benchmark: Any, figures: Figures, tmp_path: Path, name: str) -> 
     assert len(read_trace(out)) == JOBS
     wall_s, cpu_s = (min(each) for each in zip(*seconds, strict=True))
     megabytes = path.stat().st_size / 1e6
-    figures.add(name, JOBS, f"{megabytes:.0f}", round(JOBS / wall_s), round(JOBS / cpu_s), f"{megabytes / wall_s:.0f}")
+    figures.append(
+        (name, JOBS, f"{megabytes:.0f}", round(JOBS / wall_s), round(JOBS / cpu_s), f"{megabytes / wall_s:.0f}")
+    )
 
 
 def test_predict(benchmark: Any, tmp_path: Path) -> None:
