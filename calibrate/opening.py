@@ -10,7 +10,6 @@ import time  # noqa: TID251 - idle power is looked at for a while
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import psutil
 
@@ -98,7 +97,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
         bandwidth_bytes_s = bandwidth()
         _settle(device, bench.meter, found)
         context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
-        tested = sensor_test(bench, found, context, load)
+        tested = sensor_test(bench.meter, found, context, lambda seconds: bench.solo(load, 1, 2, seconds))
         after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if found.metered and fall_look_s else []
         bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
         found, meter = _stamped(found, tested, others), replace(meter, trust=tested.trust)
@@ -197,29 +196,18 @@ def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watc
     return mean.power_w, mean.provenance
 
 
-class Busying(Protocol):
-    """As much of a bench as the test of its sensor needs."""
-
-    @property
-    def meter(self) -> Meter:
-        """On a sensor that knows the bench's processes."""
-        ...
-
-    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> object:
-        """Keep the device busy."""
-        ...
-
-
-def sensor_test(bench: Busying, found: Probe, idle: Sequence[Watched], load: Point, look: Watch = watch) -> SelfTest:
+def sensor_test(
+    meter: Meter, found: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
+) -> SelfTest:
     """The self-test of the bench's own sensor: one of no processes would see a CPU that is never used.
 
     Args:
         idle: looks at that sensor while the processes do nothing.
+        load: keeps the device busy for so many seconds.
     """
     if not found.metered:
         return SelfTest(SensorTrust(), "no power reading to test")
-    kept = idle[round(IDLE_DROPPED * len(idle)) :]
-    return self_test(bench.meter, kept, lambda seconds: bench.solo(load, 1, 2, seconds), look)
+    return self_test(meter, idle[round(IDLE_DROPPED * len(idle)) :], load, look)
 
 
 def _stamped(found: Probe, tested: SelfTest, others: Interference) -> Probe:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -65,22 +65,6 @@ class Package:
         return found
 
 
-@dataclass
-class Bench:
-    """Processes on a package, and the package's sensor."""
-
-    package: Package
-    meter: Meter = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.meter = Meter("cpu", self.package)  # type: ignore[arg-type]  # looked at by `look` alone
-
-    def solo(self, point: Point, warmup: int, repeats: int, min_s: float) -> float:
-        """The package is busy from here on."""
-        self.package.busy = True
-        return min_s
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
     """A sensor that knows the processes passes; one that was given none says 0 for ever and is left out."""
@@ -91,9 +75,13 @@ def test_the_benchs_own_sensor_is_tested(own: bool) -> None:
         assert isinstance(seconds, float)
         return sensor.looks(seconds)
 
-    bench = Bench(Package(own))
-    found = Probe(facts().info, metered=True)
-    tested = sensor_test(bench, found, bench.package.looks(1.0), POINT, look)
+    def load(seconds: float) -> float:
+        package.busy = True
+        return seconds
+
+    package = Package(own)
+    meter = Meter("cpu", package)  # type: ignore[arg-type]  # looked at by `look` alone
+    tested = sensor_test(meter, Probe(facts().info, metered=True), package.looks(1.0), load, look)
     assert tested.trust == SensorTrust(counter=False, utilization=own)
     assert bool(tested.warnings) != own
 
