@@ -329,11 +329,13 @@ def test_a_part_time_counter_is_right_about_steady_loads_alone() -> None:
 
 
 def test_details_have_a_pace_of_their_own() -> None:
-    """They take several calls; between two of them the counter is looked at often."""
-    rig = Rig.of(FakeBoard(HOPPER))
-    with sampled(rig.meter.sensor, 0.005) as take:
+    """They take several calls; between two of them the counter alone is looked at."""
+    with sampled(Rig.of(FakeBoard(HOPPER)).meter.sensor, 0.005) as take:
         time.sleep(0.4)
-        seen = take()
-    detailed = [look for look in seen if look.details.sm_clock_mhz is not None]
-    assert 2 <= len(detailed) <= 1 + 0.4 / DETAILS_PERIOD_S + 1
-    assert len(seen) > 3 * len(detailed)
+        looks = take()
+    detailed_s = -math.inf
+    for look in looks:
+        is_detailed = look.details.sm_clock_mhz is not None
+        assert is_detailed == (look.at_s >= detailed_s + DETAILS_PERIOD_S)
+        detailed_s = look.at_s if is_detailed else detailed_s
+    assert looks[0].at_s < detailed_s
