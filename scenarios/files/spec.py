@@ -817,7 +817,7 @@ class Goals(NamedTuple):
 
 
 class SloSection(StrictModel):
-    """What the operator promises: results say in how much of the time it was kept ([metrics](metrics.md)).
+    """The service-level objective: results say in how much of the time it was met ([metrics](metrics.md)).
 
     Routers that [control](routers.md#keeping-goals) follow it.
     """
