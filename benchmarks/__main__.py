@@ -165,8 +165,8 @@ def _fronts(*scenario: Path, router: Names = tables.FRONT_KINDS, grid: Grid = Gr
     print(tables.front_frame(rows).to_string(index=False))
 
 
-@app.command(name="carried")
-def _carried(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CAPACITY, jobs: int | None = None) -> None:
+@app.command(name="capacity")
+def _capacity(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CAPACITY, jobs: int | None = None) -> None:
     """How many images a second each tuned router carries at a p99 within the promised limit, at the promised floor.
 
     Args:

@@ -301,7 +301,7 @@ def _at_most(what: str, row: Mapping[str, Any], name: str, most: float, unit: st
 
 def _at_least(row: Mapping[str, Any], least: float) -> Goal:
     mean, half = row.get("capacity_pct"), row.get("capacity_pct_ci95") or 0.0
-    goal = {"what": "images/s carried", "change": mean, "ci95": half, "unit": "%", "asked": f"at least {least:+.0f} %"}
+    goal = {"what": "capacity", "change": mean, "ci95": half, "unit": "%", "asked": f"at least {least:+.0f} %"}
     goal["against"] = row.get("capacity_baseline")
     if mean is None:
         return {**goal, "holds": None}

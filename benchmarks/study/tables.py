@@ -3,7 +3,7 @@
     python -m benchmarks ablation scenarios/main-mmpp-10g.yaml      # what each ingredient of Tide is worth
     python -m benchmarks faster scenarios/main-mmpp-10g.yaml        # is a router that decides faster ever worse?
     python -m benchmarks fronts scenarios/main-mmpp-10g.yaml        # energy an image within limits of the p99
-    python -m benchmarks carried scenarios/main-mmpp-10g.yaml       # images/s that each tuned router carries
+    python -m benchmarks capacity scenarios/main-mmpp-10g.yaml       # images/s that each tuned router carries
 
 `python -m benchmarks results` then writes them as CSV files. Rows of a scenario that has changed since are not shown.
 """
@@ -43,7 +43,7 @@ from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 DATA: Final = ROOT / "docs" / "data"
-ABLATION, FASTER, FRONTS, CAPACITY = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts", "carried"))
+ABLATION, FASTER, FRONTS, CAPACITY = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts", "capacity"))
 
 
 @dataclass(frozen=True)

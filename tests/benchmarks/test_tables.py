@@ -186,7 +186,7 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
     carries = {None: [(100.0, SCORE), (300.0, SCORE)], ControlSpec(floor=0.8, p99_limit_s=0.0): [(190.0, SCORE)] * 2}
     monkeypatch.setattr(tables, "_by_seed", lambda _, spec, seeds: carries[getattr(spec, "control", None)])
     json = tmp_path / tables.CAPACITY
-    command = ["carried", str(path), "--seeds", "2", "--json", str(json), "--jobs", "1"]
+    command = ["capacity", str(path), "--seeds", "2", "--json", str(json), "--jobs", "1"]
     assert main(command) == 0
     rows = {each["router"]: each for each in read_rows(json)}
     assert {name: (each["controls"], each["images_s"]) for name, each in rows.items()} == {
@@ -205,8 +205,8 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
 @pytest.mark.parametrize(
     ("changes", "command", "told"),
     [
-        ({"slo": {"floor": 0.8}}, ["carried"], "slo.p99_limit_s: missing"),
-        ({"slo": {"floor": 0.8, "p99_limit_s": 0.05}}, ["carried", "--seeds", "9"], "9; main-tiny.yaml has 2"),
+        ({"slo": {"floor": 0.8}}, ["capacity"], "slo.p99_limit_s: missing"),
+        ({"slo": {"floor": 0.8, "p99_limit_s": 0.05}}, ["capacity", "--seeds", "9"], "9; main-tiny.yaml has 2"),
         ({"tuning": {}}, ["ablation"], "tuning.floor: missing"),
         ({}, ["faster", "--router", "jsq"], "'jsq' is not tuned"),
     ],
