@@ -58,11 +58,11 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
     except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy has not
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
     if metadata.get("schema") != schema:
-        found, kind = metadata.get("schema", "none"), schema.removeprefix("slimsched.").split("/")[0]
-        raise InputError(str(path), "schema", f"found {found}, expected {schema}: not a {kind} of this version")
+        written, kind = metadata.get("schema", "none"), schema.removeprefix("slimsched.").split("/")[0]
+        raise InputError(str(path), "schema", f"found {written}, expected {schema}: not a {kind} of this version")
     stored = metadata.pop(CHECKSUM, None)
-    if stored != (found := _checksum(tensors, metadata)):
-        problem = f"says {stored!r:.40}, the content has {found!r}: it was damaged or changed after it was written"
+    if stored != (computed := _checksum(tensors, metadata)):
+        problem = f"says {stored!r:.40}, the content has {computed!r}: it was damaged or changed after it was written"
         raise InputError(str(path), CHECKSUM, f"{problem}; take the file from where it came, or train it again")
     for name, tensor in tensors.items():
         if tensor.dtype.kind == "f" and not (np.abs(tensor) <= MOST).all():

@@ -192,17 +192,17 @@ def require_file(path: Path, most: int, *, source: str = "", key: str = "", hint
     """Raises `InputError` for a path at which no plain file lies (a pipe would be waited for, a device never ends), or
     one of more than `most` bytes; the arguments are those of `read_bytes`."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise _unreadable(path, f"no such file{hint}", source, key) from None
     except (OSError, ValueError) as error:  # a loop of links; a name that is too long, or holds a NUL
         raise _unreadable(path, f"can't be read: {getattr(error, 'strerror', error)}", source, key) from None
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise _unreadable(path, "this is a folder; name a file in it", source, key)
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise _unreadable(path, "this is a device or a pipe; name a file", source, key)
-    if found.st_size > most:
-        problem = f"has {found.st_size / 1e6:,.0f} MB; allowed are {most / 1e6:,.0f}: is it the file that you mean?"
+    if status.st_size > most:
+        problem = f"has {status.st_size / 1e6:,.0f} MB; allowed are {most / 1e6:,.0f}: is it the file that you mean?"
         raise _unreadable(path, problem, source, key)
 
 

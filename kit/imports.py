@@ -25,28 +25,28 @@ def with_imports(
             or one that does not count.
         anywhere: also what is imported within a function, or by `import_module` of a literal.
     """
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     waiting, seen = list(entries), {""}
     while waiting:
         name = waiting.pop()
         if name not in seen and (source := read(name)) is not None:
-            found[name] = source[0]
+            modules[name] = source[0]
             waiting += [name.rpartition(".")[0], *_imported(*source, anywhere)]
         seen.add(name)
-    return found
+    return modules
 
 
 @lru_cache
 def _imported(source: str, package: str, anywhere: bool) -> tuple[str, ...]:
     """Every name that a source imports, whether it is a module's or that of something in one."""
-    found: list[str] = []
+    imported: list[str] = []
     for origin, names, modules, called in (_ANYWHERE if anywhere else _AT_THE_TOP).findall(_FOR_TYPES.sub("", source)):
         if modules:
-            found += [each.split()[0] for each in modules.split(",") if each.strip()]
+            imported += [each.split()[0] for each in modules.split(",") if each.strip()]
         else:
             base = _absolute(origin or called, package)
-            found += [base, *(f"{base}.{name}" for name in re.findall(r"\w+", names))]
-    return tuple(found)
+            imported += [base, *(f"{base}.{name}" for name in re.findall(r"\w+", names))]
+    return tuple(imported)
 
 
 def _absolute(module: str, package: str) -> str:

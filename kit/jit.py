@@ -110,14 +110,16 @@ class _LinkedCompiler(Compiler):
 
 def _linked(function: Function) -> Function:
     """Compiled once for all values of its arguments: Numba would do it anew for each constant given to it."""
-    made = _njit(**_OPTIONS, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
-    get_template = made.get_call_template
+    dispatcher = _njit(**_OPTIONS, pipeline_class=_LinkedCompiler, no_cpython_wrapper=True, no_cfunc_wrapper=True)(
+        function
+    )
+    get_template = dispatcher.get_call_template
 
     def get_call_template(arguments: Any, keywords: Any) -> Any:
         return get_template(tuple(types.unliteral(each) for each in arguments), keywords)
 
-    made.get_call_template = get_call_template
-    return cast(Function, made)
+    dispatcher.get_call_template = get_call_template
+    return cast(Function, dispatcher)
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows

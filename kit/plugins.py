@@ -41,18 +41,18 @@ _listener: ContextVar[_Listener | None] = ContextVar("listener", default=None)
 
 def is_own(name: str) -> bool:
     """Whether a name is that of a user's class."""
-    module, colon, found = name.partition(":")
-    return bool(colon) and found.isidentifier() and all(part.isidentifier() for part in module.split("."))
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 @contextmanager
 def telling(say: Callable[[str], None], *, is_refused: bool = False) -> Iterator[None]:
     """Within it each own class is told of once, before it is imported, or refused (so in processes begun within)."""
-    told: set[str] = set()
+    announced: set[str] = set()
 
     def tell(name: str, line: str) -> None:
-        if name not in told:
-            told.add(name)
+        if name not in announced:
+            announced.add(name)
             say(line)
 
     before = os.environ.get(REFUSING)
@@ -82,8 +82,8 @@ def own_class(name: str, source: str, key: str) -> Any:
     """
     with blaming(name, source, key):
         _admit(name, source, key)
-        module, _, found = name.partition(":")
-        return getattr(importlib.import_module(module), found)
+        module, _, attribute = name.partition(":")
+        return getattr(importlib.import_module(module), attribute)
 
 
 @contextmanager
@@ -104,14 +104,14 @@ def failure(error: BaseException) -> str:
 
 def _admit(name: str, source: str, key: str) -> None:
     """Nothing of it has been run yet: it is refused now, or told of."""
-    module, _, found = name.partition(":")
+    module, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
     spec = _spec(module)
     if spec is None and module not in sys.modules:
         raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}")
-    what = f"{_shown(_file(spec)) or module}: {found}"
+    what = f"{_shown(_file(spec)) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
         problem = f"{name!r} is code of your own ({what}), which --no-own-code (or {REFUSING}=1) refuses"
         raise InputError(source, key, f"{problem}; leave that out where you trust the file")

@@ -100,8 +100,8 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
     seen: set[str] = set()
     for key_node, _ in node.value:
         if key_node.tag != f"{_TAG}str":
-            found = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
-            raise _refused(f"{found} is no text, and so no key; write it in quotes", key_node.start_mark)
+            shown = f"{key_node.value!r:.40}" if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
+            raise _refused(f"{shown} is no text, and so no key; write it in quotes", key_node.start_mark)
         if key_node.value in seen:
             raise _refused(f"the key {key_node.value!r:.80} is given twice", key_node.start_mark)
         seen.add(key_node.value)
@@ -110,12 +110,12 @@ def _mapping_of_texts(loader: _Loader, node: yaml.MappingNode) -> dict[str, Any]
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     try:
-        found = loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
+        number = loader.construct_yaml_int(node) if node.tag.endswith("int") else loader.construct_yaml_float(node)
     except ValueError:  # Python's own limit of digits
-        found = None
-    if found is None or (isinstance(found, int) and abs(found) >= 2**63):
+        number = None
+    if number is None or (isinstance(number, int) and abs(number) >= 2**63):
         raise _refused(f"{node.value:.20}... has {len(node.value)} digits; allowed are 18", node.start_mark)
-    return found
+    return number
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_of_texts)
@@ -217,19 +217,19 @@ def validate(model: type[Document], raw: dict[str, Any], source: str) -> Documen
         # Through JSON, because pydantic's strict mode takes lists for tuples and text for enums only from there.
         return model.model_validate_json(json.dumps(raw))
     except ValidationError as error:
-        found = _explain(model, error, source)
-        raise InputError(source, with_name(raw, found.key), found.problem) from None
+        refusal = _explain(model, error, source)
+        raise InputError(source, with_name(raw, refusal.key), refusal.problem) from None
     except (TypeError, ValueError) as error:
         raise InputError(source, "", f"holds something that is no plain number, text or list: {error}") from None
 
 
 def _require_schema(model: type[BaseModel], raw: Mapping[str, Any], source: str) -> None:
     """Before all keys: a document of another kind has another `schema`, and hardly a key in common."""
-    allowed, found = get_args(_fields(model).get("schema")), raw.get("schema")
-    if allowed and found is not None and found not in allowed:
-        kind = _KINDS.get(str(found).partition("/")[0])
+    allowed, schema = get_args(_fields(model).get("schema")), raw.get("schema")
+    if allowed and schema is not None and schema not in allowed:
+        kind = _KINDS.get(str(schema).partition("/")[0])
         named = f"{kind}; " if kind else ""
-        raise InputError(source, "schema", f"found {found!r:.80}: {named}wanted here is {allowed[0]!r}")
+        raise InputError(source, "schema", f"found {schema!r:.80}: {named}wanted here is {allowed[0]!r}")
 
 
 def with_name(raw: Any, key: str) -> str:
@@ -248,30 +248,30 @@ _RANGE: Final = re.compile(r"\s*(\d{1,9})\s*(?:-|\.\.+)\s*(\d{1,9})\s*")
 MAX_LISTED: Final = 10  # numbers of a range that are written out
 
 
-def _numbers(found: Any) -> list[str]:
+def _numbers(value: Any) -> list[str]:
     """Those of a range such as 0-9; none of anything else."""
-    ends = _RANGE.fullmatch(found) if isinstance(found, str) else None
+    ends = _RANGE.fullmatch(value) if isinstance(value, str) else None
     numbers = range(int(ends[1]), int(ends[2]) + 1) if ends else range(0)
     return [str(number) for number in numbers[:MAX_LISTED]] + ["..."] * (len(numbers) > MAX_LISTED)
 
 
-def _remedy(kind: str, found: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
+def _remedy(kind: str, value: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
     """What helps against some mistakes that many make; empty for others. An item is one of a list."""
-    if kind == "less_than_equal" and context.get("le") == 1 and isinstance(found, int | float) and 1 < found <= 100:
-        return f"; {found:g} % is {found / 100:g}"
-    if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(found)):
+    if kind == "less_than_equal" and context.get("le") == 1 and isinstance(value, int | float) and 1 < value <= 100:
+        return f"; {value:g} % is {value / 100:g}"
+    if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(value)):
         return f"; write each number of a list: [{', '.join(numbers)}]"
-    if kind in ("float_type", "int_type") and isinstance(found, str):
-        number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", found[:80])
-        if number and found.strip().endswith("%"):
+    if kind in ("float_type", "int_type") and isinstance(value, str):
+        number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", value[:80])
+        if number and value.strip().endswith("%"):
             return f"; write {float(number[1]) / 100:g}"
         return f"; write the number alone, without unit and quotes: {number[1]}" if number else ""
-    if kind == "string_type" and isinstance(found, bool | int | float):
-        return "; in quotes it is a text" + (', such as "yes"' if isinstance(found, bool) else f': "{found}"')
-    if kind in ("tuple_type", "list_type") and isinstance(found, str | int | float):
-        return f"; a list stands in brackets: [{found!s:.40}]"
-    if kind == "literal_error" and isinstance(found, str):
-        close = nearest(found, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return "; in quotes it is a text" + (', such as "yes"' if isinstance(value, bool) else f': "{value}"')
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
+        return f"; a list stands in brackets: [{value!s:.40}]"
+    if kind == "literal_error" and isinstance(value, str):
+        close = nearest(value, re.findall(r"'([^']+)'", context["expected"])).partition("? ")
         return f"; {close[0]}?" if close[1] else ""
     return ""
 
@@ -306,24 +306,24 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
         written = f": `schema: {get_args(_fields(model)['schema'])[0]}`" if key == "schema" else ""
         return InputError(source, key, f"missing; it must be given{written}{more}")
     message = first["msg"].removeprefix("Value error, ")
-    found = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
+    shown = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     helps = _remedy(
         first["type"],
         first["input"],
         first.get("ctx", {}),
         is_item=any(isinstance(part, int) for part in location[-1:]),
     )
-    return InputError(source, key, message[0].lower() + message[1:] + found + helps + more)
+    return InputError(source, key, message[0].lower() + message[1:] + shown + helps + more)
 
 
 def _causes(error: ValidationError) -> list[ErrorDetails]:
     """What is wrong, without what follows from it: pydantic also calls a list too short whose only items are wrong."""
-    found = error.errors()
+    errors = error.errors()
     return [
         detail
-        for detail in found
+        for detail in errors
         if detail["type"] != "too_short"
-        or not any(other["loc"][: len(detail["loc"])] == detail["loc"] for other in found if other is not detail)
+        or not any(other["loc"][: len(detail["loc"])] == detail["loc"] for other in errors if other is not detail)
     ]
 
 
@@ -353,11 +353,11 @@ def _models_in(annotation: object) -> set[type[BaseModel]]:
 
 def _words_in(annotations: Sequence[object]) -> set[str]:
     """Texts that types allow literally."""
-    found: set[str] = set()
+    words: set[str] = set()
     for each in annotations:
         parts = get_args(each)
-        found |= {part for part in parts if isinstance(part, str)} if get_origin(each) is Literal else _words_in(parts)
-    return found
+        words |= {part for part in parts if isinstance(part, str)} if get_origin(each) is Literal else _words_in(parts)
+    return words
 
 
 def to_yaml(document: StrictModel) -> str:
@@ -393,16 +393,16 @@ def change(raw: dict[str, Any], key: Sequence[str], value: Any, source: str) -> 
     """Put a value at a key of what was read; missing sections are made, and an item next to a list's last is added."""
     place: Any = raw
     for depth, part in enumerate(key):
-        is_last, told = depth == len(key) - 1, ".".join(key[: depth + 1])
+        is_last, path = depth == len(key) - 1, ".".join(key[: depth + 1])
         if isinstance(place, list):
             if not (part.isascii() and part.isdigit() and int(part) < len(place) + is_last):
                 problem = f"no such item; the list has {len(place)}, counted from 0"
-                raise InputError(source, told, f"{problem}; a whole one at {len(place)} is added")
+                raise InputError(source, path, f"{problem}; a whole one at {len(place)} is added")
             at: Any = int(part)
         elif isinstance(place, dict):
             at = part
         else:
-            raise InputError(source, told, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
+            raise InputError(source, path, f"{'.'.join(key[:depth])} is {place!r:.80} and no section; change that")
         if is_last and isinstance(place, list):
             place[at : at + 1] = [value]
         elif is_last:

@@ -84,8 +84,8 @@ def held_top1(context: RouterContext) -> dict[tuple[float, ...], float]:
         {width for place, width in enumerate(config.widths) if any(each[segment][place] for each in config.holds)}
         for segment in range(config.segments)
     ]
-    found = {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))}
-    return found or {widths: top1 for widths, top1 in table.items() if set(config.widths).issuperset(widths)}
+    accuracies = {widths: top1 for widths, top1 in table.items() if all(map(set.__contains__, held, widths))}
+    return accuracies or {widths: top1 for widths, top1 in table.items() if set(config.widths).issuperset(widths)}
 
 
 def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
@@ -171,6 +171,6 @@ def worth_of_steps(context: RouterContext) -> npt.NDArray[np.float64]:
     lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])
-    found = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
-    worth: npt.NDArray[np.float64] = np.maximum(found[1:].reshape(segments, widths - 1), MIN_WORTH)
+    coefficients = np.linalg.lstsq(weight * terms, weight[:, 0] * top1, rcond=None)[0]
+    worth: npt.NDArray[np.float64] = np.maximum(coefficients[1:].reshape(segments, widths - 1), MIN_WORTH)
     return worth

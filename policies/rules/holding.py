@@ -37,7 +37,7 @@ class HoldSpec(StrictModel):
             raise InputError(source, f"{key}.hold" if key else "hold", problem)
 
     def rule(self) -> HoldRule:
-        """As the router's core takes it."""
+        """The rule, as the router's core takes it."""
         return HoldRule(self.requests, tuple(nanoseconds(wait_s) for wait_s in self.wait_s))
 
 

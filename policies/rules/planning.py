@@ -99,7 +99,7 @@ def _assign(demand_img_s: float, capacity: Reals, worth: Reals) -> NDArray[np.in
     within = np.hstack([-np.diag(kinds.ravel() / demand_img_s), np.eye(size)])
     all_there = np.hstack([np.kron(np.eye(len(kinds)), np.ones(tuples)), np.zeros((len(kinds), size))])
     everything = np.concatenate([np.zeros(size), np.ones(size)])
-    found = milp(
+    solution = milp(
         np.concatenate([np.zeros(size), -np.tile(worth, len(kinds))]),
         integrality=np.concatenate([np.ones(size), np.zeros(size)]),
         bounds=Bounds(0, np.concatenate([np.repeat(counts, tuples), np.ones(size)])),
@@ -110,8 +110,8 @@ def _assign(demand_img_s: float, capacity: Reals, worth: Reals) -> NDArray[np.in
         ],
         options={"mip_rel_gap": GAP},
     )
-    assert found.x is not None, f"a plan exists, but the solver says: {found.message}"
-    many = np.rint(found.x[:size]).astype(int).reshape(len(kinds), tuples)
+    assert solution.x is not None, f"a plan exists, but the solver says: {solution.message}"
+    many = np.rint(solution.x[:size]).astype(int).reshape(len(kinds), tuples)
     choice = np.zeros(len(capacity), dtype=np.int64)
     for kind, row in enumerate(many):
         choice[kind_of.ravel() == kind] = np.repeat(np.arange(tuples), row)

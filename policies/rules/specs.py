@@ -153,10 +153,10 @@ class RuleSpec(StrictModel, ABC):
 
     def groups(self, config: RouterConfig, source: str = "router", key: str = "") -> tuple[int, ...]:
         """The group sizes that it may use; raises `InputError` where there are none."""
-        found = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
-        if not found:
+        sizes = tuple(size for size in config.groups if self.group == "largest" or size <= self.group)
+        if not sizes:
             raise InputError(source, key, f"group {self.group} is below the smallest that there is, {config.groups[0]}")
-        return found
+        return sizes
 
     def to_dict(self) -> dict[str, Any]:
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""

@@ -35,7 +35,7 @@ class HostLink:
 
     @property
     def link(self) -> Link:
-        """As a profile has it."""
+        """The link, as a profile has it."""
         return Link(latency_s=self.latency_s, bandwidth_bytes_s=self.bandwidth_bytes_s)
 
 
@@ -86,6 +86,6 @@ class CheckedCluster:
         return not any(host.problems for host in self.hosts)
 
     def document(self) -> dict[str, Any]:
-        """As `--json` writes it."""
+        """The document that `--json` writes."""
         hosts, links = (None if part is None else msgspec.to_builtins(part) for part in (self.hosts, self.measured))
         return {"schema": CHECK_SCHEMA, "hosts": hosts, "others": list(self.others), "fits": self.fits, "links": links}

@@ -154,8 +154,8 @@ def _row(router: str, runs: Sequence[Result], base: Mapping[int, Result]) -> dic
     paired = [(run, base[run["seed"]]) for run in runs if run["seed"] in base]
     for key, measure in _CHANGES.items():
         row[key] = estimate([change_pct(measure.of(run), measure.of(other)) for run, other in paired])
-    found = served(runs)
-    row["failures"], row["is_flagged"] = found["failures"], leaves_many(found)
+    shares = served(runs)
+    row["failures"], row["is_flagged"] = shares["failures"], leaves_many(shares)
     row["by_seed"] = {measure.name: [measure.of(run) for run in runs] for measure in PAIRED}
     row["signatures"] = tally(run["signatures"] for run in runs)
     return row
@@ -203,12 +203,12 @@ def accuracy_measure(rows: Sequence[Mapping[str, Any]]) -> Measure:
 
 
 def _mean(row: Mapping[str, Any], measure: Measure) -> float | None:
-    found = measure.of(row)
-    return None if found is None else found["mean"]
+    value = measure.of(row)
+    return None if value is None else value["mean"]
 
 
 def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[ParetoPoint]]:
-    """By cost, the routers that have both numbers."""
+    """The routers that have both numbers, for each cost."""
     axis, points = accuracy_measure(rows), {}
     for measure in COSTS:
         found = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
@@ -256,12 +256,12 @@ def _front_rows(
 
 def bound_accuracies(comparison: ComparisonDocument, between: int = 7) -> list[float]:
     """Where a bound should be known: at every router's accuracy, and at so many more along the axis, ascending."""
-    found = {row["accuracy"] for rows in comparison["pareto"]["fronts"].values() for row in rows}
-    if not found:
+    accuracies = {row["accuracy"] for rows in comparison["pareto"]["fronts"].values() for row in rows}
+    if not accuracies:
         return []
     slack = 10**-ACCURACY_DIGITS  # an accuracy that was rounded up may be beyond what the best tuple has
-    along = np.linspace(min(found), max(found), between + 2)[1:-1].tolist() if len(found) > 1 else []
-    return [max(0.0, accuracy - slack) for accuracy in sorted({*found, *along})]
+    along = np.linspace(min(accuracies), max(accuracies), between + 2)[1:-1].tolist() if len(accuracies) > 1 else []
+    return [max(0.0, accuracy - slack) for accuracy in sorted({*accuracies, *along})]
 
 
 def least_cost(curve: Sequence[tuple[float, float]], accuracy: float) -> float | None:

@@ -220,13 +220,13 @@ def is_busy(load: BackgroundShares | None) -> bool:
 
 def was_stopped(validation: ValidationDocument) -> bool:
     """Whether hardware runs of the plan were not made, as the first ones were far from their paired simulations."""
-    found = validation.get("far_apart")
-    return found is not None and found["made"] < found["planned"]
+    far_apart = validation.get("far_apart")
+    return far_apart is not None and far_apart["made"] < far_apart["planned"]
 
 
-def is_flagged(found: Worlds[Served]) -> bool:
+def is_flagged(worlds: Worlds[Served]) -> bool:
     """Whether either world leaves too many images unserved."""
-    return leaves_many(found["simulated"]) or leaves_many(found["hardware"])
+    return leaves_many(worlds["simulated"]) or leaves_many(worlds["hardware"])
 
 
 def _served(runs: Sequence[ValidationRun]) -> Worlds[Served]:
@@ -259,19 +259,19 @@ def validate_results(runs: Sequence[ValidationRun], power: Provenance) -> Valida
 
 def _worst_clocks(runs: Iterable[ValidationRun]) -> list[ClockRow]:
     """Of each server on another host, from the run in which it was known worst; jumps of all."""
-    found: dict[str, ClockRow] = {}
+    clocks: dict[str, ClockRow] = {}
     for clock in (clock for run in runs for clock in run["clocks"]):
-        before = found.get(clock["server"])
+        before = clocks.get(clock["server"])
         jumps = clock["jumps"] + (0 if before is None else before["jumps"])
         worse = clock if before is None or clock["error_s"] > before["error_s"] else before
-        found[clock["server"]] = ClockRow(
+        clocks[clock["server"]] = ClockRow(
             server=clock["server"], offset_s=worse["offset_s"], error_s=worse["error_s"], jumps=jumps
         )
-    return list(found.values())
+    return list(clocks.values())
 
 
 def results_in(validation: ValidationDocument) -> list[Result]:
-    """Of its paired runs, in both worlds."""
+    """The results of its paired runs, in both worlds."""
     return [result for pair in validation["pairs"] for result in (pair["simulated"], pair["hardware"])]
 
 
@@ -287,7 +287,7 @@ def middle_load(loads: Iterable[float | None]) -> float | None:
 
 
 def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
-    """By load and router, in the order of first appearance."""
+    """The runs by load and router, in the order of first appearance."""
     groups: dict[tuple[float | None, str], list[ValidationRun]] = {}
     for run in runs:
         groups.setdefault((run["load"], run["router"]), []).append(run)
@@ -324,7 +324,7 @@ def _drawn_error_pct(run: ValidationRun, measure: Measure) -> float | None:
 
 
 def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
-    found, first = _served(runs), runs[0]
+    shares, first = _served(runs), runs[0]
     seeds = list(dict.fromkeys(run["seed"] for run in runs))
     repeats = len({run["repeat"] for run in runs})
     errors = {m.stem: _estimate_of(runs, [_error_pct(run, m, power) for run in runs]) for m in VALIDATED}
@@ -341,7 +341,7 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
         error_pct=errors,
         repeatability_pct=noise,
         target_pct=targets,
-        met={name: None if is_flagged(found) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
+        met={name: None if is_flagged(shares) else _is_met(errors[name]["mean"], targets[name]) for name in targets},
         slowdown=estimate([run["slowdown"] for run in runs]),
         sampled_error_pct={m.stem: _estimate_of(runs, [_drawn_error_pct(run, m) for run in runs]) for m in DRAWN},
         background_load=_most((run["background_load"] for run in runs), background_share),
@@ -351,13 +351,13 @@ def _row(runs: Sequence[ValidationRun], power: Provenance) -> Row:
             simulated=_mean_stages([run["simulated"] for run in runs]),
             hardware=_mean_stages([run["hardware"] for run in runs]),
         ),
-        served=found,
+        served=shares,
     )
 
 
-def _most(found: Iterable[T | None], share: Callable[[T], float]) -> T | None:
+def _most(values: Iterable[T | None], share: Callable[[T], float]) -> T | None:
     """Of the run that had most of it: a mean would hide one that was spoilt."""
-    return max((each for each in found if each is not None), key=share, default=None)
+    return max((each for each in values if each is not None), key=share, default=None)
 
 
 def _estimate_of(runs: Sequence[ValidationRun], values: Sequence[float | None]) -> MeanInterval:
@@ -419,8 +419,8 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         "simulated": growth["simulated"] >= GROWTH_OF_SATURATION,
         "hardware": growth["hardware"] >= GROWTH_OF_SATURATION,
     }
-    error, found = change_pct(simulated, hardware), _served([run])
-    is_judged = any(saturated.values()) and not is_flagged(found)
+    error, shares = change_pct(simulated, hardware), _served([run])
+    is_judged = any(saturated.values()) and not is_flagged(shares)
     return SaturatedRow(
         router=run["router"],
         rate_img_s=run["rate_img_s"],
@@ -433,7 +433,7 @@ def _saturated_row(run: ValidationRun) -> SaturatedRow:
         background_load=run["background_load"],
         lateness_s=run["hardware"]["lateness_s"],
         cpu=run["hardware"]["cpu"],
-        served=found,
+        served=shares,
     )
 
 
@@ -494,7 +494,7 @@ def _tau(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranking(rows: Sequence[Row], runs: Sequence[ValidationRun]) -> RankCorrelation:
-    """Of the routers at one load."""
+    """Kendall's tau of the routers at one load."""
     left_out = [row["router"] for row in rows if is_flagged(row["served"])]
     known = {
         row["router"]: (simulated, hardware)
@@ -531,8 +531,6 @@ def _separation_s(runs: Sequence[ValidationRun], first: str, second: str) -> flo
         return None if one_s is None or other_s is None else one_s - other_s
 
     shared = [run for run in runs if run["router"] == first and (second, run["seed"], run["repeat"]) in latency_s]
-    found = (
-        _estimate_of(shared, [difference_s(run) for run in shared]) if shared else MeanInterval(mean=None, ci95=None)
-    )
-    mean_s, half_s = found["mean"], found["ci95"]
+    far = _estimate_of(shared, [difference_s(run) for run in shared]) if shared else MeanInterval(mean=None, ci95=None)
+    mean_s, half_s = far["mean"], far["ci95"]
     return mean_s if mean_s is not None and half_s is not None and abs(mean_s) > half_s else None

@@ -64,7 +64,7 @@ def share_covered(points: Sequence[ParetoPoint], reference: ParetoPoint) -> floa
 
 
 def contributions(points: Sequence[ParetoPoint], reference: ParetoPoint) -> dict[str, float]:
-    """By name, how much of the hypervolume nobody else covers."""
+    """For each name, how much of the hypervolume nobody else covers."""
     whole = hypervolume(points, reference)
     rest = {one.name: [other for other in points if other is not one] for one in points}
     return {name: whole - hypervolume(others, reference) for name, others in rest.items()}

@@ -40,12 +40,12 @@ class RankedRouter:
 
     @cached_property
     def mean_s(self) -> float:
-        """Over its runs."""
+        """Its mean latency over its runs."""
         return float(np.mean(list(self.latency_s.values())))
 
     @property
     def interval_s(self) -> MeanInterval:
-        """The same with its 95 % interval."""
+        """Its mean latency with the 95 % interval."""
         return estimate(list(self.latency_s.values()))
 
     def is_match_for(self, other: RankedRouter) -> bool:
@@ -97,15 +97,15 @@ class Ranking:
 
 def compared(comparison: ComparisonDocument) -> Ranking:
     """How routers stand in a simulated comparison."""
-    axis, found, left_out = accuracy_measure(comparison["rows"]), [], []
+    axis, ranked, left_out = accuracy_measure(comparison["rows"]), [], []
     for row in comparison["rows"]:
         values = row["by_seed"][_LATENCY.name]
         accuracy = axis.of(row)["mean"]
         if row["is_flagged"] or None in values or accuracy is None:
             left_out.append(row["router"])
         else:
-            found.append(RankedRouter(row["router"], accuracy, dict(zip(row["seeds"], values, strict=True))))
-    return Ranking(tuple(found), tuple(left_out))
+            ranked.append(RankedRouter(row["router"], accuracy, dict(zip(row["seeds"], values, strict=True))))
+    return Ranking(tuple(ranked), tuple(left_out))
 
 
 def validated(validation: ValidationDocument, world: InWorld, of: Measure = _LATENCY) -> Ranking:
@@ -115,16 +115,16 @@ def validated(validation: ValidationDocument, world: InWorld, of: Measure = _LAT
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
     is_expected = all(pair[world]["expected_accuracy"] is not None for pair in pairs)
     axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
-    found, left_out = [], []
+    ranked, left_out = [], []
     for row in rows:
-        own = [pair for pair in pairs if pair["router"] == row["router"]]
-        accuracies = [axis.of(pair[world]) for pair in own]
-        latency_s = by_run(own, world, of)
+        its_pairs = [pair for pair in pairs if pair["router"] == row["router"]]
+        accuracies = [axis.of(pair[world]) for pair in its_pairs]
+        latency_s = by_run(its_pairs, world, of)
         if is_flagged(row["served"]) or None in accuracies or latency_s is None:
             left_out.append(row["router"])
         else:
-            found.append(RankedRouter(row["router"], float(np.mean(accuracies)), latency_s))
-    return Ranking(tuple(found), tuple(left_out))
+            ranked.append(RankedRouter(row["router"], float(np.mean(accuracies)), latency_s))
+    return Ranking(tuple(ranked), tuple(left_out))
 
 
 def by_run(pairs: Sequence[PairDocument], world: InWorld, measure: Measure) -> dict[int, float] | None:

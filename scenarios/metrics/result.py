@@ -153,7 +153,7 @@ MOST_CPU = 0.9  # beyond, who has work waits for a core: at 0.9 of a single one,
 
 
 def cpu_share(of: Cpu) -> float:
-    """Of what was fullest."""
+    """The largest share: of the router's core, an agent's, or all cores."""
     return max(of["router"], of["agent"], of["cores"])
 
 
@@ -408,12 +408,12 @@ def _arrival_lag(lags_ns: Sequence[int]) -> ArrivalLag | None:
 
 
 def _cpu(run: RunRecord) -> Cpu | None:
-    found = run.cpu
-    return None if found is None else Cpu(router=found.router, agent=found.agent, cores=found.cores)
+    cpu = run.cpu
+    return None if cpu is None else Cpu(router=cpu.router, agent=cpu.agent, cores=cpu.cores)
 
 
 def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
-    """Over all batches of the run."""
+    """How late ends of passes were seen, over all batches of the run."""
     if not batches:
         return None
     late_s = sorted(batch.late_ns / NS_PER_S for batch in batches)
@@ -424,8 +424,8 @@ def _lateness_s(batches: Sequence[BatchRecord]) -> Lateness | None:
 def _failures(requests: RequestColumns) -> dict[str, int]:
     """Failed requests by reason, in the order in which reasons first occurred."""
     codes = requests.reason[requests.status == FAILED]
-    found, first, counts = np.unique(codes, return_index=True, return_counts=True)
-    return {requests.reasons[found[at]]: int(counts[at]) for at in np.argsort(first)}
+    unique, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    return {requests.reasons[unique[at]]: int(counts[at]) for at in np.argsort(first)}
 
 
 def _stages_s(requests: RequestColumns, done: NDArray[np.bool_]) -> dict[str, float] | None:
@@ -476,7 +476,7 @@ def _latency(latencies_s: NDArray[np.float64]) -> LatencyMetrics:
 
 
 def energy_per_image(devices: Sequence[DeviceTotals], duration_s: float, completed: int) -> EnergyPerImage:
-    """Of the whole run."""
+    """The parts of the whole run's energy, divided by the completed images."""
     if not completed:
         return EnergyPerImage(total=None, dynamic=None, base=None, idle=None)
     total_j = sum(device.energy_j for device in devices)

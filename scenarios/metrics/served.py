@@ -22,14 +22,14 @@ class Served(Shares):
 
 
 def served(results: Sequence[Result]) -> Served:
-    """Over runs of one router in one world."""
+    """Mean shares over the runs of one router in one world."""
     runs: list[Mapping[str, Any]] = [result["shares"] for result in results]
     shares = {key: _mean([run[key] for run in runs]) for key in Shares.__annotations__}
     return cast(Served, {**shares, "failures": _failure_shares(results)})
 
 
 def _failure_shares(results: Sequence[Result]) -> dict[str, float]:
-    """Of what arrived, by reason; the most frequent first."""
+    """The failed shares of what arrived, by reason; the most frequent first."""
     shares: dict[str, float] = {}
     for result in results:
         for reason, count in result["failures"].items():

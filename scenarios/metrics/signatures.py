@@ -123,13 +123,13 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
             moves that bring more throughput than it has are no reward hacking, and twice its latency is a sign that
             one server is too few.
     """
-    found = (
+    signs = (
         _reward_hacking(result, context, reference),
         _vram_exhaustion(result, context),
         _accuracy_collapse(result, context),
         _one_server_collapse(result, context, reference),
     )
-    return tuple(signature for signature in found if signature is not None)
+    return tuple(signature for signature in signs if signature is not None)
 
 
 def diagnosed(result: Result, context: SignatureContext) -> Result:
@@ -143,13 +143,13 @@ def against_reference(results: Sequence[Result], context: SignatureContext, refe
     Only results whose signatures were looked for.
     """
     known = {result["seed"]: result for result in results if result["router"] == reference}
-    told: list[Result] = []
+    with_signatures: list[Result] = []
     for result in results:
         other = known.get(result["seed"])
         if other is not None and result["signatures"] is not None:
             result = {**result, "signatures": list(signatures(result, context, other))}
-        told.append(result)
-    return told
+        with_signatures.append(result)
+    return with_signatures
 
 
 def _signature(name: SignatureName, value: float, threshold: float, reason: str, **numbers: Any) -> Signature:
@@ -190,24 +190,24 @@ def _vram_exhaustion(result: Result, context: SignatureContext) -> Signature | N
         return _signature("VRAM exhaustion", share, REFUSED, "refused", refused=refused, images=images)
     if not full:
         return None
-    found = "unfinished", images["in_flight"] / images["arrived"], UNFINISHED
-    if found[1] < UNFINISHED and stages is None:
+    sign = "unfinished", images["in_flight"] / images["arrived"], UNFINISHED
+    if sign[1] < UNFINISHED and stages is None:
         loads = sum(server["loads"] for server in full) / max(1, sum(server["batches"] for server in full))
-        found = "loads", loads, LOADS_PER_BATCH
-    elif found[1] < UNFINISHED and stages is not None:
+        sign = "loads", loads, LOADS_PER_BATCH
+    elif sign[1] < UNFINISHED and stages is not None:
         beyond_s = sum(stages.values()) - stages["router_wait"]
-        found = "memory", (stages["queue"] + stages["load"]) / beyond_s, MEMORY_WAITS
-    reason, value, threshold = found
+        sign = "memory", (stages["queue"] + stages["load"]) / beyond_s, MEMORY_WAITS
+    reason, value, threshold = sign
     where = ", ".join(server["name"] for server in full)
     if value < threshold:
         return None
     return _signature("VRAM exhaustion", value, threshold, reason, where=where, of=value)
 
 
-def _was_full(found: ServerMetrics, server: ServerContext) -> bool:
+def _was_full(metrics: ServerMetrics, server: ServerContext) -> bool:
     """Not every instance has room, and at some time the largest would have been refused."""
     is_tight = server.one_of_each_bytes > server.cap_bytes
-    return is_tight and found["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
+    return is_tight and metrics["vram_peak_bytes"] + server.largest_bytes > server.cap_bytes
 
 
 def _accuracy_collapse(result: Result, context: SignatureContext) -> Signature | None:
@@ -276,8 +276,8 @@ def _is_small(result: Result) -> bool:
 def tally(of_runs: Iterable[Sequence[Signature] | None]) -> dict[str, int]:
     """How many of some runs show each signature, in the order of their first appearance; none is not counted."""
     counts: dict[str, int] = {}
-    for found in of_runs:
-        for signature in found or ():
+    for signs in of_runs:
+        for signature in signs or ():
             counts[signature["name"]] = counts.get(signature["name"], 0) + 1
     return counts
 

@@ -1,4 +1,4 @@
-"""What an operator promises, and in how much of a run it was kept: window by window, from the run's columns."""
+"""The service-level objective (SLO), and in how much of a run it was met: window by window, from the run's columns."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Slo:
 
     @classmethod
     def of(cls, scenario: Scenario) -> Slo:
-        """Its `slo`; where that names no floor, the one that its routers are tuned to keep."""
-        asked = scenario.slo.goals(scenario.tuning.floor)
-        first = [each for each in asked if each.at_s <= 0.0][-1]
-        later = [each for each in asked if each.at_s > 0.0]
+        """A scenario's `slo`; where that names no floor, the one that its routers are tuned to keep."""
+        goals = scenario.slo.goals(scenario.tuning.floor)
+        first = [each for each in goals if each.at_s <= 0.0][-1]
+        later = [each for each in goals if each.at_s > 0.0]
         rest = [each for before, each in pairwise((first, *later)) if _promised(each) != _promised(before)]
         has_floor, has_limit = (any(each[kind] for each in (first, *rest)) for kind in (1, 2))
         return cls(
@@ -53,8 +53,8 @@ class Slo:
 NO_SLO: Final = Slo()
 
 
-def _promised(asked: Goals) -> tuple[float, float]:
-    return asked.floor, asked.p99_limit_s
+def _promised(goals: Goals) -> tuple[float, float]:
+    return goals.floor, goals.p99_limit_s
 
 
 class SloDocument(TypedDict):
@@ -104,14 +104,14 @@ def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
         elif nanoseconds(at_s) < end_ns:
             changes += 1
     window_s = int(edges_ns[1] - edges_ns[0]) / NS_PER_S
-    told = SloDocument(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
+    document = SloDocument(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
     if changes:
-        told["changes"] = changes
-    return told
+        document["changes"] = changes
+    return document
 
 
 def slo_attainment(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: AccuracyPrior | None) -> SloAttainment:
-    """In which share of the windows the promise was kept.
+    """In which share of the windows the objective was met.
 
     A window begins after its first moment and holds its last one. All images count that complete in it, whenever they
     arrived. The floor is kept where the mean accuracy of their width tuples, by the network's table, is at least the
@@ -120,7 +120,7 @@ def slo_attainment(requests: RequestColumns, edges_ns: Counts, slo: Slo, prior: 
     than the limit. It does so at the end of every window that it passes. Neither is kept in a window in which nobody
     completed, although somebody was in the system. A window without anybody does not count.
 
-    Where a schedule changes the promise, an image is judged by what was in force when it ended, and one that is still
+    Where a schedule changes the objective, an image is judged by what was in force when it ended, and one that is still
     in flight by what is at the window's end. A window in which no floor, or no limit, was in force does not count for
     it.
     """
@@ -148,14 +148,14 @@ class _InForce:
 
     @classmethod
     def floors(cls, slo: Slo) -> _InForce | None:
-        """None where there is never one."""
+        """The floors of accuracy; None where there is never one."""
         if slo.floor is None:
             return None
         return cls.of([(0.0, slo.floor), *((at_s, floor) for at_s, floor, _ in slo.later)])
 
     @classmethod
     def limits(cls, slo: Slo) -> _InForce | None:
-        """In nanoseconds; None where there is never one."""
+        """The limits of the p99, in nanoseconds; None where there is never one."""
         if slo.p99_limit_s is None:
             return None
         later = ((at_s, float(nanoseconds(limit_s))) for at_s, _, limit_s in slo.later)
@@ -166,15 +166,15 @@ class _InForce:
         return cls(np.array([nanoseconds(at_s) for at_s, _ in steps]), np.array([value for _, value in steps]))
 
     def at(self, times_ns: Counts) -> NDArray[np.float64]:
-        """At these times."""
+        """What is in force at these times."""
         return self.value[np.maximum(0, np.searchsorted(self.after_ns, times_ns) - 1)]
 
     def is_any(self, edges_ns: Counts) -> NDArray[np.bool_]:
-        """By window, whether there was one in any of it."""
+        """Whether anything was in force in any part of each window."""
         first = np.searchsorted(self.after_ns, edges_ns[:-1], side="right") - 1
         after = np.maximum(first + 1, np.searchsorted(self.after_ns, edges_ns[1:]))
-        asked = np.concatenate([[0], np.cumsum(self.value > 0)])
-        return np.asarray(asked[after] > asked[first], np.bool_)
+        goals_until = np.concatenate([[0], np.cumsum(self.value > 0)])
+        return np.asarray(goals_until[after] > goals_until[first], np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class _Fate:
         return np.asarray((self.requests.status == status) & is_within, np.bool_)
 
     def count(self, chosen: NDArray[np.bool_]) -> Counts:
-        """By window, how many of these ended in it."""
+        """How many of these ended in each window."""
         return np.bincount(self.window[chosen], minlength=len(self.ends_ns))
 
     def share(self, is_kept: NDArray[np.bool_], is_asked: NDArray[np.bool_]) -> float | None:
@@ -206,18 +206,18 @@ class _Fate:
         return float(np.mean(is_kept[is_used])) if is_used.any() else None
 
     def keeps_floor(self, floors: _InForce, prior: AccuracyPrior) -> NDArray[np.bool_]:
-        """By window."""
+        """Whether each window kept its floor."""
         done = self.ended(COMPLETED)
         if not done.any():
             return np.zeros(len(self.ends_ns), np.bool_)
         priors, place = tuples_run(self.requests, done, prior)
         total = np.bincount(self.window[done], priors[place], len(self.ends_ns))
         completed = self.count(done)
-        asked = np.bincount(self.window[done], floors.at(self.requests.finished_ns[done]), len(self.ends_ns))
-        return np.asarray((completed > 0) & (total >= asked - ROUNDING * completed), np.bool_)
+        required = np.bincount(self.window[done], floors.at(self.requests.finished_ns[done]), len(self.ends_ns))
+        return np.asarray((completed > 0) & (total >= required - ROUNDING * completed), np.bool_)
 
     def keeps_limit(self, limits: _InForce) -> NDArray[np.bool_]:
-        """By window."""
+        """Whether each window kept its limit of the p99."""
         arrived_ns, finished_ns = self.requests.arrived_ns, self.requests.finished_ns
         done, waits = self.ended(COMPLETED), self.requests.status == IN_FLIGHT
         limit_ns = limits.at(finished_ns)

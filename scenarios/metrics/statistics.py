@@ -75,18 +75,18 @@ def student_t(freedom: int) -> float:
 
 def relative_half_width(values: Sequence[float]) -> float:
     """Of the 95 % interval of their mean, as a share of it; 0 for fewer than two."""
-    found = estimate(values)
-    return 0.0 if not found["mean"] or found["ci95"] is None else found["ci95"] / found["mean"]
+    interval = estimate(values)
+    return 0.0 if not interval["mean"] or interval["ci95"] is None else interval["ci95"] / interval["mean"]
 
 
-def widened(found: MeanInterval, *shares: float) -> MeanInterval:
+def widened(interval: MeanInterval, *shares: float) -> MeanInterval:
     """An estimate whose half-width also holds errors of its value that are independent of it, as shares of the value.
 
     The half-widths add as their squares do.
     """
-    mean, half = found["mean"], found["ci95"]
+    mean, half = interval["mean"], interval["ci95"]
     if mean is None or half is None:
-        return found
+        return interval
     return MeanInterval(mean=mean, ci95=hypot(half, *(share * mean for share in shares)))
 
 
