@@ -86,7 +86,7 @@ def calibrate_on_host(scenario: Scenario, server: ServerSection, wanted: Calibra
 def calibrated_there(
     wanted: CalibrationRequest, model: bytes, server: ServerSection, servers: Sequence[ServerSection]
 ) -> tuple[str, list[str]]:
-    """On the host: the profile as YAML, and what there was to say."""
+    """Calibrate on the host; returns the profile as YAML, and what there was to say."""
     assert wanted.file is not None, "a real device runs one"
     section, lines = section_of(server, servers), list[str]()
     device = device_of(server, servers)

@@ -98,7 +98,7 @@ class ValidationPlan:
 
     @classmethod
     def of(cls, world: World, routers: Sequence[str], section: ValidateSection) -> ValidationPlan:
-        """From a scenario's own section.
+        """Plan what a scenario's own section asks for.
 
         Raises:
             InputError: a trace is to be run at given loads, or nothing is left after the warm-up.
@@ -129,20 +129,20 @@ class ValidationPlan:
         return sorted(runs, key=place)
 
 
-def require_plan(scenario: Scenario, given: ValidateSection) -> tuple[float, float]:
+def require_plan(scenario: Scenario, section: ValidateSection) -> tuple[float, float]:
     """How long each run's images arrive, and for how long they do not count; it needs no profile.
 
     Raises:
         InputError: a trace is to be run at given loads, or nothing would be left to count.
     """
-    if (given.loads or given.saturate) and scenario.workload.base_img_s(1.0) is None:
-        key = "validate.loads" if given.loads else "validate.saturate"
+    if (section.loads or section.saturate) and scenario.workload.base_img_s(1.0) is None:
+        key = "validate.loads" if section.loads else "validate.saturate"
         problem = "a trace has no rate to set; leave it out, or take another workload (poisson, mmpp ...)"
         raise InputError(scenario.name, key, problem)
-    duration_s = given.duration_s or scenario.duration_s
-    warmup_s = scenario.warmup_s if given.warmup_s is None else given.warmup_s
+    duration_s = section.duration_s or scenario.duration_s
+    warmup_s = scenario.warmup_s if section.warmup_s is None else section.warmup_s
     if warmup_s >= duration_s:
-        key = "validate.duration_s" if given.warmup_s is None else "validate.warmup_s"
+        key = "validate.duration_s" if section.warmup_s is None else "validate.warmup_s"
         problem = f"the warm-up ({warmup_s:g} s) must be shorter than the run ({duration_s:g} s)"
         raise InputError(scenario.name, key, problem)
     return duration_s, warmup_s
@@ -246,7 +246,7 @@ class Campaign:
         return max(tries, key=lambda made: made[1][0]["throughput_img_s"])
 
     def _backlog_growth(self, record: RunRecord) -> float:
-        """By how much the backlog grew over the window, as a share of what arrived in it."""
+        """Tell by how much the backlog grew over the window, as a share of what arrived in it."""
         start_ns, end_ns = self.plan.warmup_s * NS_PER_S, self.plan.duration_s * NS_PER_S
         came = sum(start_ns < request.arrived_ns <= end_ns for request in record.requests)
         went = sum(

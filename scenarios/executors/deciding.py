@@ -40,7 +40,7 @@ Make = Callable[[], RoutingPolicy]
 
 
 class _EnoughError(Exception):
-    """As many views as are needed."""
+    """There are as many views as are needed."""
 
 
 class _Recorder:
@@ -95,7 +95,7 @@ def _sleep(gap_ns: int) -> None:
 
 
 def _spin(gap_ns: int) -> None:
-    """As the router does on cores of its own (`hw.router.loop`)."""
+    """Wait as the router does on cores of its own (`hw.router.loop`)."""
     until_ns = time.monotonic_ns() + gap_ns
     while time.monotonic_ns() < until_ns:
         pass

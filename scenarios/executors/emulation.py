@@ -36,7 +36,7 @@ def emulated_device(world: World, index: int) -> EmulatedDevice:
 
 
 def playing(emulation: Emulation, name: str, section: DeviceSection) -> EmulatedDevice:
-    """As an agent takes it; `name` is of the device."""
+    """Describe the device as an agent takes it; `name` is the device's."""
     return EmulatedDevice(FACTORY, to_bytes(emulation), name, section.slowdown, section.cores)
 
 

@@ -34,7 +34,7 @@ class Hosts:
         return self.cluster.here.host
 
     def names(self) -> list[str]:
-        """Of all that are there."""
+        """List the names of all that are there."""
         return sorted({node.host for node in self.cluster.nodes()})
 
     def node_of(self, host: str, key: str) -> Node:
@@ -93,7 +93,7 @@ class Hosts:
         function: Callable[..., Asked],
         arguments: Callable[[str], tuple[Any, ...]],
     ) -> list[Asked]:
-        """The same of several hosts at once, of each with its arguments; raises what the first of them raises."""
+        """Ask several hosts at once, each with its arguments; raises what the first of them raises."""
 
         def ask(host: str) -> Asked:
             self.facts_of(host, key)
@@ -111,7 +111,7 @@ def joined_hosts(section: ClusterSection, source: str) -> Iterator[Hosts]:
 
 
 def host_names(section: ClusterSection, hosts: Hosts) -> list[str]:
-    """Of each server's host, in their order."""
+    """List each server's host, in their order."""
     return [section.host_of(server) or hosts.here for server in section.named_servers]
 
 

@@ -64,7 +64,7 @@ def _where_they_are(scenario: Scenario, require: Callable[..., None], *arguments
 
 
 def require_there(scenario: Scenario, host: str, router: str, require: Callable[..., None], *arguments: Any) -> None:
-    """On a host: what is asked of the servers that are there; `router` is the router's host."""
+    """Require it on a host of the servers that are there; `router` is the router's host."""
     section = scenario.cluster
     try:
         require(scenario, lambda server: (section.host_of(server) or router) == host, *arguments)

@@ -115,7 +115,7 @@ def on_hosts(
 
 
 def without_faults(world: World) -> World:
-    """The same world with nothing planned to go wrong."""
+    """Return the same world with nothing planned to go wrong."""
     return replace(world, scenario=world.scenario.model_copy(update={"faults": ()}))
 
 

@@ -74,7 +74,7 @@ class Apart:
 
     @property
     def error(self) -> float:
-        """Of the mean latency, of what was measured."""
+        """The error of the simulated mean latency, as a share of the measured one."""
         return self.simulated_s / self.measured_s - 1
 
     def __str__(self) -> str:

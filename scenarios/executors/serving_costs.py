@@ -208,7 +208,7 @@ class _DeviceRun:
         )
 
     def waits_to_be_taken(self) -> list[Wait]:
-        """Of blocks that were sent while one pass ran.
+        """Collect the waits of blocks that were sent while one pass ran.
 
         Not of batches that were commanded meanwhile: who commands one has the core already, so they hardly wait.
         """
@@ -219,14 +219,14 @@ class _DeviceRun:
         ]
 
     def _left_s(self, at_ns: int) -> float | None:
-        """Of the only pass that ran then; None where there was none, or more."""
+        """Tell how long the only pass of that time had left; None where there was none, or more."""
         if self.running(at_ns) != 1:
             return None
         ended = int(np.searchsorted(self._ends_ns, at_ns, "right"))
         return float(self._ends_ns[ended] - at_ns) / NS_PER_S
 
     def _taken_s(self, chores: Chores | None, at_ns: int) -> float:
-        """To take in a block of the usual size."""
+        """Estimate what taking in a block of the usual size costs."""
         if chores is None:
             return 0.0
         factor = (1.0, *chores.taken_after_pause)[self.pause(at_ns)]
@@ -258,7 +258,7 @@ class _DeviceRun:
         return max(0.0, way_s - handed_s - (0.0 if chores is None else self._copied_s(chores.moved, moved)))
 
     def _copied_s(self, cost: WorkCost, moved: Sequence[BlockRecord]) -> float:
-        """On average; what the router has itself is copied by no agent."""
+        """Estimate the mean cost of copying; what the router has itself is copied by no agent."""
         images = [block.size for block in moved if block.head.location >= 0]
         return self.slowdown * sum(cost.block_s + cost.image_s * size for size in images) / len(moved)
 
@@ -287,7 +287,7 @@ _SOON_NS = NS_PER_S // 1000  # a batch's end is told of within this
 
 
 def _chores(runs: Sequence[_DeviceRun]) -> Chores | None:
-    """None where some kind that every served batch needs has no sample."""
+    """Fit each kind of work; None where some kind that every served batch needs has no sample."""
     rows: dict[str, list[tuple[float, float, float]]] = {
         kind: [] for kind in ("taken", "woken", "moved", "ended", "begun")
     }
@@ -347,7 +347,7 @@ def _work_cost(rows: Rows) -> WorkCost:
 
 
 def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
-    """By least squares over passes that had their device to themselves; of few, their mean alone."""
+    """Fit by least squares over passes that had their device to themselves; of few take their mean alone."""
     rows = np.array([run.extra_row(batch) for run in runs for batch in run.alone], np.float64)
     if not len(rows):
         return None
@@ -402,7 +402,7 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
 
 
 def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
-    """Of equal parts, each in its middle, none below zero; with that mean, if one is given. None of no values."""
+    """Take the middles of equal parts, none below zero, with that mean if one is given; none of no values."""
     found = np.maximum(np.asarray(values, np.float64), 0.0)
     if not len(found):
         return ()

@@ -37,7 +37,7 @@ def observed_slowdowns(record: RunRecord, devices: Sequence[DeviceTables], owner
 
 
 def mean_slowdown(changes: Changes, until_ns: int) -> float:
-    """Over the time from the start of a run."""
+    """Average over the time from the start of a run."""
     times = [at for at, _ in changes] + [max(until_ns, changes[-1][0] + 1)]
     lasted = np.diff(np.asarray(times, dtype=np.float64))
     return float(np.average([factor for _, factor in changes], weights=lasted))

@@ -79,7 +79,7 @@ class Ranking:
 
     @property
     def winner(self) -> RankedRouter | None:
-        """Of those whom nobody beats, the one that beats most; None where nobody beats anybody."""
+        """Find the router that nobody beats and that beats most; None where nobody beats anybody."""
         unbeaten = [one for one in self.candidates if not any(each.beats(one) for each in self.candidates)]
         best = max(unbeaten, key=lambda one: (len(self.beaten_by(one)), -one.mean_s), default=None)
         return best if best is not None and self.beaten_by(best) else None

@@ -108,7 +108,7 @@ def context_of(cluster: ClusterSpec, costs: CostModel) -> SignatureContext:
 
 
 def _image_s(cluster: ClusterSpec, costs: CostModel, server: int) -> float:
-    """Of all segments at full width, in full batches."""
+    """Add up the time of all segments at full width, in full batches."""
     full, segments = cluster.router.widths[-1], range(1, cluster.router.segments + 1)
     return sum(costs.image_s(server, WorkKey(s, full, IMAGE if s == 1 else full)) for s in segments)
 
@@ -133,7 +133,7 @@ def signatures(result: Result, context: SignatureContext, reference: Result | No
 
 
 def diagnosed(result: Result, context: SignatureContext) -> Result:
-    """The same result with the failures that it shows by itself."""
+    """Return the same result with the failures that it shows by itself."""
     return {**result, "signatures": list(signatures(result, context))}
 
 

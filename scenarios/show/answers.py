@@ -53,12 +53,12 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     if max((len(each.ranking.candidates) + len(each.ranking.left_out) for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
-    told = [say("answers", "won", each) for each in contests]
-    told += [say("answers", "attainment", comparison["slo"], most)] if comparison and most else []
+    sentences = [say("answers", "won", each) for each in contests]
+    sentences += [say("answers", "attainment", comparison["slo"], most)] if comparison and most else []
     mood, trusted = _trusted(comparison, validation)
     advice = _next(contests, trusted, most)
     return [
-        Answer(WON, " ".join(told), contests[0].mood),
+        Answer(WON, " ".join(sentences), contests[0].mood),
         Answer(TRUSTED, say("answers", "trusted", trusted), mood),
         Answer(NEXT, say("answers", "next", advice)),
     ]
@@ -66,13 +66,13 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
 
 def format_answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
     """The answers in a frame that fits the terminal; empty where no two routers stand beside each other."""
-    found = answers(comparison, validation)
-    return box_text(found, screen_width()) if found else ""
+    entries = answers(comparison, validation)
+    return box_text(entries, screen_width()) if entries else ""
 
 
-def box_text(found: Sequence[Answer], width: int | None) -> str:
+def box_text(entries: Sequence[Answer], width: int | None) -> str:
     """Answers in a frame, as wide as the terminal but no wider than is good to read."""
-    return framed(((each.question, each.text) for each in found), width)
+    return framed(((each.question, each.text) for each in entries), width)
 
 
 def _on_executors(validation: ValidationDocument) -> str:
@@ -84,7 +84,7 @@ def _on_executors(validation: ValidationDocument) -> str:
 
 
 def _in_simulation(comparison: ComparisonDocument) -> str:
-    """Likewise of a comparison's runs, with the weakest origin of what they rest on."""
+    """Say that a comparison's runs are simulated, how many there are, and the weakest origin of what they rest on."""
     seeds = max(len(row["seeds"]) for row in comparison["rows"])
     return f"in simulation ({provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')})"
 
@@ -200,7 +200,7 @@ def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocume
 
 
 def _judged(judged: Sequence[bool], order: Mood) -> tuple[Mood, TrustCase]:
-    """By whether each latency is within what is promised, and what is known of the order of routers."""
+    """Judge by whether each latency is within what is promised, and by what is known of the order of routers."""
     if not judged:
         return order, "unpromised"
     if all(judged):
@@ -208,9 +208,9 @@ def _judged(judged: Sequence[bool], order: Mood) -> tuple[Mood, TrustCase]:
     return ("open", "order alone") if order == "yes" else ("no", "no")
 
 
-def _alike_pairs(found: RankCorrelation) -> int:
+def _alike_pairs(ranking: RankCorrelation) -> int:
     """How many of the pairs that executors tell apart simulation orders alike."""
-    return round(((found["tau_separated"] or 0.0) + 1) / 2 * found["separated_pairs"])
+    return round(((ranking["tau_separated"] or 0.0) + 1) / 2 * ranking["separated_pairs"])
 
 
 def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, Any] | None:

@@ -131,7 +131,7 @@ def label_of(name: str) -> str:
 
 
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str], most: int, loc: Loc) -> None:
-    """As many names beside each other as there is room for, but at most so many."""
+    """Draw a legend with as many names beside each other as there is room for, but at most so many."""
     labels = [label_of(name) for name in names]
     for columns in range(min(most, len(names)), 0, -1):
         legend = figure.legend(handles, labels, loc=loc, ncols=columns)
@@ -187,10 +187,10 @@ def ranking_chart(worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[
     routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean_s)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
     with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        intervals = [one.interval_s for found in worlds.values() for one in found]
+        intervals = [one.interval_s for candidates in worlds.values() for one in candidates]
         _frame_costs(left, [(1000 * (of["mean"] or 0.0), 1000 * (of["ci95"] or 0.0)) for of in intervals], 5)
-        for (world, found), offset in zip(worlds.items(), offsets, strict=True):
-            for one in found:
+        for (world, candidates), offset in zip(worlds.items(), offsets, strict=True):
+            for one in candidates:
                 place, half_ms = routers.index(one.router) + offset, 1000 * (one.interval_s["ci95"] or 0.0)
                 style: Any = {"color": colors[one.router], "fillstyle": FILLS[world], "marker": "o", "markersize": 6}
                 _interval(left, "x", 1000 * one.mean_s, half_ms, place, colors[one.router])
@@ -214,12 +214,12 @@ def trade_off_chart(comparison: ComparisonDocument) -> Figure:
     Raises:
         InputError: no router has any of these costs, for nothing was completed.
     """
-    found = comparison["pareto"]
-    costs = [cost for cost in COSTS if found["fronts"][cost.name]]
+    stored = comparison["pareto"]
+    costs = [cost for cost in COSTS if stored["fronts"][cost.name]]
     if not costs:
         raise InputError(comparison["scenario"], "", "no router completed an image in each run: nothing to draw")
     colors = router_colors([row["router"] for row in comparison["rows"]])
-    return trade_offs(comparison["rows"], MEASURES[found["accuracy"]], costs, colors, found["bounds"])
+    return trade_offs(comparison["rows"], MEASURES[stored["accuracy"]], costs, colors, stored["bounds"])
 
 
 def trade_offs(
@@ -301,13 +301,13 @@ def _interval(axes: Axes, along: Literal["x", "y"], mean: float, half: float, at
     axes.plot(*(ends if along == "x" else ends[::-1]), color=color, alpha=0.5, linewidth=1.4, zorder=1.5)
 
 
-def _frame_costs(axes: Axes, found: Sequence[tuple[float, float]], ticks: int) -> None:
+def _frame_costs(axes: Axes, intervals: Sequence[tuple[float, float]], ticks: int) -> None:
     """Limits along x for (mean, half-width of its interval): from 0 on, or logarithmic where means are far apart."""
-    means = [mean for mean, _ in found]
-    high = min(max(mean + half for mean, half in found), FARTHEST * max(means))
+    means = [mean for mean, _ in intervals]
+    high = min(max(mean + half for mean, half in intervals), FARTHEST * max(means))
     if max(means) > 20 * min(means) > 0:
         axes.set_xscale("log")
-        low = max(min(mean - half for mean, half in found), min(means) / FARTHEST)
+        low = max(min(mean - half for mean, half in intervals), min(means) / FARTHEST)
         axes.set_xlim(low / ROOM, high * ROOM)
         plain_log_ticks(axes.xaxis, ticks)
     else:
@@ -360,7 +360,7 @@ def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]
 
 
 def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
-    """As many as can be seen, evenly chosen."""
+    """Choose evenly as many values as can be seen."""
     return np.asarray(values)[:: max(1, len(values) // TIMELINE_POINTS)]
 
 
@@ -415,7 +415,7 @@ def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:
 
 
 def plain_log_ticks(axis: Axis, most: int = MAX_TICKS) -> None:
-    """As plain numbers, about so many."""
+    """Set about so many ticks, written as plain numbers."""
     low, high = axis.get_view_interval()
     decades = LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,), numticks=most)
     axis.set_major_locator(decades if high > 10 * low else MaxNLocator(most - 1))

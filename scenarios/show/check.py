@@ -32,18 +32,18 @@ def check_table(profile: Profile, checked: Sequence[CheckedMetric]) -> Table:
     return Table(head, [_row(each) for each in checked if each.pairs], notes=notes)
 
 
-def _row(found: CheckedMetric) -> list[str]:
-    low, high = found.bias_interval_pct
+def _row(metric: CheckedMetric) -> list[str]:
+    low, high = metric.bias_interval_pct
     return [
-        found.metric,
-        str(len(found.pairs)),
-        number(found.median_abs_pct, 1),
-        number(found.max_abs_pct, 1),
-        number(found.bias_pct, 1, signed=True),
+        metric.metric,
+        str(len(metric.pairs)),
+        number(metric.median_abs_pct, 1),
+        number(metric.max_abs_pct, 1),
+        number(metric.bias_pct, 1, signed=True),
         f"{number(low, 1, signed=True)} to {number(high, 1, signed=True)}",
-        number(found.allowed.size_pct, 1),
-        number(found.allowed.bias_pct, 1),
-        found.verdict,
+        number(metric.allowed.size_pct, 1),
+        number(metric.allowed.bias_pct, 1),
+        metric.verdict,
     ]
 
 
@@ -60,11 +60,11 @@ def check_document(profile: Profile, warnings: Sequence[str], checked: Sequence[
     }
 
 
-def _entry(found: CheckedMetric) -> dict[str, Any]:
+def _entry(metric: CheckedMetric) -> dict[str, Any]:
     return {
-        **{key: getattr(found, key) for key in ("metric", "verdict", "not_judged", "finding", "looks")},
-        "allowed_size_pct": found.allowed.size_pct,
-        "allowed_bias_pct": found.allowed.bias_pct,
-        **({key: getattr(found, key) for key in _ERRORS} if found.pairs else {}),
-        "pairs": [asdict(pair) for pair in found.pairs],
+        **{key: getattr(metric, key) for key in ("metric", "verdict", "not_judged", "finding", "looks")},
+        "allowed_size_pct": metric.allowed.size_pct,
+        "allowed_bias_pct": metric.allowed.bias_pct,
+        **({key: getattr(metric, key) for key in _ERRORS} if metric.pairs else {}),
+        "pairs": [asdict(pair) for pair in metric.pairs],
     }

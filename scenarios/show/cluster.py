@@ -10,18 +10,18 @@ from scenarios.show.wording import lines_of
 from scenarios.terminal.screen import screen_width
 
 
-def format_cluster(found: CheckedCluster) -> str:
+def format_cluster(checked: CheckedCluster) -> str:
     """Tables, then a line for each thing that does not fit, or that all does."""
-    tables = [_hosts(found)]
-    if found.measured is not None:
-        tables += _between(found.measured)
-    return "\n".join([to_text(tables, screen_width()), *lines_of("check", "cluster", found)])
+    tables = [_hosts(checked)]
+    if checked.measured is not None:
+        tables += _between(checked.measured)
+    return "\n".join([to_text(tables, screen_width()), *lines_of("check", "cluster", checked)])
 
 
-def _hosts(found: CheckedCluster) -> Table:
+def _hosts(checked: CheckedCluster) -> Table:
     head = [Column(name, is_text=True) for name in ("host", "servers", "devices", "python", "torch", "code")]
     head += [Column("cores"), Column("memory free", "GB"), Column("disk free", "GB")]
-    return Table(head, [_host(each) for each in found.hosts], "Hosts")
+    return Table(head, [_host(each) for each in checked.hosts], "Hosts")
 
 
 def _host(each: CheckedHost) -> list[str]:
@@ -32,12 +32,12 @@ def _host(each: CheckedHost) -> list[str]:
     return [*texts, str(facts.cores), number(facts.free_bytes / GB, 1), number(facts.disk_free_bytes / GB, 1)]
 
 
-def _between(found: ClusterMeasurements) -> list[Table]:
+def _between(measured: ClusterMeasurements) -> list[Table]:
     """Clocks and links."""
-    clocks = [[each.host, number(each.offset_s, 3, 1e3), number(each.error_s, 3, 1e3)] for each in found.clocks]
+    clocks = [[each.host, number(each.offset_s, 3, 1e3), number(each.error_s, 3, 1e3)] for each in measured.clocks]
     links = [
         [each.source, each.destination, number(each.latency_s, 3, 1e3), number(each.bandwidth_bytes_s, 0, 1e-6)]
-        for each in found.links
+        for each in measured.links
     ]
     host, source, destination = (Column(name, is_text=True) for name in ("host", "from", "to"))
     title = "Links (measured; a move's command and answer are part of its latency)"

@@ -39,9 +39,9 @@ def format_comparison(comparison: ComparisonDocument) -> str:
 def comparison_table(comparison: ComparisonDocument) -> Table:
     """One row a router, mean +- 95 % half-width over seeds; then changes seed by seed, and trade-offs."""
     baseline, compared = comparison["baseline"], comparison["rows"]
-    found = {row["router"]: served_of(row) for row in compared}
+    served = {row["router"]: served_of(row) for row in compared}
     promised = slo_measures(comparison["slo"])
-    measures = [*promised, *served_measures(found.values()), *COMPARED]
+    measures = [*promised, *served_measures(served.values()), *COMPARED]
     changes_head, changes = _changes(comparison)
     fronts_head, fronts = _fronts(comparison) if len(compared) > 1 else ([], {})
     head = [Column("router"), *(column(each, each.title, _origin(each, comparison)) for each in measures)]
@@ -60,7 +60,7 @@ def comparison_table(comparison: ComparisonDocument) -> Table:
         is_promised=bool(promised),
         is_sampled=accuracy_measure(compared).name == "expected_accuracy",
     )  # fmt: skip
-    few, many = unserved_lines((router, "", of) for router, of in found.items())
+    few, many = unserved_lines((router, "", of) for router, of in served.items())
     warnings = lines_of(
         "results", "compared_warnings", many,
         is_nobody_left=len(many) == len(rows) > 1,
@@ -98,14 +98,14 @@ def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, li
 
 
 def _fronts(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
-    """At which costs no other router is as accurate for less, and how far a cost lies above its bound, where known."""
+    """Tell at which costs no other router is as accurate for less, and how far a cost lies above its known bound."""
     pareto, cells = comparison["pareto"], dict[str, list[str]]()
     places = {cost: {row["router"]: row for row in pareto["fronts"][cost.name]} for cost in COSTS}
     bounded = [cost for cost in COSTS if pareto["bounds"].get(cost.name)]
     for row in comparison["rows"]:
-        own = {cost: of[row["router"]] for cost, of in places.items() if row["router"] in of}
-        unbeaten = ", ".join(cost.head for cost, place in own.items() if place["on_front"])
-        gaps = [own[cost]["gap_pct"] if cost in own else None for cost in bounded]
+        places_of = {cost: of[row["router"]] for cost, of in places.items() if row["router"] in of}
+        unbeaten = ", ".join(cost.head for cost, place in places_of.items() if place["on_front"])
+        gaps = [places_of[cost]["gap_pct"] if cost in places_of else None for cost in bounded]
         cells[row["router"]] = [unbeaten or NONE, *(number(gap, 0, signed=True) for gap in gaps)]
     head = [Column("unbeaten at", is_text=True, meaning=_UNBEATEN)]
     return [*head, *(Column(f"{cost.head} over bound", "%") for cost in bounded)], cells

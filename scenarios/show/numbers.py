@@ -19,7 +19,7 @@ COUNTING = 3  # digits, where a measure has no number of its own
 def number(
     value: float | None, digits: int | None, scale: float = 1.0, *, signed: bool = False, grouped: bool = False
 ) -> str:
-    """With so many digits after the point, or three that count; `-` for none."""
+    """Write a number with so many digits after the point, or with three that count; `-` for none."""
     if value is None:
         return NONE
     after = places(value * scale, COUNTING) if digits is None else digits
@@ -27,7 +27,7 @@ def number(
 
 
 def interval(
-    found: MeanInterval | Mapping[str, Any],
+    estimate: MeanInterval | Mapping[str, Any],
     digits: int | None,
     scale: float = 1.0,
     *,
@@ -35,7 +35,7 @@ def interval(
     unit: str = "",
 ) -> str:
     """`mean +-half-width`, or the mean alone where there is no interval; `-` for no mean."""
-    mean, half = found["mean"], found["ci95"]
+    mean, half = estimate["mean"], estimate["ci95"]
     if mean is None:
         return NONE
     after = places(mean * scale, COUNTING) if digits is None else digits
@@ -44,19 +44,19 @@ def interval(
     return f"{text} {unit}".rstrip()
 
 
-def shown(measure: Measure, found: Any) -> str:
+def shown(measure: Measure, value: Any) -> str:
     """A value or an estimate as its measure is shown; the unit is the column's."""
-    write = interval if isinstance(found, Mapping) else number
-    return write(found, measure.digits, measure.scale)
+    write = interval if isinstance(value, Mapping) else number
+    return write(value, measure.digits, measure.scale)
 
 
-def change(found: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
+def change(estimate: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
     """A change or an error in percent, with its sign."""
-    return interval(found, 1, signed=True, unit=unit)
+    return interval(estimate, 1, signed=True, unit=unit)
 
 
 def places(value: float, counting: int) -> int:
-    """After the point, so that this many digits of the value count; none of 0."""
+    """Count the digits after the point of which this many count; 0 has none."""
     return max(0, counting - 1 - floor(log10(abs(value)))) if value else 0
 
 

@@ -56,14 +56,14 @@ def error_table(profile: Profile) -> Table:
 
 def range_table(profile: Profile) -> Table:
     """Where errors hold; beyond that everything is extrapolated."""
-    rows = [[found.metric, found.quantity, f"{found.low:g}", f"{found.high:g}"] for found in profile.ranges]
+    rows = [[held.metric, held.quantity, f"{held.low:g}", f"{held.high:g}"] for held in profile.ranges]
     return Table([Column("holds for"), Column("quantity", is_text=True), *columns("from", "to")], rows)
 
 
 def spoilt(profile: Profile) -> str:
     """What to say of a calibration that others disturbed to its end in more than a few steps; empty for a good one."""
-    found = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
-    steps, still = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.search(r"of (\d+) steps .* (\d+) stayed disturbed", profile.device.stamps.get(DISTURBED, ""))
+    steps, still = (int(match[1]), int(match[2])) if match else (0, 0)
     if still <= SPOILT_SHARE * steps:
         return ""
     return say("profile", "spoilt", still, steps)

@@ -38,7 +38,7 @@ def charts_of(profile: Profile) -> dict[str, Figure]:
 
 
 def write_charts(profile: Profile, folder: Path) -> list[Path]:
-    """The same as PNG files; returns their paths."""
+    """Write the charts as PNG files; returns their paths."""
     drawn = charts_of(profile)
     for name, figure in drawn.items():
         save(figure, folder / f"{name}.png")

@@ -32,7 +32,7 @@ def loaded_batch(profile: Profile) -> int:
 
 def loaded_at_once(profile: Profile) -> int:
     """How many of them run together at most: no more than calibration ever ran at once."""
-    measured = [found.high for found in profile.ranges if found.quantity == MEASURED_AT_ONCE]
+    measured = [stated.high for stated in profile.ranges if stated.quantity == MEASURED_AT_ONCE]
     return int(min([AT_ONCE, *measured]))
 
 
@@ -58,7 +58,7 @@ def band_of_repeats_s(curve: LatencyCurve) -> tuple[Sequence[float], Sequence[fl
 def stated_solo_error(profile: Profile) -> float | None:
     """The mean error that is stated of solo latency, as a share: the held-out one, or else the cross-validated one."""
     for kind in ("held out", "cross-validated"):
-        found = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
-        if found:
-            return max(found) / 100
+        errors_pct = [e.mean_abs_pct for e in profile.errors if e.metric == SOLO_ERROR and e.kind == kind]
+        if errors_pct:
+            return max(errors_pct) / 100
     return None

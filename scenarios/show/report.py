@@ -147,7 +147,7 @@ def report(material: Material) -> str:
         "traces": list(_traces(material)),
         "training": list(_training(material)),
     }
-    found = {
+    parts = {
         "Routers compared in simulation": comparison,
         "Simulation against hardware": validation,
         "Latency": sections["latency"],
@@ -161,7 +161,7 @@ def report(material: Material) -> str:
         "badges": list(_badges(material)),
         "answers": answers(comparison, validation),
         "ranking": _ranking(material),
-        "missing": [title.lower() for title, part in found.items() if not part],
+        "missing": [title.lower() for title, part in parts.items() if not part],
         "environment": _environment(material.environment),
     }
     return _page(str(material.scenario.get("name", "run")), run, list(_profiles(material.profiles)))
@@ -212,37 +212,37 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 def _ranking(material: Material) -> Markup | None:
     """The first answer as a picture."""
     worlds = charts.standings(material.comparison, material.validation)
-    routers = [one.router for found in [*worlds.values()][-1:] for one in found]
+    routers = [one.router for candidates in [*worlds.values()][-1:] for one in candidates]
     if len(routers) < 2:
         return None
     return charts.to_svg(charts.ranking_chart(worlds, charts.router_colors([*_compared(material), *routers])))
 
 
-def _environment(found: Mapping[str, Any]) -> dict[str, str]:
+def _environment(document: Mapping[str, Any]) -> dict[str, str]:
     """What the results were made with; where stages differ, of which ones it is."""
-    stages = found.get("stages", {})
-    told = {stage: _environment_texts(its) for stage, its in stages.items()}
+    stages = document.get("stages", {})
+    texts_of = {stage: _environment_texts(its) for stage, its in stages.items()}
     lines = {}
-    for name in dict.fromkeys(name for texts in told.values() for name in texts):
+    for name in dict.fromkeys(name for texts in texts_of.values() for name in texts):
         values: dict[str, list[str]] = {}
-        for stage, texts in told.items():
+        for stage, texts in texts_of.items():
             values.setdefault(texts.get(name, NONE), []).append(stage)
         for value, of in values.items():
             lines[name if len(values) == 1 else f"{name} ({', '.join(of)})"] = value
     return lines
 
 
-def _environment_texts(found: Mapping[str, Any]) -> dict[str, str]:
+def _environment_texts(stage: Mapping[str, Any]) -> dict[str, str]:
     devices = "; ".join(
         ", ".join(f"{key} {_device_text(value)}" for key, value in device.items())
-        for device in found.get("devices", [])
+        for device in stage.get("devices", [])
     )
     return {
-        "system": f"{found.get('system')}, {found.get('cores')} cores, Python {found.get('python')}",
+        "system": f"{stage.get('system')}, {stage.get('cores')} cores, Python {stage.get('python')}",
         "devices": devices or NONE,
-        "packages": ", ".join(f"{name} {version or NONE}" for name, version in found.get("packages", {}).items()),
-        "code": found.get("code", NONE),
-        "seeds": ", ".join(f"{name} {value}" for name, value in found.get("seeds", {}).items()) or NONE,
+        "packages": ", ".join(f"{name} {version or NONE}" for name, version in stage.get("packages", {}).items()),
+        "code": stage.get("code", NONE),
+        "seeds": ", ".join(f"{name} {value}" for name, value in stage.get("seeds", {}).items()) or NONE,
     }
 
 
@@ -256,14 +256,14 @@ def _device_text(value: object) -> str:
 # -------------------------------------------------------------------------------------------------------------- worlds
 
 
-def _validation(found: ValidationDocument) -> dict[str, Any]:
-    rows = rows_at_middle(found["rows"])
+def _validation(validation: ValidationDocument) -> dict[str, Any]:
+    rows = rows_at_middle(validation["rows"])
     known = [row for row in rows if all(row["stages_s"].values())]
     return {
-        "errors": errors_tables(found),
-        "notes": validation_notes(found),
-        "warnings": [*far_apart_warnings(found), *disturbance_warnings(found)],
-        "saturated": saturation_tables(found),
+        "errors": errors_tables(validation),
+        "notes": validation_notes(validation),
+        "warnings": [*far_apart_warnings(validation), *disturbance_warnings(validation)],
+        "saturated": saturation_tables(validation),
         "stages": charts.to_svg(charts.stage_bars(known)) if known else None,
         "load": rows[0]["load"] if rows else None,
     }
@@ -333,7 +333,7 @@ def _trade_offs(material: Material) -> list[Markup]:
 
 
 def _downtimes(material: Material) -> Table | None:
-    """Of every run whose result is kept."""
+    """Tell the downtimes of every run whose result is kept."""
     runs = []
     for run in material.runs:
         repeat = f"repeat {run.repeat}" if run.repeat else ""
@@ -364,14 +364,14 @@ def _timelines(material: Material) -> Iterator[dict[str, Any]]:
     runs = _first_seeds(material)
     routers = list(dict.fromkeys(run.result["router"] for run in runs))
     for router in dict.fromkeys((*routers[:1], *routers[-1:])):
-        own = [run for run in runs if run.result["router"] == router]
-        found = {run.result["mode"]: telemetry for run in own if (telemetry := _telemetry(run))}
-        both = [found[world] for world in ("simulation", "hardware") if world in found]
+        runs_of = [run for run in runs if run.result["router"] == router]
+        by_world = {run.result["mode"]: telemetry for run in runs_of if (telemetry := _telemetry(run))}
+        both = [by_world[world] for world in ("simulation", "hardware") if world in by_world]
         if both:
             yield {
                 "router": router,
-                "seeds": {run.result["mode"]: run.result["seed"] for run in own},
-                "worlds": {mode: charts.to_svg(charts.over_time(of)) for mode, of in found.items()},
+                "seeds": {run.result["mode"]: run.result["seed"] for run in runs_of},
+                "worlds": {mode: charts.to_svg(charts.over_time(of)) for mode, of in by_world.items()},
                 "both": charts.to_svg(charts.both_over_time(*both)) if len(both) > 1 else None,
             }
 
@@ -380,14 +380,14 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
     columns = run.columns("telemetry", "server", "sampled_ns", "utilization", "power_w")
     if not columns:
         return []
-    found = []
+    servers = []
     for index, server in enumerate(run.result["servers"]):
         rows = [row for row, of in enumerate(columns["server"]) if of == index]
         times_s = [columns["sampled_ns"][row] / 1e9 for row in rows]
         utilization = [columns["utilization"][row] for row in rows]
         power_w = [columns["power_w"][row] for row in rows]
-        found.append(charts.Telemetry(server["name"], times_s, utilization, power_w))
-    return found
+        servers.append(charts.Telemetry(server["name"], times_s, utilization, power_w))
+    return servers
 
 
 def _training(material: Material) -> Iterator[tuple[str, str, Markup]]:
@@ -399,7 +399,7 @@ def _training(material: Material) -> Iterator[tuple[str, str, Markup]]:
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:
-    """Of `reward/mean`, `reward/accuracy`, `loss/value` ... the first with each beginning, rewards before all."""
+    """Take the first name with each beginning (`reward/mean`, `loss/value` ...), rewards before all."""
     first: dict[str, str] = {}
     for name in names:
         first.setdefault(name.partition("/")[0], name)

@@ -180,7 +180,7 @@ def facts_text(lines: Iterable[str], width: int | None = None) -> str:
 
 def to_markdown(table: Table) -> str:
     """A pipe table; a `|` in a cell would end it, so it becomes `/`."""
-    lines = [[found.title for found in table.columns], ["---"] * len(table.columns), *table.rows]
+    lines = [[head.title for head in table.columns], ["---"] * len(table.columns), *table.rows]
     return "\n".join(f"| {' | '.join(_markdown_cell(cell) for cell in line)} |" for line in lines)
 
 

@@ -67,20 +67,20 @@ class _Disturbance:
 
     def is_strong(self, validation: ValidationDocument) -> bool:
         """Whether any row is flagged."""
-        return any(found and self.share(found) > self.limit for found in self.of(_all_rows(validation)))
+        return any(load and self.share(load) > self.limit for load in self.of(_all_rows(validation)))
 
     def of(self, rows: Sequence[AnyRow]) -> list[Any]:
         """What each of the rows had of it; None where nothing was measured."""
         return [row[self.key] for row in rows]
 
-    def text(self, found: Any) -> str:
+    def text(self, load: Any) -> str:
         """`12`, `55 busy`, `40 (20 stolen) busy`."""
-        if found is None:
+        if load is None:
             return NONE
-        stolen = found.get("stolen", 0.0)
-        parts = [number(self.share(found), 0, 100)]
+        stolen = load.get("stolen", 0.0)
+        parts = [number(self.share(load), 0, 100)]
         parts += [f"({number(stolen, 0, 100)} stolen)"] if stolen > NOTABLE else []
-        return " ".join([*parts, *([self.word] if self.share(found) > self.limit else [])])
+        return " ".join([*parts, *([self.word] if self.share(load) > self.limit else [])])
 
 
 _FOREIGN = _Disturbance(
@@ -104,7 +104,7 @@ def format_validation(validation: ValidationDocument) -> str:
     at_middle = stages_table(rows_at_middle(validation["rows"]))
     stages = _of_devices([at_middle] if at_middle.rows else [], validation)
     tables = [*errors_tables(validation), *stages, *saturation_tables(validation)]
-    tables += [found] if (found := _downtimes(validation)) else []
+    tables += [downtimes] if (downtimes := _downtimes(validation)) else []
     warnings = [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells it
     words = ["\n".join(validation_notes(validation)), *warnings, *disturbance_warnings(validation)]
     return to_text([validation["scenario"], *tables, *words], screen_width())
@@ -112,8 +112,8 @@ def format_validation(validation: ValidationDocument) -> str:
 
 def emulated_devices(validation: ValidationDocument) -> str:
     """What the executors' devices were where they were emulated, `emulated x20`; empty where they were real."""
-    found = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
-    return origin_of("emulated", sorted(found)) if found else ""
+    slowdowns = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
+    return origin_of("emulated", sorted(slowdowns)) if slowdowns else ""
 
 
 def is_host_busy(validation: ValidationDocument) -> bool:
@@ -122,7 +122,7 @@ def is_host_busy(validation: ValidationDocument) -> bool:
 
 
 def _of_devices(tables: Sequence[Table], validation: ValidationDocument) -> list[Table]:
-    """With the devices in their titles where those were emulated: nobody takes such a table for one of real devices."""
+    """Add emulated devices to the titles: nobody takes such a table for one of real devices."""
     devices = emulated_devices(validation)
     return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
 
@@ -171,8 +171,8 @@ def _errors_table(rows: Sequence[Row]) -> Table:
         head.append(Column(f"{measure.title} error", "%", meaning=measure.meaning))
         head += columns("allowed") if measure.stem in judged else []
     body = []
-    for row, found, background in zip(rows, served_cells, background_cells, strict=True):
-        cells = [_name(row), *found]
+    for row, served, background in zip(rows, served_cells, background_cells, strict=True):
+        cells = [_name(row), *served]
         cells += [shown(_LATENCY, row[world][_LATENCY.stem]) for world in ("simulated", "hardware")]
         cells.append(number(row["repeatability_pct"][_LATENCY.stem], 1))
         cells += [interval(row["slowdown"], 2), _drawn(row)] if slowed else []
@@ -250,7 +250,7 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     body = [
         [
             _name(row),
-            *found,
+            *served,
             number(row["rate_img_s"], 0),
             shown(_THROUGHPUT, row["simulated_img_s"]),
             shown(_THROUGHPUT, row["hardware_img_s"]),
@@ -259,7 +259,7 @@ def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
             _kept_up(row),
             *background,
         ]
-        for row, found, background in zip(rows, served_cells, background_cells, strict=True)
+        for row, served, background in zip(rows, served_cells, background_cells, strict=True)
     ]
     return Table([*head, *background_head], body, "saturated: arrivals just above capacity", *_unserved_lines(rows))
 
@@ -303,14 +303,14 @@ def disturbance_warnings(validation: ValidationDocument) -> list[str]:
 
 
 def first_far_text(run: FarRun) -> str:
-    """Of the first run alone, while it is not known what the next one says."""
+    """Tell of the first run alone, while it is not known what the next one says."""
     return say("validation", "first_far", run, MAX_APART_PCT)
 
 
 def far_apart_warnings(validation: ValidationDocument) -> list[str]:
     """What nobody should miss in a report."""
-    found = validation.get("far_apart")
-    return [] if found is None else [f"Far apart: {say('validation', 'far_apart', found, MAX_APART_PCT)}"]
+    far_apart = validation.get("far_apart")
+    return [] if far_apart is None else [f"Far apart: {say('validation', 'far_apart', far_apart, MAX_APART_PCT)}"]
 
 
 def require_hopeful(validation: ValidationDocument) -> None:

@@ -19,13 +19,13 @@ from scenarios.show import numbers
 @cache
 def environment() -> Environment:
     """A name that a template has no value for is an error."""
-    found = Environment(
+    templates = Environment(
         loader=PackageLoader("scenarios.show", "templates"),
         autoescape=lambda name: name is not None and name.endswith(".html.j2"),  # noqa: S701 - sentences are none
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    found.filters |= {
+    templates.filters |= {
         "number": numbers.number,
         "interval": numbers.interval,
         "share": numbers.share,
@@ -36,7 +36,7 @@ def environment() -> Environment:
         "quoted": repr,
         "sentence": lambda text: f"{text[:1].upper()}{text[1:]}",
     }
-    return found
+    return templates
 
 
 def say(template: str, macro: str, *facts: Any, **more: Any) -> str:

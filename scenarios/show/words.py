@@ -33,7 +33,7 @@ def provenance(of: Result | ComparisonDocument) -> str:
 
 
 def origin_text(of: ComparisonDocument) -> str:
-    """The same in a sentence or two, for who does not know the words."""
+    """Tell the origin in a sentence or two, for who does not know the words."""
     slowdowns = "/".join(f"{slowdown:g}" for slowdown in of["emulated_slowdowns"])
     return say("results", "origin", of["provenance"], slowdowns, of["accuracy_provenance"])
 
@@ -48,9 +48,9 @@ def flagged(name: str, is_flagged: bool) -> str:
     return f"{name}{FLAG if is_flagged else ''}"
 
 
-def served_measures(found: Iterable[Served]) -> list[Measure]:
+def served_measures(served: Iterable[Served]) -> list[Measure]:
     """The columns that say how much was served: unfinished and failed where there are any."""
-    known = [{"shares": each} for each in found if each["completed"] is not None]
+    known = [{"shares": each} for each in served if each["completed"] is not None]
     return [each for each in SERVED if known and (each is SERVED[0] or any(map(each.of, known)))]
 
 
@@ -62,17 +62,17 @@ def slo_measures(slo: SloDocument | None) -> list[Measure]:
 
 
 def slo_text(result: Result) -> str | None:
-    """In how much of a run its promise was kept; None where there is none."""
+    """Tell in how much of a run its promise was kept; None where there is none."""
     measures = slo_measures(result["slo"])
     shares = [NONE if each.of(result) is None else f"{number(each.of(result), 1, 100)} %" for each in measures]
     parts = zip((each.title.removeprefix("SLO attainment, ") for each in measures[1:]), shares[1:], strict=True)
     return say("results", "attainment", result["slo"], shares[0], list(parts)) if measures else None
 
 
-def unserved_lines(found: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
-    """Of (router, where, how much it served): who left few images unserved, and (with what that means) who many."""
+def unserved_lines(rows: Iterable[tuple[str, str, Served]]) -> tuple[list[str], list[str]]:
+    """Tell who left few images unserved, and (with what that means) who many; rows are (router, where, how much)."""
     few, many, is_cut = [], [], False
-    for name, where, of in found:
+    for name, where, of in rows:
         left = (of["unserved"] or 0.0) - (of["failed"] or 0.0)
         is_cut |= of["unserved"] is not None and (of["unfinished"] or 0.0) > left + ROUNDING
         is_flagged = leaves_many(of)
@@ -98,8 +98,8 @@ def require_completed(results: Iterable[Result]) -> None:
     for result in filter(completed_nothing, results):
         empty_run.setdefault((result["router"], result["mode"]), []).append(result)
     if empty_run:
-        told = "; ".join(say("results", "empty_run", _fates(runs)) for runs in empty_run.values())
-        raise WorkError(f"{told}. Everything else is kept")
+        text = "; ".join(say("results", "empty_run", _fates(runs)) for runs in empty_run.values())
+        raise WorkError(f"{text}. Everything else is kept")
 
 
 def _fates(runs: Sequence[Result]) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _fates(runs: Sequence[Result]) -> dict[str, Any]:
 
 
 def served_of(row: Mapping[str, Any]) -> Served:
-    """Of a comparison's row."""
+    """Read how much a comparison's row served."""
     shares = {key: each["mean"] for key, each in row["shares"].items()}
     return cast(Served, {**shares, "failures": row["failures"]})
 

@@ -31,7 +31,7 @@ class _Teller(Listener):
         self._told: set[str] = set()
 
     def on_start(self, event: Any) -> None:
-        """Before numba compiles a function; those that it calls come within."""
+        """Tell of it before numba compiles a function; those that it calls come within."""
         if self._depth == 0:
             text = compiling_text(event.data["dispatcher"].py_func.__module__)
             if text not in self._told:
@@ -40,7 +40,7 @@ class _Teller(Listener):
         self._depth += 1
 
     def on_end(self, event: Any) -> None:
-        """After it."""
+        """Note that a function is compiled."""
         self._depth -= 1
 
 

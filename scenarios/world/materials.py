@@ -76,7 +76,7 @@ def calibrated_path(folder: Path, server: str) -> Path:
 
 
 def served_path(folder: Path, server: str) -> Path:
-    """The same with them, if they were measured on this host."""
+    """Where a server's profile with the overheads of serving is, if they were measured on this host."""
     return folder / "calibration" / "served" / f"{server}.yaml"
 
 

@@ -53,7 +53,7 @@ class NetworkAccuracy:
 
     @classmethod
     def of(cls, table: AccuracyTable) -> NetworkAccuracy:
-        """From a table's file."""
+        """Read what a table's file holds."""
         return cls(AccuracyPrior(table.top1()), table if isinstance(table, Evaluation) else None)
 
     @property
@@ -89,11 +89,11 @@ class World:
     series: Series = field(default_factory=dict)
 
     def with_series(self) -> World:
-        """The same world with what its workload's files hold: it can be simulated where those are not."""
+        """Return the same world with what its workload's files hold: it can be simulated where those are not."""
         return self if self.series else replace(self, series=series_of(self.scenario.workload))
 
     def with_decision_times(self, times_s: Mapping[str, float]) -> World:
-        """The same world; see `decision_times_s`."""
+        """Return the same world with these; see `decision_times_s`."""
         return replace(self, decision_times_s=dict(times_s))
 
     def decided_by(self, router: str) -> World:
@@ -120,7 +120,7 @@ class World:
 
     @property
     def provenance(self) -> Provenance:
-        """Of what rests on all the profiles: the weakest of any of their parts."""
+        """The weakest provenance of any part of the profiles: all that rests on them has it."""
         parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
 
@@ -133,7 +133,7 @@ class World:
 
     @property
     def emulated_slowdowns(self) -> tuple[float, ...]:
-        """Of the devices that are emulated, ascending, each once."""
+        """The slowdowns of the devices that are emulated, ascending, each once."""
         return emulated_slowdowns(self.profiles)
 
     @property
