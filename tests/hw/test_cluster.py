@@ -242,14 +242,14 @@ _SERVE = """
 import time
 if __name__ == "__main__":  # agents read this file, too
     from hw.router.cluster import HardwareCluster
-    from hw.router.run_spec import Served
+    from hw.router.run_spec import ServedNetwork
     from hw.router.server import HardwareServer
     from policies.greedy import GreedyKnobs
     from tests.hw.test_emulated_cluster import device, profile
     of = profile()
     knobs = GreedyKnobs(of.model.widths, {}, 0, 8, 1 << 30)
     servers = [HardwareServer(f"server{i}", device(of), knobs, 1.0, 2.0) for i in range(2)]
-    served = Served.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
+    served = ServedNetwork.of_sizes(of.model.widths, of.model.input_bytes, of.model.activation_bytes)
     with HardwareCluster(served, servers) as cluster:
         print(*[slot.agent.pid for slot in cluster.slots], flush=True)
         time.sleep(60)
