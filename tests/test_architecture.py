@@ -25,6 +25,7 @@ TOUCH_FILES = {
     "kit/jit_cache.py",  # the store of compiled code
     "kit/checkpoint.py",  # weights
     "kit/documents.py",  # text and JSON
+    "kit/memo.py",  # rows that were computed
     "kit/named_files.py",  # paths
     "kit/parallel.py",  # processes
 }

@@ -14,8 +14,7 @@ from scenarios.learn.tuned_files import world_of_now
 from scenarios.world.world import World
 
 FAILURE_SUFFIX: Final = ".failed.txt"
-_COMMAND: Final = re.compile(r"\((slimsched (?:tune|train) .*)\)\s*$")  # ends every note of a failure
-_FORMER: Final = {"--seed": "seed", **{f"--{key}": f"tuning.{key}" for key in ("floor", "decisions", "searches")}}
+_COMMAND: Final = re.compile(r"\((slimsched train .*)\)\s*$")  # ends every note of a failure
 
 
 def failure_path(path: Path) -> Path:
@@ -61,8 +60,5 @@ def _settings(command: str) -> dict[str, str]:
     words = shlex.split(command)
     if len(words) < 5:
         return {}
-    pairs = (
-        word.partition("=") if flag == "--set" else (_FORMER.get(flag, flag), "", word)
-        for flag, word in zip(words[5::2], words[6::2], strict=True)
-    )
+    pairs = (word.partition("=") for word in words[6::2])
     return {"scenario": Path(words[2]).name, "router": words[4], **{key: value for key, _, value in pairs}}

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from benchmarks.study.tuned_files import note_failure
-from policies.rules.specs import LadderRule
+from policies.rules.specs import LadderRule, RuleSpec
 from policies.rules.tide import TideRule
 from scenarios.files.router_names import write_rule
 from scenarios.learn.tuned_files import world_of_now
@@ -33,7 +33,9 @@ def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
     return path
 
 
-def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **changes: Any) -> None:
+def write_tuned(
+    path: Path, kind: str, told: Mapping[str, Any] | None = None, rule: RuleSpec | None = None, **changes: Any
+) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
     settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | changes
@@ -45,5 +47,5 @@ def write_tuned(path: Path, kind: str, told: Mapping[str, Any] | None = None, **
         return
     making = {"command": command, **world_of_now(world)}
     making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
-    rule = TideRule() if kind == "tide" else RULE
+    rule = rule or (TideRule() if kind == "tide" else RULE)
     write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))

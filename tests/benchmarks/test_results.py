@@ -23,7 +23,6 @@ from benchmarks.study.candidates import (
 from benchmarks.study.pictures import gains_chart
 from benchmarks.study.results import make_results
 from policies.rules.specs import FixedRule
-from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from tests.benchmarks.cases import RULE, write_case, write_tuned
 from tests.fuzz.base import base as fuzz_base
@@ -117,9 +116,9 @@ def test_nothing_runs_twice_and_what_has_changed_runs_alone(
     text = (folder / "docs/results.md").read_text()
     assert remake(folder) == 0
     assert (folder / "docs/results.md").read_text() == text
-    write_rule(folder / ROUTERS / "ladder.rule.yaml", RULE.model_copy(update={"thresholds": (3.0,)}))
-    assert remake(folder) == 2
     path = folder / "main-tiny.yaml"
+    write_tuned(path, "ladder", rule=RULE.model_copy(update={"thresholds": (3.0,)}))
+    assert remake(folder) == 2
     path.write_text(path.read_text().replace("warmup_s: 0", "warmup_s: 0.2"))
     assert remake(folder) == 10
     flags = ["--scenarios", str(folder), "--out", str(folder / "runs"), "--seeds", "1", "--jobs", "1", "--quiet"]
@@ -185,7 +184,7 @@ def test_placements_run_the_tuned_tuple(tmp_path: Path) -> None:
     """Each but its own, which is the tuned rule itself, unless `sticky` could not carry it."""
     path = write_case(tmp_path)
     for made_by, others in (({}, set(PLACEMENTS) - {"sticky"}), ({"latency_mean_s": 0.2}, set())):
-        write_rule(tmp_path / ROUTERS / "fixed.rule.yaml", FixedRule(tuple=(0.5, 1.0), made_by=made_by))
+        write_tuned(path, "fixed", made_by, FixedRule(tuple=(0.5, 1.0)))
         named = {candidate.label: candidate.router for candidate in read_case(path).candidates}
         assert set(PLACEMENTS) & set(named) == others
     assert "jiq" not in named

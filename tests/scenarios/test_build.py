@@ -146,7 +146,7 @@ def test_planned_faults_and_supervision_are_what_the_file_says(tmp_path: Path) -
     assert world.run_spec(0).faults == world.run_spec(1).faults == (*expected, Slowness(0, s, 2 * s, 3.0))
     assert world.cluster.supervision == Supervision(s // 2, 7 * s, 0, s, 2 * s, s // 50)
     plain = load_world(write(tmp_path))
-    assert plain.supervision == Supervision()
+    assert plain.cluster.supervision == Supervision()
     assert plain.run_spec(0).faults == ()
 
 

@@ -189,7 +189,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["capacity", path, *flags, "--json", "-"]) == 0
     streams = capsys.readouterr()
     found = json.loads(streams.out)
-    assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "simpy")
+    assert (found["seeds"], found["workload"], found["engine"]) == ([3, 4], "poisson", "compiled")
     assert "(poisson arrivals, 0.2 s, seeds 3, 4)" in streams.err
     told = streams.err.splitlines()[-2]
     assert re.fullmatch(r"  there: p99 [\d.]+ ms, accuracy [\d.]+ %, [\d.]+ J/image", told)

@@ -166,7 +166,7 @@ def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
     for kind, told in tuned.items():
         assert told["floor"] == case.scenario.tuning.floor
         assert told["accuracy"] >= told["floor"]
-        assert f"scenarios/{name}.yaml --router {kind} --floor {told['floor']:g} " in told["command"]
+        assert f"scenarios/{name}.yaml --router {kind} --set tuning.floor={told['floor']:g} " in told["command"]
 
 
 @pytest.mark.parametrize("name", MAIN)
