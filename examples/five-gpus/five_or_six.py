@@ -23,7 +23,8 @@ CLUSTERS = {
 }
 
 for name, scenario in CLUSTERS.items():
-    table = slimsched.compare(scenario, ["jsq", "ladder"], engine="compiled", baseline="jsq", out=f"runs/{name}")
+    changes = {"compare.baseline": "jsq"}
+    table = slimsched.compare(scenario, ["jsq", "ladder"], engine="compiled", changes=changes, out=f"runs/{name}")
     for router in table.routers:
         found = router.estimates
         print(

@@ -34,11 +34,17 @@ def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
 
 
 def write_tuned(
-    path: Path, kind: str, told: Mapping[str, Any] | None = None, rule: RuleSpec | None = None, **changes: Any
+    path: Path,
+    kind: str,
+    told: Mapping[str, Any] | None = None,
+    rule: RuleSpec | None = None,
+    changes: Mapping[str, Any] | None = None,
 ) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
-    settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | changes
+    settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | dict(
+        changes or {}
+    )
     words = " ".join(f"--set {name}={value}" for name, value in settings.items() if name not in WORLD)
     command = f"slimsched train {path.name} --router {kind} {words}"
     place = path.parent / "data/routers" / path.stem

@@ -166,8 +166,8 @@ def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
 
 def test_what_is_stale_or_not_to_be_tuned_is_named_and_hides_nothing(tmp_path: Path) -> None:
     path = write_case(tmp_path)
-    write_tuned(path, "tide", **{"tuning.decisions": "15000000"})
-    write_tuned(path, "milp", **{"tuning.floor": "0.75"})
+    write_tuned(path, "tide", changes={"tuning.decisions": "15000000"})
+    write_tuned(path, "milp", changes={"tuning.floor": "0.75"})
     (tmp_path / ROUTERS / "slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
     case = read_case(path)
     shown = [candidate.label for candidate in case.candidates]

@@ -238,8 +238,8 @@ def test_a_stale_file_is_tuned_again_and_why_is_said(
 ) -> None:
     """What was made by another command, or for another world; of a note that there is none the command alone."""
     path = write_case(tmp_path)
-    write_tuned(path, "ladder", **changes)
-    write_tuned(path, "milp", **changes)
+    write_tuned(path, "ladder", changes=changes)
+    write_tuned(path, "milp", changes=changes)
     found = {each.router: each.why for each in tunings(tmp_path, router=("ladder", "milp"))}
     ladder, milp = why is None, why is None or changes.keys() <= set(WORLD)
     assert list(found) == [kind for kind, is_fresh in (("ladder", ladder), ("milp", milp)) if not is_fresh]

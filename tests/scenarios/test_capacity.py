@@ -13,9 +13,10 @@ import pytest
 from kit.errors import InputError, WorkError
 from policies.records import RunColumns
 from policies.vocabulary import NS_PER_S
+from scenarios.metrics.limits import Capacity
 from scenarios.metrics.slo import Slo
 from scenarios.runs.bound import FluidModel
-from scenarios.runs.capacity import Capacity, RateReading, Search, TriedRate, capacity, p99_of, read
+from scenarios.runs.capacity import RateReading, Search, TriedRate, capacity, p99_of, read
 from scenarios.runs.simulate import simulate_metrics
 from scenarios.world.materials import load_world
 from scenarios.world.world import World

@@ -16,7 +16,11 @@ from slimsched import arguments
         (arguments.duration_s, "1ms", 0.001),
         (arguments.duration_s, "1e7", 1e7),
         (arguments.duration_s, "0", 0.0),
-        (lambda text: arguments.network_of(text).label, 'a:B {"a":[1]}', 'a:B {"a": [1]}'),
+        (
+            lambda text: text and getattr(arguments.network_of(text), "label", None),
+            'a:B {"a":[1]}',
+            'a:B {"a": [1]}',
+        ),
         (arguments.changes_of, ["a.b=[1, 2]", "c=x"], {"a.b": [1, 2], "c": "x"}),
     ],
 )

@@ -30,7 +30,8 @@ def _flags(capsys: pytest.CaptureFixture[str]) -> list[tuple[str, str, str]]:
     found = [(command, "--json", "FILE") for command in COMMANDS]
     for command in COMMANDS:
         for flag in {*flags_of(command)} & {*WRITTEN}:
-            found.append((command, flag, "FILE" if flag == "--plot" or command in FILES else "DIR"))
+            is_file = command in FILES or (flag == "--plot" and command != "profile show")
+            found.append((command, flag, "FILE" if is_file else "DIR"))
     return found
 
 

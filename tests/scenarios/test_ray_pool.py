@@ -28,6 +28,7 @@ import pytest
 import yaml
 
 from kit.errors import InputError, WorkError
+from kit.memo import rows_in
 from kit.parallel import ONE_THREAD, each
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
@@ -283,8 +284,8 @@ def begun(folder: Path, address: str) -> tuple[subprocess.Popen[str], Path]:
 
 
 def kept(folder: Path) -> list[Any]:
-    files = list((folder / "run").rglob("compare-*.json"))
-    return json.loads(files[0].read_text())["content"] if files else []
+    files = list((folder / "run").rglob("compare-*.jsonl"))
+    return rows_in(files[0]) if files else []
 
 
 def resumed(path: Path, folder: Path) -> list[int]:
