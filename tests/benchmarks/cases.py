@@ -42,9 +42,8 @@ def write_tuned(
 ) -> None:
     """A tuned rule, or a note that there is none, as tuning would leave it now, but for the changes."""
     world = load_world(path)
-    settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | dict(
-        changes or {}
-    )
+    changed = dict(changes or {})
+    settings = {"tuning.floor": "0.8", "tuning.decisions": "40000000", "tuning.searches": "1", "seed": "0"} | changed
     words = " ".join(f"--set {name}={value}" for name, value in settings.items() if name not in WORLD)
     command = f"slimsched train {path.name} --router {kind} {words}"
     place = path.parent / "data/routers" / path.stem
@@ -52,6 +51,6 @@ def write_tuned(
         note_failure(place / "milp.rule.yaml", "no setting keeps the floor", command)
         return
     making = {"command": command, **world_of_now(world)}
-    making |= {name: value for name, value in changes.items() if name in making} | dict(told or {})
+    making |= {name: value for name, value in changed.items() if name in making} | dict(told or {})
     rule = rule or (TideRule() if kind == "tide" else RULE)
     write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))
