@@ -47,9 +47,7 @@ def while_head_lives(address: str) -> Iterator[threading.Event]:
     watch.start()
     try:
         yield gone
-    except (_HeadGoneError, SystemError):  # the latter in Ray's own code, where it does not expect an exception
-        if not gone.is_set():
-            raise
+    except _HeadGoneError:
         remedy = "start its nodes again, then the same command"
         raise WorkError(f"the Ray cluster at {address} is gone; what is finished is kept; {remedy}") from None
     finally:

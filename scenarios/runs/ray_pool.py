@@ -32,7 +32,6 @@ from scenarios.runs.provenance import PRODUCT, version_of
 FLAG: Final = "--ray"
 PROBE_S: Final = 60.0  # a host under load starts a process, and imports for some seconds
 COMPILE_S: Final = 600.0
-_LOOK_S: Final = 1.0
 IN_FLIGHT: Final = 1000  # tasks: enough for any cluster, and quick to look through
 RETRIES: Final = 3  # of a task whose process or host died: beyond, it is the task that kills them
 ALIKE: Final = (PRODUCT, "ray", "numpy", "numba", "scipy", "simpy", "pydantic")  # what computes, and what travels
@@ -109,7 +108,7 @@ class RayPool:
                     running[self._do.remote(*given, task)] = place
                 if not running:
                     return
-                for end in self._ray.wait(list(running), timeout=_LOOK_S)[0]:  # in between, signals are heard
+                for end in self._ray.wait(list(running))[0]:
                     yield running.pop(end), self._result(end)
         finally:
             if not self._cluster.gone.is_set():

@@ -302,7 +302,7 @@ def test_an_interruption_leaves_no_task_behind_and_keeps_what_is_done(nodes: Ray
     process, path = begun(tmp_path, nodes.address)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 130
+    assert process.returncode == 130, told
     assert told.strip().splitlines()[-1].startswith("slimsched: interrupted; the same command goes on")
     assert idle(nodes)
     assert 0 < len(resumed(path, tmp_path)) < 24
