@@ -308,6 +308,9 @@ class Demands:
         return np.asarray((self.speeds * self.capacity).sum(1) / np.maximum((may * self.capacity).sum(1), 1e-300))
 
 
+_SLACKS: Final = (1e-7, 1e-5)  # of a level; the solver's own tolerance is 1e-7, so the first is too small now and then
+
+
 class _Programme:
     """The constraints that all objectives share; the variables are X where a job may run, and one more (`level`)."""
 
@@ -331,18 +334,22 @@ class _Programme:
         objective = np.zeros(self.variables + 1)
         objective[-1] = -1.0
         values = self._solve(objective, per_level, None)
+        assert values is not None, "nobody runs: that is a solution"
         return float(values[-1]), np.asarray(self.throughput @ values)
 
     def best(self, normal: Numbers, per_level: Numbers | None = None, level: float = 0.0) -> Numbers:
         """(rows, pools) The shares with the largest sum of throughput(m) / normal(m) that keep a level."""
         weights = (self.demands.many / normal)[self.rows] * self.speeds
         objective = np.append(-weights / float(weights.max()), 0.0)
-        values = self._solve(objective, per_level, level * (1 - 1e-7))
+        tries = (self._solve(objective, per_level, level * (1 - slack)) for slack in _SLACKS)
+        values = next((each for each in tries if each is not None), None)
+        assert values is not None, f"the level {level} was found for these constraints"
         shares = np.zeros(self.demands.speeds.shape)
         shares[self.rows, self.pools] = np.clip(values[:-1], 0.0, 1.0)
         return shares
 
-    def _solve(self, objective: Numbers, per_level: Numbers | None, level: float | None) -> Numbers:
+    def _solve(self, objective: Numbers, per_level: Numbers | None, level: float | None) -> Numbers | None:
+        """The variables' best values; None where the level can't be kept, as the solver sees it."""
         from scipy import sparse
         from scipy.optimize import linprog
 
@@ -355,8 +362,7 @@ class _Programme:
         last = (0.0, None) if level is None else (level, level)
         bounds = [(0.0, None)] * self.variables + [last]
         found = linprog(objective, sparse.vstack(blocks), np.concatenate(limits), bounds=bounds, method="highs")
-        assert found.x is not None, f"a programme of shares has a solution: {found.message}"
-        return np.asarray(found.x)
+        return None if found.x is None else np.asarray(found.x)
 
 
 def max_min(demands: Demands) -> Numbers:

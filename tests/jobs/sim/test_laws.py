@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.policies.cluster import (
@@ -140,6 +140,7 @@ def watched(name: str, jobs: JobList, seed: int) -> tuple[JobsRecord, Watched]:
 @pytest.mark.parametrize("name", BLIND + KNOWING)
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))
+@example(seed=2647)  # gavel: a level that the solver had found itself was infeasible to it, by its own tolerance
 def test_every_job_gets_all_its_work_done_and_no_gpu_is_used_twice(name: str, seed: int) -> None:
     record, simulation = watched(name, drawn(seed), seed)
     assert (record.is_done | record.is_refused).all()
