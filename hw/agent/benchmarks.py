@@ -15,7 +15,7 @@ from hw.devices import gpu
 from hw.devices.activations import Activations
 from hw.devices.instances import Instances, Lane, give_back, seconds_since, serve
 from hw.host.core_speed import Reference
-from hw.host.waiting import waited_ns
+from hw.host.waiting import thread_waited_ns, waited_ns
 from hw.networks.rows import Row
 from hw.networks.slimmable import SegmentInstance
 from hw.transport.messages import (
@@ -180,6 +180,7 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
     clocks: list[tuple[int, int, int]] = []
     reference, launches = _reference(instances), _Launches()
     is_gpu = instances.place.type == "cuda"
+    is_apart = is_gpu and message.pause_s > 0  # without pauses nothing else may take time between passes
 
     def job() -> None:
         with contextlib.closing(_passes(instances, message.point, launches)) as passes:
@@ -193,11 +194,13 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
             while len(samples_ns) < message.repeats or seconds_since(clocks[0][0]) < message.min_s:
                 if message.pause_s:
                     time.sleep(message.pause_s)
-                launches.begin_pass(is_gpu)
+                if is_apart:
+                    launches.begin_pass()
                 begin_ns = time.monotonic_ns()
                 next(passes)
                 samples_ns.append(time.monotonic_ns() - begin_ns)
-                launches.end_pass(is_gpu)
+                if is_apart:
+                    launches.end_pass()
                 if reference:
                     references_ns.append(reference.cpu_ns())
             clocks.append(_clocks())
@@ -209,7 +212,7 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
         samples_s=tuple(sample / 1e9 for sample in samples_ns),
         wall_s=wall_ns / 1e9,
         cpu_s=(launches.cpu_ns if is_gpu else cpu_ns) / 1e9,
-        waited_s=(launches.waited_ns if is_gpu else waited_ns) / 1e9,
+        waited_s=(launches.waited_ns if is_apart else waited_ns) / 1e9,
         references_s=tuple(max(pair) / 1e9 for pair in itertools.pairwise(references_ns)),
     )
 
@@ -217,8 +220,8 @@ def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
 class _Launches:
     """What passes on a GPU take of the host: the lane's CPU time until all is asked of the device, and its waits.
 
-    The wait for the device spins, which is no work. Passes are short: what the agent waits between them would count as
-    much as what it waits in them.
+    The wait for the device spins, which is no work. Passes are short: what the agent waits in the pauses between them
+    would count as much as what it waits in them.
     """
 
     def __init__(self) -> None:
@@ -235,13 +238,13 @@ class _Launches:
         """All of it is asked for."""
         self.cpu_ns += time.thread_time_ns() - self._began_ns
 
-    def begin_pass(self, is_gpu: bool) -> None:
+    def begin_pass(self) -> None:
         """Nothing of this is timed."""
-        self._waited_before_ns = waited_ns() if is_gpu else 0
+        self._waited_before_ns = thread_waited_ns()
 
-    def end_pass(self, is_gpu: bool) -> None:
+    def end_pass(self) -> None:
         """Likewise."""
-        self.waited_ns += waited_ns() - self._waited_before_ns if is_gpu else 0
+        self.waited_ns += thread_waited_ns() - self._waited_before_ns
 
     def forget(self) -> None:
         """What was until now, to warm up."""

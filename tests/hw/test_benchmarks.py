@@ -67,21 +67,39 @@ def test_the_wait_for_a_gpu_is_no_work_of_its_host(
     assert min(on_gpu.samples_s) >= SPUN_S
 
 
-@pytest.mark.parametrize(("kind", "pauses"), [("cuda", 0), ("cpu", REPEATS)])
+@pytest.mark.parametrize(
+    ("kind", "pause_s", "pauses", "looks"), [("cuda", 0.001, 0, 2 * REPEATS), ("cuda", 0.0, 0, 0), ("cpu", 0.001, 5, 0)]
+)
 def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
-    model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pauses: int
+    model: SlimResNet,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    pause_s: float,
+    pauses: int,
+    looks: int,
 ) -> None:
-    """There passes are so short that a pause's wait alone would count as disturbed; a CPU's loop is one piece."""
+    """There passes are so short that a pause's wait alone would count as disturbed; a CPU's loop is one piece.
+
+    Nor is anything read between passes without a pause: a loop of short ones would be idle half of the time.
+    """
     waited, of_a_pass_ns, of_a_pause_ns = [0], 10, 1_000_000
+    asked: list[str] = []
 
     def wait(duration_ns: int) -> None:
         waited[0] += duration_ns
 
+    def look(threads: str) -> int:
+        asked.append(threads)
+        return waited[0]
+
     monkeypatch.setattr("hw.devices.instances.finish", lambda place: wait(of_a_pass_ns))
     monkeypatch.setattr("hw.agent.benchmarks.time.sleep", lambda seconds: wait(of_a_pause_ns))
-    monkeypatch.setattr("hw.agent.benchmarks.waited_ns", lambda: waited[0])
-    found = _timed(model, path, monkeypatch, kind, pause_s=0.001)
+    monkeypatch.setattr("hw.agent.benchmarks.waited_ns", lambda: look("all"))
+    monkeypatch.setattr("hw.agent.benchmarks.thread_waited_ns", lambda: look("own"))
+    found = _timed(model, path, monkeypatch, kind, pause_s)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
+    assert (asked.count("all"), asked.count("own")) == (2, looks)
 
 
 @pytest.mark.parametrize(("graphs", "drops"), [(False, True), (False, False), (True, True)])
