@@ -57,7 +57,8 @@ class HardwareCluster:
         network: what all serve: its file, or (where no agent needs one) what there is to know of it.
         servers: several may share a device.
         sensor_period_s: how often each device's sensor is read.
-        warm_batches: batch sizes that every agent runs once for every work key before it serves.
+        warm_batches: batch sizes that every agent runs once for every work key before it serves; on a GPU nothing
+            would come of it: libraries choose kernels for each thread anew, so instances warm up in their own ones.
         supervision: how agents are watched and brought back.
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
         carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
@@ -109,7 +110,8 @@ class HardwareCluster:
             stack.callback(self._carrier.close)
             for index, server in enumerate(self.servers):
                 spec = AgentSpec(server.name, self._outfit(index), self._service(index))
-                slot = AgentSlot(partial(self._carrier.start, index, spec), self._warm_batches)
+                warm = () if server.device.physical[0] == "cuda" else self._warm_batches
+                slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
             self.make_ready(keep_log=False)

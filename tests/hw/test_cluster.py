@@ -10,14 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
 import psutil
 import pytest
 
+from hw.agent.outfit import AgentSpec
 from hw.device import DeviceSpec
 from hw.networks.registry import ModelFile
 from hw.networks.slimresnet import SlimResNet
+from hw.router.agents import AgentHandle
 from hw.router.cluster import HardwareCluster
 from hw.router.loop import Routing, RunProgress, own_cores
 from hw.router.run_spec import HardwareRun
@@ -79,6 +82,36 @@ def _require_conservation(record: RunRecord) -> None:
 @pytest.fixture(scope="module")
 def record(cluster: HardwareCluster, model: SlimResNet) -> RunRecord:
     return _carry_out(cluster, _run(model))
+
+
+class WarmthCarrier:
+    """Agents that do nothing but note which sizes they are to warm up, by name."""
+
+    def __init__(self) -> None:
+        self.warmed: dict[str, tuple[int, ...]] = {}
+
+    def arenas(self, count: int, size_bytes: int) -> tuple[()]:
+        return ()
+
+    def arenas_of(self, agent: int) -> tuple[()]:
+        return ()
+
+    def start(self, agent: int, spec: AgentSpec) -> AgentHandle:
+        found = MagicMock(AgentHandle, is_warm=False)
+        found.warm.side_effect = lambda sizes: self.warmed.update({spec.name: sizes})
+        return found
+
+    def close(self) -> None:
+        """Nothing is left."""
+
+
+def test_an_agent_of_a_gpu_warms_nothing_by_itself(path: Path) -> None:
+    """Its instances do, each in its own thread; a CPU's kernels are the process's."""
+    servers = [*_servers(1), HardwareServer("gpu", DeviceSpec("cuda"), knobs(), 1.0, 2.0)]
+    carrier = WarmthCarrier()
+    with HardwareCluster(ModelFile(path), servers, warm_batches=(1, 4), carrier=carrier) as running:
+        assert carrier.warmed == {"server0": (1, 4)}
+        assert [slot.warm_batches for slot in running.slots] == [(1, 4), ()]
 
 
 def test_every_request_ends_once_and_right(record: RunRecord) -> None:
@@ -241,7 +274,8 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
 _SERVE = """
 import time
 if __name__ == "__main__":  # agents read this file, too
-    from hw.router.cluster import HardwareCluster
+    from hw.router.agents import AgentHandle
+from hw.router.cluster import HardwareCluster
     from hw.router.run_spec import ServedNetwork
     from hw.router.server import HardwareServer
     from policies.greedy import GreedyKnobs
