@@ -19,8 +19,28 @@ CAPTURING: Final = threading.Lock()
 """Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
 capture outlives."""
 
-_NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed")  # torch's own, CUDA's, its libraries'
-_BROKEN: Final = ("cuda error", "cudnn_status_execution_failed", "cublas_status_execution_failed")
+# torch's own, CUDA's, its libraries', and what is left of it when none of cuDNN's ways had memory enough
+_NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed", "unable to find an engine to execute")
+_BROKEN: Final = (  # after these CUDA answers whatever is asked with the same error
+    "an illegal memory access",
+    "device-side assert triggered",  # torch's advice below any other error speaks of "device-side assertions"
+    "unspecified launch failure",
+    "launch timed out",
+    "an illegal instruction",
+    "misaligned address",
+    "invalid program counter",
+    "global/shared address space",
+    "hardware stack error",
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "over nvlink or a hardware error",
+    "busy or unavailable",
+    "no cuda-capable device",
+    "context is destroyed",
+    "cuda error: unknown error",
+    "cudnn_status_execution_failed",
+    "cublas_status_execution_failed",
+)
 
 
 def lacks_memory(error: BaseException) -> bool:
@@ -32,13 +52,10 @@ def lacks_memory(error: BaseException) -> bool:
 def is_broken(error: BaseException) -> bool:
     """Whether this leaves the process's context unusable: an illegal address, a failed assertion, a lost device.
 
-    Every later call fails as well then, and only a new process helps.
+    Every later call fails as well then, and only a new process helps. A call that was merely refused breaks nothing.
     """
-    if lacks_memory(error):
-        return False
-    told: type[BaseException] | None = getattr(torch, "AcceleratorError", None)  # since torch 2.8
     text = str(error).lower()
-    return (told is not None and isinstance(error, told)) or any(words in text for words in _BROKEN)
+    return isinstance(error, RuntimeError) and not lacks_memory(error) and any(words in text for words in _BROKEN)
 
 
 def finish(place: torch.device) -> None:

@@ -29,6 +29,7 @@ from hw.devices.instances import open_measured
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
+ADVICE = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,12 @@ PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
         (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"), False, False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False, False),
         (ValueError("an instance of width 0.5 cannot serve width 1.0"), False, False),
-        (torch.AcceleratorError("a word that nobody knows"), False, True),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), True, False),
+        (torch.AcceleratorError(f"CUDA error: unspecified launch failure\n{ADVICE}"), False, True),
+        (torch.AcceleratorError(f"CUDA error: uncorrectable ECC error encountered\n{ADVICE}"), False, True),
+        (torch.AcceleratorError(f"CUDA error: no CUDA-capable device is detected\n{ADVICE}"), False, True),
+        (torch.AcceleratorError(f"CUDA error: invalid argument\n{ADVICE}"), False, False),
+        (torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"), False, False),
     ],
 )
 def test_errors_are_told_apart(error: Exception, memory: bool, broken: bool) -> None:
