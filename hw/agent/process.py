@@ -118,9 +118,10 @@ class Agent:
 
     def act(self) -> int:
         """Everything that is due; returns until when nothing else is, by this host's clock."""
+        sample = None if self._serving is None else self._serving.sense(self._clock_ns())
         with self._lock:
             if self._serving is not None:
-                self._serving.ring(self._clock_ns())
+                self._serving.ring(self._clock_ns(), sample)
             is_sent = self._send()
             until_ns = self._sleeps_until_ns = self._next_ns(is_sent)
             if self._serving is not None and self._serving.meter is not None:

@@ -107,13 +107,22 @@ class Serving:
         wake_ns = self._scheduler.next_wake_ns
         return next_ns if wake_ns is None else min(next_ns, self._clock.back(wake_ns))
 
-    def ring(self, clock_ns: int) -> None:
-        """What is due by itself."""
+    def sense(self, clock_ns: int) -> Sample | None:
+        """A reading, if one is due; alone of all this it needs no lock: lanes go on while a sensor takes its time."""
+        return None if self._sensor is None or clock_ns < self._next_tick_ns else self._read(self._sensor)
+
+    def _read(self, sensor: Sensor) -> Sample:
+        reading = sensor.sample()
+        return Sample(self._clock.now_ns(), reading.power_w, reading.utilization, sensor.energy_j())
+
+    def ring(self, clock_ns: int, sample: Sample | None = None) -> None:
+        """What is due by itself, and what `sense` gave."""
         lanes_ns = self._lanes.next_ns
         if lanes_ns is not None and lanes_ns <= clock_ns:
             self._lanes.ring(clock_ns)
-        if clock_ns >= self._next_tick_ns:
-            self._tick(clock_ns)
+        if sample is not None:  # ticks that were missed are not made up for
+            self._report(sample, is_read=True)
+            self._next_tick_ns += self._period_ns * (1 + max(0, clock_ns - self._next_tick_ns) // self._period_ns)
         if clock_ns >= self._next_look_ns:
             self._look(clock_ns)
         wake_ns = self._scheduler.next_wake_ns
@@ -162,7 +171,7 @@ class Serving:
     def finish(self, number: int, idle_ns: int) -> None:
         """The run is over: a last reading, and the counts."""
         if self._sensor is not None:
-            self._tick(self._clock_ns())
+            self._report(self._read(self._sensor), is_read=True)
         cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
         chores = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
@@ -254,14 +263,6 @@ class Serving:
             self._post(Preloaded(self._epoch))
 
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
-
-    def _tick(self, clock_ns: int) -> None:
-        """Read the sensor; ticks that were missed are not made up for."""
-        assert self._sensor is not None, "somebody else reads"
-        reading = self._sensor.sample()
-        now_ns = self._clock.now_ns()
-        self._report(Sample(now_ns, reading.power_w, reading.utilization, self._sensor.energy_j()), is_read=True)
-        self._next_tick_ns += self._period_ns * (1 + max(0, clock_ns - self._next_tick_ns) // self._period_ns)
 
     def _report(self, sample: Sample, is_read: bool) -> None:
         """To the scheduler, then to the router. What is absent reads as 0 there."""

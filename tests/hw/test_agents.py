@@ -34,6 +34,7 @@ from hw.host.waiting import Host
 from hw.networks.registry import ModelFile, Network, save_model
 from hw.router.agents import AgentDiedError, AgentHandle, transfer_round
 from hw.router.local_agents import AgentProcess, start_agents
+from hw.telemetry import Reading, Sensor
 from hw.transport.messages import (
     Benchmark,
     BenchmarkDispatch,
@@ -57,6 +58,7 @@ from hw.transport.messages import (
     Report,
     Sample,
     Sampled,
+    Sense,
     Start,
     Timed,
     ToAgent,
@@ -381,6 +383,28 @@ def test_what_activations_hold_is_told_with_each_sample(on_cores: tuple[Agent, R
     agent._send()
     (report,) = (message for message in router.receive() if isinstance(message, Report))
     assert (report.vram_used_bytes, report.activation_bytes) == (agent._fitting.context_bytes, ACTIVATION_BYTES)
+
+
+def test_lanes_go_on_while_the_sensor_is_read(
+    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's takes its time, and lanes need the lock to tell of what has ended."""
+    agent, router = on_cores
+    is_held: list[bool] = []
+
+    class SlowSensor(Sensor):
+        def sample(self) -> Reading:
+            is_held.append(agent._lock.locked())
+            return Reading(7.0, None, None, {})
+
+    monkeypatch.setattr(agent._serving, "_fitting", replace(agent._fitting, sensor=lambda pids: SlowSensor()))
+    for message in (Sense(1, ()), Start(time.monotonic_ns())):
+        agent._obey(message)
+    is_held.clear()
+    agent.act()
+    assert is_held == [False]
+    (report,) = (message for message in router.receive() if isinstance(message, Report))
+    assert (report.sample.power_w, report.is_read) == (7.0, True)
 
 
 def test_what_it_worked_counts_from_the_first_start(on_cores: tuple[Agent, RouterEnd]) -> None:
