@@ -14,7 +14,7 @@ import psutil
 
 from calibrate.bench import Loop, SharedLoop, SteadyLoad
 from calibrate.meter import Meter, Watched, sampled
-from calibrate.plan import rise_dropped_s
+from calibrate.plan import GPU_LEAD_S, LEAD_S, rise_dropped_s
 from hw.router.agents import transfer_round
 from hw.router.local_agents import AgentProcess
 from hw.telemetry import process_cpu_s
@@ -35,7 +35,7 @@ from policies.vocabulary import NS_PER_S
 PAUSE_S = 500e-6
 
 
-LEADS_S: Final = (0.05, 0.2, 0.8)  # to make and warm instances, before processes begin together
+LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin together
 MAX_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
 
 
@@ -89,8 +89,9 @@ class AgentBench:
         if across:
             assert self.sibling is not None, "a plan without a second process asks for no set across processes"
             agents.append(self.sibling)
-        for lead_s in LEADS_S if across else (0.0,):
-            before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(lead_s * NS_PER_S)
+        first_s = LEAD_S if self.cores else GPU_LEAD_S
+        for times in LEAD_TIMES if across else (0,):
+            before, begin_ns = _CoreUse.of(self.cores, agents), time.monotonic_ns() + round(times * first_s * NS_PER_S)
             for index, agent in enumerate(agents):
                 mine = tuple(points[index :: len(agents)])
                 agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))

@@ -26,7 +26,10 @@ USABLE_SHARE = 0.85  # of the budget; the rest is for guesses that were too low
 STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
 SHORTEST_PASS_S = 5e-5
 WARM_S = 0.005  # the first passes of an instance find cold caches and take up to 1.4 times as long
-HOLD_S = 0.01  # a guess for loading and unloading one instance a few times
+# Guesses: loading and unloading one instance a few times, and making and warming instances before processes begin
+# together. On a GPU an instance chooses its kernels for each shape then.
+HOLD_S, GPU_HOLD_S = 0.01, 1.0
+LEAD_S, GPU_LEAD_S = 0.05, 0.4
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 DRAWS = 20  # of a set, for one that there is not yet; a small model has few
@@ -196,6 +199,7 @@ class Extras:
         rise_s: how long after a step of the load the power sensor still shows what was before.
         largest_bytes: of what a block may move.
         awake: what the device draws at small duties, when its clocks stay up.
+        is_gpu: instances take a GPU's time to be made.
     """
 
     power: bool
@@ -204,6 +208,7 @@ class Extras:
     rise_s: float = 0.0
     largest_bytes: int = 0
     awake: bool = False
+    is_gpu: bool = False
 
     @property
     def transfers(self) -> tuple[int, ...]:
@@ -318,20 +323,21 @@ def describe(step: Step) -> str:
             return f"transfer {size_bytes} bytes"
 
 
-def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess) -> float:
+def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess, *, is_gpu: bool = False) -> float:
     """What a step will take."""
     match step:
         case Solo(point):
             forward_s = guess(point)
             warm_s = warmup_passes(effort, forward_s) * forward_s
             return STEP_OVERHEAD_S + warm_s + max(effort.min_s, effort.repeats * forward_s)
-        case Together(points):
+        case Together(points, across=across):
             alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
-            return len(points) * STEP_OVERHEAD_S + alone_s + together_duration_s(points, effort, guess)
+            lead_s = (GPU_LEAD_S if is_gpu else LEAD_S) if across else 0.0
+            return len(points) * STEP_OVERHEAD_S + lead_s + alone_s + together_duration_s(points, effort, guess)
         case Watch():
             return STEP_OVERHEAD_S + effort.min_s
         case LoadCycle():
-            return HOLD_S
+            return GPU_HOLD_S if is_gpu else HOLD_S
         case Dispatch(point):
             return STEP_OVERHEAD_S + effort.repeats * (guess(point) + 0.0005)
         case Transfer(size_bytes):
@@ -382,7 +388,10 @@ def _plan(
     order = [(step, 1) for step in once] + [(step, 1) for step in rounds[0]] + [(step, 1) for step in steady]
     order += [(step, number) for number, steps in enumerate(rounds[1:], start=2) for step in steps]
     # An interrupted or late calibration must still give a whole profile: the first round is required.
-    planned = tuple(PlannedStep(step, number, number == 1, estimate_s(step, effort, guess)) for step, number in order)
+    planned = tuple(
+        PlannedStep(step, number, number == 1, estimate_s(step, effort, guess, is_gpu=extras.is_gpu))
+        for step, number in order
+    )
     return CalibrationPlan(effort, batches, tuple(ranked), planned, _omitted(effort, extras, effort.rounds))
 
 

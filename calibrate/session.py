@@ -31,7 +31,7 @@ from sim.profile import Profile
 
 # What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
 # Processes that open torch, contexts, bandwidth, a look at who else is there; an emulated device has none of these.
-START_S = {"cpu": 8.0, "cuda": 15.0, "emulated": 2.0}
+START_S = {"cpu": 8.0, "cuda": 45.0, "emulated": 2.0}
 SELF_TEST_S = 4.0  # of a sensor
 AWAKE_BUDGET_S = 120.0  # below it nothing is spent on clocks that stay up
 FALL_LOOK_S = 10.0
@@ -100,7 +100,8 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
         has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
         largest_bytes = largest_transfer_bytes(costs, batch_limit)
         is_awake = ready.found.metered and fall_look_s > 0
-        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes, is_awake)
+        is_gpu = wanted.kind == "cuda"
+        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes, is_awake, is_gpu)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
@@ -117,7 +118,7 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
         )
         facts = _with_ways(ready.facts, ways)
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    if wanted.kind == "cuda" and ready.found.metered and not is_awake:
+    if is_gpu and ready.found.metered and not is_awake:
         omitted = (*omitted, "the power of clocks that stay up for a while after work")
     return Observed(measured.measurements, costs, facts, omitted, seen.slowdown)
 

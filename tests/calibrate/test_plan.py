@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from calibrate.costs import costs_of
 from calibrate.plan import (
     DUTIES,
+    GPU_HOLD_S,
+    GPU_LEAD_S,
+    HOLD_S,
     LAVISH,
+    LEAD_S,
     MIN_BATCHES,
     TRANSFER_BYTES,
     CalibrationPlan,
@@ -230,3 +234,19 @@ def test_short_looks_at_power_are_told(budget_s: float, is_told: bool) -> None:
     """Half a second of a sensor that is renewed ten times a second is off by 5 %."""
     made = plan(budget_s, 16, 1e-4, extras=Extras(True, False, rise_s=1.0))
     assert any("s of each are looked at, instead of 2 s" in words for words in made.omitted) == is_told
+
+
+def test_what_a_gpus_instances_take_is_planned() -> None:
+    """They choose kernels when they are made: in a cycle of loads, and before two processes begin together."""
+
+    def estimates(is_gpu: bool) -> dict[str, float]:
+        made = plan(1.0, extras=Extras(False, False, sibling=True, is_gpu=is_gpu))
+        return {planned.id: planned.estimated_s for planned in made.steps if planned.required}
+
+    on_cpu, on_gpu = estimates(False), estimates(True)
+    more_s = {step: on_gpu[step] - on_cpu[step] for step in on_cpu}
+    for kind, expected_s in (("hold ", GPU_HOLD_S - HOLD_S), (" across ", GPU_LEAD_S - LEAD_S)):
+        found_s = [more_s.pop(step) for step in on_cpu if kind in step]
+        assert found_s
+        assert found_s == pytest.approx([expected_s] * len(found_s))
+    assert not any(more_s.values())
