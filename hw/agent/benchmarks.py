@@ -111,17 +111,11 @@ class DeviceBench:
 
 
 def _reserved_bytes(instances: Instances, *, drops: bool = True) -> int:
-    """What torch has taken of a GPU for this process, holding no more than it needs; 0 on a CPU, whose heap it is.
-
-    Not what tensors take: a library's workspace and the rest of a segment are nobody else's, either. cuBLAS keeps its
-    own for each stream and is made to drop it first, so that a load counts it whichever stream it gets.
-    """
-    if instances.place.type != "cuda":
-        return 0
-    if drops and not instances.device.graphs:
+    """See `gpu.reserved_bytes`. cuBLAS keeps a workspace for each stream and is made to drop it first, so that a load
+    counts it whichever stream it gets."""
+    if drops and instances.place.type == "cuda" and not instances.device.graphs:
         gpu.drop_workspaces()
-    gpu.empty_cache()
-    return int(torch.cuda.memory_reserved(instances.place))
+    return gpu.reserved_bytes(instances.place)
 
 
 def _probe(instances: Instances, instance: SegmentInstance, batch: int) -> None:

@@ -26,6 +26,7 @@ class Fitting:
         explain: a failure in the protocol's words.
         computes_here: whether lanes take the cores that the agent runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
+        reserved_bytes: device memory that instances hold with what their passes need; 0 where nothing tells.
         waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
 
@@ -37,6 +38,7 @@ class Fitting:
     execution: Mapping[str, str]
     computes_here: bool = True
     activation_bytes: Callable[[], int] = lambda: 0
+    reserved_bytes: Callable[[], int] = lambda: 0
     waker: Waker | None = None
 
 

@@ -82,6 +82,7 @@ class Serving:
         self._loading: dict[int, tuple[int, float]] = {}
         self._loaded_before: set[tuple[int, float]] = set()
         self._instance_bytes: dict[int, int] = {}
+        self._beside_bytes = 0  # what libraries hold beside instances, their workspaces above all
         self._impairment = Impairment()
         self._period_ns = 0
         self._sensor: Sensor | None = None
@@ -260,13 +261,14 @@ class Serving:
     def _tell_preloaded(self) -> None:
         if self._preloading is not None and not self._preloading:
             self._preloading = None
+            self._beside_bytes = max(0, self._fitting.reserved_bytes() - sum(self._instance_bytes.values()))
             self._post(Preloaded(self._epoch))
 
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
 
     def _report(self, sample: Sample, is_read: bool) -> None:
         """To the scheduler, then to the router. What is absent reads as 0 there."""
-        used_bytes = self._fitting.context_bytes + sum(self._instance_bytes.values())
+        used_bytes = self._fitting.context_bytes + self._beside_bytes + sum(self._instance_bytes.values())
         waiting_bytes = self._fitting.activation_bytes()
         waiting, now_ns = self._scheduler.requests, self._clock.now_ns()
         utilization, power_w = sample.utilization or 0.0, sample.power_w or 0.0

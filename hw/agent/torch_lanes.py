@@ -138,10 +138,14 @@ class TorchLanes:
 
     def move(self, message: Move) -> Moved | None:
         """See `Lanes`."""
-        if self._mover is None:
+        if self._mover is not None:
+            self._mover.submit(lambda: self._move(message))
+            return None
+        try:
             return self._store.send(message)
-        self._mover.submit(lambda: self._move(message))
-        return None
+        except Exception as error:
+            self._leave_if_broken(error)
+            raise
 
     def _move(self, message: Move) -> None:
         try:

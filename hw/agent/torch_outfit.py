@@ -14,6 +14,7 @@ from hw.agent.outfit import AgentSpec, Fitting
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
+from hw.devices.gpu import reserved_bytes
 from hw.devices.instances import Instances, open_measured
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
@@ -62,6 +63,7 @@ class TorchOutfit:
             execution=device.execution(),
             computes_here=device.kind == "cpu",
             activation_bytes=lambda: store.held_bytes,
+            reserved_bytes=partial(reserved_bytes, place),
         )
 
 

@@ -83,6 +83,17 @@ def empty_cache() -> None:
         torch.cuda.empty_cache()
 
 
+def reserved_bytes(place: torch.device) -> int:
+    """What torch has taken of a GPU for this process, holding no more than it needs; 0 on a CPU, whose heap it is.
+
+    Not what tensors take: a library's workspace and the rest of a segment are nobody else's, either.
+    """
+    if place.type != "cuda":
+        return 0
+    empty_cache()
+    return int(torch.cuda.memory_reserved(place))
+
+
 def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
     """Why an installed torch can't compute on a GPU, with a remedy; empty where it can.
 

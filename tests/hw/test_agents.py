@@ -348,7 +348,7 @@ class ToldLanes(HollowLanes):
         self.told.append(("forget", tuple(requests)))
 
 
-ACTIVATION_BYTES = 9
+ACTIVATION_BYTES, RESERVED_BYTES = 9, 1000
 
 
 class OnCores:
@@ -356,7 +356,13 @@ class OnCores:
 
     def fit(self, tell: Tell, clock_ns: Callable[[], int]) -> Fitting:
         fitting = HollowOutfit(()).fit(tell)
-        return replace(fitting, lanes=ToldLanes(tell), computes_here=True, activation_bytes=lambda: ACTIVATION_BYTES)
+        return replace(
+            fitting,
+            lanes=ToldLanes(tell),
+            computes_here=True,
+            activation_bytes=lambda: ACTIVATION_BYTES,
+            reserved_bytes=lambda: RESERVED_BYTES,
+        )
 
 
 def _ends() -> tuple[RouterEnd, AgentEnd]:
@@ -376,13 +382,16 @@ def on_cores() -> Iterator[tuple[Agent, RouterEnd]]:
         each.close()
 
 
-def test_what_activations_hold_is_told_with_each_sample(on_cores: tuple[Agent, RouterEnd]) -> None:
-    """Beside what context and instances take."""
+def test_what_holds_memory_is_told_with_each_sample(on_cores: tuple[Agent, RouterEnd]) -> None:
+    """Context and activations; once all is loaded also instances with what libraries keep beside them."""
     agent, router = on_cores
-    agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
-    agent._send()
-    (report,) = (message for message in router.receive() if isinstance(message, Report))
-    assert (report.vram_used_bytes, report.activation_bytes) == (agent._fitting.context_bytes, ACTIVATION_BYTES)
+    for loaded_bytes in (0, RESERVED_BYTES):
+        agent._obey(Sampled(Sample(0, 1.0, 0.5, None)))
+        agent._send()
+        (report,) = (message for message in router.receive() if isinstance(message, Report))
+        assert report.vram_used_bytes == agent._fitting.context_bytes + loaded_bytes
+        assert report.activation_bytes == ACTIVATION_BYTES
+        _ring_in_a_lane(agent)
 
 
 def test_lanes_go_on_while_the_sensor_is_read(

@@ -113,7 +113,7 @@ def test_memory_of_a_load_is_what_was_taken_for_it(graphs: bool, drops: bool, mo
         return 7
 
     monkeypatch.setattr("hw.agent.benchmarks.gpu.drop_workspaces", lambda: asked.append("workspaces"))
-    monkeypatch.setattr("hw.agent.benchmarks.gpu.empty_cache", lambda: asked.append("cache"))
+    monkeypatch.setattr("hw.devices.gpu.empty_cache", lambda: asked.append("cache"))
     monkeypatch.setattr(torch.cuda, "memory_reserved", reserved)
     for kind, expected in (("cuda", 7), ("cpu", 0)):
         place, device = torch.device(kind), DeviceSpec(kind="cuda", graphs=graphs)

@@ -420,6 +420,32 @@ def test_a_broken_context_ends_the_process_when_it_has_said_so(words: str, tmp_p
     assert left == ([BROKEN_EXIT] if is_broken else [])
 
 
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_a_broken_context_is_met_where_activations_come_and_go(
+    is_moved: bool, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A move ends the process; what could not be taken ends it with the batch that asks for it."""
+    left: list[int] = []
+
+    def broken(place: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    desk = Desk(model, path, leave=left.append)
+    desk.load(1, 1, 1.0)
+    if is_moved:
+        desk.give((1,), _images(1))
+    monkeypatch.setattr("hw.devices.activations.finish", broken)
+    if is_moved:
+        with pytest.raises(RuntimeError, match="illegal"):
+            desk.lanes.move(Move(7, 1, 512, (1,)))
+    else:
+        desk.give((1,), _images(1))
+        desk.submit(1, (1,), 1, IMAGE, 1.0)
+        desk.wait(BatchBroken)
+    desk.lanes.reset()
+    assert left == [BROKEN_EXIT]
+
+
 def test_nobody_reads_an_output_before_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for the device is the last of all: an output that would share its input's memory is copied before."""
     model = IdleNet()
