@@ -274,8 +274,7 @@ def test_a_killed_worker_comes_back_under_a_new_epoch(path: Path, model: SlimRes
 _SERVE = """
 import time
 if __name__ == "__main__":  # agents read this file, too
-    from hw.router.agents import AgentHandle
-from hw.router.cluster import HardwareCluster
+    from hw.router.cluster import HardwareCluster
     from hw.router.run_spec import ServedNetwork
     from hw.router.server import HardwareServer
     from policies.greedy import GreedyKnobs
