@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hw.host.limits import core_count, usable_cores
@@ -140,22 +140,31 @@ def require_torch_device(name: str) -> None:
 
 
 def local_devices() -> list[DeviceSpec]:
-    """What a cluster on this machine is made of: its GPUs, else two unequal CPU devices.
+    """What a cluster on this machine is made of: its GPUs, one GPU and a CPU beside it, or two unequal CPU devices.
 
-    With four cores and more the first device has two thirds of them, the second the rest. With fewer, each has one
-    core (the same one, if there is only one) and the second does without oneDNN.
+    With four cores and more the first CPU device has two thirds of them, the second the rest. With fewer, each has one
+    core (the same one, if there is only one) and the second does without oneDNN. Beside one GPU the CPU has half of
+    the cores; the GPU's process has the others, but for one that is left to the router.
     """
     import torch
 
+    cores = usable_cores()[: core_count()]
     sizes = [(index, gpu_bytes(index)) for index in range(torch.cuda.device_count())]
     if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size) for index, size in sizes if size is not None]:
-        return gpus
-    cores = usable_cores()[: core_count()]
+        return gpus if len(gpus) > 1 else _with_a_cpu(gpus[0], cores)
     if len(cores) < 4:
         return [DeviceSpec(cores=cores[:1]), DeviceSpec(cores=cores[-1:], onednn=False)]
     large = len(cores) * 2 // 3
     parts = (cores[:large], cores[large:])
     return [DeviceSpec(cores=part, threads=len(part)) for part in parts]
+
+
+def _with_a_cpu(gpu: DeviceSpec, cores: tuple[int, ...]) -> list[DeviceSpec]:
+    """A cluster of one server leaves a router nothing to choose."""
+    half = len(cores) // 2
+    if half < 2:
+        return [gpu, DeviceSpec(cores=cores[-1:])]
+    return [replace(gpu, cores=cores[1:half]), DeviceSpec(cores=cores[half:], threads=len(cores) - half)]
 
 
 def gpu_bytes(index: int) -> int | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hw.networks.slimmable import ModelSpec
 
-DATASETS = ("digits", "digit-pairs", "cifar100")
+DATASETS = ("digits", "digit-pairs", "large-digit-pairs", "cifar100")
 PARTS = ("train", "test")
 DATA_VARIABLE = "SLIMSCHED_DATA"
 DATA_FOLDER = "data"  # where the variable is not set
@@ -79,6 +79,8 @@ def load_dataset(name: str, root: Path | None = None) -> Dataset:
         return _digits()
     if name == "digit-pairs":
         return _digit_pairs()
+    if name == "large-digit-pairs":
+        return _digit_pairs(name, scale=2)
     if name == "cifar100":
         return _cifar100(root if root is not None else Path(os.environ.get(DATA_VARIABLE, DATA_FOLDER)))
     return _own(name) if is_own(name) else _folder(Path(name))
@@ -112,16 +114,18 @@ def _digits() -> Dataset:
     return _normalised("digits", *_parts_of_digits(), 10)
 
 
-def _digit_pairs() -> Dataset:
+def _digit_pairs(name: str = "digit-pairs", scale: int = 1) -> Dataset:
     """Two digits side by side with some noise; the class is the number that they spell, 0 to 99.
 
     One digit alone is too easy for a trade-off: the narrowest network knows about as many as the widest. Training pairs
-    are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set.
+    are of digits to train on, test pairs of digits to test on. All is drawn once, and is part of the set. The large
+    ones show each pixel `scale` times along both sides, so that a GPU has work.
     """
     train, train_labels, test, test_labels = _parts_of_digits()
     pairs, numbers = _pairs("train", train, train_labels)
     test_pairs, test_numbers = _pairs("test", test, test_labels)
-    return _normalised("digit-pairs", pairs, numbers, test_pairs, test_numbers, 100)
+    shown, test_shown = (each.repeat(scale, axis=2).repeat(scale, axis=3) for each in (pairs, test_pairs))
+    return _normalised(name, shown, numbers, test_shown, test_numbers, 100)
 
 
 def _pairs(part: str, digits: Images, labels: Labels) -> tuple[Images, Labels]:

@@ -109,6 +109,8 @@ PRESETS: dict[str, SlimResNetConfig] = {
     # beside it is little; one eighth is a width, so that the narrowest is several times as quick, and the next is far
     # enough above it to know more
     "digit-pairs": SlimResNetConfig(1, 16, 100, 40, 1, 5, widths=(0.125, 0.375, 0.625, 1.0)),
+    # of a GPU's main job: at full width a batch of 32 keeps an H100 busy for longer than its launches take
+    "large-digit-pairs": SlimResNetConfig(1, 32, 100, 192, 2, 8, widths=(0.125, 0.25, 0.5, 1.0)),
     "slimresnet-tiny": SlimResNetConfig(3, 32, 100, 16, 1, 4),
     "slimresnet18": SlimResNetConfig(3, 32, 100, 64, 2, 8),
 }

@@ -94,6 +94,16 @@ RECIPES: dict[str, TrainingKnobs] = {
         random_tuples=1,
         probe_epochs=0,
     ),
+    # a GPU's half minute
+    "large-digit-pairs": TrainingKnobs(
+        epochs=10,
+        batch=64,
+        learning_rate=0.05,
+        warmup_epochs=1.0,
+        label_smoothing=0.05,
+        random_tuples=1,
+        probe_epochs=0,
+    ),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
     "cifar100 slimresnet-tiny": TrainingKnobs(

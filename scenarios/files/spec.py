@@ -57,6 +57,7 @@ ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 NETWORKS = (
     "digits",
     "digit-pairs",
+    "large-digit-pairs",
     "slimresnet-tiny",
     "slimresnet18",
 )  # those of hw.networks.slimresnet, named here without opening torch

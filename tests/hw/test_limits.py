@@ -58,6 +58,25 @@ def test_a_quota_leaves_devices_no_more_threads(groups: Path) -> None:
     assert [device.threads for device in local_devices()] == [4, 2]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "cores", "cluster"),
+    [
+        (1, 16, [("cuda", tuple(range(1, 8)), 1), ("cpu", tuple(range(8, 16)), 8)]),
+        (1, 2, [("cuda", (), 1), ("cpu", (1,), 1)]),
+        (2, 16, [("cuda", (), 1), ("cuda", (), 1)]),
+    ],
+)
+def test_a_lone_gpu_has_a_cpu_beside_it(
+    gpus: int, cores: int, cluster: list[tuple[str, tuple[int, ...], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster of one server leaves nothing to choose; one core is the router's where there are enough."""
+    monkeypatch.setattr("hw.device.usable_cores", lambda: tuple(range(cores)))
+    monkeypatch.setattr("hw.device.core_count", lambda: cores)
+    monkeypatch.setattr("hw.device.gpu_bytes", lambda index: 8 << 30)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    assert [(device.kind, device.cores, device.threads) for device in local_devices()] == cluster
+
+
 def test_an_affinity_is_the_most(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a cpuset, too."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
