@@ -63,7 +63,7 @@ routers: install  ## tunes the routers that results need and that have no file, 
 GPU_PYTHON ?= python3
 
 gpu:  ## what only a GPU can tell, in nine minutes (docs/gpu-measurements.md); installs nothing; EMULATED=1 on the CPU
-	$(GPU_PYTHON) -m benchmarks.gpu --seconds 530 --out $(or $(OUT),runs/gpu) $(if $(EMULATED),--emulated)
+	$(GPU_PYTHON) -m benchmarks.gpu --seconds 530 $(if $(EMULATED),--emulated)
 
 bench: install  ## speed; never part of a test
 	$(BIN)/python -m pytest -o addopts= benchmarks/speed --benchmark-only --benchmark-columns=min,median,rounds

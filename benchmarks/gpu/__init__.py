@@ -1,3 +1,3 @@
 """`make gpu`: what only a GPU can tell, in one command of nine minutes; evidence that outlives a kill."""
 
-MARK = "finding: "  # what a check's process says last begins with it
+MARK = "finding: "  # a line of a check's process that has it goes on with JSON: numbers, or the verdict

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu --seconds 530 --out runs/gpu       # on the GPU that is here
     python -m benchmarks.gpu --emulated                         # on the CPU, as far as that goes
-    python -m benchmarks.gpu --only B1 B2                       # these alone
-    python -m benchmarks.gpu --list                             # what each looks at, when it passes, and its deadline
+    python -m benchmarks.gpu --only B2 B1                       # these alone, in this order
+    python -m benchmarks.gpu --list                             # what each looks at, when it passes, how long it takes
 
 Nothing is installed and no network is used. Exit code 1 where a check failed.
 """
@@ -20,12 +20,14 @@ import sys
 import time  # noqa: TID251 - deadlines are real
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu import MARK
 from benchmarks.gpu.checks import CHECKS, Check
-from benchmarks.gpu.evidence import ROOT, Finding, stamps, write
+from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as `make` has it; processes are many enough
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,24 +36,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=530.0, help="of all checks together (530)")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="for the evidence (runs/gpu)")
     parser.add_argument("--emulated", action="store_true", help="on the CPU, as far as that goes")
-    parser.add_argument("--only", nargs="+", metavar="ID", help="these checks")
+    by_id = {check.id: check for check in CHECKS}
+    parser.add_argument("--only", nargs="+", choices=by_id, metavar="ID", help="these checks, in this order")
+    parser.add_argument("--commit", default="", help="that is tried, where git can't say it")
     parser.add_argument("--list", action="store_true", help="what each looks at; does nothing")
     parser.add_argument("--check", metavar="ID", help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
-    if given.list:
-        for check in CHECKS:
-            print(f"{check.id}  {check.what}; passes: {check.passes}; at most {check.deadline_s:.0f} s")
-        return 0
     kind = "cpu" if given.emulated else "cuda"
-    if given.check:
-        check = next(each for each in CHECKS if each.id == given.check)
-        print(MARK + json.dumps(asdict(_look(check, kind, given.out))), flush=True)
+    chosen = [by_id[name] for name in given.only or [each.id for each in CHECKS if each.on_cpu or kind == "cuda"]]
+    if given.list:
+        for check in chosen:
+            print(
+                f"{check.id}  {check.what}; passes: {check.passes}; "
+                f"about {check.expected_s:.0f} s, at most {check.deadline_s:.0f} s"
+            )
+        expected_s, most_s = sum(each.expected_s for each in chosen), sum(each.deadline_s for each in chosen)
+        print(f"together {len(chosen)} checks: about {expected_s:.0f} s, at most {most_s:.0f} s")
         return 0
-    chosen = [
-        each for each in CHECKS if (each.on_cpu or kind == "cuda" if given.only is None else each.id in given.only)
-    ]
+    if given.check:
+        verdict, reason = _look(by_id[given.check], kind, given.out)
+        print(MARK + json.dumps({"verdict": verdict, "reason": reason}), flush=True)
+        return 0
     command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)])
-    return run(chosen, given.seconds, given.out, command, stamps(kind), ["--emulated"] if given.emulated else [])
+    told = stamps(kind, given.commit)
+    return run(chosen, given.seconds, given.out, command, told, ["--emulated"] if given.emulated else [])
 
 
 def run(
@@ -63,57 +71,73 @@ def run(
     more: Sequence[str] = (),
     module: str = "benchmarks.gpu",
 ) -> int:
-    """Each check in turn; none begins that has less than half of its deadline left."""
+    """Each check in turn; none begins that would not be done in what is left."""
     began_s, found = time.monotonic(), list[Finding]()
     whats = {check.id: check.what for check in checks}
-    for name, deadline_s in ((check.id, check.deadline_s) for check in checks):
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "evidence.log"
+    log.unlink(missing_ok=True)
+    for check in checks:
         left_s = seconds - (time.monotonic() - began_s)
-        if left_s < deadline_s / 2:
-            finding = Finding(name, "skipped", f"{left_s:.0f} s are left, it may take {deadline_s:.0f}")
+        if left_s < check.expected_s:
+            finding = Finding(check.id, "skipped", f"{left_s:.0f} s are left, it takes about {check.expected_s:.0f}")
         else:
-            command_line = [sys.executable, "-m", module, "--check", name, "--out", str(out), *more]
-            finding = in_a_process(command_line, name, min(deadline_s, left_s))
+            command_line = [sys.executable, "-m", module, "--check", check.id, "--out", str(out), *more]
+            finding = in_a_process(command_line, check.id, min(check.deadline_s, left_s), log)
         found.append(finding)
         write(out, command, told, whats, found)
-        print(f"{name} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
+        print(f"{check.id} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
     print(f"evidence: {out / 'evidence.md'}")
     return int(any(each.verdict == "failed" for each in found))
 
 
-def in_a_process(command: Sequence[str], name: str, deadline_s: float) -> Finding:
-    """What a check's process says; it and all its children are killed at the deadline."""
-    began_s = time.monotonic()
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        out, err = process.communicate(timeout=deadline_s)
-    except subprocess.TimeoutExpired:
-        reason = f"not done within {deadline_s:.0f} s"
-        return Finding(name, "failed", reason, took_s=time.monotonic() - began_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    took_s = time.monotonic() - began_s
-    lines = [line for line in out.splitlines() if line.startswith(MARK)]
-    if process.returncode != 0 or not lines:
-        last = (err.strip().splitlines() or ["no word"])[-1]
-        return Finding(name, "failed", f"its process ended with {process.returncode}: {last}", took_s=took_s)
-    return Finding(**{**json.loads(lines[-1].removeprefix(MARK)), "took_s": took_s})
+def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path) -> Finding:
+    """What a check's process says; it and all its children are killed at the deadline, and what it told until then
+    counts. All that it writes goes to the end of `log`."""
+    began_s, code = time.monotonic(), None
+    with log.open("a", encoding="utf-8") as file:
+        print(f"==== {name}", file=file, flush=True)
+        begin = file.tell()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=_ONE_THREAD | os.environ, stdout=file, stderr=file, start_new_session=True
+        )
+        try:
+            code = process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    verdict, reason, numbers, last = "failed", "", dict[str, Any](), "no word"
+    *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
+    for line in lines:
+        _, mark, told = line.partition(MARK)
+        if mark:
+            said = json.loads(told, parse_constant=str)  # evidence has no word for what is no number
+            numbers |= said.get("numbers", {})
+            verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
+        else:
+            last = line.strip() or last
+    if code is None:
+        verdict, reason = "failed", f"not done within {deadline_s:.0f} s"
+    elif code:
+        verdict, reason = "failed", f"its process ended with {code}: {last}"
+    return Finding(name, verdict, reason, numbers, time.monotonic() - began_s)
 
 
-def _look(check: Check, kind: str, out: Path) -> Finding:
+def _look(check: Check, kind: str, out: Path) -> tuple[Verdict, str]:
+    """(verdict, why); what is measured has been told meanwhile."""
     from benchmarks.gpu.stand import CantTellError, Stand
 
     try:
-        wrong, numbers = check.look()(Stand(kind, out))
+        wrong = check.look()(Stand(kind, out))
     except CantTellError as reason:
-        return Finding(check.id, "skipped", str(reason))
+        return "skipped", str(reason)
     except Exception as error:
         traceback.print_exc()
-        return Finding(check.id, "failed", f"{type(error).__name__}: {error}")
-    return Finding(check.id, "failed" if wrong else "passed", wrong, numbers)
+        return "failed", f"{type(error).__name__}: {error}"
+    return "failed" if wrong else "passed", wrong
 
 
 if __name__ == "__main__":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any, Final
 
@@ -13,13 +11,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.stand import SEED, Stand
-from hw.agent.lanes import BatchBroken, BatchEnded, LaneEvent, LoadEnded
+from hw.agent.lanes import BatchEnded, LaneEvent, LoadEnded
 from hw.agent.torch_lanes import TorchLanes, explain
 from hw.agent.torch_outfit import ARENA_BYTES, torch_agents
 from hw.devices.activations import Activations, tensor_in
 from hw.devices.instances import Instances, serve
 from hw.devices.kept_blocks import KeptBlocks
-from hw.networks.rows import rows_of
+from hw.networks.rows import gather, rows_of
 from hw.router.local_agents import AgentProcess, start_agents
 from hw.transport.arena import Arena
 from hw.transport.messages import Input, Keep, Move, Moved
@@ -30,36 +28,36 @@ BATCHES: Final = (1, 3, 32)
 EXACT, OF_TF32 = 1e-4, 2e-3
 LIKELY: Final = 0.02  # of the logits' spread: a label that wins by less may differ
 LANES, CHAINS, ROUNDS = 16, 8, 12
-WAIT_S: Final = 60.0
+WAIT_S: Final = 20.0
 
 
 # --------------------------------------------------------------------------------------------------------- one device
 
 
-def against_float64(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def against_float64(stand: Stand) -> str:
     """The worst relative error over all keys, by order of memory and way of computing."""
-    exact = copy.deepcopy(stand.model).double()
-    worst: dict[str, float] = {}
-    for channels_last, is_tf32 in itertools.product((False, True), (True, False) if stand.is_gpu else (False,)):
-        instances = stand.instances(channels_last=channels_last)
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
-        name = f"{'nhwc' if channels_last else 'nchw'}{'_tf32' if is_tf32 else ''}"
-        worst[name] = max(_errors(stand, instances, exact))
-    wrong = [name for name, error in worst.items() if error > (OF_TF32 if "tf32" in name else EXACT)]
-    return f"too large: {', '.join(wrong)}" if wrong else "", worst
-
-
-def _errors(stand: Stand, instances: Instances, exact: Any) -> Iterator[float]:
+    exact: Any = copy.deepcopy(stand.model).double()
+    ways = {
+        f"{order}{'_tf32' if is_tf32 else ''}": (stand.instances(channels_last=order == "nhwc"), is_tf32)
+        for order, is_tf32 in itertools.product(("nchw", "nhwc"), (True, False) if stand.is_gpu else (False,))
+    }
+    worst = dict.fromkeys(ways, 0.0)
     for segment in range(1, stand.model.spec.segments + 1):
-        wide = instances.make(segment, 1.0)
-        for key in (key for key in stand.model.spec.work_keys() if key[0] == segment):
-            for batch in BATCHES:
-                x = stand.activations(segment, key[2], batch)
-                with torch.inference_mode():
-                    wanted = exact.forward_segment(x.double(), *key)
-                    y = _served(instances, wide, x, key[1], key[2])
-                yield float((y.double() - wanted).abs().max() / wanted.abs().max())
-        instances.free(wide)
+        wide = {name: instances.make(segment, 1.0) for name, (instances, _) in ways.items()}
+        keys = (key for key in stand.model.spec.work_keys() if key[0] == segment)
+        for key, batch in itertools.product(keys, BATCHES):
+            x = stand.activations(segment, key[2], batch)
+            with torch.inference_mode():
+                wanted = exact.forward_segment(x.double(), *key)
+                for name, (instances, is_tf32) in ways.items():
+                    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = is_tf32
+                    y = _served(instances, wide[name], x, key[1], key[2])
+                    worst[name] = max(worst[name], float((y.double() - wanted).abs().max() / wanted.abs().max()))
+        for name, (instances, _) in ways.items():
+            instances.free(wide[name])
+        stand.tell(worst)
+    wrong = [name for name, error in worst.items() if error > (OF_TF32 if "tf32" in name else EXACT)]
+    return f"too large: {', '.join(wrong)}" if wrong else ""
 
 
 def _served(instances: Instances, instance: Any, x: Tensor, width: float, previous: float, padded: int = 0) -> Tensor:
@@ -68,7 +66,7 @@ def _served(instances: Instances, instance: Any, x: Tensor, width: float, previo
     return y.cpu()
 
 
-def neighbours(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def neighbours(stand: Stand) -> str:
     """An image's result with others, padded, in another order, and again."""
     instances, worst, is_same = stand.instances(), 0.0, True
     for segment in range(1, stand.model.spec.segments + 1):
@@ -83,20 +81,22 @@ def neighbours(stand: Stand) -> tuple[str, Mapping[str, Any]]:
         scale = float(together.abs().max())
         worst = max(worst, *(float((each - together).abs().max()) / scale for each in (padded, mixed, single)))
         instances.free(instance)
+    stand.tell({"worst_relative": worst, "same_bits_twice": is_same})
     wrong = [*([] if is_same else ["another result the second time"]), *(["others matter"] if worst > OF_TF32 else [])]
-    return "; ".join(wrong), {"worst_relative": worst, "same_bits_twice": is_same}
+    return "; ".join(wrong)
 
 
 # -------------------------------------------------------------------------------------------------------------- moves
 
 
-def moves(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def moves(stand: Stand) -> str:
     """Activations of every shape go from one agent to another, and back to where they can be read."""
     with torch_agents([("first", stand.device), ("second", stand.device)], stand.file) as specs:
         arenas = specs[0].outfit.arenas  # type: ignore[attr-defined]
         with start_agents(specs) as agents:
             differ = [shape for shape in _shapes(stand) if not _there_and_back(agents, arenas, shape)]
-    return ", ".join(map(str, differ)), {"same": f"{len(_shapes(stand)) - len(differ)} shapes"}
+    stand.tell({"same": f"{len(_shapes(stand)) - len(differ)} shapes"})
+    return ", ".join(map(str, differ))
 
 
 def _shapes(stand: Stand) -> list[tuple[int, ...]]:
@@ -124,14 +124,17 @@ def _moved(agent: AgentProcess, move: Move) -> Moved:
 # -------------------------------------------------------------------------------------------------------------- races
 
 
-def races(stand: Stand) -> tuple[str, Mapping[str, Any]]:
-    """Chains of batches through many lanes at once, with moves of what is stored beside them; where it is `compacted`,
-    little is kept in the block that it came in, while others run."""
-    numbers: dict[str, Any] = {}
+def races(stand: Stand) -> str:
+    """Chains of batches through many lanes at once; what one has left is moved while others run. Where it is
+    `compacted`, little is kept in the block that it came in."""
+    wrong = []
     for way in ("shipped", "compacted"):
-        compared, differ = _Race(stand, way).run()
-        numbers[way] = f"{differ} of {compared} labels differ"
-    return ", ".join(f"{way}: {text}" for way, text in numbers.items() if not text.startswith("0 of")), numbers
+        race = _Race(stand, way)
+        compared, differ = race.run()
+        text = f"{differ} of {compared} labels, {race.torn} of {race.moved} moves differ"
+        stand.tell({way: text})
+        wrong += [f"{way}: {text}"] if differ or race.torn else []
+    return ", ".join(wrong)
 
 
 class _Race:
@@ -147,6 +150,7 @@ class _Race:
         self._lanes = TorchLanes(instances, self._store, self._told.put, lambda: 0, leave=lambda code: None)
         self._chance = stream(SEED, "races")
         self._numbers = itertools.count(1)
+        self.moved = self.torn = 0  # moves, and those that brought other bits
 
     def run(self) -> tuple[int, int]:
         """(labels compared, labels that differ)."""
@@ -178,30 +182,31 @@ class _Race:
                 ended = self._told.get(timeout=WAIT_S)
                 assert isinstance(ended, BatchEnded), ended
                 labels.update(zip(batches[ended.batch], ended.labels, strict=False))
+                if segment < segments:
+                    self._move(batches[ended.batch])
                 if self._compacts:
                     self._store.compact()
-            if segment < segments:
-                with contextlib.suppress(KeyError):
-                    self._lanes.move(Move(0, 1, 0, parts[0]))
         with torch.inference_mode():
             logits = self._stand.model(images, (1.0,) * segments)
         first, second = logits.topk(2, dim=1).values.T
         is_clear = (first - second) > LIKELY * (logits.max() - logits.min())
         wanted = logits.argmax(1).tolist()
         clear = [number for number in range(len(images)) if is_clear[number]]
-        self._drain()
         return len(clear), sum(labels[number] != wanted[number] for number in clear)
 
-    def _drain(self) -> None:
-        """What moves apart have told."""
-        while not self._told.empty():
-            assert not isinstance(self._told.get(), BatchBroken)
+    def _move(self, part: tuple[int, ...]) -> None:
+        """What a batch has left goes to another arena, as its router would have it, while other batches run."""
+        wanted = gather([self._store.row(request) for request in part]).cpu()
+        moved = self._lanes.move(Move(0, 1, 0, part))
+        assert moved is not None  # nothing here waits for a network
+        came = tensor_in(self._arenas[1], 0, tuple(wanted.shape), wanted.dtype, moved.channels_last)
+        self.moved, self.torn = self.moved + 1, self.torn + (not torch.equal(came, wanted))
 
 
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
-def memory(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def memory(stand: Stand) -> str:
     """A hog leaves little; a batch that is too large says so; without the hog it runs."""
     stand.require_gpu("memory of its own")
     instances = stand.instances()
@@ -217,5 +222,5 @@ def memory(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     del hog
     torch.cuda.empty_cache()
     after = _served(instances, instance, x, 1.0, IMAGE)
-    wrong = "" if reason == "out_of_memory" and len(after) == batch else f"it said {reason or 'nothing'}"
-    return wrong, {"reason": reason, "left_bytes": 200 << 20}
+    stand.tell({"reason": reason, "left_bytes": 200 << 20})
+    return "" if reason == "out_of_memory" and len(after) == batch else f"it said {reason or 'nothing'}"

@@ -1,9 +1,11 @@
-"""What was seen, kept after each check: `evidence.json` and `evidence.md`, whole at any time."""
+"""What was seen, kept after each check: `evidence.json`, `evidence.md` and `evidence.tgz`, whole at any time."""
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import subprocess
+import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,10 +14,12 @@ from typing import Any, Final, Literal
 import torch
 
 from kit.documents import write_json, write_text
+from kit.files import atomic_path
 from scenarios.show.table import Table, columns, to_markdown
 
 SCHEMA: Final = "slimsched.gpu/1"
 ROOT: Final = Path(__file__).parents[2]
+MOST_BYTES: Final = 1 << 20  # of a file in the archive
 Verdict = Literal["passed", "failed", "skipped"]
 
 
@@ -36,12 +40,14 @@ class Finding:
     took_s: float = 0.0
 
 
-def stamps(place: str) -> dict[str, str]:
-    """Of what and where everything was seen."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+def stamps(place: str, commit: str = "") -> dict[str, str]:
+    """Of what and where everything was seen; git is asked for a commit that is not given, and need not be there."""
+    with contextlib.suppress(OSError):
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = commit or asked.stdout.strip()
     found = {
         "place": place,
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit or "unknown",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
@@ -52,14 +58,13 @@ def stamps(place: str) -> dict[str, str]:
 def write(
     folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], found: Sequence[Finding]
 ) -> None:
-    """Both files, for all that was found so far.
+    """The files, for all that was found so far; the archive has what checks left in this folder (E1's profile, say).
 
     Args:
         command: that was given.
         told: see `stamps`.
         whats: what each check looks at, by its id.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     findings = [asdict(each) for each in found]
     write_json(
         folder / "evidence.json", {"schema": SCHEMA, "command": command, "stamps": dict(told), "found": findings}
@@ -71,9 +76,17 @@ def write(
     table = to_markdown(Table(columns("id", "what", "verdict", "reason", "numbers", "s"), rows))
     heads = "\n".join(f"- {name}: {value}" for name, value in told.items())
     write_text(folder / "evidence.md", f"# Evidence\n\n`{command}`\n\n{heads}\n\n{table}\n")
+    with atomic_path(folder / "evidence.tgz") as temporary, tarfile.open(temporary, "w:gz") as archive:
+        for path in sorted(folder.glob("*/**/*")):
+            if path.is_file() and path.stat().st_size <= MOST_BYTES:
+                archive.add(path, path.relative_to(folder))
 
 
 def _words(numbers: Mapping[str, Any]) -> str:
-    return "; ".join(
-        f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in numbers.items()
-    )
+    return "; ".join(f"{name} {_word(value)}" for name, value in numbers.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_word, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

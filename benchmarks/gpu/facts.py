@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time  # noqa: TID251 - calls are timed
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,34 +22,37 @@ CALLS: Final = 100
 COUNTER_LOOKS_S: Final = 2.0
 
 
-def what_it_is(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def what_it_is(stand: Stand) -> str:
     """Versions, and whether this torch computes there."""
     if not stand.is_gpu:
-        return "", {"cpu": cpu_name(), "cores": len(usable_cores())}
+        stand.tell({"cpu": cpu_name(), "cores": len(usable_cores())})
+        return ""
     capability, built_for = torch.cuda.get_device_capability(0), torch.cuda.get_arch_list()
     nvml = load_nvml()
     facts = {} if nvml is None else board_facts(nvml, nvml_handle(nvml, 0))
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return unserved(capability, built_for), {"capability": capability, "built_for": built_for, "cudnn": cudnn, **facts}
+    stand.tell({"capability": capability, "built_for": built_for, "cudnn": cudnn, **facts})
+    return unserved(capability, built_for)
 
 
-def calls(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def calls(stand: Stand) -> str:
     """How long each reading takes, p50 and p99, and how often the energy counter moves."""
     stand.require_gpu("NVML")
     nvml = load_nvml()
     if nvml is None:
-        return "there is no NVML", {}
+        return "there is no NVML"
     sensor = NvmlSensor(nvml, nvml_handle(nvml, 0))
-    numbers: dict[str, Any] = sensor.describe()
+    stand.tell(sensor.describe())
     for name, read in {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details}.items():
-        numbers |= _timed_ms(name, read)
+        stand.tell(_timed_ms(name, read))
     changed_s, before, end_s = list[float](), sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
     while time.monotonic() < end_s:
         if (now := sensor.energy_j()) != before:
             changed_s.append(time.monotonic())
             before = now
     steps_s = np.diff(changed_s)
-    return "", {**numbers, "counter_step_s": float(np.median(steps_s)) if len(steps_s) else None}
+    stand.tell({"counter_step_s": float(np.median(steps_s)) if len(steps_s) else None})
+    return ""
 
 
 def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
@@ -61,7 +64,7 @@ def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
     return {f"{name}_p50_ms": float(np.median(took_ms)), f"{name}_p99_ms": float(np.quantile(took_ms, 0.99))}
 
 
-def contexts(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def contexts(stand: Stand) -> str:
     """As agents tell it: one alone, then three that start side by side."""
     stand.require_gpu("a context")
     told: dict[str, list[int]] = {}
@@ -71,6 +74,7 @@ def contexts(stand: Stand) -> tuple[str, Mapping[str, Any]]:
             specs = stack.enter_context(torch_agents(named, stand.file))
             agents = stack.enter_context(start_agents(specs))
             told[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
+        stand.tell(told)
     (alone,), beside = told["alone_bytes"], told["side_by_side_bytes"]
     is_apart = any(abs(each - alone) > APART * alone for each in beside)
-    return "they lie apart" if is_apart or not alone else "", told
+    return "they lie apart" if is_apart or not alone else ""

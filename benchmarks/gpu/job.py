@@ -35,7 +35,7 @@ EPOCHS: Final = 2
 SAME: Final = 0.999
 
 
-def calibrated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def calibrated(stand: Stand) -> str:
     """A profile of random weights, with its own stated errors; it stays in the evidence's folder."""
     device, budget, path = DEVICES[stand.kind], "85s" if stand.is_gpu else "15s", _profile(stand)
     out = path.parent
@@ -43,18 +43,19 @@ def calibrated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
         "calibrate", "--model", stand.file.path, "--device", device, "--budget", budget, "--out", out, "--allow-busy"
     )
     if wrong:
-        return wrong, {}
+        return wrong
     profile = read_profile(path, "--out")
     errors = {f"{each.metric}, {each.kind}, mean %": each.mean_abs_pct for each in profile.errors}
     power, ways = profile.power, profile.device.stamps.get("ways_timed", "not timed")
     told = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padding": profile.padding, "ways": ways}
-    return "", {"profile": str(path), "points": len(profile.latency), **errors, **told}
+    stand.tell({"profile": str(path), "points": len(profile.latency), **errors, **told})
+    return ""
 
 
 def _slimsched(*words: object) -> str:
-    """What was wrong; empty where nothing was."""
-    done = subprocess.run([*SLIMSCHED, *map(str, words)], cwd=ROOT, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no word"])[-1]
+    """What was wrong; empty where nothing was. What the command writes is in the log."""
+    code = subprocess.run([*SLIMSCHED, *map(str, words)], cwd=ROOT, check=False).returncode
+    return f"slimsched {words[0]} ended with {code}; evidence.log has its words" if code else ""
 
 
 def _profile(stand: Stand) -> Path:
@@ -62,7 +63,7 @@ def _profile(stand: Stand) -> Path:
     return (stand.out / "profiles").resolve() / f"{DEVICES[stand.kind].replace(':', '')}.yaml"
 
 
-def validated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def validated(stand: Stand) -> str:
     """What simulation with that profile says of executors: errors in per cent, beside what the project promises."""
     if not (profile := _profile(stand)).exists():
         raise CantTellError(f"no profile of E1 in {profile.parent}")
@@ -92,9 +93,11 @@ def validated(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     path.write_text(yaml.safe_dump(scenario))
     for words in (("model", "train"), ("validate",)):
         if wrong := _slimsched(*words, path, "--out", folder / "run", "--quiet"):
-            return wrong, {}
+            return wrong
     found: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
-    return told(found)
+    wrong, numbers = told(found)
+    stand.tell(numbers)
+    return wrong
 
 
 def told(found: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
@@ -124,7 +127,7 @@ def _lost(result: Mapping[str, Any]) -> int:
     return int(images["arrived"] - images["completed"] - images["failed"])
 
 
-def quickstart(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def quickstart(stand: Stand) -> str:
     """From nothing to a validation: what a new user runs first, with little of each stage."""
     scenario = yaml.safe_load(QUICKSTART.read_text())
     scenario["model"]["training"] = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
@@ -141,16 +144,17 @@ def quickstart(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     path = folder / "scenario-given.yaml"
     path.write_text(yaml.safe_dump(scenario))
     if wrong := _slimsched("run", path, "--out", folder / "run", "--quiet"):
-        return wrong, {}
+        return wrong
     real = [json.loads(each.read_text()) for each in sorted((folder / "run" / "hardware").glob("*/result.json"))]
     lost = sum(map(_lost, real))
     numbers: dict[str, Any] = {"runs": len(real), "lost": lost}
     for row in real:
         numbers[f"{row['router']}_{row['throughput_img_s']:.0f}_img_s_p99_ms"] = 1e3 * row["latency_s"]["p99"]
-    return ("no run on executors" if not real else f"{lost} have no end" if lost else ""), numbers
+    stand.tell(numbers)
+    return "no run on executors" if not real else f"{lost} have no end" if lost else ""
 
 
-def trained(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def trained(stand: Stand) -> str:
     """Two epochs, straight and broken off in between: the same bits; and a table like the CPU's."""
     network, data = Network("digit-pairs"), load_dataset("digit-pairs")
     name = "cuda:0" if stand.is_gpu else "cpu"
@@ -169,4 +173,5 @@ def trained(stand: Stand) -> tuple[str, Mapping[str, Any]]:
     here, there = (evaluate(straight, data, device=device).correct for device in ("cpu", name))
     share = float((here == there).mean())
     wrong = [*([] if is_same else ["other bits when it was resumed"]), *([] if share >= SAME else ["another table"])]
-    return "; ".join(wrong), {"same_bits": is_same, "table_as_the_cpu": share}
+    stand.tell({"same_bits": is_same, "table_as_the_cpu": share})
+    return "; ".join(wrong)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time  # noqa: TID251 - it looks for a while
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from hw.device import local_devices
 from hw.router.local_agents import start_agents
 from hw.telemetry import load_nvml, nvml_handle
 from hw.telemetry.nvml import NvmlSensor
-from hw.transport.messages import Benchmark
+from hw.transport.messages import Benchmark, Point
 
 LOOK_S: Final = 3.0
 FALL_S: Final = 8.0
@@ -38,30 +38,32 @@ def _sensor(stand: Stand) -> NvmlSensor:
     return NvmlSensor(nvml, nvml_handle(nvml, 0))
 
 
-def no_context(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def no_context(stand: Stand) -> str:
     """What looks for devices in the router's process must open none."""
     nvml = load_nvml()
     if not stand.is_gpu or nvml is None:
         found = local_devices()
-        return ("it opened CUDA" if _has_opened() else ""), {"devices": len(found)}
+        stand.tell({"devices": len(found)})
+        return "it opened CUDA" if _has_opened() else ""
     handle = nvml_handle(nvml, 0)
     before = nvml.nvmlDeviceGetMemoryInfo(handle).used
     found = local_devices()
     after = nvml.nvmlDeviceGetMemoryInfo(handle).used
     own = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid == os.getpid()]
-    wrong = "it has a context" if own or (_has_opened() and after - before > (64 << 20)) else ""
-    return wrong, {"devices": len(found), "grown_bytes": int(after - before), "is_listed": bool(own)}
+    stand.tell({"devices": len(found), "grown_bytes": int(after - before), "is_listed": bool(own)})
+    return "it has a context" if own or (_has_opened() and after - before > (64 << 20)) else ""
 
 
 def _has_opened() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def idles(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def idles(stand: Stand) -> str:
     """Before any context, with one, with three, and after a load until clocks have fallen."""
-    sensor, numbers = _sensor(stand), dict[str, Any]()
-    numbers["waited_s"] = wait_until_flat(sensor)
-    bare = numbers["bare_w"] = _mean_w(_looks(sensor, LOOK_S))
+    sensor, context_w = _sensor(stand), dict[int, float]()
+    waited_s = wait_until_flat(sensor)
+    bare = _mean_w(_looks(sensor, LOOK_S))
+    stand.tell({"waited_s": waited_s, "bare_w": bare})
     for count in (1, 3):
         named = [(f"agent{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
@@ -70,40 +72,42 @@ def idles(stand: Stand) -> tuple[str, Mapping[str, Any]]:
                 agent.wait_until_ready()
             wait_until_flat(sensor)
             looks = _looks(sensor, LOOK_S)
-            numbers[f"contexts_{count}_w"], numbers[f"flat_{count}"] = _mean_w(looks), is_flat(looks)
+            context_w[count] = _mean_w(looks)
+            stand.tell({f"contexts_{count}_w": context_w[count], f"flat_{count}": is_flat(looks)})
     alone(stand.instances(), Benchmark(points(stand, (32,))[0], 5, 2, 3.0))
     fall = _looks(sensor, FALL_S)
-    numbers["fall_s"] = fall_s(fall, RISE_S)
-    numbers["after_1_s_w"] = _mean_w([look for look in fall if 1.0 <= look.at_s - fall[0].at_s <= 1.5])
+    after_w = _mean_w([look for look in fall if 1.0 <= look.at_s - fall[0].at_s <= 1.5])
     clocks = [look.details.sm_clock_mhz for look in fall if look.details.sm_clock_mhz is not None]
-    numbers["clocks_mhz"] = f"{clocks[0]} ... {clocks[-1]}" if clocks else "not told"
-    return "less power with a context than without" if numbers["contexts_1_w"] < (1 - STEADY) * bare else "", numbers
+    clocks_mhz = f"{clocks[0]} ... {clocks[-1]}" if clocks else "not told"
+    stand.tell({"fall_s": fall_s(fall, RISE_S), "after_1_s_w": after_w, "clocks_mhz": clocks_mhz})
+    return "less power with a context than without" if context_w[1] < (1 - STEADY) * bare else ""
 
 
-def loops(stand: Stand) -> tuple[str, Mapping[str, Any]]:
+def loops(stand: Stand) -> str:
     """Power, polled and counted, SM share and clocks of loops, by batch and by duty."""
-    sensor, numbers, wrong = _sensor(stand), dict[str, Any](), list[str]()
+    sensor, wrong = _sensor(stand), list[str]()
     for point in points(stand, (1, 8, 32, 128)):
-        wrong += _one(stand, sensor, point, 0.0, f"batch_{point.batch}", numbers)
+        wrong += _one(stand, sensor, point, 0.0, f"batch_{point.batch}")
     (point,) = points(stand, (32,))
     pass_s = float(np.median(alone(stand.instances(), Benchmark(point, 5, 20, 0.0)).samples_s))
     for duty in DUTIES:
-        _one(stand, sensor, point, (1 / duty - 1) * pass_s, f"duty_{duty:g}", numbers)
-    return ", ".join(wrong), numbers
+        _one(stand, sensor, point, (1 / duty - 1) * pass_s, f"duty_{duty:g}")
+    return ", ".join(wrong)
 
 
-def _one(stand: Stand, sensor: NvmlSensor, point: Any, pause_s: float, name: str, numbers: dict[str, Any]) -> list[str]:
+def _one(stand: Stand, sensor: NvmlSensor, point: Point, pause_s: float, name: str) -> list[str]:
     with sampled(sensor) as take:
         alone(stand.instances(), Benchmark(point, 5, 2, LOOK_S + RISE_S, pause_s))
         looks = take()
     kept = [look for look in looks if look.at_s >= looks[0].at_s + RISE_S]
     polled_w, counted_w = _mean_w(kept), _counted_w(kept)
     details = [look.details for look in kept if look.details.sm_clock_mhz is not None]
-    numbers[f"{name}_w"] = [polled_w, counted_w]
+    numbers: dict[str, Any] = {f"{name}_w": [polled_w, counted_w]}
     if details:
         numbers[f"{name}_clock_mhz"] = float(np.mean([each.sm_clock_mhz or 0 for each in details]))
         numbers[f"{name}_sm_share"] = float(np.mean([each.sm_utilization or 0.0 for each in details]))
         numbers[f"{name}_throttling"] = ", ".join(sorted({r for each in details for r in each.throttling or ()}))
+    stand.tell(numbers)
     is_apart = pause_s == 0 and counted_w is not None and abs(counted_w / polled_w - 1) > STEADY
     return [f"{name}: the counter lies apart"] if is_apart else []
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from benchmarks.gpu import MARK
 from hw.device import DeviceSpec
 from hw.devices.instances import Instances, open_device
 from hw.networks.registry import ModelFile, save_model
@@ -37,6 +40,10 @@ class Stand:
 
     kind: str
     out: Path
+
+    def tell(self, numbers: Mapping[str, Any]) -> None:
+        """What was measured by now, by name, units last: it counts whatever becomes of the check."""
+        print(MARK + json.dumps({"numbers": dict(numbers)}, default=str), flush=True)
 
     @property
     def is_gpu(self) -> bool:

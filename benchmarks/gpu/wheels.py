@@ -1,7 +1,7 @@
-"""Which packages a machine with torch and nothing else lacks, and how to bring them as wheels.
+"""Which packages a machine lacks for `make gpu`, and the command that fetches them for it as wheels.
 
-python -m benchmarks.gpu.wheels             # what is missing here
-python -m benchmarks.gpu.wheels --all       # the command that fetches all of them for another machine
+python -m benchmarks.gpu.wheels                 # what is missing here
+python -m benchmarks.gpu.wheels --has NAMES     # what a machine lacks that has these (`pip list --format=freeze`)
 """
 
 from __future__ import annotations
@@ -10,46 +10,58 @@ import argparse
 import re
 import sys
 import tomllib
-from importlib.util import find_spec
+from collections.abc import Container
+from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Final
 
-OF_TORCH: Final = ("torch", "torchvision", "numpy")  # what an image with torch has
-MODULES: Final = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 PYPROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
+PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def needed() -> list[str]:
-    """Requirements of the product that torch does not bring."""
-    every: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
-    return [each for each in every if _name(each) not in OF_TORCH]
+def lacking(has: Container[str]) -> dict[str, str]:
+    """What the product needs and is not among these distributions, with what that needs in turn.
+
+    Returns:
+        Name -> the version that is here; empty where it is not here either.
+    """
+    found: dict[str, str] = {}
+    wanted: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    for need in map(Requirement, wanted):  # which grows meanwhile
+        name = canonicalize_name(need.name)
+        if name in has or name in found or (need.marker and not need.marker.evaluate({"extra": ""})):
+            continue
+        try:
+            here = distribution(name)
+        except PackageNotFoundError:
+            found[name] = ""
+        else:
+            found[name] = here.version
+            wanted += here.requires or ()
+    return found
 
 
-def missing() -> list[str]:
-    """Those that can't be imported here."""
-    return [each for each in needed() if find_spec(MODULES.get(_name(each), _name(each))) is None]
-
-
-def _name(requirement: str) -> str:
-    return re.split(r"[<>=!~ ]", requirement, maxsplit=1)[0]
-
-
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Exit code 1 where something is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--all", action="store_true", help="the command that fetches all of them")
-    parser.add_argument("--python", default="3.12", help="of the other machine (3.12)")
-    given = parser.parse_args()
-    if given.all:
-        names = " ".join(f"'{each}'" for each in needed())
-        print(f"pip download --only-binary=:all: --python-version {given.python} --dest wheels {names}")
+    parser.add_argument("--has", type=Path, metavar="NAMES", help="a file with the names that the machine has")
+    parser.add_argument("--python", default="3.12", help="of that machine (3.12)")
+    given = parser.parse_args(argv)
+    if given.has:
+        names = re.findall(r"^[\w.-]+", given.has.read_text(encoding="utf-8"), re.MULTILINE)
+        pins = " ".join(f"{name}=={version}" for name, version in lacking({*map(canonicalize_name, names)}).items())
+        platforms = " ".join(f"--platform {each}" for each in PLATFORMS)
         print(
-            "there: pip install --no-index --no-deps --target wheels/site wheels/*.whl; PYTHONPATH=wheels/site make gpu"
+            f"pip download --no-deps --only-binary=:all: --python-version {given.python} {platforms} -d wheels {pins}"
         )
+        print("there: pip install --no-index --no-deps --target site wheels/*.whl; PYTHONPATH=site make gpu")
         return 0
-    lacking = missing()
-    print("\n".join(lacking) or "nothing is missing")
-    return int(bool(lacking))
+    missing = lacking({canonicalize_name(each.name) for each in distributions()})
+    print("\n".join(missing) or "nothing is missing")
+    return int(bool(missing))
 
 
 if __name__ == "__main__":
