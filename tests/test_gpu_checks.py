@@ -12,13 +12,18 @@ import time  # noqa: TID251 - processes run in real time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import job
+from benchmarks.gpu import correctness, job, wheels
+from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import MOST_BYTES, ROOT, stamps
+from benchmarks.gpu.stand import Stand
+from hw.devices.activations import Activations
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`
@@ -119,6 +124,37 @@ def test_a_validation_without_a_profile_says_so(tmp_path: Path) -> None:
     assert gpu.main(["--emulated", "--only", "F3", "--out", str(tmp_path)]) == 0
     (found,) = json.loads((tmp_path / "evidence.json").read_text())["found"]
     assert (found["verdict"], found["reason"]) == ("skipped", f"no profile of E1 in {tmp_path / 'profiles'}")
+
+
+def test_an_image_breaks_its_device_and_not_the_host() -> None:
+    """On a device that computes nothing, as on a GPU, nobody can look at an index in time to refuse it."""
+    with torch.device("meta"):
+        net = AssertingNet("digit-pairs").eval()
+        assert net.forward_segment(torch.empty(2, *net.spec.input_shape), 1, 1.0, 0.0).shape[0] == 2
+
+
+def test_a_move_that_brings_other_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B4 looks at what has come."""
+    monkeypatch.setattr(correctness, "ROUNDS", 1)
+    assert correctness.races(Stand("cpu", tmp_path)) == ""
+    whole = Activations.send
+    monkeypatch.setattr(
+        Activations, "send", lambda store, message: whole(store, msgspec.structs.replace(message, offset=64))
+    )
+    found = correctness.races(Stand("cpu", tmp_path))
+    assert re.search(r"^shipped: 0 of \d+ labels, (\d+) of \1 moves differ, compacted: 0 of ", found)
+
+
+def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the versions that are here."""
+    (tmp_path / "names").write_text("\n".join(f"{name}==1" for name in wheels.lacking(()) if name != "pydantic-core"))
+    assert wheels.main(["--has", str(tmp_path / "names")]) == 0
+    assert "pydantic" in wheels.lacking(())
+    assert "-d wheels \n" in capsys.readouterr().out  # it is needed by pydantic alone, which is there
+    assert "pydantic-core" in wheels.lacking({"torch"})
+    assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch", "torchvision"}))
 
 
 def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: float | None = 0.01) -> Any:

@@ -109,7 +109,8 @@ def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    verdict, reason, numbers, last = "failed", "", dict[str, Any](), "no word"
+    verdict: Verdict = "failed"
+    reason, numbers, last = "", dict[str, Any](), "no word"
     *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
     for line in lines:
         _, mark, told = line.partition(MARK)
