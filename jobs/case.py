@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from jobs.learning.learned import Learned, read_learned
+from jobs.learning.learned import Learned, NamedPolicy, read_learned
 from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds, Variability
 from jobs.policies.history import ORACLE
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
-from jobs.sim.jobs import JobList, NodeOutage, Snapshot, sampled_outages, sampled_variability, snapshot_at
+from jobs.sim.jobs import NodeOutage, Snapshot, sampled_outages, sampled_variability, snapshot_at
 from jobs.sim.world import JobRun, JobWorld
 from jobs.spec import (
     LEARNED_SUFFIX,
@@ -130,19 +129,6 @@ ImagesS = Callable[[Path, str, str], float]
 """Images a second by a GPU's profile: of its name or file, and the scenario and key that name it."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedPolicy:
-    """A policy, and how it is shown: with `oracle` in it where it knows true run times.
-
-    Attributes:
-        learned: what chooses, where it is a learned one.
-    """
-
-    name: str
-    policy: JobPolicy
-    learned: Learned | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class JobsCase:
     """Everything that a run takes.
@@ -156,7 +142,7 @@ class JobsCase:
     scenario: JobsScenario
     source: str
     world: JobWorld
-    jobs: JobList
+    jobs: JobTrace
     found: Snapshot | None
     past: tuple[tuple[JobArrived, int], ...]
     policies: tuple[NamedPolicy, ...]
@@ -192,7 +178,7 @@ class JobsCase:
                 self.found,
                 round(self.scenario.longest_s * NS_PER_S),
                 self.past,
-                None if named.learned is None else named.learned.choosing(self.scenario.seed),
+                named.choosing(self.scenario.seed),
             )
 
 
@@ -338,7 +324,7 @@ def _with_numbers(
     return replace(policy, knobs=knobs, multifactor=MultifactorKnobs(**said.model_dump()))
 
 
-def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobList, source: str) -> None:
+def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str) -> None:
     """Who asks for requested times needs them of all jobs."""
     without = np.isnan(jobs.requested_s)
     for each in policies:
@@ -417,15 +403,7 @@ def _outages(scenario: JobsScenario, nodes: int, last_s: float) -> tuple[NodeOut
 # ---------------------------------------------------------------------------------------------------------------- jobs
 
 
-def job_list(trace: JobTrace, which: NDArray[np.bool_] | slice = slice(None)) -> JobList:
-    """Jobs of a trace as a simulation takes them."""
-    texts = ("user", "vc", "gpu_types", "job_class", "job_id")
-    numbers = ("requested_s", "recorded_wait_s", "recorded_start_s", "gpu_share")
-    columns = {name: getattr(trace, name)[which] for name in (*texts, *numbers)}
-    return JobList.of(trace.submit_s[which], trace.run_s[which], trace.gpus[which], **columns)
-
-
-def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobList, Snapshot | None]:
+def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobTrace, Snapshot | None]:
     """Those of the window, and what the log found at its begin."""
     from_s, until_s = scenario.window.from_s, scenario.window.until_s
     is_early = trace.submit_s < (np.inf if until_s is None else until_s)
@@ -437,9 +415,8 @@ def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobList, Snapshot | 
         )
         raise InputError("", "window", problem)
     if scenario.begin == "snapshot":
-        found = snapshot_at(job_list(trace, is_early), from_s)
-        return found.jobs, found
-    jobs = job_list(trace, is_inside)
+        return snapshot_at(trace.rows(is_early), from_s)
+    jobs = trace.rows(is_inside)
     return (jobs if scenario.load is None else jobs.at_load(scenario.load, scenario.cluster.gpus)), None
 
 
@@ -450,7 +427,7 @@ def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
     ended = (end_s <= from_s) & (trace.submit_s < from_s)
     if not ended.any():
         return ()
-    jobs = job_list(trace, ended)
+    jobs = trace.rows(ended)
     arrivals, work_ns = jobs.arrivals(), jobs.work_ns.tolist()
     order = np.argsort(end_s[ended], kind="stable").tolist()
     return tuple((arrivals[place], work_ns[place]) for place in order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.case import JobsCase, NamedPolicy, require_a_fit
-from jobs.figures import Blocks, Interval, JobColumns, figures, groups_of, job_columns
+from jobs.case import JobsCase, require_a_fit
+from jobs.figures import Blocks, JobColumns, figures, groups_of, job_columns
+from jobs.learning.learned import NamedPolicy
 from jobs.policies.cluster import Cluster
 from jobs.sim.bound import BoundProblem, WaitBound, lower_bound
 from jobs.sim.jobs import JobsRecord
@@ -192,15 +193,6 @@ SAME_S: Final = 1.0  # waits that differ by less are the same
 COMPARED: Final = ("jct_s", "wait_s", "slowdown", "finish_time_fairness")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyRun:
-    """One policy's run."""
-
-    name: str
-    is_preemptive: bool
-    record: JobsRecord
-
-
 def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
     """One policy's run on a case."""
     return JobSimulation(case.world, case.run_of(named)).run()
@@ -208,8 +200,8 @@ def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
 
 def run_all(
     case: JobsCase, jobs: Jobs, folder: Path | None = None, told: Callable[[str, bool], None] = lambda name, found: None
-) -> list[PolicyRun]:
-    """All policies of a case, in their order; those whose runs lie in the folder are read from there.
+) -> dict[str, JobsRecord]:
+    """The runs of all policies of a case by name, in their order; those that lie in the folder are read from there.
 
     Args:
         jobs: in so many processes, or elsewhere.
@@ -232,7 +224,7 @@ def run_all(
         if folder is not None:
             write_run(_place(folder, missing[place]), record, case.jobs.job_id, marks[name])
         told(name, False)
-    return [PolicyRun(named.name, named.policy.is_preemptive, records[named.name]) for named in case.policies]
+    return {named.name: records[named.name] for named in case.policies}
 
 
 def _place(folder: Path | None, named: NamedPolicy) -> Path:
@@ -243,45 +235,53 @@ def _place(folder: Path | None, named: NamedPolicy) -> Path:
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
-def result_document(case: JobsCase, run: PolicyRun, bounds: Sequence[CaseBound] = ()) -> dict[str, Any]:
-    """One run as a document, with those bounds that are of its kind."""
-    gpus = case.scenario.cluster.gpus
+def result_document(
+    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[CaseBound] = ()
+) -> dict[str, Any]:
+    """One policy's run as a document, with those bounds that are of its kind."""
+    gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
     return {
         "schema": RESULT_SCHEMA,
         "scenario": case.scenario.name,
-        "policy": run.name,
-        "is_preemptive": run.is_preemptive,
+        "policy": named.name,
+        "is_preemptive": is_preemptive,
         "load": case.offered_load,
-        **figures(run.record, gpus),
+        **figures(record, gpus),
         "bounds": _documents(bounds),
-        "above_bound": _above(job_columns(run.record, gpus), bounds, run.is_preemptive),
+        "above_bound": _above(job_columns(record, gpus), bounds, is_preemptive),
     }
 
 
-def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Sequence[CaseBound]) -> dict[str, Any]:
+def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[CaseBound]) -> dict[str, Any]:
     """All runs beside each other; each but the baseline against it, job by job."""
     gpus = case.scenario.cluster.gpus
-    columns = {run.name: job_columns(run.record, gpus) for run in runs}
-    base = next(run for run in runs if run.name == case.baseline.name)
-    blocks = Blocks.of(base.record.submit_ns / NS_PER_S)
+    columns = {name: job_columns(record, gpus) for name, record in runs.items()}
+    base = columns[case.baseline.name]
+    blocks = Blocks.of(base.submit_s)
     rows = []
-    for run in runs:
-        mine = columns[run.name]
+    for named in case.policies:
+        record, mine = runs[named.name], columns[named.name]
         row = {
-            "policy": run.name,
-            "is_preemptive": run.is_preemptive,
-            **figures(run.record, gpus),
+            "policy": named.name,
+            "is_preemptive": named.policy.is_preemptive,
+            **figures(record, gpus),
             "intervals": {name: blocks.mean(getattr(mine, name), mine.is_done) for name in COMPARED},
-            "above_bound": _above(mine, bounds, run.is_preemptive),
+            "above_bound": _above(mine, bounds, named.policy.is_preemptive),
         }
-        if run is not base:
-            row["against_baseline"] = against(mine, columns[base.name], blocks)
-            row["groups"] = list(_by_group(run.record, mine, columns[base.name]))
+        if mine is not base:
+            row["against_baseline"] = against(mine, base, blocks)
+            both = mine.is_done & base.is_done
+            groups = groups_of(record, both, wait_mean_s=mine.wait_s, baseline_wait_mean_s=base.wait_s)
+            row["groups"] = [group | _won(mine, base, members) for group, members in groups]
         rows.append(row)
     least = _least(rows)
     for row in rows:
         mine = columns[row["policy"]]
-        row["behind"] = {name: _behind(mine, columns[name], blocks) for name in least if name != row["policy"]}
+        row["behind"] = {  # by which share the best one's mean wait is below its own, paired by job
+            name: blocks.share(columns[name].wait_s, mine.wait_s, mine.is_done & columns[name].is_done)
+            for name in least
+            if name != row["policy"]
+        }
     return {
         "schema": SCHEMA,
         "scenario": case.scenario.name,
@@ -291,7 +291,7 @@ def comparison_document(case: JobsCase, runs: Sequence[PolicyRun], bounds: Seque
         "warmup_s": case.scenario.warmup_s,
         "days": case.jobs.days,
         "run_cv2": case.jobs.run_cv2,
-        "baseline": base.name,
+        "baseline": case.baseline.name,
         "least": least,
         "block_s": blocks.block_s,
         "bounds": _documents(bounds),
@@ -341,11 +341,6 @@ def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(best))
 
 
-def _behind(mine: JobColumns, best: JobColumns, blocks: Blocks) -> Interval:
-    """By which share the other's mean wait is below its own, paired by job."""
-    return blocks.share(best.wait_s, mine.wait_s, mine.is_done & best.is_done)
-
-
 def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -> dict[str, float] | None:
     """How far a policy is from its bound: None without one, or where not all jobs are done that the bound counts."""
     for bound in bounds:
@@ -380,16 +375,3 @@ def _won(mine: JobColumns, base: JobColumns, both: NDArray[np.bool_]) -> dict[st
         "less_wait_share": float((change_s < -SAME_S).mean()),
         "more_wait_share": float((change_s > SAME_S).mean()),
     }
-
-
-def _by_group(record: JobsRecord, mine: JobColumns, base: JobColumns) -> Iterator[Mapping[str, Any]]:
-    """Who wins and who loses: by size and by virtual cluster."""
-    for group in groups_of(record, mine.is_done & base.is_done):
-        yield {
-            "kind": group.kind,
-            "name": group.name,
-            "jobs": int(group.members.sum()),
-            "wait_mean_s": float(mine.wait_s[group.members].mean()),
-            "baseline_wait_mean_s": float(base.wait_s[group.members].mean()),
-            **_won(mine, base, group.members),
-        }

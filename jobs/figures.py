@@ -230,17 +230,13 @@ def _jain(found: JobColumns, names: NDArray[np.object_]) -> float | None:
 # -------------------------------------------------------------------------------------------------------------- groups
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobGroup:
-    """Some jobs with a name in common: a class of sizes, a virtual cluster."""
+def groups_of(
+    record: JobsRecord, among: NDArray[np.bool_], **values: Numbers
+) -> Iterator[tuple[dict[str, Any], NDArray[np.bool_]]]:
+    """Some jobs by classes of sizes, then by virtual clusters (largest first); no kind in which all jobs are alike.
 
-    kind: str
-    name: str
-    members: NDArray[np.bool_]
-
-
-def groups_of(record: JobsRecord, among: NDArray[np.bool_]) -> Iterator[JobGroup]:
-    """Some jobs by classes of sizes, then by virtual clusters (largest first); no kind in which all jobs are alike."""
+    A row each, with the means of these values, and which jobs they are.
+    """
     place = np.searchsorted(SIZES, record.gpus)
     sizes = [(_size_name(at), place == at) for at in np.unique(place).tolist()]
     names, codes, counts = np.unique(record.vc.astype(str), return_inverse=True, return_counts=True)
@@ -249,7 +245,9 @@ def groups_of(record: JobsRecord, among: NDArray[np.bool_]) -> Iterator[JobGroup
     for kind, classes in (("size", sizes), ("vc", vcs)):
         for name, members in classes if len(classes) > 1 else ():
             if (members & among).any():
-                yield JobGroup(kind, name, members & among)
+                rows = members & among
+                means = {key: float(value[rows].mean()) for key, value in values.items()}
+                yield {"kind": kind, "name": name, "jobs": int(rows.sum()), **means}, rows
 
 
 def _size_name(place: int) -> str:

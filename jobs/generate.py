@@ -117,22 +117,15 @@ def draw(drawing: Drawing) -> JobTrace:
     vc_of = _drawn(range(drawing.vcs), 1 / np.arange(1, drawing.vcs + 1), drawing.users, drawing.seed, "vcs")
     run_s = _repeated(_durations(drawing), user, gpus, drawing)
     over = np.exp(stream(drawing.seed, "jobs:requests").uniform(0, log(MAX_OVER), count))
-    unknown = np.full(count, np.nan)
-    return JobTrace(
+    return JobTrace.of(
+        submit_s - submit_s[0],
+        run_s,
+        gpus,
         job_id=_named("j", np.arange(count)),
-        submit_s=submit_s - submit_s[0],
-        run_s=run_s,
-        gpus=gpus.astype(np.int32),
         user=_named("u", user),
         vc=_named("vc", vc_of[user]),
-        gpu_types=_same("", count),
         requested_s=np.ceil(run_s * over / QUANTUM_S) * QUANTUM_S,
-        recorded_wait_s=unknown,
-        recorded_start_s=unknown,
-        status=_same("completed", count),
-        attempts=np.ones(count, np.int32),
-        job_class=_same("", count),
-        gpu_share=np.ones(count),
+        status=["completed"] * count,
         provenance={"format": "drawn", "file": "", "start": None, "drawing": _document(drawing)},
     )
 
@@ -201,10 +194,6 @@ def _drawn(values: object, weights: Numbers, count: int, seed: int, name: str) -
 
 def _named(prefix: str, numbers: NDArray[np.int64]) -> NDArray[np.object_]:
     return np.array([f"{prefix}{number}" for number in numbers.tolist()], object)
-
-
-def _same(text: str, count: int) -> NDArray[np.object_]:
-    return np.full(count, text, object)
 
 
 def _positive(text: str, flag: str, key: str) -> float:

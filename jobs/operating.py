@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from jobs.case import JobsCase, NamedPolicy, read_case
+from jobs.case import JobsCase, read_case
 from jobs.comparing import against, run_policy
 from jobs.figures import Blocks, figures, groups_of, job_columns, spread
+from jobs.learning.learned import NamedPolicy
 from jobs.policies.orders import MULTIFACTOR
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobsRecord
 from jobs.spec import POLICY_SCHEMA
 from kit.chance import stream
 from kit.errors import InputError
-from kit.parallel import Jobs, each
+from kit.parallel import Jobs, results
 from kit.units import NS_PER_S
 
 WHATIF_SCHEMA: Final = "slimsched.jobswhatif/1"
@@ -37,8 +38,8 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
     if len(now.jobs) != len(then.jobs):
         problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
         raise InputError(now.source, "window", f"{problem}: no job could be set against itself")
-    places = [(is_then, place) for is_then in (False, True) for place in range(len(now.policies))]
-    records = {places[number]: record for number, record in each(_run, (now, then), places, jobs)}
+    many = len(now.policies)
+    records = results(_run, (now, then), [(is_then, place) for is_then in (False, True) for place in range(many)], jobs)
     return {
         "schema": WHATIF_SCHEMA,
         "scenario": now.scenario.name,
@@ -48,7 +49,7 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
         "gpus": [case.scenario.cluster.gpus for case in (now, then)],
         "load": [case.offered_load for case in (now, then)],
         "policies": [
-            {"policy": named.name, **_change((now, records[False, place]), (then, records[True, place]))}
+            {"policy": named.name, **_change((now, records[place]), (then, records[many + place]))}
             for place, named in enumerate(now.policies)
         ],
     }
@@ -76,35 +77,25 @@ LOADS: Final = (0.02, 3.0)
 MAX_NODES: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What is asked of waits: `key` of all of them (`mean`, `p50`, `p90`, `p99`) is at most so long."""
-
-    key: str
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class TriedSetting:
-    """A load, or a number of nodes of the first group, and the wait there; infinite where jobs were not done."""
-
-    value: float
-    wait_s: float
+Told = Callable[[float, float], None]  # a load, or a number of nodes, and the wait there; infinite for jobs undone
 
 
 def largest_load(
-    case: JobsCase, limit: Limit, precision: float = 0.02, told: Callable[[TriedSetting], None] = lambda tried: None
+    case: JobsCase, wait_s: float, key: str = "mean", precision: float = 0.02, told: Told = lambda load, wait_s: None
 ) -> tuple[float | None, float | None]:
     """The largest load that keeps the limit, and the least that does not, a share of `precision` apart.
 
     Waits needn't grow with the load at every step; it is looked for between a load that keeps the limit and one that
     does not, by halving. None for the first where even the smallest breaks it, for the second where none does.
+
+    Args:
+        wait_s, key: of all waits the `mean`, `p50`, `p90` or `p99` is at most so long.
     """
 
     def keeps(load: float) -> bool:
-        tried = TriedSetting(load, _wait_s(_at_load(case, load), case.policies[0], limit.key))
-        told(tried)
-        return tried.wait_s <= limit.wait_s
+        there_s = _wait_s(_at_load(case, load), case.policies[0], key)
+        told(load, there_s)
+        return there_s <= wait_s
 
     low, high = LOADS
     if not keeps(low):
@@ -117,19 +108,21 @@ def largest_load(
     return low, high
 
 
-def fewest_nodes(case: JobsCase, limit: Limit, told: Callable[[TriedSetting], None] = lambda tried: None) -> int:
+def fewest_nodes(case: JobsCase, wait_s: float, key: str = "mean", told: Told = lambda nodes, wait_s: None) -> int:
     """Of the first group of nodes, the others as they are; no job may be refused that is not refused now.
+
+    Args:
+        wait_s, key: as `largest_load` has them.
 
     Raises:
         InputError: no number is enough.
     """
-
     refused = figures(run_policy(case, case.policies[0]), case.scenario.cluster.gpus)["jobs"]["refused"]
 
     def keeps(nodes: int) -> bool:
-        tried = TriedSetting(nodes, _wait_s(_with_nodes(case, nodes), case.policies[0], limit.key, refused))
-        told(tried)
-        return tried.wait_s <= limit.wait_s
+        there_s = _wait_s(_with_nodes(case, nodes), case.policies[0], key, refused)
+        told(nodes, there_s)
+        return there_s <= wait_s
 
     high = max(case.scenario.cluster.nodes[0].count, 1)
     while not keeps(high):
@@ -164,7 +157,7 @@ def _wait_s(case: JobsCase, named: NamedPolicy, key: str, most_refused: int | No
     return float("inf") if is_lost or wait_s is None else wait_s
 
 
-def capacity_document(case: JobsCase, limit: Limit, **found: Any) -> dict[str, Any]:
+def capacity_document(case: JobsCase, wait_s: float, key: str, **found: Any) -> dict[str, Any]:
     """What was found."""
     return {
         "schema": CAPACITY_SCHEMA,
@@ -172,7 +165,7 @@ def capacity_document(case: JobsCase, limit: Limit, **found: Any) -> dict[str, A
         "policy": case.policies[0].name,
         "load_now": case.load,
         "nodes_now": case.scenario.cluster.nodes[0].count,
-        "limit": {"of": limit.key, "wait_s": limit.wait_s},
+        "limit": {"of": key, "wait_s": wait_s},
         **found,
     }
 
@@ -214,7 +207,7 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
         "error_s": float((simulated - recorded)[both].mean()),
         **_closeness(simulated[both], recorded[both]),
-        "groups": list(_by_group(record, simulated, recorded, both)),
+        "groups": [row for row, _ in groups_of(record, both, simulated_mean_s=simulated, recorded_mean_s=recorded)],
     }
 
 
@@ -229,17 +222,6 @@ def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]
         "only_recorded_share": float(((recorded > NEAR_S) & (simulated <= NEAR_S)).mean()),
         "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
     }
-
-
-def _by_group(record: JobsRecord, simulated: Numbers, recorded: Numbers, both: NDArray[np.bool_]) -> Iterator[Any]:
-    for group in groups_of(record, both):
-        yield {
-            "kind": group.kind,
-            "name": group.name,
-            "jobs": int(group.members.sum()),
-            "simulated_mean_s": float(simulated[group.members].mean()),
-            "recorded_mean_s": float(recorded[group.members].mean()),
-        }
 
 
 # --------------------------------------------------------------------------------------------------------------- tuning
@@ -263,34 +245,6 @@ SLURM: Final[Mapping[str, tuple[float, float]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TunedPolicy:
-    """What the search found.
-
-    Attributes:
-        tried: numbers and the figure they came to on earlier weeks; the first are the policy's own.
-        best: the policy with the best numbers.
-        judged: its change against its own former self on later weeks (`comparing.against`).
-    """
-
-    tried: tuple[tuple[Values, float], ...]
-    best: NamedPolicy
-    judged: Mapping[str, Any]
-
-    def document(self) -> dict[str, Any]:
-        """As JSON has it."""
-        (own, own_figure), (best, best_figure) = self.tried[0], min(self.tried, key=_figure)
-        return {
-            "schema": TUNING_SCHEMA,
-            "policy": self.best.name,
-            "own": dict(own),
-            "own_figure": own_figure,
-            "best": dict(best),
-            "best_figure": best_figure,
-            "judged": self.judged,
-        }
-
-
 def ranges_of(policy: JobPolicy) -> Mapping[str, tuple[float, float]]:
     """The numbers that a policy has, from where to where.
 
@@ -311,8 +265,11 @@ def tune(
     jobs: Jobs,
     key: str = "wait_s",
     told: Callable[[Values, float], None] = lambda numbers, figure: None,
-) -> TunedPolicy:
+) -> tuple[NamedPolicy, dict[str, Any]]:
     """Half of the tries anywhere in the ranges, half near the best so far; all in logarithms.
+
+    The policy with the best numbers, and what was found as a document: the figure that its own numbers and the best
+    ones came to on earlier weeks, and its change against its own former self on later ones (`comparing.against`).
 
     Args:
         key: whose mean is made small: `wait_s`, `jct_s` or `slowdown`.
@@ -328,12 +285,20 @@ def tune(
     for batch in ([_numbers_of(own.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
         wanted = batch or [_drawn(ranges, rng, min(tried, key=_figure)[0]) for _ in range(tries - first)]
         policies = [with_numbers(own.policy, numbers) for numbers in wanted]
-        made = dict(each(_score, (earlier, own, key), policies, jobs))
-        for place, numbers in enumerate(wanted):
-            tried.append((numbers, made[place]))
-            told(numbers, made[place])
-    best = replace(own, policy=with_numbers(own.policy, min(tried, key=_figure)[0]))
-    return TunedPolicy(tuple(tried), best, _judged(later, own, best, jobs))
+        for numbers, figure in zip(wanted, results(_score, (earlier, own, key), policies, jobs), strict=True):
+            tried.append((numbers, figure))
+            told(numbers, figure)
+    best_numbers, best_figure = min(tried, key=_figure)
+    best = replace(own, policy=with_numbers(own.policy, best_numbers))
+    return best, {
+        "schema": TUNING_SCHEMA,
+        "policy": best.name,
+        "own": dict(tried[0][0]),
+        "own_figure": tried[0][1],
+        "best": dict(best_numbers),
+        "best_figure": best_figure,
+        "judged": _judged(later, own, best, jobs),
+    }
 
 
 def _figure(each_: tuple[Values, float]) -> float:
@@ -348,9 +313,8 @@ def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> floa
 
 
 def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) -> Mapping[str, Any]:
-    made = dict(each(run_policy, later, [own, best], jobs))
     gpus = later.scenario.cluster.gpus
-    before, after = (job_columns(made[place], gpus) for place in (0, 1))
+    before, after = (job_columns(record, gpus) for record in results(run_policy, later, [own, best], jobs))
     blocks = Blocks.of(before.submit_s)
     waits = {name: blocks.mean(each_.wait_s, each_.is_done) for name, each_ in (("own", before), ("tuned", after))}
     return {"waits_s": waits, "change": against(after, before, blocks)}
@@ -402,7 +366,6 @@ def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:
 
 def policy_document(policy: JobPolicy) -> dict[str, Any]:
     """A policy as the file of its own (`slimsched.jobpolicy/1`)."""
-    knobs = policy.knobs
     document: dict[str, Any] = {
         "schema": POLICY_SCHEMA,
         "order": policy.order,
@@ -411,12 +374,7 @@ def policy_document(policy: JobPolicy) -> dict[str, Any]:
         "estimate": policy.estimate,
     }
     if policy.is_preemptive:
-        document["preemption"] = {
-            "kind": policy.preemption,
-            "round_s": knobs.round_ns / NS_PER_S,
-            "hysteresis": knobs.hysteresis,
-            "min_run_s": knobs.min_run_ns / NS_PER_S,
-        }
+        document["preemption"] = {"kind": policy.preemption, **_numbers_of(policy)}
     if policy.order == MULTIFACTOR:
         document["multifactor"] = {**asdict(policy.multifactor), "shares": dict(policy.multifactor.shares)}
     return document

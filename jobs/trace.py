@@ -4,54 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from jobs.policies.cluster import is_share
+from jobs.policies.cluster import JobArrived, is_share
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import atomic_path, require_file
+from kit.units import NS_PER_S
 
 if TYPE_CHECKING:
     import pyarrow
 
 SCHEMA: Final = "slimsched.jobtrace/1"
 STATUSES: Final = ("completed", "failed", "cancelled", "timeout", "node_fail", "unknown")
-COLUMNS: Final[Mapping[str, str]] = {
-    "job_id": "string",
-    "submit_s": "double",
-    "run_s": "double",
-    "gpus": "int32",
-    "user": "string",
-    "vc": "string",
-    "gpu_types": "string",
-    "requested_s": "double",
-    "recorded_wait_s": "double",
-    "recorded_start_s": "double",
-    "status": "string",
-    "attempts": "int32",
-    "job_class": "string",
-    "gpu_share": "double",
-}
 MAX_TRACE_BYTES: Final = 1 << 38
 SLICE_ROWS: Final = 1 << 18
 _KEY: Final = b"slimsched"
 _REMEDY: Final = "make it with `slimsched jobs import` or `slimsched jobs generate`"
 Texts = NDArray[np.object_]
 Numbers = NDArray[np.float64]
-Counts = NDArray[np.int32]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobTrace:
-    """Jobs in the order of their submit times; all columns have one length.
+    """Jobs in the order of their submit times; all columns have one length. Job i of a run is row i.
 
     Attributes:
         submit_s: from the trace's start.
-        run_s: how long it runs at the reference type.
+        run_s: how long it runs at the reference type, alone.
         gpu_types: those that it may have, joined by `|`; empty for any.
         requested_s, recorded_wait_s, recorded_start_s: not-a-number where the log did not say.
         status: how it ended, one of `STATUSES`.
@@ -77,18 +62,95 @@ class JobTrace:
     gpu_share: Numbers
     provenance: Mapping[str, Any]
 
+    @staticmethod
+    def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **others: Any) -> JobTrace:
+        """From the columns that a job must have and any others; sorted by submission."""
+        provenance, many = others.pop("provenance", {}), len(np.asarray(submit_s))
+        none = {"Texts": "", "Numbers": np.nan, "Counts": 1}
+        columns: dict[str, Any] = {name: [none[kind]] * many for name, kind in _KINDS.items()}
+        columns |= {
+            "job_id": [str(row) for row in range(many)],
+            "status": ["unknown"] * many,
+            "gpu_share": [1.0] * many,
+        }
+        columns |= {"submit_s": submit_s, "run_s": run_s, "gpus": gpus, **others}
+        assert columns.keys() == _KINDS.keys(), f"no such columns among {', '.join(others)}"
+        types = {"Texts": object, "Numbers": float, "Counts": np.int64}
+        order = np.argsort(np.asarray(submit_s, float), kind="stable")
+        found = {name: np.asarray(columns[name], types[kind])[order] for name, kind in _KINDS.items()}
+        return JobTrace(**found, provenance=provenance)
+
     def __len__(self) -> int:
         return len(self.job_id)
 
+    def rows(self, which: Any) -> JobTrace:
+        """Some of the jobs, in their order (a mask, a slice)."""
+        return replace(self, **{name: getattr(self, name)[which] for name in COLUMNS})
+
     @property
     def gpu_s(self) -> Numbers:
-        """GPU-seconds of each job."""
+        """GPU-seconds of each job, at the reference type."""
         return self.run_s * self.gpus_used
 
     @property
     def gpus_used(self) -> Numbers:
         """GPUs of each job: fewer than one, of a job with a share of one."""
         return np.asarray(self.gpus * self.gpu_share)
+
+    @property
+    def submit_ns(self) -> Counts:
+        """In whole nanoseconds."""
+        return np.round(self.submit_s * NS_PER_S).astype(np.int64)
+
+    @property
+    def work_ns(self) -> Counts:
+        """Run times at the reference type in whole nanoseconds: what only the world knows."""
+        return np.round(self.run_s * NS_PER_S).astype(np.int64)
+
+    @property
+    def days(self) -> float:
+        """From the first submission to the last."""
+        return float(self.submit_s[-1] - self.submit_s[0]) / 86400
+
+    @property
+    def run_cv2(self) -> float:
+        """C^2 of the run times: the variance over the squared mean."""
+        return float(self.run_s.var() / self.run_s.mean() ** 2)
+
+    def load_on(self, gpus: int) -> float:
+        """GPU time asked for, over what so many GPUs have from the first to the last submission; infinite for none."""
+        span_s = float(self.submit_s[-1] - self.submit_s[0])
+        return float(self.gpu_s.sum()) / (gpus * span_s) if span_s > 0 else np.inf
+
+    def at_load(self, load: float, gpus: int) -> JobTrace:
+        """The same jobs, submitted faster or slower, so that they are this load to so many GPUs.
+
+        Raises:
+            InputError: for jobs that are all submitted at once.
+        """
+        present = self.load_on(gpus)
+        if present == np.inf:
+            raise InputError("load", "", "all jobs are submitted at once: no rate of arrivals gives a load")
+        return replace(self, submit_s=self.submit_s * (present / load))
+
+    def arrivals(self) -> list[JobArrived]:
+        """What a scheduler is told of each; how long it runs is not in it."""
+        requested = np.round(self.requested_s * NS_PER_S)
+        milli = np.round(self.gpu_share * 1000).astype(np.int64).tolist()
+        return [
+            JobArrived(
+                row,
+                int(self.gpus[row]),
+                submit_ns,
+                str(self.user[row]),
+                str(self.vc[row]),
+                tuple(self.gpu_types[row].split("|")) if self.gpu_types[row] else (),
+                None if np.isnan(requested[row]) else int(requested[row]),
+                str(self.job_class[row]),
+                gpu_milli=milli[row],
+            )
+            for row, submit_ns in enumerate(self.submit_ns.tolist())
+        ]
 
     def codes(self, column: str) -> tuple[Texts, NDArray[np.int32]]:
         """A column's different texts, and for each job which of them it has."""
@@ -98,15 +160,18 @@ class JobTrace:
         return coded.dictionary.to_numpy(zero_copy_only=False), coded.indices.to_numpy()
 
 
+_KINDS: Final[Mapping[str, str]] = {each.name: str(each.type) for each in fields(JobTrace) if each.name != "provenance"}
+COLUMNS: Final = tuple(_KINDS)
+
+
 def arrow_schema(provenance: Mapping[str, Any]) -> pyarrow.Schema:
     """The file's columns, and what is said of it as a whole."""
     import pyarrow
 
-    kinds = {"string": pyarrow.string(), "double": pyarrow.float64(), "int32": pyarrow.int32()}
+    kinds = {"Texts": pyarrow.string(), "Numbers": pyarrow.float64(), "Counts": pyarrow.int32()}
     text = json.dumps({"schema": SCHEMA, **provenance}, sort_keys=True, allow_nan=False)
-    return pyarrow.schema(
-        [pyarrow.field(name, kinds[kind], nullable=False) for name, kind in COLUMNS.items()], {_KEY: text.encode()}
-    )
+    columns = [pyarrow.field(name, kinds[kind], nullable=False) for name, kind in _KINDS.items()]
+    return pyarrow.schema(columns, {_KEY: text.encode()})
 
 
 def write_trace(path: Path, trace: JobTrace) -> None:
@@ -145,10 +210,11 @@ def read_trace(path: Path) -> JobTrace:
             if (nulls := table[name].null_count) > 0:
                 raise InputError(str(path), name, f"{nulls:,} rows hold nothing; {_REMEDY}")
         columns = {name: table[name].to_numpy() for name in COLUMNS}
+        counts = {name: columns[name].astype(np.int64) for name, kind in _KINDS.items() if kind == "Counts"}
     except (ArrowException, OSError, UnicodeDecodeError) as error:
         problem = f"not a trace of jobs, or damaged ({in_a_line(str(error), 100)}); {_REMEDY}"
         raise InputError(str(path), "", problem) from None
-    trace = JobTrace(**columns, provenance=provenance)
+    trace = JobTrace(**(columns | counts), provenance=provenance)
     _check(trace, str(path))
     return trace
 
@@ -172,13 +238,13 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     name = found.pop("schema", None) if isinstance(found, dict) else None
     if name != SCHEMA:
         raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
-    kinds = {each.name: str(each.type) for each in schema}
-    for column, kind in COLUMNS.items():
-        if column not in kinds:
-            raise InputError(source, column, f"no such column; {nearest(column, kinds)}: {_REMEDY}")
-        if kinds[column] != kind:
-            raise InputError(source, column, f"holds {kinds[column]}, not {kind}; {_REMEDY}")
-    if [each for each in kinds if each in COLUMNS] != list(COLUMNS):
+    kinds = {each.name: each.type for each in schema}
+    for column in arrow_schema({}):
+        if column.name not in kinds:
+            raise InputError(source, column.name, f"no such column; {nearest(column.name, kinds)}: {_REMEDY}")
+        if kinds[column.name] != column.type:
+            raise InputError(source, column.name, f"holds {kinds[column.name]}, not {column.type}; {_REMEDY}")
+    if tuple(each for each in kinds if each in COLUMNS) != COLUMNS:
         raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
     return dict(found)
 
@@ -200,7 +266,7 @@ def _check(trace: JobTrace, source: str) -> None:
     for name, is_right, allowed in rules:
         if not is_right.all():
             row = int(np.argmin(is_right))
-            problem = f"row {row}: {getattr(trace, name)[row]!r:.80}; allowed: {allowed}"
+            problem = f"row {row}: {getattr(trace, name).tolist()[row]!r:.80}; allowed: {allowed}"
             raise InputError(source, name, problem)
     names, codes = trace.codes("job_id")
     if len(names) < len(codes):
@@ -211,6 +277,3 @@ def _check(trace: JobTrace, source: str) -> None:
 def _at_least(values: Numbers, low: float) -> NDArray[np.bool_]:
     """Or not known."""
     return np.isnan(values) | (np.isfinite(values) & (values >= low))
-
-
-assert [each.name for each in fields(JobTrace)] == [*COLUMNS, "provenance"]

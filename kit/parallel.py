@@ -86,6 +86,12 @@ def each(
         pool.shutdown(kill_workers=True)  # an interruption ends them now, and not when they are done
 
 
+def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: Jobs) -> list[Made]:
+    """What the work made of each task, in their order; raises as `each` does."""
+    made = dict(each(work, common, tasks, jobs))
+    return [made[place] for place in range(len(tasks))]
+
+
 # ------------------------------------------------------------------------------------------------------ in the process
 
 _GIVEN: list[Any] = []

@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from benchmarks.grid import Row
 from benchmarks.study.pages import read_frames, render, write_frames
-from jobs.learning.judging import BASELINES, DRAWS, BootstrapMean, ComparedPolicy, Numbers, mean_of
-from jobs.learning.learned import FAITHFUL, FIXED
+from jobs.learning.judging import BASELINES, DRAWS, BootstrapMean, Numbers, mean_of
+from jobs.learning.learned import FAITHFUL, FIXED, NamedPolicy
 from jobs.learning.training import gain
 from jobs.policies.policy import JobPolicy
-from jobs.sim.jobs import JobList
+from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.documents import write_text
 from scenarios.show import charts
@@ -26,7 +26,7 @@ from scenarios.show.charts import COLORS, canvas
 BASE: Final = "fifo-stall"
 LEARNED: Final = (FAITHFUL, FIXED)
 PROGRAMMES: Final = tuple(  # the same order of arrival in RLTune's way of waiting, placed by its programme
-    ComparedPolicy(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
+    NamedPolicy(f"fifo-stall-{placement}", JobPolicy("fifo", "stall", placement=placement))
     for placement in ("programme-as-written", "programme")
 )
 UNLEARNED: Final = {
@@ -115,7 +115,7 @@ class Study:
     """
 
     trace: str
-    jobs: JobList
+    jobs: JobTrace
     sampled_jobs: int
     load: float
     gpus: int

@@ -22,16 +22,14 @@ import numpy as np
 
 from benchmarks.study.explaining import explain
 from benchmarks.study.jobs_page import APART, COLD, MAXIMA_OF, PROGRAMMES, Judged, Lesson, Study, make_pages
-from jobs.case import job_list
 from jobs.generate import ARRIVALS, Drawing, Law, draw
-from jobs.learning.judging import BASELINES, ComparedPolicy, Numbers, judge, learned_choice
-from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec, read_learned
+from jobs.learning.judging import BASELINES, Numbers, judge
+from jobs.learning.learned import FAITHFUL, FIXED, Learned, LearnedSpec, NamedPolicy, read_learned
 from jobs.learning.learner import JobUpdateStats
 from jobs.learning.training import LENGTH, TRAINING_JOBS, Told, TrainingConfig, Windows, train
 from jobs.policies.cluster import NodeGroup
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
-from jobs.trace import read_trace
+from jobs.trace import JobTrace, read_trace
 from kit.chance import stream
 from kit.documents import inputs_hash, read_checked, write_checked
 from kit.errors import InputError
@@ -70,7 +68,7 @@ class LearningCase:
 # --------------------------------------------------------------------------------------------------------------- plan
 
 
-def cases_of(trace: JobList, effort: StudyEffort) -> tuple[LearningCase, ...]:
+def cases_of(trace: JobTrace, effort: StudyEffort) -> tuple[LearningCase, ...]:
     """What is trained and judged.
 
     Raises:
@@ -92,7 +90,7 @@ def cases_of(trace: JobList, effort: StudyEffort) -> tuple[LearningCase, ...]:
 DRAWN: Final[Mapping[str, tuple[NodeGroup, ...]]] = {"helios": HELIOS, "alibaba": ALIBABA}
 
 
-def philly_cluster(jobs: JobList) -> tuple[JobList, JobWorld]:
+def philly_cluster(jobs: JobTrace) -> tuple[JobTrace, JobWorld]:
     """RLTune's Philly: 16 nodes of 2 GPUs and 20 of 8; jobs of more than 4 GPUs on those of 8 alone, none on both.
 
     As kinds of nodes are told apart by their GPUs' type, that is what the jobs are bound to.
@@ -102,7 +100,7 @@ def philly_cluster(jobs: JobList) -> tuple[JobList, JobWorld]:
     return replace(jobs, gpu_types=bound), world
 
 
-def _case(name: str, jobs: JobList, world: JobWorld, effort: StudyEffort) -> LearningCase:
+def _case(name: str, jobs: JobTrace, world: JobWorld, effort: StudyEffort) -> LearningCase:
     earlier, later = Windows.split(jobs, world)
     cold = Windows.as_run(jobs, world, TRAINING_JOBS)
     configs = {
@@ -126,7 +124,7 @@ def ablation(config: TrainingConfig, earlier: Windows) -> dict[str, TrainingConf
     }
 
 
-def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: int) -> tuple[JobList, JobWorld]:
+def drawn(name: str, like: JobTrace, groups: tuple[NodeGroup, ...], like_gpus: int) -> tuple[JobTrace, JobWorld]:
     """Jobs with the GPUs of another list's, and mean and spread of their run times; each is bound to one group of
     nodes, as likely as that has GPUs. They come in bursts: steady arrivals leave most windows without a queue.
 
@@ -147,7 +145,7 @@ def drawn(name: str, like: JobList, groups: tuple[NodeGroup, ...], like_gpus: in
     seed = list(DRAWN).index(name)
     load = like.load_on(like_gpus)
     drawing = Drawing(DRAWN_JOBS, int(gpus.sum()), load, law, BURSTS, weights, alike=0.0, seed=seed)
-    jobs = job_list(draw(drawing))
+    jobs = draw(drawing)
     of = stream(seed, "jobs:groups").choice(len(groups), len(jobs), p=gpus / gpus.sum())
     vcs, types = (np.array([getattr(group, key) for group in groups], object)[of] for key in ("vc", "gpu_type"))
     return replace(jobs, vc=vcs, gpu_types=types), JobWorld(groups)
@@ -164,7 +162,7 @@ def make_page(trace: Path, out: Path, docs: Path, effort: StudyEffort, say: Say 
         WorkError: training diverged, or a process was killed.
     """
     say = say or _say
-    jobs = job_list(read_trace(trace))
+    jobs = read_trace(trace)
     with _of_file(trace):
         cases = cases_of(jobs, effort)
     _require_same(out, jobs)
@@ -196,7 +194,7 @@ def _of_file(trace: Path) -> Iterator[None]:
         raise InputError(str(trace), error.key, error.problem) from None
 
 
-def _require_same(out: Path, jobs: JobList) -> None:
+def _require_same(out: Path, jobs: JobTrace) -> None:
     """A training's file does not know its jobs; so the folder does."""
     path = out / "trace.json"
     columns = [getattr(jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
@@ -300,12 +298,12 @@ def _judge(
     ]
 
 
-def _judged(candidate: ComparedPolicy, where: Windows, effort: StudyEffort, score: str) -> list[float]:
+def _judged(candidate: NamedPolicy, where: Windows, effort: StudyEffort, score: str) -> list[float]:
     ((_, scores),) = judge([candidate], where, _starts(where, effort), jobs=effort.processes, score=score)
     return scores.tolist()  # type: ignore[no-any-return]
 
 
-def _judged_of(candidate: ComparedPolicy, where: Windows, effort: StudyEffort) -> str:
+def _judged_of(candidate: NamedPolicy, where: Windows, effort: StudyEffort) -> str:
     """A hash of all that scores rest on."""
     learned = None if candidate.learned is None else candidate.learned.content()
     columns = [getattr(where.jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
@@ -327,11 +325,12 @@ def _starts(where: Windows, effort: StudyEffort) -> list[int]:
     return [int(start) for start in where.drawn(effort.windows, 0, "judging")]
 
 
-def _candidates(case: LearningCase, place: str, learned: Mapping[tuple[str, str], Learned]) -> list[ComparedPolicy]:
+def _candidates(case: LearningCase, place: str, learned: Mapping[tuple[str, str], Learned]) -> list[NamedPolicy]:
     """What was taken apart is not run on the whole trace, and the programme, which takes long, only once."""
     names = [name for name in case.configs if place != "whole" or name in (FAITHFUL, FIXED)]
     programmes = PROGRAMMES if (case.name, place) == (PHILLY, "cold") else ()
-    return [*BASELINES, *programmes, *(learned_choice(name, learned[case.name, name]) for name in names)]
+    nets = {name: learned[case.name, name] for name in names}
+    return [*BASELINES, *programmes, *(NamedPolicy(name, net.spec.policy, net) for name, net in nets.items())]
 
 
 def _lessons(

@@ -9,92 +9,41 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.learning.learned import Learned
+from jobs.learning.learned import NamedPolicy
 from jobs.learning.training import Windows, score_of
-from jobs.policies.choices import Choosing, View
 from jobs.policies.policy import JobPolicy, policy_of
 from kit.chance import derived_seed, stream
-from kit.parallel import Jobs, each
+from kit.parallel import Jobs, results
 
 DRAWS: Final = 2000
 Numbers = NDArray[np.float64]
 
 
-class Random:
-    """Whoever may be chosen, each as likely."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def choose(self, view: View) -> int:
-        """A place in the view."""
-        return int(self._rng.choice(view.may.nonzero()[0]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ComparedPolicy:
-    """A policy under the name that it is shown by; a learned one with what it has learned, or `random`."""
-
-    name: str
-    policy: JobPolicy
-    learned: Learned | None = None
-
-    def choosing(self, seed: int) -> Choosing | None:
-        """Who chooses in one window."""
-        if self.learned is not None:
-            return self.learned.choosing(seed)
-        return Choosing(Random(stream(seed, "jobs:random"))) if self.policy.learned else None
-
-
-def stalled(order: str, estimate: str = "none") -> ComparedPolicy:
-    """An order in RLTune's way: the first of them stalls the cluster until it fits."""
-    policy = JobPolicy(order, "stall", placement="lowest", estimate=estimate)
-    return ComparedPolicy(f"{order}{'' if estimate == 'none' else f'-{estimate}'}-stall", policy)
-
-
-def baseline(name: str) -> ComparedPolicy:
-    """A policy by its name, with RLTune's greedy placement."""
-    return ComparedPolicy(name, policy_of(f"{name}-lowest"))
-
-
-def random_choice() -> ComparedPolicy:
-    """Chance, in RLTune's way."""
-    return ComparedPolicy("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random"))
-
-
-def random_fitting() -> ComparedPolicy:
-    """Chance among those that fit: what is left of a learner that does not stall, when it has learned nothing."""
-    return ComparedPolicy("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random"))
-
-
-def learned_choice(name: str, learned: Learned) -> ComparedPolicy:
-    """A learned policy."""
-    return ComparedPolicy(name, learned.spec.policy, learned)
-
-
+_CHANCE: Final = {"placement": "lowest", "learned": "random"}
 BASELINES: Final = (
-    stalled("fifo"),
-    random_choice(),
-    stalled("smallest"),
-    stalled("sjf", "oracle"),
-    baseline("fifo-first-fit"),
-    random_fitting(),
-    baseline("smallest"),
-    baseline("sjf-oracle"),
-    baseline("fifo-easy-oracle"),
+    NamedPolicy("fifo-stall", JobPolicy("fifo", "stall", placement="lowest")),
+    NamedPolicy("random-stall", JobPolicy("fifo", "stall", **_CHANCE)),
+    NamedPolicy("smallest-stall", JobPolicy("smallest", "stall", placement="lowest")),
+    NamedPolicy("sjf-oracle-stall", JobPolicy("sjf", "stall", placement="lowest", estimate="oracle")),
+    NamedPolicy("fifo-first-fit", policy_of("fifo-first-fit-lowest")),
+    NamedPolicy("random-fitting", JobPolicy("fifo", "choice", **_CHANCE)),
+    NamedPolicy("smallest", policy_of("smallest-lowest")),
+    NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
+    NamedPolicy("fifo-easy-oracle", policy_of("fifo-easy-oracle-lowest")),
 )
-"""What RLTune's figures are set against: its own way of waiting with four orders, and baselines that need no
-learning."""
+"""What RLTune's figures are set against: its own way of waiting with four orders (the first of them stalls the cluster
+until it fits), and baselines that need no learning; all with its greedy placement. `random-fitting` is what is left of
+a learner that does not stall, when it has learned nothing."""
 
 
 def judge(
-    candidates: Iterable[ComparedPolicy],
+    candidates: Iterable[NamedPolicy],
     windows: Windows,
     starts: Iterable[int],
     seed: int = 0,
     jobs: Jobs = 1,
     score: str = "wait",
-) -> Iterator[tuple[ComparedPolicy, Numbers]]:
+) -> Iterator[tuple[NamedPolicy, Numbers]]:
     """(candidate, (windows,) mean wait of those that count in each window, seconds), one after another.
 
     Args:
@@ -102,11 +51,10 @@ def judge(
     """
     tasks = [(int(start), derived_seed(seed, f"window:{number}")) for number, start in enumerate(starts)]
     for candidate in candidates:
-        scores = dict(each(_score, (candidate, windows, score), tasks, jobs))
-        yield candidate, np.array([scores[place] for place in range(len(tasks))])
+        yield candidate, np.array(results(_score, (candidate, windows, score), tasks, jobs))
 
 
-def _score(common: tuple[ComparedPolicy, Windows, str], window: tuple[int, int]) -> float:
+def _score(common: tuple[NamedPolicy, Windows, str], window: tuple[int, int]) -> float:
     (candidate, windows, score), (start, seed) = common, window
     record = windows.run(start, candidate.policy, candidate.choosing(seed))
     return score_of(record, score, windows.gpus, windows.count(record))

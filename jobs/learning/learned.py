@@ -203,6 +203,36 @@ class Learned:
         return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
 
 
+class Random:
+    """Whoever may be chosen, each as likely."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def choose(self, view: View) -> int:
+        """A place in the view."""
+        return int(self._rng.choice(view.may.nonzero()[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedPolicy:
+    """A policy, and how it is shown: with `oracle` in it where it knows true run times.
+
+    Attributes:
+        learned: what chooses, where it is a learned one; where a policy asks and has none, chance does.
+    """
+
+    name: str
+    policy: JobPolicy
+    learned: Learned | None = None
+
+    def choosing(self, seed: int) -> Choosing | None:
+        """Who chooses in one run."""
+        if self.learned is not None:
+            return self.learned.choosing(seed)
+        return Choosing(Random(stream(seed, "jobs:random"))) if self.policy.learned else None
+
+
 def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:
     """Whole or not at all.
 

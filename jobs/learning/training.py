@@ -25,11 +25,12 @@ from jobs.learning.learned import (
 from jobs.learning.learner import Episode, JobLearner, JobPPOKnobs, JobUpdateStats, taken
 from jobs.policies.choices import Choosing
 from jobs.policies.policy import JobPolicy
-from jobs.sim.jobs import JobList, JobsRecord
+from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 from kit.chance import derived_seed, stream
 from kit.errors import InputError
-from kit.parallel import Jobs, each
+from kit.parallel import Jobs, results
 from kit.units import NS_PER_S
 
 LENGTH: Final = 256
@@ -49,7 +50,7 @@ class Windows:
         InputError: the trace is too short.
     """
 
-    jobs: JobList
+    jobs: JobTrace
     world: JobWorld
     first: int
     last: int
@@ -62,14 +63,14 @@ class Windows:
             raise InputError("trace", "", f"{problem}: take shorter windows, or a longer trace")
 
     @staticmethod
-    def as_run(jobs: JobList, world: JobWorld, training_jobs: int | None = None, length: int = LENGTH) -> Windows:
+    def as_run(jobs: JobTrace, world: JobWorld, training_jobs: int | None = None, length: int = LENGTH) -> Windows:
         """As RLTune draws them, on an empty cluster: for training from the first 10,000 jobs, or from all."""
         many = len(jobs) if training_jobs is None else min(training_jobs, len(jobs))
         return Windows(jobs, world, min(length, many - length - 2), many - length - 2, length)
 
     @staticmethod
     def split(
-        jobs: JobList, world: JobWorld, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
+        jobs: JobTrace, world: JobWorld, share: float = 0.6, length: int = LENGTH, warm: int = LENGTH
     ) -> tuple[Windows, Windows]:
         """Earlier ones to learn on, and later ones to judge by, that have no job in common, on a warm cluster."""
         cut = int(np.searchsorted(jobs.submit_s, jobs.submit_s[0] + share * (jobs.submit_s[-1] - jobs.submit_s[0])))
@@ -78,7 +79,7 @@ class Windows:
 
     @staticmethod
     def to_learn_and_judge(
-        jobs: JobList, world: JobWorld, is_as_run: bool, length: int = LENGTH
+        jobs: JobTrace, world: JobWorld, is_as_run: bool, length: int = LENGTH
     ) -> tuple[Windows, Windows]:
         """What a command learns on, and later windows that judge it: both as RLTune begins them, on an empty cluster,
         and its first 10,000 jobs to learn on (fewer, where these are not over by 60 % of the time); or `split`."""
@@ -286,8 +287,7 @@ def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = Tru
         starts = config.windows.drawn(config.episodes, seed, "training").tolist()
         weights = taken(learner.actor)
         tasks = [Task(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
-        made = dict(each(play, config, tasks, jobs))
-        episodes = [made[place] for place in range(len(tasks))]
+        episodes = results(play, config, tasks, jobs)
         stats = learner.update(episodes)
         own, base = (float(np.mean([getattr(one, name) for one in episodes])) for name in ("score", "base_score"))
         history.append({**asdict(stats), "score": own, "base_score": base})

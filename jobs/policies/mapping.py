@@ -18,7 +18,7 @@ that takes too long ends the run: what a run comes to must not hang on how fast 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -137,37 +137,21 @@ class Programme:
     is_bound: bool = False
     weights: tuple[float, float, float] = WEIGHTS
 
-    def cost(self, chosen: Sequence[int | None]) -> float:
-        """The objective for candidates by job (None: not placed); infinite where they don't fit beside each other."""
-        a, b, g = self.weights
-        taken = [takes[way] for takes, way in zip(self.takes, chosen, strict=True) if way is not None]
-        free = self.free - np.sum(taken, axis=0)
-        if (free < 0).any():
-            return np.inf
-        partly = int(((free > 0) & (free < self.size)).sum()) if self.is_bound else 0
-        y = sum(way is not None for way in chosen[1:])
-        if self.next_gpus is not None:
-            y = int((free >= self.next_gpus).sum())
-        return float(a * partly + b * (free.max() - free.min()) - g * y)
-
     def solve(self) -> int:
         """The candidate of the first job, by HiGHS.
 
         Raises:
             WorkError: no solution comes in time.
         """
-        from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import, and few need it
-        from scipy.sparse import csr_array
+        from scipy.optimize import Bounds, milp  # slow to import, and few need it
 
-        columns = _Columns(sum(len(takes) for takes in self.takes), len(self.free))
-        upper = np.ones(columns.width)
-        upper[columns.ends] = self.size.max()
-        rows, low, high = self._constraints(columns)
+        candidates, nodes = sum(len(takes) for takes in self.takes), len(self.free)
+        upper = np.concatenate([np.ones(candidates + 4 * nodes), np.full(2, self.size.max())])
         found = milp(
-            self._cost(columns),
-            integrality=np.ones(columns.width),  # F_max and F_min are whole numbers by themselves
-            bounds=Bounds(np.zeros(columns.width), upper),
-            constraints=LinearConstraint(csr_array(rows), low, high),
+            self._cost(candidates, nodes),
+            integrality=np.ones(len(upper)),  # F_max and F_min are whole numbers by themselves
+            bounds=Bounds(np.zeros(len(upper)), upper),
+            constraints=list(self._constraints(candidates, nodes)),
             options={"time_limit": _LONGEST_S, "mip_rel_gap": 0.0},
         )
         if found.status:
@@ -175,71 +159,45 @@ class Programme:
             raise WorkError(f"the placement's programme {problem}; take the placement lowest, which solves none")
         return int(found.x[: len(self.takes[0])].argmax())
 
-    def _cost(self, columns: _Columns) -> NDArray[np.float64]:
+    def _cost(self, candidates: int, nodes: int) -> NDArray[np.float64]:
+        """By variable: x of all candidates; f, y, u and w of all nodes; the most free GPUs of a node, and the least."""
         a, b, g = self.weights
-        cost = np.zeros(columns.width)
-        cost[: len(self.takes[0])] = np.arange(len(self.takes[0])) * _TIE
-        cost[columns.f] = a
-        cost[columns.ends] = b, -b  # the most free GPUs of a node, and the least
-        if self.next_gpus is None:
-            cost[len(self.takes[0]) : columns.f.start] -= g
-        else:
-            cost[columns.y] = -g
-        return cost
+        own, beside, y = (
+            len(self.takes[0]),
+            -g if self.next_gpus is None else 0.0,
+            0.0 if self.next_gpus is None else -g,
+        )
+        parts = [np.arange(own) * _TIE, np.full(candidates - own, beside), np.full(nodes, a), np.full(nodes, y)]
+        return np.concatenate([*parts, np.zeros(2 * nodes), [b, -b]])
 
-    def _constraints(self, columns: _Columns) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    def _constraints(self, candidates: int, nodes: int) -> Iterator[Any]:
         """Node n has F_n = free_n - (takes x)_n free GPUs; most of the constraints are on that."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import csr_array
+
+        widths = {"x": candidates, "f": nodes, "y": nodes, "u": nodes, "w": nodes, "ends": 2}
+
+        def given(low: Any = -np.inf, high: Any = np.inf, **parts: NDArray[np.float64]) -> Any:
+            """A row a node, or one: factors by the variables' names."""
+            many = max(len(factors) for factors in parts.values())
+            blocks = [np.broadcast_to(parts.get(name, np.zeros(1)), (many, width)) for name, width in widths.items()]
+            return LinearConstraint(csr_array(np.hstack(blocks)), low, high)
+
         free, size = self.free.astype(float), self.size.astype(float)
-        takes, big, eye = np.concatenate(self.takes).T.astype(float), size + 10.0, np.eye(len(free))
-        given = _Given(columns)
-        given.add({"x": -takes, "ends": [-1.0, 0.0]}, high=-free)  # F <= F_max
-        given.add({"x": -takes, "ends": [0.0, -1.0]}, low=-free)  # F >= F_min >= 0
-        given.add({"x": -takes, "f": -np.diag(big)}, low=1.0 - big - free)  # F >= 1 - big (1 - f)
-        given.add({"x": -takes, "f": np.diag(big)}, high=size - 1.0 + big - free)  # F <= size - 1 + big (1 - f)
+        takes, big, eye = np.concatenate(self.takes).T.astype(float), size + 10.0, np.eye(nodes)
+        yield given(x=-takes, ends=np.array([[-1.0, 0.0]]), high=-free)  # F <= F_max
+        yield given(x=-takes, ends=np.array([[0.0, -1.0]]), low=-free)  # F >= F_min >= 0
+        yield given(x=-takes, f=-np.diag(big), low=1.0 - big - free)  # F >= 1 - big (1 - f)
+        yield given(x=-takes, f=np.diag(big), high=size - 1.0 + big - free)  # F <= size - 1 + big (1 - f)
         if self.is_bound:
-            given.add({"x": -takes, "u": -np.diag(size)}, high=-free)  # u: some are free
-            given.add({"x": -takes, "w": -np.diag(size)}, low=-free)  # w: all are
-            given.add({"f": eye, "u": -eye, "w": eye}, low=np.zeros(len(free)))  # f >= u - w
+            yield given(x=-takes, u=-np.diag(size), high=-free)  # u: some are free
+            yield given(x=-takes, w=-np.diag(size), low=-free)  # w: all are
+            yield given(f=eye, u=-eye, w=eye, low=0.0)  # f >= u - w
         if self.next_gpus is not None:
-            given.add({"x": -takes, "y": -eye * self.next_gpus}, low=-free)
-        at = 0
-        for number, ways in enumerate(self.takes):
-            row = np.zeros((1, columns.x.stop))
-            row[0, at : at + len(ways)] = 1.0
-            given.add({"x": row}, low=np.array([0.0 if number else 1.0]), high=np.ones(1))
-            at += len(ways)
-        return np.concatenate(given.rows), np.concatenate(given.lows), np.concatenate(given.highs)
-
-
-class _Columns:
-    """Where the variables of a programme stand."""
-
-    def __init__(self, candidates: int, nodes: int) -> None:
-        self.x = slice(0, candidates)
-        starts = [candidates + nodes * number for number in range(5)]
-        self.f, self.y, self.u, self.w = (slice(start, start + nodes) for start in starts[:4])
-        self.ends = slice(starts[4], starts[4] + 2)
-        self.width = starts[4] + 2
-
-
-class _Given:
-    """Constraints as they are gathered: a row a node, or one."""
-
-    def __init__(self, columns: _Columns) -> None:
-        self._columns = columns
-        self.rows, self.lows, self.highs = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
-
-    def add(
-        self, parts: Mapping[str, Any], low: NDArray[np.float64] | None = None, high: NDArray[np.float64] | None = None
-    ) -> None:
-        """Between low and high, as many as these have; `parts` are factors by the variables' names."""
-        many = len(low if low is not None else high if high is not None else ())
-        rows = np.zeros((many, self._columns.width))
-        for name, factors in parts.items():
-            rows[:, getattr(self._columns, name)] = factors
-        self.rows.append(rows)
-        self.lows.append(np.full(many, -np.inf) if low is None else low)
-        self.highs.append(np.full(many, np.inf) if high is None else high)
+            yield given(x=-takes, y=-eye * self.next_gpus, low=-free)
+        job = np.repeat(np.arange(len(self.takes)), [len(ways) for ways in self.takes])
+        for number in range(len(self.takes)):
+            yield given(x=(job == number).astype(float)[None], low=0.0 if number else 1.0, high=1.0)
 
 
 # ------------------------------------------------------------------------------------------------------------ mappers

@@ -1,148 +1,19 @@
-"""The jobs of a run as columns, and what is done to them before it: load, order, limits."""
+"""What a run of training jobs begins with, what befalls its nodes, and what it leaves behind."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from jobs.policies.cluster import JobArrived, NodeGroup, Variability
+from jobs.policies.cluster import NodeGroup, Variability
+from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import NS_PER_S
-
-_LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
-Numbers = NDArray[np.float64]
-Words = NDArray[np.object_]
-WORDS: Final = ("job_id", "user", "vc", "gpu_types", "job_class")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JobList:
-    """Jobs in the order of submission; job i of a run is row i.
-
-    Attributes:
-        submit_s: (n,) from the trace's start, ascending.
-        run_s: (n,) at the reference type, alone; at least a nanosecond.
-        gpus: (n,) each.
-        gpu_types: (n,) those that it may run on, joined by `|`; empty for any.
-        requested_s, recorded_wait_s, recorded_start_s: (n,) not-a-number where the log did not say.
-        job_class: (n,) rows of a table of speeds.
-        gpu_share: (n,) how much of its one GPU a job needs, in whole thousandths; 1 for all of it.
-
-    Raises:
-        InputError: for times out of range.
-    """
-
-    job_id: Words
-    submit_s: Numbers
-    run_s: Numbers
-    gpus: NDArray[np.int64]
-    user: Words
-    vc: Words
-    gpu_types: Words
-    requested_s: Numbers
-    recorded_wait_s: Numbers
-    recorded_start_s: Numbers
-    job_class: Words
-    gpu_share: Numbers
-
-    @staticmethod
-    def of(submit_s: ArrayLike, run_s: ArrayLike, gpus: ArrayLike, **columns: Any) -> JobList:
-        """From the columns that a job must have and any others; sorted by submission."""
-        unsorted = np.asarray(submit_s, np.float64)
-        many = len(unsorted)
-        defaults: dict[str, Any] = {
-            "job_id": [str(row) for row in range(many)],
-            **dict.fromkeys(WORDS[1:], [""] * many),
-            **dict.fromkeys(("requested_s", "recorded_wait_s", "recorded_start_s"), [np.nan] * many),
-            "gpu_share": [1.0] * many,
-        }
-        assert columns.keys() <= defaults.keys(), f"no such columns among {', '.join(columns)}"
-        order = np.argsort(unsorted, kind="stable")
-        return JobList(
-            submit_s=unsorted[order],
-            run_s=np.asarray(run_s, np.float64)[order],
-            gpus=np.asarray(gpus, np.int64)[order],
-            **{
-                name: np.asarray(columns.get(name, default), object if name in WORDS else float)[order]
-                for name, default in defaults.items()
-            },
-        )
-
-    def __post_init__(self) -> None:
-        _require_range("submit_s", self.submit_s, 0.0)
-        _require_range("run_s", self.run_s, 1e-9)
-
-    def __len__(self) -> int:
-        return len(self.submit_s)
-
-    def rows(self, which: Any) -> JobList:
-        """Some of the jobs, in their order (a mask, a slice)."""
-        return JobList(**{name: getattr(self, name)[which] for name in self.__slots__})
-
-    @property
-    def gpu_s(self) -> Numbers:
-        """(n,) GPU time of each, at the reference type."""
-        return np.asarray(self.run_s * self.gpus * self.gpu_share)
-
-    @property
-    def days(self) -> float:
-        """From the first submission to the last."""
-        return float(self.submit_s[-1] - self.submit_s[0]) / 86400
-
-    @property
-    def run_cv2(self) -> float:
-        """C^2 of the run times: the variance over the squared mean."""
-        return float(self.run_s.var() / self.run_s.mean() ** 2)
-
-    def load_on(self, gpus: int) -> float:
-        """GPU time asked for, over what so many GPUs have from the first to the last submission; infinite for none."""
-        span_s = float(self.submit_s[-1] - self.submit_s[0])
-        return float(self.gpu_s.sum()) / (gpus * span_s) if span_s > 0 else np.inf
-
-    def at_load(self, load: float, gpus: int) -> JobList:
-        """The same jobs, submitted faster or slower, so that they are this load to so many GPUs.
-
-        Raises:
-            InputError: for jobs that are all submitted at once.
-        """
-        present = self.load_on(gpus)
-        if present == np.inf:
-            raise InputError("load", "", "all jobs are submitted at once: no rate of arrivals gives a load")
-        return replace(self, submit_s=self.submit_s * (present / load))
-
-    def arrivals(self) -> list[JobArrived]:
-        """What a scheduler is told of each; how long it runs is not in it."""
-        requested = np.round(self.requested_s * NS_PER_S)
-        milli = np.round(self.gpu_share * 1000).astype(np.int64).tolist()
-        return [
-            JobArrived(
-                row,
-                int(self.gpus[row]),
-                submit_ns,
-                str(self.user[row]),
-                str(self.vc[row]),
-                tuple(self.gpu_types[row].split("|")) if self.gpu_types[row] else (),
-                None if np.isnan(requested[row]) else int(requested[row]),
-                str(self.job_class[row]),
-                gpu_milli=milli[row],
-            )
-            for row, submit_ns in enumerate(self.submit_ns.tolist())
-        ]
-
-    @property
-    def submit_ns(self) -> NDArray[np.int64]:
-        """(n,) In whole nanoseconds."""
-        return np.round(self.submit_s * NS_PER_S).astype(np.int64)
-
-    @property
-    def work_ns(self) -> NDArray[np.int64]:
-        """(n,) Run times at the reference type in whole nanoseconds: what only the world knows."""
-        return np.round(self.run_s * NS_PER_S).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,17 +21,17 @@ class Snapshot:
     """What a log found at a time: where a run begins that does not begin on an empty cluster.
 
     Attributes:
-        jobs: those that ran, that waited, and that were submitted later.
         done_ns: (n,) work that each had done; above 0 for those that ran.
     """
 
     at_ns: int
-    jobs: JobList
     done_ns: NDArray[np.int64]
 
 
-def snapshot_at(jobs: JobList, at_s: float) -> Snapshot:
-    """By recorded starts; jobs that had ended are left out. They are taken to have run at the reference type.
+def snapshot_at(jobs: JobTrace, at_s: float) -> tuple[JobTrace, Snapshot]:
+    """By recorded starts: the jobs that ran, that waited, and that were submitted later, and what was found of them.
+
+    They are taken to have run at the reference type.
 
     Raises:
         InputError: for a trace without recorded starts, or without a job from then on.
@@ -175,15 +46,7 @@ def snapshot_at(jobs: JobList, at_s: float) -> Snapshot:
     if not is_left.any():
         raise InputError("trace", "", f"all jobs had ended at {at_s:g} s: begin earlier")
     done_ns = np.round(done_s[is_left] * NS_PER_S).astype(np.int64)
-    return Snapshot(round(at_s * NS_PER_S), jobs.rows(is_left), done_ns)
-
-
-def _require_range(name: str, values: Numbers, least: float) -> None:
-    outside = ~((values >= least) & (values <= _LONGEST_S))
-    if outside.any():
-        row = int(outside.argmax())
-        problem = f"job {row} has {values[row]}: allowed are {least:g} to {_LONGEST_S:g} seconds"
-        raise InputError("trace", name, problem)
+    return jobs.rows(is_left), Snapshot(round(at_s * NS_PER_S), done_ns)
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

@@ -34,7 +34,8 @@ from jobs.policies.cluster import (
 from jobs.policies.history import ORACLE
 from jobs.policies.policy import JobPolicy, shown_name
 from jobs.policies.scheduler import JobScheduler
-from jobs.sim.jobs import NOT_YET, JobList, JobsRecord, NodeOutage, Snapshot
+from jobs.sim.jobs import NOT_YET, JobsRecord, NodeOutage, Snapshot
+from jobs.trace import JobTrace
 from kit.errors import InputError
 from kit.units import NS_PER_S
 
@@ -79,6 +80,7 @@ class JobAgenda:
 
 
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
+_LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
 
 
@@ -135,17 +137,16 @@ class JobRun:
 
     Attributes:
         warmup_s: jobs that are submitted so long after the run's begin are run and not measured.
-        found: what the log found when the run begins (its `jobs` are those of the run); None begins with the first
-            submission, on an empty cluster.
+        found: what the log found when the run begins; None begins with the first submission, on an empty cluster.
         longest_ns: the run is ended so long after the last submission, whatever still waits or runs.
         past: what the policy has seen before: jobs that had ended, as `JobScheduler` takes them.
         choosing: who chooses for a learned policy; it may remember, so each run has its own.
 
     Raises:
-        InputError: for a warm-up after which no job is submitted.
+        InputError: for times out of range, or a warm-up after which no job is submitted.
     """
 
-    jobs: JobList
+    jobs: JobTrace
     policy: JobPolicy
     warmup_s: float = 0.0
     found: Snapshot | None = None
@@ -154,7 +155,12 @@ class JobRun:
     choosing: Choosing | None = None
 
     def __post_init__(self) -> None:
-        assert self.found is None or self.found.jobs is self.jobs, "the run's jobs are not those that were found"
+        for name, least in (("submit_s", 0.0), ("run_s", 1e-9)):
+            values = getattr(self.jobs, name)
+            if (outside := ~((values >= least) & (values <= _LONGEST_S))).any():
+                row = int(outside.argmax())
+                problem = f"job {row} has {values[row]}: allowed are {least:g} to {_LONGEST_S:g} seconds"
+                raise InputError("trace", name, problem)
         if not self.is_measured.any():
             last_s = self.jobs.submit_s[-1] - self.begins_ns / NS_PER_S
             problem = f"{self.warmup_s:g} s leave no job to measure: the last is submitted after {last_s:g} s"

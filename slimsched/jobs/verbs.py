@@ -269,9 +269,13 @@ def compare(
             progress.update()
 
         runs = run_all(case, jobs or min(core_count(), len(case.policies)), folder, told)
-    kinds = (False, True) if len(runs) > 1 else (runs[0].is_preemptive,)
+    first = case.policies[0]
+    kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
-    found = comparison_document(case, runs, bounds) if len(runs) > 1 else result_document(case, runs[0], bounds)
+    if len(runs) > 1:
+        found = comparison_document(case, runs, bounds)
+    else:
+        found = result_document(case, first, runs[first.name], bounds)
     if folder is not None:
         write_json(folder / "comparison.json", found)
         if bounds:
@@ -358,22 +362,21 @@ def capacity(
     Raises:
         InputError: the scenario begins with what a log found, or no number of nodes is enough.
     """
-    from jobs.operating import Limit, TriedSetting, capacity_document, fewest_nodes, largest_load
+    from jobs.operating import capacity_document, fewest_nodes, largest_load
     from slimsched.jobs.texts import capacity_text, say
 
     case = _case(scenario, () if policy is None else (policy,))
     if case.found is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
-    limit = Limit(of, wait_s)
 
-    def told(tried: TriedSetting) -> None:
-        observer().remark(say("tried", tried, by))
+    def told(value: float, there_s: float) -> None:
+        observer().remark(say("tried", value, there_s, by))
 
     if by == "nodes":
-        found = capacity_document(case, limit, nodes=fewest_nodes(case, limit, told))
+        found = capacity_document(case, wait_s, of, nodes=fewest_nodes(case, wait_s, of, told))
     else:
-        low, high = largest_load(case, limit, PRECISION, told)
-        found = capacity_document(case, limit, load_kept=low, load_broken=high)
+        low, high = largest_load(case, wait_s, of, PRECISION, told)
+        found = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
     return CommandResult(found, capacity_text(found))
 
 
@@ -428,9 +431,9 @@ def tune(
     later = _case(scenario, named, load, {"window.from_s": cut_s}, is_told=False)
     key = {"wait": "wait_s", "jct": "jct_s", "slowdown": "slowdown"}[objective]
     with _progress("tries", tries + 1, unit="try") as progress:
-        found = search(earlier, later, tries, jobs or core_count(), key, lambda numbers, figure: progress.update())
-    write_text(place, yaml.safe_dump(policy_document(found.best.policy), sort_keys=False))
-    document = found.document() | {"key": objective, "tries": tries, "file": str(place)}
+        best, found = search(earlier, later, tries, jobs or core_count(), key, lambda *tried: progress.update())
+    write_text(place, yaml.safe_dump(policy_document(best.policy), sort_keys=False))
+    document = found | {"key": objective, "tries": tries, "file": str(place)}
     return CommandResult(document, tuning_text(document))
 
 
@@ -470,8 +473,8 @@ def train(
         InputError: the trace is too short, or the file is of another training.
     """
     from hw.host.limits import core_count
-    from jobs.learning.judging import BASELINES, judge, learned_choice, table_of
-    from jobs.learning.learned import FIXED, LearnedSpec
+    from jobs.learning.judging import BASELINES, judge, table_of
+    from jobs.learning.learned import FIXED, LearnedSpec, NamedPolicy
     from jobs.learning.training import TrainingConfig, Windows
     from jobs.learning.training import train as learn
     from jobs.spec import LEARNED_SUFFIX
@@ -499,7 +502,7 @@ def train(
     with _progress("epochs", epochs, unit="epoch") as progress:
         learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
-    candidates = [*BASELINES, learned_choice(kind, learned)]
+    candidates = [*BASELINES, NamedPolicy(kind, learned.spec.policy, learned)]
     waits = {each.name: found for each, found in judge(candidates, later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",

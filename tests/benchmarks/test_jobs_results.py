@@ -9,7 +9,6 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.study import jobs_results, pages
-from jobs.case import job_list
 from jobs.generate import Drawing, Law, draw
 from jobs.learning.training import TrainingConfig
 from jobs.trace import read_trace, write_trace
@@ -107,9 +106,7 @@ def test_a_training_that_falls_apart_is_given_up(
 
     monkeypatch.setattr(jobs_results, "train", train)
     monkeypatch.setattr(jobs_results, "history_in", lambda path: history[: len(made)])
-    config = jobs_results.cases_of(job_list(read_trace(trace(tmp_path / "a.parquet", 1600))), EIGHT)[0].configs[
-        "waiting"
-    ]
+    config = jobs_results.cases_of(read_trace(trace(tmp_path / "a.parquet", 1600)), EIGHT)[0].configs["waiting"]
     jobs_results._trained(config, tmp_path / "x.safetensors", 1, lambda *told: None)
     assert made == list(range(1, epochs + 1))
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from jobs.case import JobsCase, read_case, read_scenario
@@ -19,25 +18,9 @@ NODES = [{"count": 1, "gpus": 4}]
 def trace_of(rows: Sequence[tuple[float, float, int]], **columns: Any) -> JobTrace:
     """(submit, run, GPUs) of each job, in seconds; other columns as they are given, else not known."""
     submit_s, run_s, gpus = zip(*rows, strict=True)
-    many = len(rows)
-    unknown = np.full(many, np.nan)
-    values: dict[str, Any] = {
-        **{name: np.array([""] * many, object) for name in ("user", "vc", "gpu_types", "job_class")},
-        **dict.fromkeys(("requested_s", "recorded_wait_s", "recorded_start_s"), unknown),
-        "job_id": np.array([f"j{row}" for row in range(many)], object),
-        "status": np.array(["completed"] * many, object),
-        "attempts": np.ones(many, np.int32),
-        "gpu_share": np.ones(many),
-    }
-    for name, value in columns.items():
-        values[name] = np.array(value, object if isinstance(value[0], str) else None)
-    return JobTrace(
-        submit_s=np.array(submit_s, float),
-        run_s=np.array(run_s, float),
-        gpus=np.array(gpus, np.int32),
-        provenance={"format": "csv", "file": "x", "start": None},
-        **values,
-    )
+    others: dict[str, Any] = {"job_id": [f"j{row}" for row in range(len(rows))], "status": ["completed"] * len(rows)}
+    provenance = {"format": "csv", "file": "x", "start": None}
+    return JobTrace.of(submit_s, run_s, gpus, **{**others, **columns}, provenance=provenance)
 
 
 def write_case(folder: Path, trace: JobTrace, /, **keys: Any) -> Path:

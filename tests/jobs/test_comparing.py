@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import yaml
 
-from jobs.case import JobsCase, NamedPolicy, read_case, read_scenario
+from jobs.case import JobsCase, read_case, read_scenario
 from jobs.comparing import bounds_of, comparison_document, fingerprint, result_document, run_all
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
+from jobs.learning.learned import NamedPolicy
 from kit.errors import InputError
 from scenarios.files.shipped import SHIPPED
 from slimsched.cli import main
@@ -65,13 +66,13 @@ def test_a_run_alone_is_told_its_distance_to_the_bound(tmp_path: Path) -> None:
     case = drawn_case(tmp_path, policies=["fifo", "las"])
     bounds, runs = bounds_of(case), run_all(case, 1)
     rows = comparison_document(case, runs, bounds)["policies"]
-    for run, row, whom in zip(runs, rows, ("that stops no job", "that may stop jobs"), strict=True):
-        found = result_document(case, run, bounds)
+    for named, row, whom in zip(case.policies, rows, ("that stops no job", "that may stop jobs"), strict=True):
+        found = result_document(case, named, runs[named.name], bounds)
         assert found["above_bound"] == row["above_bound"]
         said = " ".join(result_text(found).split())
         assert f"No policy {whom} can have a mean wait below" in said
-        assert f"Completion times under {run.name} are {share_text(row['above_bound']['jct_share'])} above" in said
-    assert "No policy" not in result_text(result_document(case, runs[0]))
+        assert f"Completion times under {named.name} are {share_text(row['above_bound']['jct_share'])} above" in said
+    assert "No policy" not in result_text(result_document(case, case.policies[0], runs["fifo"]))
 
 
 def test_the_answers_name_who_waits_least_and_who_pays(tmp_path: Path) -> None:
@@ -123,9 +124,9 @@ def test_runs_are_kept_and_not_made_twice(tmp_path: Path) -> None:
     first = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
     again = run_all(case, 1, tmp_path / "out", lambda *said: told.append(said))
     assert told == [("fifo", False), ("las", False), ("fifo", True), ("las", True)]
-    for one, other in zip(first, again, strict=True):
-        for name in one.record.__slots__:
-            assert np.array_equal(getattr(one.record, name), getattr(other.record, name)), name
+    for policy, record in first.items():
+        for name in record.__slots__:
+            assert np.array_equal(getattr(record, name), getattr(again[policy], name)), name
 
 
 @pytest.mark.parametrize(

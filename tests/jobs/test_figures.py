@@ -73,12 +73,12 @@ def test_groups_share_all_jobs() -> None:
     record = run("fifo", jobs(*rows, vc=["a", "b", "b", *[""] * 6]), nodes=[128])
     everybody = np.ones(len(sizes), bool)
     groups = list(groups_of(record, everybody))
-    names = [group.name for group in groups if group.kind == "size"]
+    names = [group["name"] for group, _ in groups if group["kind"] == "size"]
     assert names == ["1", "2", "3-4", "5-8", "9-16", "33-64", "above 64"]
     for kind in ("size", "vc"):
-        members = np.array([group.members for group in groups if group.kind == kind])
+        members = np.array([members for group, members in groups if group["kind"] == kind])
         assert members.sum(axis=0).tolist() == [1] * len(sizes)
-    assert [group.name for group in groups if group.kind == "vc"] == ["(none)", "b", "a"]
+    assert [group["name"] for group, _ in groups if group["kind"] == "vc"] == ["(none)", "b", "a"]
     assert list(groups_of(run("fifo", jobs((0, 1, 1), (0, 1, 1))), everybody[:2])) == []
 
 

@@ -16,7 +16,7 @@ from jobs.comparing import run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import SCORES, TrainingConfig, Windows
-from jobs.operating import Limit, TriedSetting, fewest_nodes, largest_load, tune, validation_document, whatif_document
+from jobs.operating import fewest_nodes, largest_load, tune, validation_document, whatif_document
 from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
@@ -24,9 +24,7 @@ from slimsched.jobs import verbs
 from slimsched.jobs.texts import tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
-MEAN = Limit("mean", 300.0)
-
-
+WAIT_S = 300.0
 SIZES = {1: 0.7, 2: 0.2, 4: 0.1}
 
 
@@ -139,29 +137,29 @@ def test_no_job_fits(
 
 def test_the_largest_load_keeps_the_limit_and_a_larger_one_does_not(tmp_path: Path) -> None:
     case = on_nodes(tmp_path, drawn())
-    tried: list[TriedSetting] = []
-    low, high = largest_load(case, MEAN, told=tried.append)
+    tried: dict[float, float] = {}
+    low, high = largest_load(case, WAIT_S, told=tried.__setitem__)
     assert low is not None
     assert high is not None
     assert 1 < high / low <= 1.02 + 1e-9
-    kept = {each.value for each in tried if each.wait_s <= MEAN.wait_s}
+    kept = {load for load, wait_s in tried.items() if wait_s <= WAIT_S}
     assert low in kept
     assert high not in kept
 
 
 def test_the_fewest_nodes(tmp_path: Path) -> None:
     trace = drawn()
-    nodes = fewest_nodes(on_nodes(tmp_path, trace, 3), MEAN)
+    nodes = fewest_nodes(on_nodes(tmp_path, trace, 3), WAIT_S)
     waits_s = []
     for count in (nodes - 1, nodes):
         case = on_nodes(tmp_path, trace, count)
         waits_s.append(figures(run_policy(case, case.policies[0]), 4 * count)["wait_s"]["mean"])
-    assert waits_s[0] > MEAN.wait_s >= waits_s[1]
+    assert waits_s[0] > WAIT_S >= waits_s[1]
 
 
 def test_refusing_jobs_is_no_way_to_need_fewer_nodes(tmp_path: Path) -> None:
     trace = trace_of([(0, 100, 8), (1000, 10, 1), (2000, 10, 1)])
-    assert fewest_nodes(on_nodes(tmp_path, trace, 4), MEAN) == 2
+    assert fewest_nodes(on_nodes(tmp_path, trace, 4), WAIT_S) == 2
 
 
 # ----------------------------------------------------------------------------------------------------------- validation
@@ -204,13 +202,13 @@ def test_the_best_of_the_tries_is_taken_and_judged_elsewhere(tmp_path: Path) -> 
     cut_s = float(trace.submit_s[200])
     earlier = case_of(tmp_path, trace, **keys, window={"until_s": cut_s})
     later = case_of(tmp_path, trace, **keys, window={"from_s": cut_s})
-    found = tune(earlier, later, 10, 1)
-    own, best = found.tried[0], min(found.tried, key=lambda each: each[1])
-    assert own[0] == {"round_s": 1300, "hysteresis": 1, "min_run_s": 0}
-    assert best[1] < own[1]
-    knobs = found.best.policy.knobs
-    assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx((best[0]["round_s"], best[0]["hysteresis"]))
-    assert found.judged["change"]["wait_s"]["difference"] is not None
+    best, found = tune(earlier, later, 10, 1)
+    assert found["own"] == {"round_s": 1300, "hysteresis": 1, "min_run_s": 0}
+    assert found["best_figure"] < found["own_figure"]
+    knobs = best.policy.knobs
+    numbers = found["best"]["round_s"], found["best"]["hysteresis"]
+    assert (knobs.round_ns / 1e9, knobs.hysteresis) == pytest.approx(numbers)
+    assert found["judged"]["change"]["wait_s"]["difference"] is not None
 
 
 def test_a_policy_without_numbers_is_refused(tmp_path: Path) -> None:

@@ -12,16 +12,18 @@ import pytest
 from benchmarks.study.explaining import explain
 from benchmarks.study.jobs_page import ratio_of
 from benchmarks.study.jobs_results import history_in, philly_cluster
-from jobs.learning.judging import (
-    ComparedPolicy,
-    baseline,
-    judge,
-    learned_choice,
-    mean_of,
-    stalled,
-    table_of,
+from jobs.learning.judging import BASELINES, judge, mean_of, table_of
+from jobs.learning.learned import (
+    FAITHFUL,
+    FIXED,
+    SIZES,
+    JobNet,
+    Learned,
+    LearnedSpec,
+    NamedPolicy,
+    fresh_weights,
+    read_learned,
 )
-from jobs.learning.learned import FAITHFUL, FIXED, SIZES, JobNet, Learned, LearnedSpec, fresh_weights, read_learned
 from jobs.learning.learner import JobPPOKnobs
 from jobs.learning.training import (
     Task,
@@ -35,8 +37,8 @@ from jobs.learning.training import (
 )
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobWorld
+from jobs.trace import JobTrace
 from kit.chance import stream
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run
@@ -44,9 +46,9 @@ from tests.jobs.sim.worlds import S, jobs, run
 WORLD = JobWorld((NodeGroup(2, 4),))
 
 
-def drawn(many: int = 200) -> JobList:
+def drawn(many: int = 200) -> JobTrace:
     rng = stream(1, "jobs")
-    return JobList.of(np.sort(rng.integers(0, 3000, many)), rng.integers(1, 120, many), rng.choice([1, 2, 4, 8], many))
+    return JobTrace.of(np.sort(rng.integers(0, 3000, many)), rng.integers(1, 120, many), rng.choice([1, 2, 4, 8], many))
 
 
 def windows(warm: int = 0) -> Windows:
@@ -171,13 +173,17 @@ def net(seed: int = 0) -> Learned:
     return Learned(LearnedSpec(FAITHFUL), JobNet(fresh_weights(SIZES, seed, "actor")))
 
 
+def net_policy(by: Learned) -> NamedPolicy:
+    return NamedPolicy("net", by.spec.policy, by)
+
+
 def test_judgement_is_the_same_twice_and_another_of_another_network() -> None:
-    def waits(*candidates: ComparedPolicy) -> dict[str, Any]:
+    def waits(*candidates: NamedPolicy) -> dict[str, Any]:
         return {each.name: waits for each, waits in judge(candidates, windows(), starts)}
 
-    these = [stalled("fifo"), baseline("smallest"), learned_choice("net", net())]
+    these = [BASELINES[0], BASELINES[6], net_policy(net())]
     starts = windows().drawn(4, 0, "judging")
-    first, again, other = waits(*these), waits(*these), waits(learned_choice("net", net(1)))
+    first, again, other = waits(*these), waits(*these), waits(net_policy(net(1)))
     assert all((first[name] == again[name]).all() for name in first)
     assert (other["net"] != first["net"]).any()
     table = table_of(first, "net")

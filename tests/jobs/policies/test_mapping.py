@@ -51,10 +51,24 @@ def programmes(draw: st.DrawFn, is_bound: bool) -> Programme:
     return Programme(free, size, [first, *others], is_bound=True)
 
 
+def cost(programme: Programme, chosen: tuple[int | None, ...]) -> float:
+    """The objective for candidates by job (None: not placed); infinite where they don't fit beside each other."""
+    a, b, g = programme.weights
+    taken = [takes[way] for takes, way in zip(programme.takes, chosen, strict=True) if way is not None]
+    free = programme.free - np.sum(taken, axis=0)
+    if (free < 0).any():
+        return np.inf
+    partly = int(((free > 0) & (free < programme.size)).sum()) if programme.is_bound else 0
+    y = sum(way is not None for way in chosen[1:])
+    if programme.next_gpus is not None:
+        y = int((free >= programme.next_gpus).sum())
+    return float(a * partly + b * (free.max() - free.min()) - g * y)
+
+
 def least(programme: Programme) -> list[float]:
     """For each candidate of the first job, the least cost with any of the others'."""
     others = [[None, *range(len(takes))] for takes in programme.takes[1:]]
-    return [min(programme.cost((way, *rest)) for rest in product(*others)) for way in range(len(programme.takes[0]))]
+    return [min(cost(programme, (way, *rest)) for rest in product(*others)) for way in range(len(programme.takes[0]))]
 
 
 @settings(deadline=None)

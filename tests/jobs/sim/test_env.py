@@ -10,16 +10,16 @@ from jobs.policies.choices import Choosing
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.env import JobClusterEnv
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 from kit.chance import stream
 
 WORLD = JobWorld((NodeGroup(2, 4),))
 
 
-def drawn(seed: int) -> JobList:
+def drawn(seed: int) -> JobTrace:
     rng = stream(seed, "jobs")
-    return JobList.of(np.sort(rng.integers(0, 500, 40)), rng.integers(1, 200, 40), rng.choice([1, 2, 4, 8], 40))
+    return JobTrace.of(np.sort(rng.integers(0, 500, 40)), rng.integers(1, 200, 40), rng.choice([1, 2, 4, 8], 40))
 
 
 def make_env(queueing: str) -> JobClusterEnv:

@@ -18,8 +18,8 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 
 ROOT = Path(__file__).resolve().parents[3]
 TYPES = ("v100", "p100", "k80")
@@ -43,7 +43,7 @@ def mean_jct_h(name: str, seed: int, many: int = 800) -> float:
     rng = np.random.default_rng(seed)
     exponent = np.where(rng.random(many) < 0.8, rng.uniform(1.5, 3, many), rng.uniform(3, 4, many))
     submit_s, classes = np.cumsum(rng.exponential(4000, many)), rng.choice(list(speeds().by_class), many)
-    jobs = JobList.of(submit_s, 60 * 10**exponent, np.ones(many), job_class=classes)
+    jobs = JobTrace.of(submit_s, 60 * 10**exponent, np.ones(many), job_class=classes)
     world = JobWorld(tuple(NodeGroup(8, 1, kind) for kind in TYPES), speeds())
     knobs = PreemptionKnobs(round_ns=360 * S, restart_ns=0)
     record = JobSimulation(world, JobRun(jobs, policy_of(name, knobs))).run()

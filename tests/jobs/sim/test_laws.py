@@ -22,8 +22,9 @@ from jobs.policies.cluster import (
     Wake,
 )
 from jobs.policies.policy import KINDS, PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, JobsRecord, NodeOutage
+from jobs.sim.jobs import JobsRecord, NodeOutage
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 from tests.jobs.sim.worlds import S, require_sane
 
 BLIND = [
@@ -50,7 +51,7 @@ def test_each_kind_of_rival_is_among_those_that_are_tested() -> None:
     assert {name for name in KINDS if not any(tested.startswith(name) for tested in BLIND + KNOWING)} == set()
 
 
-def drawn(seed: int, many: int = 60) -> JobList:
+def drawn(seed: int, many: int = 60) -> JobTrace:
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {
         "user": rng.choice(["ann", "bob", ""], many),
@@ -60,7 +61,7 @@ def drawn(seed: int, many: int = 60) -> JobList:
     }
     run_s = np.ceil(rng.exponential(100, many))
     submit_s = np.sort(rng.integers(0, 25 * many, many))
-    return JobList.of(
+    return JobTrace.of(
         submit_s, run_s, rng.choice([1, 1, 1, 2, 4, 6, 8, 20], many), requested_s=np.ceil(run_s * 1.5), **columns
     )
 
@@ -129,7 +130,7 @@ class Watched(JobSimulation):
             self.used[node] -= gpus
 
 
-def watched(name: str, jobs: JobList, seed: int) -> tuple[JobsRecord, Watched]:
+def watched(name: str, jobs: JobTrace, seed: int) -> tuple[JobsRecord, Watched]:
     knobs = replace(KNOBS, round_ns=80 * S) if name.startswith("gavel") else KNOBS  # a programme takes milliseconds
     simulation = Watched(world(seed), JobRun(jobs, policy_of(name, knobs)))
     record = simulation.run()

@@ -18,8 +18,8 @@ import pytest
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import PreemptionKnobs, policy_of
 from jobs.sim.bound import lower_bound
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 from tests.jobs.sim.worlds import one_pool
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,14 +27,14 @@ S = 1_000_000_000
 
 
 @cache
-def philly() -> JobList:
+def philly() -> JobTrace:
     folder = Path(os.environ.get("SLIMSCHED_DATA", ROOT.parent / "shared" / "data"))
     file = folder / "jobs" / "philly_2017_jobs.csv.gz"
     if not file.is_file():
         pytest.skip("needs jobs/philly_2017_jobs.csv.gz in the folder that SLIMSCHED_DATA names")
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    return JobList.of(
+    return JobTrace.of(
         [float(row["submit_s"]) for row in rows],
         [float(row["duration_s"]) for row in rows],
         [int(row["num_gpus"]) for row in rows],
@@ -42,7 +42,7 @@ def philly() -> JobList:
     )
 
 
-def mean_wait_s(name: str, jobs: JobList, nodes: int = 64, round_s: int = 60, restart_s: int = 60) -> float:
+def mean_wait_s(name: str, jobs: JobTrace, nodes: int = 64, round_s: int = 60, restart_s: int = 60) -> float:
     knobs = PreemptionKnobs(round_ns=round_s * S, restart_ns=restart_s * S)
     policy = policy_of(name, knobs)
     world = JobWorld((NodeGroup(nodes, 8),), restart_ns=restart_s * S if policy.is_preemptive else 0)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jobs.sim.jobs import JobList
+from jobs.trace import JobTrace
 from kit.chance import stream
 from tests.jobs.sim.quick_models import Jobs, ListModel, ends_on_one_node_s
 from tests.jobs.sim.worlds import run, seconds
 
 
-def drawn(seed: int, many: int = 150) -> JobList:
+def drawn(seed: int, many: int = 150) -> JobTrace:
     """On four nodes of eight: busy, with gangs of part of a node, of whole ones and of one and a half."""
     rng = stream(seed, "quick models")
     gpus = rng.choice([1, 2, 3, 4, 8, 12, 16], many, p=[0.4, 0.15, 0.1, 0.1, 0.15, 0.05, 0.05])
-    return JobList.of(np.cumsum(rng.integers(0, 12, many)), rng.integers(1, 120, many), gpus)
+    return JobTrace.of(np.cumsum(rng.integers(0, 12, many)), rng.integers(1, 120, many), gpus)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,8 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
-from jobs.sim.jobs import JobList, NodeOutage
+from jobs.sim.jobs import NodeOutage
+from jobs.trace import JobTrace
 from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
@@ -92,13 +93,13 @@ def test_on_one_type_those_run_that_have_had_least(seed: int, name: str) -> None
     assert seconds(record.end_ns) == end.tolist()
 
 
-def drawn(seed: int, many: int = 50) -> JobList:
+def drawn(seed: int, many: int = 50) -> JobTrace:
     """As Gavel draws them: minutes of 10^1.5 to 10^3, one in five of 10^3 to 10^4; 70 % of one GPU."""
     rng = np.random.default_rng(seed)
     exponent = np.where(rng.random(many) < 0.8, rng.uniform(1.5, 3, many), rng.uniform(3, 4, many))
     gpus = rng.choice([1, 2, 4, 8], many, p=[0.7, 0.1, 0.15, 0.05])
     columns = {"job_class": rng.choice(["conv", "rnn", "rl"], many)}
-    return JobList.of(np.cumsum(rng.exponential(7000, many)), 60 * 10**exponent, gpus, **columns)
+    return JobTrace.of(np.cumsum(rng.exponential(7000, many)), 60 * 10**exponent, gpus, **columns)
 
 
 THREE_TYPES = tuple(NodeGroup(1, 8, name) for name in ("v100", "p100", "k80"))

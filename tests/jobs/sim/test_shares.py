@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jobs.policies.cluster import NodeGroup, Pool, Wake
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, NodeOutage, sampled_variability
+from jobs.sim.jobs import NodeOutage, sampled_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
 
 PACKING = ["fifo", "fifo-first-fit", "smallest", "saf-requested-strict", "sjf-history", "multifactor", "qssf-worst-fit"]
@@ -86,13 +87,13 @@ def test_an_account_is_charged_for_shares() -> None:
 # ----------------------------------------------------------------------------------------------------------- laws
 
 
-def drawn(seed: int, many: int = 80) -> JobList:
+def drawn(seed: int, many: int = 80) -> JobTrace:
     rng = np.random.default_rng(seed)
     gpus = rng.choice([1, 1, 1, 2, 4, 6], many)
     share = np.where(gpus == 1, rng.choice([0.05, 0.2, 0.47, 0.5, 0.81, 1.0], many), 1.0)
     run_s = np.ceil(rng.exponential(100, many))
     submit_s = np.sort(rng.integers(0, 10 * many, many))
-    return JobList.of(
+    return JobTrace.of(
         submit_s, run_s, gpus, requested_s=run_s * 1.5, gpu_share=share, user=rng.choice(["a", "b"], many)
     )
 

@@ -11,8 +11,8 @@ from scipy import integrate, stats
 
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 LOAD = 0.7
@@ -43,7 +43,7 @@ def means(
     for seed in range(runs):
         rng = np.random.default_rng(seed)
         submit_s = np.cumsum(rng.exponential(1 / (load * servers), jobs))
-        trace = JobList.of(submit_s, np.maximum(draw(rng, jobs), 1e-6), np.ones(jobs, int))
+        trace = JobTrace.of(submit_s, np.maximum(draw(rng, jobs), 1e-6), np.ones(jobs, int))
         world = JobWorld((NodeGroup(1, servers),))
         found.append(JobSimulation(world, JobRun(trace, policy_of(name, knobs))).run().jct_s[WARM:].mean())
     return np.array(found)

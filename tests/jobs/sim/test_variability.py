@@ -9,9 +9,9 @@ import pytest
 
 from jobs.policies.cluster import NodeGroup, Variability
 from jobs.policies.policy import PreemptionKnobs, policy_of
-from jobs.sim.jobs import JobList, JobsRecord, NodeOutage, sampled_variability
+from jobs.sim.jobs import JobsRecord, NodeOutage, sampled_variability
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from jobs.trace import read_trace
+from jobs.trace import JobTrace, read_trace
 from scenarios.files.shipped import SHIPPED
 from tests.jobs.sim.test_laws import drawn
 from tests.jobs.sim.worlds import S, jobs, require_sane, run, seconds
@@ -81,7 +81,7 @@ def on_the_shipped_trace(name: str, seed: int) -> JobsRecord:
     """On 64 GPUs; half of its jobs are sensitive. Prints what docs/jobs-simulation.md says of it (`pytest -s`)."""
     trace, groups = read_trace(SHIPPED / "jobtraces" / "drawn-64-gpus.jobtrace.parquet"), (NodeGroup(8, 8),)
     classes = np.random.default_rng(seed).choice(["compute", "memory"], len(trace))
-    scene = JobList.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
+    scene = JobTrace.of(trace.submit_s, trace.run_s, trace.gpus, job_class=classes)
     variability = sampled_variability(groups, {"compute": 0.1, "memory": 0.01}, seed)
     record = run(name, scene, groups=groups, knobs=PreemptionKnobs(300 * S, restart_ns=0), variability=variability)
     slowest, held_gpu_s = min(map(min, variability.by_class["compute"])), (record.held_ns * record.gpus_used).sum() / S

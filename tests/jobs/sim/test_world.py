@@ -188,9 +188,9 @@ def test_warm_up_is_run_and_not_measured() -> None:
 def test_a_run_begins_with_what_the_log_found() -> None:
     """At 10 s job 2 has 5 s left and runs, job 1 waits (since 3 s), job 0 ends just then, job 3 is to come."""
     trace = jobs((0, 10, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
-    found = snapshot_at(trace, 10.0)
-    assert found.jobs.job_id.tolist() == ["1", "2", "3"]
-    record = run("fifo", found.jobs, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
+    left, found = snapshot_at(trace, 10.0)
+    assert left.job_id.tolist() == ["1", "2", "3"]
+    record = run("fifo", left, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
     assert seconds(record.start_ns) == [15, 10, 19]
     assert seconds(record.end_ns) == [19, 15, 20]
     assert record.is_measured.tolist() == [False, False, True]
@@ -214,6 +214,6 @@ def test_bad_input_is_refused_with_its_key() -> None:
     with pytest.raises(InputError, match="node 4: is not there: nodes are 0 to 3"):
         JobWorld((NodeGroup(4, 1),), outages=(NodeOutage(0, 1, 4),))
     with pytest.raises(InputError, match="run_s: job 1 has -5"):
-        jobs((0, 1, 1), (1, -5, 1))
+        run("fifo", jobs((0, 1, 1), (1, -5, 1)))
     with pytest.raises(InputError, match=r"requested_s: job 0 has none: take the estimate `history`"):
         run("sjf-requested", jobs((0, 1, 1)))

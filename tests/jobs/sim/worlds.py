@@ -10,22 +10,23 @@ import numpy as np
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of
 from jobs.sim.bound import BoundProblem
-from jobs.sim.jobs import NOT_YET, JobList, JobsRecord
+from jobs.sim.jobs import NOT_YET, JobsRecord
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
+from jobs.trace import JobTrace
 
 S = 1_000_000_000
 FREE = PreemptionKnobs(round_ns=10 * S, restart_ns=0)
 
 
-def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobList:
+def jobs(*rows: tuple[float, float, int], **columns: Any) -> JobTrace:
     """(submit, run, GPUs) of each, in seconds."""
     submit_s, run_s, gpus = zip(*rows, strict=True)
-    return JobList.of(submit_s, run_s, gpus, **columns)
+    return JobTrace.of(submit_s, run_s, gpus, **columns)
 
 
 def run(
     policy: str | JobPolicy,
-    these: JobList,
+    these: JobTrace,
     nodes: Sequence[int] = (4,),
     knobs: PreemptionKnobs = FREE,
     run_options: dict[str, Any] | None = None,
