@@ -13,8 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from jobs.policies.cluster import PLACEMENTS
 from jobs.policies.history import ESTIMATES
 from jobs.policies.orders import ORDERS
-from jobs.policies.policy import ROUNDS
-from jobs.policies.queueing import QUEUEINGS
+from jobs.policies.policy import QUEUEINGS, ROUNDS
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import StrictModel
 from kit.units import parse_duration

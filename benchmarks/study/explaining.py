@@ -54,13 +54,13 @@ class _Watcher:
         self._learned, self._chooser = learned, NetChooser(learned.net, rng)
         self.asked: list[tuple[Numbers, Counts, Numbers]] = []
 
-    def choose(self, view: View) -> int:
+    def __call__(self, view: View) -> int:
         """As the network."""
         may = view.may
         if may.sum() > 1:
             scores = self._learned.net.scores(seen(view)[may]).astype(np.float64)
             self.asked.append((view.age_s[may], view.gpus[may], scores))
-        return self._chooser.choose(view)
+        return self._chooser(view)
 
 
 def explain(learned: Learned, windows: Windows, starts: Iterable[int], seed: int = 0) -> ScoreTable | None:

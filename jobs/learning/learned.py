@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +97,7 @@ class NetChooser:
     def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: EpisodeMemory | None = None) -> None:
         self._net, self._rng, self._memory = net, rng, memory
 
-    def choose(self, view: View) -> int:
+    def __call__(self, view: View) -> int:
         """A place in the view, or `WAIT`."""
         rows = seen(view)
         may = rows if view.may.all() else rows[view.may]
@@ -203,15 +204,9 @@ class Learned:
         return Choosing(NetChooser(self.net, rng), lambda view: self.net.scores(sight.seen(view)))
 
 
-class Random:
-    """Whoever may be chosen, each as likely."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-
-    def choose(self, view: View) -> int:
-        """A place in the view."""
-        return int(self._rng.choice(view.may.nonzero()[0]))
+def at_random(rng: np.random.Generator, view: View) -> int:
+    """A place in the view of whoever may be chosen, each as likely."""
+    return int(rng.choice(view.may.nonzero()[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,7 +225,7 @@ class NamedPolicy:
         """Who chooses in one run."""
         if self.learned is not None:
             return self.learned.choosing(seed)
-        return Choosing(Random(stream(seed, "jobs:random"))) if self.policy.learned else None
+        return Choosing(partial(at_random, stream(seed, "jobs:random"))) if self.policy.learned else None
 
 
 def write_learned(path: Path, learned: Learned, more: checkpoint.Tensors, header: Mapping[str, str]) -> None:

@@ -1,139 +1,19 @@
-"""Jobs that wait, by what they need: where one of some demand can't start now, none with that demand can."""
+"""Whose turn it is, where that is left to a chooser; and in how many ways a gang can lie, which choosers see."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.policies.cluster import Allocation, Pool, Search
-from jobs.policies.orders import Features, JobBook
+from jobs.policies.ledger import JobLedger
+from jobs.policies.waiting import CompetingClasses, WaitingClass
 from kit.units import NS_PER_S
-
-
-class WaitingClass:
-    """Jobs with one demand, by number; with an index each (smallest first, the lower number among equals).
-
-    Attributes:
-        gpus: that each of them needs.
-        milli: of each of these, in thousandths.
-        pools: that they may use, in the order in which these are searched.
-        speeds: how fast they run there.
-    """
-
-    __slots__ = (
-        "_first",
-        "_head",
-        "_index",
-        "_jobs",
-        "count",
-        "demand_milli",
-        "gpus",
-        "milli",
-        "pools",
-        "speeds",
-        "version",
-    )
-
-    def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
-        self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
-        self.demand_milli = gpus * milli  # who fits, fits where less is asked for
-        self.count = 0
-        self.version = 0, 0  # of what its indices rest on
-        self._jobs = np.empty(16, np.int64)
-        self._index = np.empty(16, np.float64)
-        self._head: int | None = None
-        self._first: tuple[float, int] | None = None
-
-    @property
-    def jobs(self) -> NDArray[np.int64]:
-        """(count,) Their numbers, ascending."""
-        return self._jobs[: self.count]
-
-    @property
-    def index(self) -> NDArray[np.float64]:
-        """(count,) Their indices."""
-        return self._index[: self.count]
-
-    def add(self, job: int, index: float) -> None:
-        """One more waits."""
-        count = self.count
-        if count == len(self._jobs):
-            self._jobs = np.concatenate([self._jobs, np.empty(count, np.int64)])
-            self._index = np.concatenate([self._index, np.empty(count, np.float64)])
-        jobs, indices = self._jobs, self._index
-        if count and job < jobs[count - 1]:
-            place = int(np.searchsorted(jobs[:count], job))
-            jobs[place + 1 : count + 1] = jobs[place:count]
-            indices[place + 1 : count + 1] = indices[place:count]
-            self._head = self._first = None
-        else:
-            place = count
-            if self._head is not None and index < indices[self._head]:
-                self._head, self._first = place, None
-        jobs[place], indices[place] = job, index
-        self.count = count + 1
-
-    def remove(self, place: int) -> int:
-        """The job at a place waits no more: its number."""
-        job, count = int(self._jobs[place]), self.count
-        self._jobs[place : count - 1] = self._jobs[place + 1 : count]
-        self._index[place : count - 1] = self._index[place + 1 : count]
-        self.count = count - 1
-        self._head = self._first = None
-        return job
-
-    def set_indices(self, indices: NDArray[np.float64]) -> None:
-        """(count,) They have changed."""
-        self._index[: self.count] = indices
-        self._head = self._first = None
-
-    @property
-    def head(self) -> int:
-        """The place of who comes first."""
-        if self._head is None:
-            self._head = int(self._index[: self.count].argmin())
-        return self._head
-
-    @property
-    def first(self) -> tuple[float, int]:
-        """The key of who comes first."""
-        if self._first is None:
-            self._first = self.key_at(self.head)
-        return self._first
-
-    def first_of(self, may: NDArray[np.bool_]) -> int | None:
-        """The place of who comes first among those that may; None where none may."""
-        place = int(np.where(may, self.index, np.inf).argmin())
-        return place if may[place] else None
-
-    def key_at(self, place: int) -> tuple[float, int]:
-        """What decides between jobs of several classes: the index, then the number."""
-        return float(self._index[place]), int(self._jobs[place])
-
-
-@dataclass(slots=True)
-class CompetingClasses:
-    """Classes that compete for the same pools: no class outside may use any of these.
-
-    Attributes:
-        fresh: those that somebody has joined since the last decision.
-        is_open: whether something else has changed since.
-    """
-
-    classes: list[WaitingClass] = field(default_factory=list)
-    fresh: list[WaitingClass] = field(default_factory=list)
-    is_open: bool = False
-
-    @property
-    def touched(self) -> Sequence[WaitingClass]:
-        """Classes with jobs that may start now although they could not before."""
-        return [waiting for waiting in (self.classes if self.is_open else self.fresh) if waiting.count]
-
 
 # ----------------------------------------------------------------------------------------------------------------- ways
 # In how many ways a gang of GPUs can lie on a pool's nodes, as RLTune counts them.
@@ -255,15 +135,10 @@ class View:
         return len(self.jobs)
 
 
-class Chooser(Protocol):
-    """Whoever decides whose turn it is."""
+Chooser = Callable[[View], int | None]
+"""Whose turn it is: the place in the view of whom to start, or `WAIT`; None for later, and the same is asked again."""
 
-    def choose(self, view: View) -> int | None:
-        """The place in the view of whom to start, or `WAIT`; None for later: the same is asked again."""
-        ...
-
-
-Mapper = Callable[["View", int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
+Mapper = Callable[[View, int, Sequence[Sequence[Pool]]], tuple[Pool, Allocation]]
 """Where a chosen job lies that fits: of a view of all that wait, its place there, and each one's pools."""
 
 
@@ -279,42 +154,6 @@ class Choosing:
     scores: Callable[[View], NDArray[Any]] | None = None
 
 
-class ChoiceContext(Protocol):
-    """What the scheduler does for its queueing, whichever that is."""
-
-    now_ns: int
-    search: Search  # how a pool's nodes are searched
-    is_preemptive: bool  # whether jobs that run may have to make room
-    stopped: int  # how many jobs were told to stop, ever
-    class_of: dict[int, WaitingClass]  # what each job needs that is not gone
-    held_by_pool: list[dict[int, Allocation]]  # who runs there, and where
-    choices: Choices
-
-    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
-        """Those of whom one can start now on free GPUs."""
-
-    def refresh(self, waiting: WaitingClass) -> None:
-        """Bring a class's indices up to the present."""
-
-    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
-        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
-
-    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
-        """Start the one at a place there."""
-
-    def stop(self, job: int) -> None:
-        """Stop one that runs."""
-
-    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
-        """(count,) How long each of a class would take in a pool, by estimate."""
-
-    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
-        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending."""
-
-    def look_at(self, jobs: NDArray[np.int64]) -> Features:
-        """What is known of jobs, whether they run or wait."""
-
-
 class Choices:
     """The choices of one scheduler, and whom it has chosen that does not fit yet.
 
@@ -322,8 +161,8 @@ class Choices:
         is_asked: the chooser owes an answer; ask again.
     """
 
-    def __init__(self, book: JobBook, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
-        self._book, self._mapper = book, mapper
+    def __init__(self, choosing: Choosing | None = None, mapper: Mapper | None = None) -> None:
+        self._mapper = mapper
         self._chooser = choosing.chooser if choosing is not None else None
         self._stalled: tuple[WaitingClass, int] | None = None
         self.is_asked = False
@@ -331,52 +170,50 @@ class Choices:
 
     # ---------------------------------------------------------------------------------------------------- queueings
 
-    def stall(self, line: CompetingClasses, context: ChoiceContext) -> None:
+    def stall(self, line: CompetingClasses, ledger: JobLedger) -> None:
         """Choose, wait for room, start; nobody overtakes."""
         while self._stalled is not None or any(waiting.count for waiting in line.classes):
             if self._stalled is None:
-                self._stalled = self._chosen(line, context, must_fit=False)
+                self._stalled = self._chosen(line, ledger, must_fit=False)
                 if self._stalled is None:
                     return
             waiting, job = self._stalled
-            if not self._start(waiting, job, line, context):
+            if not self._start(waiting, job, line, ledger):
                 return
             self._stalled = None
 
-    def choice(self, line: CompetingClasses, context: ChoiceContext) -> None:
+    def choice(self, line: CompetingClasses, ledger: JobLedger) -> None:
         """Choose among those that fit, until none does or the chooser waits."""
-        while any(_fits(waiting, context.search) for waiting in line.classes if waiting.count):
-            chosen = self._chosen(line, context, must_fit=True)
+        while any(_fits(waiting, ledger.search) for waiting in line.classes if waiting.count):
+            chosen = self._chosen(line, ledger, must_fit=True)
             if chosen is None:
                 return
-            is_started = self._start(*chosen, line, context)
+            is_started = self._start(*chosen, line, ledger)
             assert is_started, "a job was chosen that does not fit"
 
-    def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, context: ChoiceContext) -> bool:
-        found = _room(waiting, context.search)
+    def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> bool:
+        found = _room(waiting, ledger.search)
         if found is None:
             return False
         if self._mapper is not None:
-            classes = _those_waiting(line, context)
+            classes = _those_waiting(line, ledger)
             jobs, number = _in_order(classes, None)
-            view = self._view(line, classes, jobs, number, context)
+            view = self._view(line, classes, jobs, number, ledger)
             place = int((jobs == job).argmax())
             found = self._mapper(view, place, [classes[of].pools for of in number])
-        context.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
+        ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
         return True
 
-    def _chosen(
-        self, line: CompetingClasses, context: ChoiceContext, must_fit: bool
-    ) -> tuple[WaitingClass, int] | None:
+    def _chosen(self, line: CompetingClasses, ledger: JobLedger, must_fit: bool) -> tuple[WaitingClass, int] | None:
         """A class and a job's number; None for nobody now."""
-        classes = _those_waiting(line, context)
+        classes = _those_waiting(line, ledger)
         if self._chooser is None:
-            may = [waiting for waiting in classes if not must_fit or _fits(waiting, context.search)]
+            may = [waiting for waiting in classes if not must_fit or _fits(waiting, ledger.search)]
             first = min(may, key=lambda waiting: waiting.first)
             return first, int(first.jobs[first.head])
         jobs, number = _in_order(classes, None if must_fit else VISIBLE)
-        view = self._view(line, classes, jobs, number, context, must_fit)
-        place = self._chooser.choose(view)
+        view = self._view(line, classes, jobs, number, ledger, must_fit)
+        place = self._chooser(view)
         self.is_asked = place is None
         if place is None or place == WAIT:
             assert place is None or view.can_wait, "nobody was chosen where somebody must be"
@@ -392,22 +229,22 @@ class Choices:
         classes: Sequence[WaitingClass],
         jobs: Counts,
         number: Counts,
-        context: ChoiceContext,
+        ledger: JobLedger,
         must_fit: bool = False,
     ) -> View:
         of_pool, fields = self._known_fields(line.classes)
         counts = {pool.index: pool.counts for field in fields for pool in field}
-        rows = [_chances(waiting, counts, of_pool, context.search) for waiting in classes]
+        rows = [_chances(waiting, counts, of_pool, ledger.search) for waiting in classes]
         by_class = np.array(rows, np.int64)[number]  # GPUs, ways, fits, field
         gpus, fits, field = by_class[:, 0], by_class[:, 2] > 0, by_class[:, 3]
         of_fields = np.array([_state(field, counts) for field in fields], np.float64)
         return View(
-            now_ns=context.now_ns,
+            now_ns=ledger.now_ns,
             may=fits if must_fit else np.ones(len(jobs), np.bool_),
             can_wait=must_fit,
             jobs=jobs,
             gpus=gpus,
-            age_s=(context.now_ns - self._book.submit_ns[jobs]) / NS_PER_S,
+            age_s=(ledger.now_ns - ledger.book.submit_ns[jobs]) / NS_PER_S,
             ways=by_class[:, 1],
             fits=fits,
             field=field,
@@ -428,10 +265,10 @@ class Choices:
         return of_pool, fields
 
 
-def _those_waiting(line: CompetingClasses, context: ChoiceContext) -> list[WaitingClass]:
+def _those_waiting(line: CompetingClasses, ledger: JobLedger) -> list[WaitingClass]:
     classes = [waiting for waiting in line.classes if waiting.count]
     for waiting in classes:
-        context.refresh(waiting)
+        ledger.refresh(waiting)
     return classes
 
 

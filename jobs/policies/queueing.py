@@ -13,8 +13,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from jobs.policies.choices import ChoiceContext, CompetingClasses, WaitingClass
 from jobs.policies.cluster import Allocation, Pool, Search
+from jobs.policies.ledger import JobLedger
+from jobs.policies.orders import Demands, Objective
+from jobs.policies.waiting import CompetingClasses, WaitingClass
 
 Ends = Sequence[tuple[int, Allocation]]  # when what becomes free, ascending by time
 
@@ -117,43 +119,43 @@ _FIRST: Final = attrgetter("first")
 _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the class)
 
 
-def _heads(classes: Sequence[WaitingClass], context: ChoiceContext) -> _Heads:
+def _heads(classes: Sequence[WaitingClass], ledger: JobLedger) -> _Heads:
     for waiting in classes:
-        context.refresh(waiting)
+        ledger.refresh(waiting)
     heads = [(waiting.first, number) for number, waiting in enumerate(classes)]
     heapify(heads)
     return heads
 
 
-def _first_fit(line: CompetingClasses, context: ChoiceContext) -> None:
+def _first_fit(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = line.touched
-    if not context.is_preemptive:  # who does not fit now won't after others have started
-        classes = context.fitting(classes)
+    if not ledger.is_preemptive:  # who does not fit now won't after others have started
+        classes = ledger.fitting(classes)
         if not classes:
             return
-    heads, stopped = _heads(classes, context), context.stopped
+    heads, stopped = _heads(classes, ledger), ledger.stopped
     blocked: dict[tuple[Pool, ...], int] = {}  # by pools: nobody of this demand or more can start there any more
-    while heads and context.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
+    while heads and ledger.stopped == stopped:  # what a stop leaves over is the first's of all that wait: decide anew
         _, number = heappop(heads)
         waiting = classes[number]
         if waiting.demand_milli >= blocked.get(waiting.pools, waiting.demand_milli + 1):
             continue
-        if not context.try_head(waiting):
+        if not ledger.try_head(waiting):
             blocked[waiting.pools] = waiting.demand_milli
         elif waiting.count:
             heappush(heads, (waiting.first, number))
 
 
-def _strict(line: CompetingClasses, context: ChoiceContext) -> None:
+def _strict(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not context.is_preemptive and not context.fitting(classes):
+    if not ledger.is_preemptive and not ledger.fitting(classes):
         return
     for waiting in classes:
-        context.refresh(waiting)
+        ledger.refresh(waiting)
     closed: list[Pool] = []
     while classes:
         waiting = min(classes, key=_FIRST)
-        if not context.try_head(waiting, closed):
+        if not ledger.try_head(waiting, closed):
             closed += waiting.pools
             classes = [waiting for waiting in classes if any(pool not in closed for pool in waiting.pools)]
         elif not waiting.count:
@@ -163,62 +165,62 @@ def _strict(line: CompetingClasses, context: ChoiceContext) -> None:
 # ------------------------------------------------------------------------------------------------------------ easy
 
 
-def _easy(line: CompetingClasses, context: ChoiceContext) -> None:
+def _easy(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not context.fitting(classes):
+    if not ledger.fitting(classes):
         return
-    heads, kept = _heads(classes, context), dict[int, Reservation]()
+    heads, kept = _heads(classes, ledger), dict[int, Reservation]()
     while heads:
         key, number = heappop(heads)
         waiting = classes[number]
-        place = _first_allowed(waiting, kept, context)
+        place = _first_allowed(waiting, kept, ledger)
         if place is None:
             if any(pool.index in kept for pool in waiting.pools):
                 continue
-            if not context.fitting(classes[other] for _, other in heads):
+            if not ledger.fitting(classes[other] for _, other in heads):
                 return
-            _keep_for(waiting, kept, context)
+            _keep_for(waiting, kept, ledger)
         elif waiting.key_at(place) != key:
             heappush(heads, (waiting.key_at(place), number))
         else:
-            _start_allowed(waiting, place, kept, context)
+            _start_allowed(waiting, place, kept, ledger)
             if waiting.count:
                 heappush(heads, (waiting.first, number))
 
 
-def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], context: ChoiceContext) -> int | None:
+def _first_allowed(waiting: WaitingClass, kept: Mapping[int, Reservation], ledger: JobLedger) -> int | None:
     """The place of the first of a class who may start now and delays no reservation."""
     may: NDArray[np.bool_] | None = None
     for pool in waiting.pools:
-        if context.search(pool, waiting.gpus) is None:
+        if ledger.search(pool, waiting.gpus) is None:
             continue
         reservation = kept.get(pool.index)
-        if reservation is None or context.search(reservation.spare, waiting.gpus) is not None:
+        if reservation is None or ledger.search(reservation.spare, waiting.gpus) is not None:
             return waiting.head
-        in_time = context.lengths_ns(waiting, pool) <= reservation.at_ns - context.now_ns
+        in_time = ledger.lengths_ns(waiting, pool) <= reservation.at_ns - ledger.now_ns
         may = in_time if may is None else may | in_time
     return None if may is None else waiting.first_of(may)
 
 
-def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], context: ChoiceContext) -> None:
+def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reservation], ledger: JobLedger) -> None:
     for pool in waiting.pools:
         reservation = kept.get(pool.index)
         if reservation is None:
-            allocation, is_long = context.search(pool, waiting.gpus), False
+            allocation, is_long = ledger.search(pool, waiting.gpus), False
         else:
-            is_long = bool(context.lengths_ns(waiting, pool)[place] > reservation.at_ns - context.now_ns)
-            allocation = context.search(reservation.spare if is_long else pool, waiting.gpus)
+            is_long = bool(ledger.lengths_ns(waiting, pool)[place] > reservation.at_ns - ledger.now_ns)
+            allocation = ledger.search(reservation.spare if is_long else pool, waiting.gpus)
         if allocation is not None:
-            context.start(waiting, place, pool, allocation)
+            ledger.start(waiting, place, pool, allocation)
             if reservation is not None:
                 reservation.start_beside(pool, allocation, is_long)
             return
     raise AssertionError("a job that may start fits nowhere")
 
 
-def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], context: ChoiceContext) -> None:
+def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLedger) -> None:
     """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
-    found = [reserve(pool, waiting.gpus, context.search, context.ends(pool)) for pool in waiting.pools]
+    found = [reserve(pool, waiting.gpus, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
     times = [(one.at_ns, number) for number, one in enumerate(found) if one is not None]
     if times:
         _, number = min(times)
@@ -230,48 +232,237 @@ def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], context: Choi
 # ---------------------------------------------------------------------------------------------------- conservative
 
 
-def _conservative(line: CompetingClasses, context: ChoiceContext) -> None:
+def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
-    if not context.fitting(classes):
+    if not ledger.fitting(classes):
         return  # reservations are made anew each time, so they matter only where somebody can start
     for waiting in classes:
-        context.refresh(waiting)
+        ledger.refresh(waiting)
     queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
     profiles = dict[int, FreeGpuProfile]()
     for (_, job), waiting in queue:
         place = int(np.searchsorted(waiting.jobs, job))
-        _reserve_all(waiting, place, profiles, context)
+        _reserve_all(waiting, place, profiles, ledger)
 
 
-def _reserve_all(
-    waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], context: ChoiceContext
-) -> None:
+def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], ledger: JobLedger) -> None:
     """Give a job the earliest time that those before it leave; start it if that is now."""
     found = []
     for order, pool in enumerate(waiting.pools):
         profile = profiles.get(pool.index)
         if profile is None:
-            profile = profiles[pool.index] = FreeGpuProfile(pool, context.now_ns, context.ends(pool))
-        length_ns = int(context.lengths_ns(waiting, pool)[place])
-        slot = profile.earliest(waiting.gpus, length_ns, context.search)
+            profile = profiles[pool.index] = FreeGpuProfile(pool, ledger.now_ns, ledger.ends(pool))
+        length_ns = int(ledger.lengths_ns(waiting, pool)[place])
+        slot = profile.earliest(waiting.gpus, length_ns, ledger.search)
         if slot is not None:
             found.append((slot[0], order, slot[1], length_ns))
     if found:
         at_ns, order, allocation, length_ns = min(found)
         pool = waiting.pools[order]
         profiles[pool.index].take(allocation, at_ns, at_ns + length_ns)
-        if at_ns == context.now_ns:
-            context.start(waiting, place, pool, allocation)
+        if at_ns == ledger.now_ns:
+            ledger.start(waiting, place, pool, allocation)
 
 
-Queueing = Callable[[CompetingClasses, ChoiceContext], None]
+Queueing = Callable[[CompetingClasses, JobLedger], None]
 QUEUEINGS: Final[Mapping[str, Queueing]] = {
     "strict": _strict,
     "first-fit": _first_fit,
     "easy": _easy,
     "conservative": _conservative,
-    "stall": lambda line, context: context.choices.stall(line, context),
-    "choice": lambda line, context: context.choices.choice(line, context),
 }
-RESERVING: Final = ("easy", "conservative")
-CHOOSING: Final = ("stall", "choice")  # all jobs stand in one line
+
+
+# --------------------------------------------------------------------------------------------------------------- rounds
+# Rounds: who runs on which GPUs until the next round, so that over time each job has its shares (Gavel, section 5).
+#
+# At the beginning of a round, jobs and pools are paired by priority, the largest first, until the GPUs are used up:
+#
+#     priority[m, k] = (rounds that m should have had in k, by its shares) / (rounds that it has had there)
+#
+# Pools in which a job is equally fast are one to it: the sums are over all of them, and it stays where it is if it
+# can. Both count from the job's first round on. While shares stay as they are, this is the paper's X[m, k] / (fraction
+# of the rounds received). Gavel's code begins to count anew whenever it has new shares. Where nothing was received yet,
+# who is owed most comes first; where priorities are equal, the older job.
+#
+# Who stays in his pool stays on his nodes, if all that were chosen have room beside him. If not, all are placed anew,
+# the largest first; if even so not all have room, by priority. Within a round nothing is decided: a job that comes
+# waits for the next one, and GPUs that become free wait with it, as in Gavel. Shares are worked out anew when jobs have
+# come or gone, or nodes.
+
+
+_NOTHING: Final = 1e-6  # a share below it is none
+Numbers = NDArray[np.float64]
+Alike = NDArray[np.bool_]  # (jobs, pools, pools) where a job is equally fast
+
+
+class Rounds:
+    """A queueing that decides when a round begins; what must be stopped first is started at once after that."""
+
+    def __init__(self, objective: Objective, round_ns: int, pools: int) -> None:
+        self._objective, self._round_ns, self._pools = objective, round_ns, pools
+        self._owed, self._had = np.zeros((0, pools)), np.zeros((0, pools))  # rounds by job and pool
+        self._planned: dict[int, tuple[Pool, Allocation]] = {}  # jobs that are to be started at this instant
+        self._planned_ns = 0
+        self._begun: dict[int, int] = {}  # by pool, when its last round began
+        self._shares: dict[int, tuple[bytes, Numbers, Alike]] = {}  # by pool: for which jobs, and what
+
+    def __call__(self, line: CompetingClasses, ledger: JobLedger) -> None:
+        """Begin a round, if it is time; or start who had to be stopped first."""
+        pools = [pool for _, pool in sorted({pool.index: pool for each in line.classes for pool in each.pools}.items())]
+        if ledger.now_ns % self._round_ns == 0 and self._begun.get(pools[0].index) != ledger.now_ns:
+            self._begun.update((pool.index, ledger.now_ns) for pool in pools)
+            self._planned = self._planned if self._planned_ns == ledger.now_ns else {}
+            self._planned_ns = ledger.now_ns
+            self._begin(line, pools, ledger)
+        _start(line, self._planned, ledger)
+
+    def _begin(self, line: CompetingClasses, pools: Sequence[Pool], ledger: JobLedger) -> None:
+        members = [each.jobs for each in line.classes] + [
+            np.array(list(ledger.running[pool.index].held), np.int64) for pool in pools
+        ]
+        jobs = np.sort(np.concatenate(members))
+        if len(jobs):
+            shares, alike = self._shares_of(jobs, pools, ledger)
+            chosen = self._choose(jobs, shares, alike, pools, ledger)
+            for pool in pools:
+                self._arrange(pool, [job for job, where in chosen.items() if where is pool], ledger)
+
+    # ------------------------------------------------------------------------------------------------------ shares
+
+    def _shares_of(self, jobs: NDArray[np.int64], pools: Sequence[Pool], ledger: JobLedger) -> tuple[Numbers, Alike]:
+        """(jobs, pools) As they were, where neither jobs nor GPUs have changed; and which pools are alike to whom."""
+        capacity = np.array([pool.free_gpus + ledger.running[pool.index].gpus for pool in pools], np.float64)
+        key = jobs.tobytes() + capacity.tobytes()
+        known = self._shares.get(pools[0].index)
+        if known is None or known[0] != key:
+            known = self._shares[pools[0].index] = key, *self._solve(jobs, pools, capacity, ledger)
+        return known[1:]
+
+    def _solve(
+        self, jobs: NDArray[np.int64], pools: Sequence[Pool], capacity: Numbers, ledger: JobLedger
+    ) -> tuple[Numbers, Alike]:
+        classes = [ledger.class_of[job] for job in jobs.tolist()]
+        if self._objective.is_by_job:
+            heads, rows = np.arange(len(jobs)), np.arange(len(jobs))
+        else:
+            numbers = {id(each): number for number, each in enumerate(dict.fromkeys(classes))}
+            rows = np.array([numbers[id(each)] for each in classes])
+            heads = np.unique(rows, return_index=True)[1]
+        features = ledger.look_at(jobs[heads])
+        speeds = np.array([_speeds(classes[head], pools, capacity) for head in heads])
+        demands = Demands(
+            gpus=np.array([classes[head].gpus for head in heads], np.float64),
+            speeds=np.where(speeds > 0, 1.0, 0.0) if self._objective.is_blind else speeds,
+            many=np.bincount(rows).astype(np.float64),
+            capacity=capacity,
+            age_s=features.now_s - features.submit_s,
+            left_s=features.remaining_s,
+        )
+        shares = np.zeros((len(heads), len(pools)))
+        can_run = np.asarray((demands.speeds > 0).any(axis=1))
+        if can_run.any():
+            shares[can_run] = self._objective.shares(demands.rows(can_run))
+        alike = (speeds[:, :, None] == speeds[:, None, :]) & (speeds > 0)[:, :, None]
+        return np.asarray(shares[rows]), np.asarray(alike[rows])
+
+    # ------------------------------------------------------------------------------------------------- who, and where
+
+    def _choose(
+        self, jobs: NDArray[np.int64], shares: Numbers, alike: Alike, pools: Sequence[Pool], ledger: JobLedger
+    ) -> dict[int, Pool]:
+        """Who runs in which pool in this round, by GPUs alone."""
+        columns = np.array([pool.index for pool in pools])
+        self._make_room(int(jobs[-1]))
+        here = np.ix_(jobs, columns)
+        self._owed[here] += shares
+        shares, owed, had = (
+            np.matmul(alike, each[:, :, None])[:, :, 0] for each in (shares, self._owed[here], self._had[here])
+        )
+        last = np.tile([-float(pool.free_gpus) for pool in pools], (len(jobs), 1))  # of pools that are alike
+        for place, pool in enumerate(pools):
+            last[np.searchsorted(jobs, list(ledger.running[pool.index].held)), place] = -np.inf
+        rows, places = (shares > _NOTHING).nonzero()
+        priority = (owed / np.maximum(had, 1e-9))[rows, places]
+        order = np.lexsort((places, last[rows, places], rows, -priority))
+        left = [pool.free_gpus + ledger.running[pool.index].gpus for pool in pools]
+        chosen: dict[int, Pool] = {}
+        for row, place in zip(rows[order].tolist(), places[order].tolist(), strict=True):
+            job = int(jobs[row])
+            gpus = ledger.class_of[job].gpus
+            if left[place] >= gpus and job not in chosen:
+                left[place] -= gpus
+                chosen[job] = pools[place]
+                if not any(left):
+                    break
+        return chosen
+
+    def _arrange(self, pool: Pool, chosen: Sequence[int], ledger: JobLedger) -> None:
+        """On which nodes; who runs elsewhere, or is not among them, is stopped."""
+        running = dict(ledger.running[pool.index].held)
+        gpus = {job: ledger.class_of[job].gpus for job in chosen}
+        largest_first = sorted(chosen, key=lambda job: -gpus[job])
+        places = _places(pool, largest_first, gpus, running, ledger.search, keeps=True)
+        for order in (largest_first, chosen):
+            if len(places) < len(chosen):
+                places = _places(pool, order, gpus, running, ledger.search, keeps=False)
+        for job, allocation in running.items():
+            if places.get(job) != allocation:
+                ledger.stop(job)
+        for job, allocation in places.items():
+            self._had[job, pool.index] += 1
+            if running.get(job) != allocation:
+                self._planned[job] = pool, allocation
+
+    def _make_room(self, job: int) -> None:
+        missing = job + 1 - len(self._owed)
+        if missing > 0:
+            more = np.zeros((max(missing, len(self._owed)), self._pools))
+            self._owed, self._had = np.concatenate([self._owed, more]), np.concatenate([self._had, more])
+
+
+def _places(
+    pool: Pool,
+    jobs: Sequence[int],
+    gpus: Mapping[int, int],
+    running: Mapping[int, Allocation],
+    search: Search,
+    keeps: bool,
+) -> dict[int, Allocation]:
+    """Where each of these jobs goes, one after another; who has no room is left out.
+
+    With `keeps`, who runs stays where he is. Without, he does if that is free when it is his turn.
+    """
+    trial, places = pool.clone(), dict[int, Allocation]()
+    for job, allocation in running.items():
+        if keeps and job in gpus:
+            places[job] = allocation
+        else:
+            trial.give(allocation)
+    for job in jobs:
+        if job in places:
+            continue
+        stays = running.get(job)
+        is_free = stays is not None and all(trial.free[node] >= used for node, used in stays)
+        found = stays if is_free else search(trial, gpus[job])
+        if found is not None:
+            trial.take(found)
+            places[job] = found
+    return places
+
+
+def _start(line: CompetingClasses, planned: dict[int, tuple[Pool, Allocation]], ledger: JobLedger) -> None:
+    """Those that wait now; who has just been stopped waits a moment later."""
+    for waiting in line.classes if planned else ():
+        for job in [job for job in waiting.jobs.tolist() if job in planned]:
+            pool, allocation = planned.pop(job)
+            ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), pool, allocation)
+
+
+def _speeds(waiting: WaitingClass, pools: Sequence[Pool], capacity: Numbers) -> list[float]:
+    """In each pool; 0 where it may not run, or too few nodes are in service."""
+    by_pool = {pool.index: speed for pool, speed in zip(waiting.pools, waiting.speeds, strict=True)}
+    return [
+        by_pool[pool.index] if pool.index in by_pool and room >= waiting.gpus else 0.0
+        for pool, room in zip(pools, capacity.tolist(), strict=True)
+    ]

@@ -7,7 +7,7 @@ version of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,23 +21,38 @@ _Ints = NDArray[np.int64]
 _Flags = NDArray[np.bool_]
 
 
-class Holdings:
-    """Who holds how many GPUs of which node of a pool, as columns: a row for each job and node, in any order.
+class Running:
+    """Who runs in a pool.
+
+    Args:
+        has_columns: whether who holds how many GPUs of which node is kept as columns, too: a row for each job and node,
+            in any order.
 
     Attributes:
-        free: (nodes,) GPUs that nobody holds.
+        held: where each job runs; places in the pool.
+        ends: (end by estimate, job), ascending, where anybody asks.
+        free: (nodes,) GPUs that nobody in the columns holds.
         is_up: (nodes,) whether a node is in service.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, has_columns: bool) -> None:
+        self.pool, self._has_columns = pool, has_columns
+        self.held: dict[int, Allocation] = {}
+        self.ends: list[tuple[int, int]] = []
         self.free = np.full(len(pool.nodes), pool.size)
         self.is_up = np.ones(len(pool.nodes), np.bool_)
         self._jobs, self._nodes, self._gpus = np.zeros((3, 64), np.int64)
         self._places: dict[tuple[int, int], int] = {}  # of job and node
 
+    @property
+    def gpus(self) -> int:
+        """All that its jobs hold."""
+        return sum(gpus for allocation in self.held.values() for _, gpus in allocation)
+
     def add(self, job: int, allocation: Allocation) -> None:
         """A job holds these GPUs from now on."""
-        for node, gpus in allocation:
+        self.held[job] = allocation
+        for node, gpus in allocation if self._has_columns else ():
             place = len(self._places)
             if place == len(self._jobs):
                 columns = np.stack([self._jobs, self._nodes, self._gpus])
@@ -46,15 +61,17 @@ class Holdings:
             self._places[job, node] = place
             self.free[node] -= gpus
 
-    def remove(self, job: int, allocation: Allocation) -> None:
-        """It does no more: the last row takes the place of its own."""
+    def remove(self, job: int) -> Allocation:
+        """It holds its GPUs no more; in the columns, the last row takes the place of its own."""
+        allocation = self.held.pop(job)
         jobs, nodes, gpus = self._jobs, self._nodes, self._gpus
-        for node, used in allocation:
+        for node, used in allocation if self._has_columns else ():
             self.free[node] += used
             place, last = self._places.pop((job, node)), len(self._places)
             if place != last:
                 jobs[place], nodes[place], gpus[place] = jobs[last], nodes[last], gpus[last]
                 self._places[int(jobs[last]), int(nodes[last])] = place
+        return allocation
 
     def columns(self) -> tuple[_Ints, _Ints, _Ints]:
         """(rows,) each: jobs, nodes, GPUs; as they are now."""
@@ -62,27 +79,13 @@ class Holdings:
         return self._jobs[:many].copy(), self._nodes[:many].copy(), self._gpus[:many].copy()
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """GPUs for a gang, if jobs stop.
-
-    Attributes:
-        allocation: where it can go.
-        victims: who stops for it.
-    """
-
-    allocation: Allocation
-    victims: list[int]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolRanking:
-    """A pool's holdings at an instant, with their jobs' indices at it: who comes last gives way first.
+    """Who runs in a pool at an instant, with their indices at it: who comes last gives way first.
 
     Attributes:
         index, jobs, nodes, gpus: (rows,) each.
         latest_ns: jobs that were started later may not be preempted, nor those that have stopped or ended since.
-        held: where each job runs now.
     """
 
     index: NDArray[np.float64]
@@ -90,22 +93,22 @@ class PoolRanking:
     nodes: _Ints
     gpus: _Ints
     latest_ns: int
-    pool: Pool
-    holdings: Holdings
-    held: Mapping[int, Allocation]
+    running: Running
 
-    def make_room(self, gpus: int, index: float, placement: Placement, book: JobBook) -> Room | None:
-        """Where a gang of GPUs can go if some of a larger index stop; None if not even all of them make room.
+    def make_room(
+        self, gpus: int, index: float, placement: Placement, book: JobBook
+    ) -> tuple[Allocation, list[int]] | None:
+        """Where a gang of GPUs can go if some of a larger index stop, and who; None if not even all make room.
 
         They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
         before the others.
         """
-        stopped = np.empty(len(self.jobs), np.int64)
+        running, stopped = self.running, np.empty(len(self.jobs), np.int64)
         many = _stops(
             self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
-            self.holdings.free, self.holdings.is_up, self.pool.size, gpus, placement.may_spread, stopped,
+            running.free, running.is_up, running.pool.size, gpus, placement.may_spread, stopped,
         )  # fmt: skip
-        return _room(self.pool, gpus, placement, stopped[:many].tolist(), self.held) if many else None
+        return _room(running, gpus, placement, stopped[:many].tolist()) if many else None
 
 
 @kernel
@@ -183,9 +186,9 @@ def _stops(
     return many
 
 
-def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], held: Mapping[int, Allocation]) -> Room:
+def _room(running: Running, gpus: int, placement: Placement, stopped: Sequence[int]) -> tuple[Allocation, list[int]]:
     """Where the gang goes if these stop, and who of them must."""
-    trial = pool.clone()
+    trial, held = running.pool.clone(), running.held
     for job in stopped:
         trial.give(held[job])
     allocation = placement.search(trial, gpus)
@@ -199,4 +202,4 @@ def _room(pool: Pool, gpus: int, placement: Placement, stopped: Sequence[int], h
                 left[node] -= used
         else:
             victims.append(job)
-    return Room(allocation, victims)
+    return allocation, victims

@@ -32,7 +32,7 @@ class OpenChoice:
         """Whom to start of the view, or `WAIT`."""
         self._answer = place
 
-    def choose(self, view: View) -> int | None:
+    def __call__(self, view: View) -> int | None:
         """The answer, if there is one; else the question is kept."""
         answer, self._answer = self._answer, None
         self.view = view if answer is None else None

@@ -27,7 +27,7 @@ class Told:
     def __init__(self, answer: Callable[[View], int | None]) -> None:
         self.answer, self.views = answer, list[View]()
 
-    def choose(self, view: View) -> int | None:
+    def __call__(self, view: View) -> int | None:
         self.views.append(view)
         return self.answer(view)
 

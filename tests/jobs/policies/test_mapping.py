@@ -83,7 +83,7 @@ def test_it_takes_the_first_of_those_that_trying_all_finds_best(programme: Progr
 
 
 class First:
-    def choose(self, view: View) -> int:
+    def __call__(self, view: View) -> int:
         return 0
 
 

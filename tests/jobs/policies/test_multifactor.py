@@ -105,7 +105,7 @@ def test_nobody_holds_gpus_when_all_is_done() -> None:
     world = JobWorld((NodeGroup(2, 4),), outages=(NodeOutage(10 * S, 20 * S, 0),))
     simulation = JobSimulation(world, JobRun(scene, policy))
     record = simulation.run()
-    accounts = simulation.scheduler._accounts
+    accounts = simulation.scheduler.order.accounts
     assert accounts is not None
     assert record.kills.sum() == 1
     assert accounts._held.tolist() == [0, 0]

@@ -79,7 +79,7 @@ def test_an_account_is_charged_for_shares() -> None:
     world, policy = JobWorld((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=knobs)
     simulation = JobSimulation(world, JobRun(drawn(0), policy))
     record = simulation.run()
-    accounts = simulation.scheduler._accounts
+    accounts = simulation.scheduler.order.accounts
     assert accounts is not None
     assert (accounts._used + accounts._fresh).sum() == pytest.approx((record.held_ns * record.gpus_used).sum() / S)
 

@@ -71,7 +71,7 @@ def test_all_work_is_done_and_each_gpu_is_held_once(name: str, seed: int) -> Non
     record = simulation.run()
     require_sane(record)
     assert (record.is_done | record.is_refused).all()
-    slots = simulation.scheduler._slots
+    slots = simulation.scheduler.slots
     assert slots is not None
     assert {node: len(free) for node, free in slots._free.items()} == {0: 4, 1: 4, 2: 4, 3: 2}
     assert (record.held_ns[record.is_done] >= record.work_ns[record.is_done]).all()

@@ -1,0 +1,269 @@
+"""What a scheduler knows of jobs and GPUs, and what a queueing may do with it: who fits, start, stop, make room."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.policies.cluster import (
+    PLACEMENTS,
+    WHOLE_MILLI,
+    Allocation,
+    Cluster,
+    GpuSlots,
+    JobCommand,
+    NodeGroup,
+    Pool,
+    PreemptJob,
+    SharedGpus,
+    Slots,
+    Speeds,
+    StartJob,
+    Variability,
+    length_ns,
+)
+from jobs.policies.history import DurationHistory, GittinsTables
+from jobs.policies.orders import NEVER_NS, RUNNING, STOPPING, WAITING, Accounts, Features, JobBook, order_of
+from jobs.policies.policy import RESERVING, JobPolicy
+from jobs.policies.room import PoolRanking, Running
+from jobs.policies.waiting import CompetingClasses, WaitingClass
+from kit.units import NS_PER_S
+
+
+class JobLedger:
+    """Jobs that wait and run, the GPUs that they hold, and the commands that say so.
+
+    Attributes:
+        search: how a pool's nodes are searched.
+        is_preemptive: whether jobs that run may have to make room.
+        waiting, stopped: how many jobs wait, and how many were told to stop, ever.
+        class_of: what each job needs that is not gone.
+        running: by pool, who runs there.
+    """
+
+    def __init__(
+        self,
+        policy: JobPolicy,
+        groups: Iterable[NodeGroup],
+        speeds: Speeds | None = None,
+        variability: Variability | None = None,
+    ) -> None:
+        self.policy = policy
+        self.cluster = Cluster(groups)
+        self.now_ns = 0
+        self.next_wake_ns: int | None = None
+        self.waiting = self.stopped = 0
+        self.book, self.history, self.commands = JobBook(), DurationHistory(), list[JobCommand]()
+        self.placement = PLACEMENTS[policy.placement]
+        self.search, self.is_preemptive = self.placement.search, policy.is_preemptive
+        self.class_of: dict[int, WaitingClass] = {}
+        self.running = [Running(pool, has_columns=policy.is_preemptive) for pool in self.cluster.pools]
+        self.order = order_of(
+            policy.order,
+            lambda: GittinsTables(self.history, policy.knobs.restart_ns / NS_PER_S),
+            lambda: Accounts(policy.multifactor, self.cluster.gpus),
+        )
+        self.speeds = speeds or Speeds()
+        is_aware = self.placement.is_variability_aware
+        self.slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
+        self._shared = SharedGpus()
+        self._restart_s = policy.knobs.restart_ns / NS_PER_S if policy.is_preemptive else 0.0
+        self._indices_move = self.order.wait_moves or (self.order.tables, self.order.accounts) != (None, None)
+        self._keeps_ends = policy.queueing in RESERVING
+        self._lines: dict[int, CompetingClasses] = {}  # by pool; pools that jobs may choose between share one
+        self._touched: dict[int, CompetingClasses] = {}  # lines to decide on, by identity
+        self._pool_of: dict[int, Pool] = {}  # of jobs that run
+        self._rankings: dict[int, PoolRanking] = {}  # by pool, for an instant and the tables of an order
+        self._rankings_of = -1, 0
+
+    # -------------------------------------------------------------------------------------------------- who waits
+
+    def _touch(self, line: CompetingClasses) -> None:
+        """It is to be decided on at the end of this instant."""
+        self._touched[id(line)] = line
+        self.next_wake_ns = self.now_ns
+
+    def _open(self, pool: Pool) -> None:
+        """Something has changed in a pool."""
+        self.next_wake_ns = self.now_ns
+        line = self._lines.get(pool.index)
+        if line is not None:
+            line.is_open = True
+            self._touch(line)
+
+    def _wait(self, job: int, waiting: WaitingClass) -> None:
+        book = self.book
+        book.state[job], book.since_ns[job], book.from_ns[job] = WAITING, self.now_ns, NEVER_NS
+        index = self.order.index(Features(book, job, self.now_ns, is_running=False, restart_s=self._restart_s))
+        waiting.add(job, float(index))
+        if self._indices_move and waiting.count == 1:
+            waiting.version = self._version
+        self.waiting += 1
+        line = self._lines[waiting.pools[0].index]
+        line.fresh.append(waiting)
+        self._touch(line)
+
+    # ------------------------------------------------------------------------------------- what a queueing asks for
+
+    def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
+        """Those of whom one can start now on free GPUs."""
+        largest: dict[int, int] = {}  # by pool, the gang that fits
+        found = []
+        for waiting in classes:
+            if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
+                found.append(waiting)
+                continue
+            for pool in waiting.pools:
+                if pool.index not in largest:
+                    largest[pool.index] = self.placement.largest(pool)
+                if waiting.gpus <= largest[pool.index]:
+                    found.append(waiting)
+                    break
+        return found
+
+    def refresh(self, waiting: WaitingClass) -> None:
+        """Bring a class's indices up to the present, where they have moved."""
+        if self._indices_move and waiting.version != self._version:
+            waiting.version = self._version
+            features = Features(self.book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
+            waiting.set_indices(self.order.index(features))
+
+    @property
+    def _version(self) -> tuple[int, int]:
+        """What indices of jobs that wait rest on now: time, if they move with it; the order's tables, or accounts."""
+        order = self.order
+        if order.accounts is not None:
+            return 0, order.accounts.advance(self.now_ns)
+        return self.now_ns if order.wait_moves else 0, 0 if order.tables is None else order.tables.version
+
+    def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
+        """(count,) How long each of a class would take in a pool, by estimate."""
+        book, jobs = self.book, waiting.jobs
+        left_ns = np.maximum(book.estimate_ns[jobs] - book.done_ns[jobs], 1)
+        speed = waiting.speeds[waiting.pools.index(pool)]
+        at_speed_ns = left_ns if speed == 1.0 else np.ceil(left_ns / speed).astype(np.int64)
+        return np.asarray(at_speed_ns + (book.begun[jobs] > 0) * self.policy.knobs.restart_ns)
+
+    def ends(self, pool: Pool) -> list[tuple[int, Allocation]]:
+        """When jobs that run in a pool end, by estimate, and what becomes free then; ascending by time."""
+        ends, held = self.running[pool.index].ends, self.running[pool.index].held
+        late = bisect_left(ends, (self.now_ns + 1,))
+        if late:
+            soon_ns = self.now_ns + NS_PER_S
+            ends = sorted([*((soon_ns, job) for _, job in ends[:late]), *ends[late:]])
+        return [(at_ns, held[job]) for at_ns, job in ends]
+
+    def try_head(self, waiting: WaitingClass, closed: Sequence[Pool] = ()) -> bool:
+        """Start the first of a class, where jobs that come after it may have to make room; not in closed pools."""
+        for pool in waiting.pools:
+            has_room = pool.free_gpus >= waiting.gpus or waiting.milli < WHOLE_MILLI
+            if has_room and pool not in closed:
+                allocation = self._find(waiting, pool)
+                if allocation is not None:
+                    self.start(waiting, waiting.head, pool, allocation)
+                    return True
+        return self.is_preemptive and self._start_by_preemption(waiting, closed)
+
+    def _find(self, waiting: WaitingClass, pool: Pool) -> Allocation | None:
+        """Where the first of a class can start in a pool."""
+        if self.slots is not None and self.slots.is_aware:
+            return self.slots.search(int(waiting.jobs[waiting.head]), pool, waiting.gpus)
+        if waiting.milli < WHOLE_MILLI:
+            return self._shared.find(pool, waiting.milli, self.search)
+        return self.search(pool, waiting.gpus)
+
+    def start(self, waiting: WaitingClass, place: int, pool: Pool, allocation: Allocation) -> None:
+        """Start the one at a place of a class on free GPUs."""
+        job, book, now_ns = waiting.remove(place), self.book, self.now_ns
+        if waiting.milli < WHOLE_MILLI:
+            self._shared.take(job, pool, allocation, waiting.milli)
+        else:
+            pool.take(allocation)
+        speed = waiting.speeds[waiting.pools.index(pool)]
+        if len(allocation) > 1 and len(allocation) > pool.fewest_nodes(waiting.gpus):
+            speed /= self.speeds.spread_slowdown
+        slots: Slots = ()
+        if self.slots is not None:
+            slots, factor = self.slots.take(job, pool, allocation)
+            speed *= factor
+        begins_ns = now_ns + (self.policy.knobs.restart_ns if book.begun[job] else 0)
+        book.state[job], book.since_ns[job], book.from_ns[job] = RUNNING, now_ns, begins_ns
+        book.speed[job] = speed
+        book.begun[job] += 1
+        self._pool_of[job] = pool
+        self.running[pool.index].add(job, allocation)
+        if self.order.accounts is not None:
+            self.order.accounts.hold(job, waiting.gpus * waiting.milli / WHOLE_MILLI, now_ns)
+        self.waiting -= 1
+        if self._keeps_ends:
+            insort(self.running[pool.index].ends, self._end_of(job))
+        nodes = pool.nodes
+        self.commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
+
+    def look_at(self, jobs: NDArray[np.int64]) -> Features:
+        """What is known of jobs, whether they run or wait."""
+        return Features(self.book, jobs, self.now_ns, is_running=False)
+
+    def _release(self, job: int) -> None:
+        """It holds its GPUs no more."""
+        pool = self._pool_of.pop(job)
+        allocation = self.running[pool.index].remove(job)
+        if self.order.accounts is not None:
+            gpus = self.book.gpus[job] * self.class_of[job].milli / WHOLE_MILLI
+            self.order.accounts.hold(job, -float(gpus), self.now_ns)
+        if self.slots is not None:
+            self.slots.give(job)
+        if not self._shared.give(job, pool):
+            pool.give(allocation)
+        if self._keeps_ends:
+            self.running[pool.index].ends.remove(self._end_of(job))
+        self._open(pool)
+
+    def _end_of(self, job: int) -> tuple[int, int]:
+        """When one that runs ends, by estimate."""
+        book = self.book
+        left_ns = max(int(book.estimate_ns[job] - book.done_ns[job]), 1)
+        return int(book.from_ns[job]) + length_ns(left_ns, float(book.speed[job])), job
+
+    # ------------------------------------------------------------------------------------------------- preemption
+
+    def _start_by_preemption(self, waiting: WaitingClass, closed: Sequence[Pool]) -> bool:
+        index, _ = waiting.first
+        for pool in waiting.pools:
+            if pool in closed:
+                continue
+            room = self._ranking(pool).make_room(waiting.gpus, index, self.placement, self.book)
+            if room is not None:
+                allocation, victims = room
+                for job in victims:
+                    self.stop(job)
+                self.start(waiting, waiting.head, pool, allocation)
+                return True
+        return False
+
+    def stop(self, job: int) -> None:
+        """Stop one that runs: its GPUs may be given to another at once."""
+        self._release(job)
+        self.stopped += 1
+        self.book.state[job] = STOPPING
+        self.commands.append(PreemptJob(job))
+
+    def _ranking(self, pool: Pool) -> PoolRanking:
+        """Who may be preempted in a pool at this instant: nobody that was started at it."""
+        made_of = self.now_ns, 0 if self.order.tables is None else self.order.tables.version
+        if self._rankings_of != made_of:
+            self._rankings, self._rankings_of = {}, made_of
+        ranking = self._rankings.get(pool.index)
+        if ranking is None:
+            knobs, running = self.policy.knobs, self.running[pool.index]
+            jobs, nodes, gpus = running.columns()
+            index = self.order.index(Features(self.book, jobs, self.now_ns, is_running=True))
+            if knobs.hysteresis != 1.0:  # those that run have an advantage
+                index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
+            latest_ns = self.now_ns - max(knobs.min_run_ns, 1)
+            ranking = PoolRanking(index, jobs, nodes, gpus, latest_ns, running)
+            self._rankings[pool.index] = ranking
+        return ranking
