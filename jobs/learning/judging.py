@@ -19,14 +19,13 @@ DRAWS: Final = 2000
 Numbers = NDArray[np.float64]
 
 
-_CHANCE: Final = {"placement": "lowest", "learned": "random"}
 BASELINES: Final = (
     NamedPolicy("fifo-stall", JobPolicy("fifo", "stall", placement="lowest")),
-    NamedPolicy("random-stall", JobPolicy("fifo", "stall", **_CHANCE)),
+    NamedPolicy("random-stall", JobPolicy("fifo", "stall", placement="lowest", learned="random")),
     NamedPolicy("smallest-stall", JobPolicy("smallest", "stall", placement="lowest")),
     NamedPolicy("sjf-oracle-stall", JobPolicy("sjf", "stall", placement="lowest", estimate="oracle")),
     NamedPolicy("fifo-first-fit", policy_of("fifo-first-fit-lowest")),
-    NamedPolicy("random-fitting", JobPolicy("fifo", "choice", **_CHANCE)),
+    NamedPolicy("random-fitting", JobPolicy("fifo", "choice", placement="lowest", learned="random")),
     NamedPolicy("smallest", policy_of("smallest-lowest")),
     NamedPolicy("sjf-oracle", policy_of("sjf-oracle-lowest")),
     NamedPolicy("fifo-easy-oracle", policy_of("fifo-easy-oracle-lowest")),

@@ -68,7 +68,7 @@ class JobScheduler(JobLedger):
         assert choosing is None or policy.queueing in CHOOSING, "a chooser was given that nobody asks"
         super().__init__(policy, groups, speeds, variability)
         self._estimate = estimate_of(policy.estimate, self.history, oracle_work_ns)
-        self.choices = Choices(choosing, mapper_of(self.placement.programme, choosing and choosing.scores))
+        self.choices = Choices(choosing, mapper_of(self.placement.programme, choosing.scores if choosing else None))
         queueings = {**QUEUEINGS, "stall": self.choices.stall, "choice": self.choices.choice}
         self._queueing = (
             Rounds(OBJECTIVES[policy.order], policy.knobs.round_ns, len(self.cluster.pools))
