@@ -289,15 +289,16 @@ if __name__ == "__main__":  # agents read this file, too
 """
 
 
-def _segments() -> set[Path]:
-    return set(Path("/dev/shm").iterdir())
+def _named_memory(family: list[psutil.Process]) -> set[Path]:
+    """Files in shared memory that these have mapped: others on this machine may be at work with theirs."""
+    mapped = {Path(region.path) for process in family for region in process.memory_maps()}
+    return {path for path in mapped if path.parent == Path("/dev/shm")}
 
 
 @pytest.mark.usefixtures("usual_interrupts")
 @pytest.mark.parametrize("victim", ["stopped", "helpers"])
 def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
     """kill -9 of the router, an agent or Python's resource tracker, or Ctrl-C: no process, no shared memory is left."""
-    segments = _segments()
     script = tmp_path / "serve.py"
     script.write_text(_SERVE, encoding="utf-8")
     parent = subprocess.Popen(
@@ -309,7 +310,9 @@ def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
     )
     assert parent.stdout is not None
     pids = [int(pid) for pid in parent.stdout.readline().split()]
-    family = psutil.Process(parent.pid).children(recursive=True)
+    head = psutil.Process(parent.pid)
+    family = head.children(recursive=True)
+    memory = _named_memory([head, *family])
     assert len(pids) == 2
     assert set(pids) < {process.pid for process in family}
     helpers = [process.pid for process in family if process.pid not in pids[1:]]  # an agent, and what Python started
@@ -324,4 +327,4 @@ def test_nothing_survives_a_kill(victim: str, tmp_path: Path) -> None:
     parent.stdout.close()
     _, alive = psutil.wait_procs(family, timeout=60.0)
     assert not alive
-    assert not _segments() - segments
+    assert not [path for path in memory if path.exists()]
