@@ -10,7 +10,6 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from types import FrameType
 from typing import Final
 
 from kit.errors import WorkError
@@ -19,10 +18,6 @@ _LOOK_S: Final = 2.0
 _PATIENCE_S: Final = 3.0
 _SILENT: Final = 3  # looks in a row
 _CALL: Final = signal.SIGUSR1
-
-
-class _HeadGoneError(BaseException):
-    """Raised in the middle of anything: nothing that waits for lesser errors may take it."""
 
 
 @contextlib.contextmanager
@@ -39,15 +34,14 @@ def while_head_lives(address: str) -> Iterator[threading.Event]:
         yield gone
         return
 
-    def leave(_: int, __: FrameType | None) -> None:
-        raise _HeadGoneError
-
-    before = signal.signal(_CALL, leave)
+    before = signal.signal(_CALL, signal.default_int_handler)  # while Ray waits, it passes on this exception alone
     watch = threading.Thread(target=_watch, args=(address, over, gone), name="ray-head", daemon=True)
     watch.start()
     try:
         yield gone
-    except _HeadGoneError:
+    except KeyboardInterrupt:
+        if not gone.is_set():
+            raise
         remedy = "start its nodes again, then the same command"
         raise WorkError(f"the Ray cluster at {address} is gone; what is finished is kept; {remedy}") from None
     finally:
