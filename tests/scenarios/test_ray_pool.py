@@ -176,7 +176,7 @@ class TestPool:
         assert [result["wall_s"] for result in spread][2:] != [result["wall_s"] for result in alone][2:]  # made there
 
     def test_tuning_finds_the_same(self, pool: RayPool, tmp_path: Path) -> None:
-        """Search, settings, accuracy matching and race."""
+        """Search, settings, accuracy matching and final evaluation."""
         (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(SCENARIO))
         world, knobs = load_world(tmp_path / "tiny.yaml"), replace(KNOBS, floor=0.75, decisions=8000, searches=2)
         alone, spread = (tune_world(world, "ladder", knobs, jobs=jobs) for jobs in (1, pool))
