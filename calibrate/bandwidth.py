@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time  # noqa: TID251 - bandwidth is bytes over real time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import torch
 
 from hw.device import DeviceSpec
 from hw.devices.gpu import finish
+from hw.host.apart import Tell, apart
 from kit.errors import WorkError, in_a_line
 from policies.vocabulary import NS_PER_S
 
@@ -22,32 +21,20 @@ COPIES = 4
 IN_A_ROW = 16  # on a GPU, where a copy takes 0.1 ms
 
 
-@contextmanager
-def bandwidth_beside(spec: DeviceSpec) -> Iterator[Callable[[], float]]:
-    """Measure now or, on a GPU, in a process of its own that is gone once the function given back has returned.
+def bandwidth_bytes_s(spec: DeviceSpec) -> float:
+    """Of a device's memory. A GPU's is measured in a process of its own, which has ended once this returns.
 
     This process must never hold a context on the GPU: it would draw power for ever after.
 
     Raises:
-        WorkError: by the function given back; the GPU failed.
+        WorkError: the GPU failed.
     """
     if spec.kind == "cpu":
-        found = cpu_bandwidth_bytes_s(spec.threads)
-        yield lambda: found
-        return
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        future = pool.submit(cuda_bandwidth_bytes_s, spec.index)
-
-        def wait() -> float:
-            try:
-                return future.result()
-            except (BrokenProcessPool, RuntimeError) as error:
-                problem = f"no bandwidth could be measured ({in_a_line(str(error))})"
-                raise WorkError(f"cuda:{spec.index}: {problem}") from None
-            finally:
-                pool.shutdown()
-
-        yield wait
+        return cpu_bandwidth_bytes_s(spec.threads)
+    try:
+        return apart(partial(cuda_bandwidth_bytes_s, spec.index), lambda *_: None)
+    except WorkError as error:
+        raise WorkError(f"cuda:{spec.index}: no bandwidth could be measured ({in_a_line(str(error))})") from None
 
 
 def cpu_bandwidth_bytes_s(threads: int) -> float:
@@ -63,7 +50,7 @@ def cpu_bandwidth_bytes_s(threads: int) -> float:
     return 2 * sum(source.nbytes for source in sources) / min(seconds)
 
 
-def cuda_bandwidth_bytes_s(index: int) -> float:
+def cuda_bandwidth_bytes_s(index: int, _: Tell) -> float:
     """The best of a few rows of large copies inside the GPU's memory."""
     place = torch.device("cuda", index)
     return row_bandwidth_bytes_s(torch.ones(4 * COPY_BYTES, dtype=torch.uint8, device=place), finish)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 from calibrate.agents import AgentBench
-from calibrate.bandwidth import bandwidth_beside
+from calibrate.bandwidth import bandwidth_bytes_s
 from calibrate.calibration import CalibrationRequest
 from calibrate.fit import DeviceFacts
 from calibrate.interference import Interference, on_cores, on_gpu, require_quiet
@@ -90,11 +90,8 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
     require_quiet(meter.device, others, wanted.allow_busy)
     _settle(device, meter, found)
     bare = _idle_looks(meter, found, idle_s)
-    with (
-        bandwidth_beside(device) as bandwidth,
-        bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench,
-    ):
-        bandwidth_bytes_s = bandwidth()
+    bandwidth = bandwidth_bytes_s(device)  # its process has ended: what agents' contexts take is theirs alone
+    with bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench:
         _settle(device, bench.meter, found)
         context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
         tested = sensor_test(bench.meter, found, context, lambda seconds: bench.solo(load, 1, 2, seconds))
@@ -105,7 +102,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
             info=found.info,
             execution=device.execution(),
             cores=len(device.physical[1]) if device.kind == "cpu" else 1,
-            bandwidth_bytes_s=bandwidth_bytes_s,
+            bandwidth_bytes_s=bandwidth,
             power=power_model(
                 device, found, _idle_w(device, meter, found, bare), _idle_w(device, bench.meter, found, context)
             ),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -60,6 +62,15 @@ def is_broken(error: BaseException) -> bool:
     """
     text = str(error).lower()
     return isinstance(error, RuntimeError) and not lacks_memory(error) and any(words in text for words in _BROKEN)
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """One process of this host at a time: what the device has less of meanwhile is this one's."""
+    with Path(__file__).open("rb") as file:
+        with suppress(OSError):  # a file system without locks
+            flock(file, LOCK_EX)
+        yield
 
 
 def finish(place: torch.device) -> None:

@@ -57,12 +57,14 @@ def open_device(device: DeviceSpec) -> torch.device:
 
 def open_measured(device: DeviceSpec) -> tuple[torch.device, int]:
     """`open_device`, and the device memory that this process takes with nothing loaded: a GPU's context."""
-    before_bytes = _used_vram_bytes(device)
-    place = open_device(device)
-    if place.type == "cuda":
+    if device.kind == "cpu":
+        return open_device(device), 0
+    with gpu.in_turn():  # where nobody tells memory by process, as in a container, it is what the device has less of
+        before_bytes = _used_vram_bytes(device)
+        place = open_device(device)
         _open_libraries(place)
-    own_bytes = _own_vram_bytes(device)  # others may open the device at this very moment
-    return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
+        own_bytes = _own_vram_bytes(device)
+        return place, max(0, _used_vram_bytes(device) - before_bytes) if own_bytes is None else own_bytes
 
 
 def _open_libraries(place: torch.device) -> None:
@@ -89,13 +91,13 @@ def _context_bytes(device: DeviceSpec, _: Tell) -> int:
 
 def _own_vram_bytes(device: DeviceSpec) -> int | None:
     """This process's memory on a GPU; None where NVML does not tell it: in a container it has another number."""
-    nvml = load_nvml() if device.kind == "cuda" else None
+    nvml = load_nvml()
     return None if nvml is None else process_vram_bytes(nvml, nvml_handle(nvml, device.index), os.getpid())
 
 
 def _used_vram_bytes(device: DeviceSpec) -> int:
-    """Memory in use on a GPU, by whomever; 0 on a CPU, or where NVML does not say."""
-    nvml = load_nvml() if device.kind == "cuda" else None
+    """Memory in use on a GPU, by whomever; 0 where NVML does not say."""
+    nvml = load_nvml()
     return 0 if nvml is None else used_vram_bytes(nvml, nvml_handle(nvml, device.index))
 
 

@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from calibrate.bandwidth import COPIES, IN_A_ROW, cpu_bandwidth_bytes_s, row_bandwidth_bytes_s
+from calibrate.bandwidth import COPIES, IN_A_ROW, bandwidth_bytes_s, cpu_bandwidth_bytes_s, row_bandwidth_bytes_s
+from hw.device import DeviceSpec
+from kit.errors import WorkError
 
 NBYTES = 1 << 28
 COPY_NS, WAIT_NS = 125_000, 12_000
@@ -37,6 +39,12 @@ def test_asking_for_a_copy_is_not_taken_for_the_memory(monkeypatch: pytest.Monke
     assert 0.99 * true < found < true
     assert memory.waits == 2 * (COPIES + 1)
     assert 2 * NBYTES / ((COPY_NS + WAIT_NS) / 1e9) < 0.92 * true < 0.92 * found * (1 + 1 / IN_A_ROW)
+
+
+def test_a_gpu_that_fails_is_named() -> None:
+    """In a process of its own: here it has no such device, or none at all."""
+    with pytest.raises(WorkError, match=r"^cuda:99: no bandwidth could be measured \(.+\)$"):
+        bandwidth_bytes_s(DeviceSpec(kind="cuda", index=99))
 
 
 def test_a_cpus_memory_has_some_bandwidth() -> None:

@@ -13,7 +13,7 @@ import pynvml
 import pytest
 import torch
 
-from calibrate.bandwidth import bandwidth_beside
+from calibrate.bandwidth import bandwidth_bytes_s
 from calibrate.interference import Interference, Process, on_cores, on_gpu, require_quiet
 from calibrate.opening import interference, naming_a_lost_device
 from calibrate.probe import Probe, assumed_power, meter_of, open_sensor, power_model, probe, sensor_model
@@ -42,8 +42,7 @@ def test_a_probe_says_what_the_device_is() -> None:
     found = probe(spec)
     assert {"date", "torch", "cpu", "telemetry_power"} <= set(found.info.stamps)
     assert sensor_model(DeviceSpec(), 0.2).power_window_s == 0.2
-    with bandwidth_beside(spec) as bandwidth:
-        assert 1e8 < bandwidth() < 1e13
+    assert 1e8 < bandwidth_bytes_s(spec) < 1e13
 
 
 # --------------------------------------------------------------------------------------------------------- of a GPU

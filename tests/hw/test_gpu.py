@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
+import time  # noqa: TID251 - what two do at once takes real time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -183,6 +185,23 @@ def test_a_context_is_this_processs_own(told: int | None, wanted: int, monkeypat
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert open_measured(DeviceSpec(kind="cuda")) == (PLACE, wanted)
     assert opened == [PLACE]
+
+
+def test_a_context_is_not_taken_for_that_of_an_agent_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody tells by process: they open the device one after another, whatever is started side by side."""
+    board, size_bytes = FakeBoard(vram_used_bytes=1 << 30), 1100 << 20
+
+    def open_device(device: DeviceSpec) -> torch.device:
+        board.vram_used_bytes += size_bytes
+        time.sleep(0.2)
+        return PLACE
+
+    monkeypatch.setattr("hw.devices.instances.load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr("hw.devices.instances.open_device", open_device)
+    monkeypatch.setattr("hw.devices.instances._open_libraries", lambda place: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with ThreadPoolExecutor(2) as agents:
+        assert list(agents.map(open_measured, [DeviceSpec(kind="cuda")] * 2)) == [(PLACE, size_bytes)] * 2
 
 
 @pytest.mark.parametrize(
