@@ -55,6 +55,7 @@ class AgentBench:
         sibling: a second process on the same device, for sets across processes; None without such sets.
         probe_batch: on a GPU, the batch whose workspace counts as part of an instance; 0 elsewhere.
         cores: of a CPU device.
+        receiver: that other server's agent, where it copies onto a GPU what arrives.
     """
 
     agent: AgentProcess
@@ -63,6 +64,7 @@ class AgentBench:
     probe_batch: int
     sibling: AgentProcess | None = None
     cores: tuple[int, ...] = ()
+    receiver: AgentProcess | None = None
 
     def load(self, instance: int, segment: int, width: float, from_disk: bool) -> tuple[float, int]:
         """See `Bench`."""
@@ -109,7 +111,7 @@ class AgentBench:
     def transfer(self, size_bytes: int, number: int) -> Sequence[float]:
         """See `Bench`."""
         assert self.peer is not None, "a plan without a peer asks for no transfer"
-        return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S)
+        return transfer_round(self.agent, self.peer, size_bytes, number, PAUSE_S, receiver=self.receiver)
 
     def steady(self, point: Point, duration_s: float, duty: float = 1.0) -> SteadyLoad:
         """See `Bench`."""

@@ -134,6 +134,7 @@ def bench_of(
             probe_batch=batch_limit if device.kind == "cuda" else 0,
             sibling=on_device[-1] if sibling else None,
             cores=device.physical[1] if device.kind == "cpu" else (),
+            receiver=agents[-1] if peer and peer.kind == "cuda" else None,
         )
 
 

@@ -406,15 +406,18 @@ def require_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _augment(images: Tensor, knobs: TrainingKnobs, rng: np.random.Generator) -> Tensor:
-    """Random crop and flip, for each image on its own; (B, C, H, W) in and out. Chance is drawn on the host."""
+    """Random crop and flip, for each image on its own; (B, C, H, W) in and out.
+
+    Chance is drawn on the host. A GPU takes it when it has come so far: this thread goes on asking meanwhile.
+    """
     count, channels, height, width = images.shape
     if knobs.flip:
-        mirrored = torch.from_numpy(np.less(rng.random((count, 1, 1, 1)), 0.5)).to(images.device)
+        mirrored = torch.from_numpy(np.less(rng.random((count, 1, 1, 1)), 0.5)).to(images.device, non_blocking=True)
         images = torch.where(mirrored, images.flip(-1), images)
     if not knobs.shift:
         return images
     padded = F.pad(images, (knobs.shift,) * 4, mode="replicate")
-    offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device)
+    offsets = torch.from_numpy(rng.integers(0, 2 * knobs.shift + 1, (2, count))).to(images.device, non_blocking=True)
     each, channel = torch.arange(count, device=images.device), torch.arange(channels, device=images.device)
     rows = offsets[0][:, None] + torch.arange(height, device=images.device)  # (B, H)
     columns = offsets[1][:, None] + torch.arange(width, device=images.device)  # (B, W)

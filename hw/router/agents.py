@@ -22,6 +22,8 @@ from hw.transport.messages import (
     Close,
     Done,
     FromAgent,
+    Input,
+    Keep,
     Move,
     MoveBroken,
     Moved,
@@ -259,11 +261,19 @@ class AgentHandle(ABC):
 
 
 def transfer_round(
-    source: AgentHandle, destination: int, payload_bytes: int, count: int, pause_s: float = 0.0, address: str = ""
+    source: AgentHandle,
+    destination: int,
+    payload_bytes: int,
+    count: int,
+    pause_s: float = 0.0,
+    address: str = "",
+    receiver: AgentHandle | None = None,
 ) -> tuple[float, ...]:
     """Seconds from the command until `payload_bytes` stand in another agent's arena, for each of `count` moves.
 
-    `address`: see `hw.transport.messages.Move`.
+    Args:
+        address: see `hw.transport.messages.Move`.
+        receiver: that agent, where it copies what arrives onto a device: then until they stand there.
     """
     request = (0,)
     source.ask(BenchmarkMove(*request, payload_bytes), Done)
@@ -271,10 +281,23 @@ def transfer_round(
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
-        source.ask(Move(number, destination, 0, request, address), Moved)
-        found.append((time.monotonic_ns() - begin_ns) / 1e9)
+        moved = source.ask(Move(number, destination, 0, request, address), Moved)
+        moved_s = (time.monotonic_ns() - begin_ns) / 1e9
+        found.append(moved_s if receiver is None else moved_s + _keeping_s(receiver, moved))
     source.send(Release(request))
     return tuple(found)
+
+
+def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:
+    """What it takes an agent to keep what stands in its arena, beyond a word there and one back."""
+    lasted_s = []
+    for inputs in ((), (Input((0,), 0, moved.shape, moved.dtype, moved.channels_last),)):
+        begin_ns = time.monotonic_ns()
+        receiver.send(Keep(inputs))
+        receiver.ask(Ping(0), Pong)
+        lasted_s.append((time.monotonic_ns() - begin_ns) / 1e9)
+    receiver.send(Release((0,)))
+    return max(0.0, lasted_s[1] - lasted_s[0])
 
 
 class Carrier(Protocol):

@@ -49,6 +49,7 @@ from hw.transport.messages import (
     FromAgent,
     Input,
     Keep,
+    Move,
     Moved,
     Ping,
     Point,
@@ -111,8 +112,30 @@ def test_benchmarks_measure_what_they_are_asked_for(measured: list[AgentProcess]
     outfit = specs[0].outfit
     assert isinstance(outfit, TorchOutfit)
     outfit.arenas[1].view(0, 8192)[:] = b"x" * 8192
-    assert len(transfer_round(agent, 1, 4096, 3)) == 3
+    assert len(transfer_round(agent, 1, 4096, 3, receiver=measured[1])) == 3
     assert bytes(outfit.arenas[1].view(0, 8192)) == bytes(4096) + b"x" * 4096  # so many bytes really move
+
+
+def test_a_transfer_lasts_until_it_stands_on_the_receivers_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that is a GPU; the way of a word there and back is none of it."""
+    now_ns, move_ns, word_ns, copy_ns = [0], 700, 300, 50
+    heard: list[ToAgent] = []
+
+    class Peer:
+        def send(self, message: ToAgent) -> None:
+            heard.append(message)
+            now_ns[0] += copy_ns if isinstance(message, Keep) and message.inputs else 0
+
+        def ask(self, message: ToAgent, kind: type[FromAgent]) -> FromAgent:
+            now_ns[0] += move_ns if isinstance(message, Move) else word_ns
+            return Moved(0, (5,), "float32", False)
+
+    monkeypatch.setattr("hw.router.agents.time", SimpleNamespace(monotonic_ns=lambda: now_ns[0], sleep=lambda _: None))
+    source, receiver = cast(Any, Peer()), cast(Any, Peer())
+    for peer, expected_ns in ((None, move_ns), (receiver, move_ns + copy_ns)):
+        found_s = transfer_round(source, 1, 20, 2, receiver=peer)
+        assert found_s == pytest.approx([expected_ns / 1e9] * 2)
+    assert heard[-3:-1] == [Keep((Input((0,), 0, (5,), "float32", False),)), Release((0,))]
 
 
 def test_a_measurement_that_fails_says_why(measured: list[AgentProcess]) -> None:

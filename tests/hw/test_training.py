@@ -223,6 +223,21 @@ def test_augmentation_moves_and_mirrors_and_invents_nothing(few: Dataset) -> Non
     assert len(seen) == 18
 
 
+def test_a_step_does_not_wait_for_what_is_uploaded(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA finishes all that was asked of it before a copy that is waited for: a GPU would be idle twice a step."""
+    waits: list[bool] = []
+    upload = torch.Tensor.to
+
+    def noted(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        waits.append(not named.get("non_blocking", False))
+        return upload(tensor, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "to", noted)
+    knobs = dataclasses.replace(SMALL, shift=1, flip=True)
+    _augment(torch.zeros(4, 1, 4, 4), knobs, np.random.default_rng(0))
+    assert waits == [False, False]
+
+
 def test_images_grow_with_the_epochs(few: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its share of the epochs is over a size holds; then the next, and the images' own at last."""
     seen: list[int] = []
