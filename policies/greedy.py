@@ -19,6 +19,7 @@ from policies.faults import OUT_OF_MEMORY
 from policies.fifo import KeyedFifo
 from policies.memory import MemoryBook
 from policies.vocabulary import (
+    NOTHING_RESIDENT,
     BatchFailed,
     BatchFinished,
     BlockArrived,
@@ -27,6 +28,7 @@ from policies.vocabulary import (
     LoadFailed,
     LoadInstance,
     RejectRequests,
+    Residency,
     ReturnRequests,
     RunBatch,
     ServerCommand,
@@ -156,6 +158,7 @@ class GreedyScheduler:
         self._utilization = 0.0
         self._next_instance = 0
         self._next_batch = 0
+        self.residency = NOTHING_RESIDENT
         self._take_in: dict[type, Callable[[Any, int, list[ServerCommand]], None]] = {
             BlockArrived: self._enqueue,
             BatchFinished: self._finish_batch,
@@ -231,6 +234,7 @@ class GreedyScheduler:
         ):
             state.clear()
         self._epoch = 0  # no epoch has this number: whatever the last one still sends is stale
+        self.residency = NOTHING_RESIDENT
         self._utilization = 0.0
         self.running_requests = 0
         self.next_wake_ns = None
@@ -249,7 +253,7 @@ class GreedyScheduler:
         if event.failed:
             passed = tuple(request for request in passed if request not in event.failed)
         if passed:
-            commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width))
+            commands.append(ReturnRequests(self._epoch, passed, batch.segment, batch.width, self.residency))
         if event.failed:
             commands.append(RejectRequests(self._epoch, event.failed, event.reason))
 
@@ -284,6 +288,7 @@ class GreedyScheduler:
 
     def _finish_load(self, event: InstanceLoaded, now_ns: int, commands: list[ServerCommand]) -> None:
         self._set_free(self._instances[event.instance], now_ns)
+        self._note_residency()
 
     def _fail_load(self, event: LoadFailed, now_ns: int, commands: list[ServerCommand]) -> None:
         instance = self._instances[event.instance]
@@ -313,6 +318,19 @@ class GreedyScheduler:
     def _remove(self, instance: Instance) -> None:
         del self._instances[instance.id]
         self._by_segment[instance.segment].remove(instance)
+        self._note_residency()
+
+    def _note_residency(self) -> None:
+        """Instances have come, gone, or changed between loading and loaded."""
+        loaded = loading = 0
+        widths = self.knobs.widths
+        for instance in self._instances.values():
+            bit = Residency.bit(instance.segment, widths.index(instance.width), len(widths))
+            if instance.state is InstanceState.LOADING:
+                loading |= bit
+            elif instance.state is not InstanceState.UNLOADING:
+                loaded |= bit
+        self.residency = Residency(loaded, loading)
 
     # ------------------------------------------------------------------------------------------------- decisions
 
@@ -445,6 +463,7 @@ class GreedyScheduler:
         self.memory.charge(self.knobs.instance_bytes[spec])
         self._instances[instance.id] = instance
         insort(self._by_segment.setdefault(segment, []), instance, key=_width)
+        self._note_residency()
         return LoadInstance(self._epoch, instance.id, segment, width)
 
     def _evict_for(self, spec: Spec, commands: list[ServerCommand]) -> bool:
@@ -475,6 +494,7 @@ class GreedyScheduler:
 
     def _unload(self, instance: Instance) -> UnloadInstance:
         self._set_taken(instance, InstanceState.UNLOADING)
+        self._note_residency()
         self.memory.start_freeing(self.knobs.instance_bytes[instance.segment, instance.width])
         return UnloadInstance(self._epoch, instance.id)
 

@@ -14,6 +14,7 @@ from typing import Final, TypeVar, cast
 import numpy as np
 
 from kit.jit import Ints
+from policies.compiled.compass import CompassMemory, Weights
 from policies.compiled.control import Control, control_row, keep_control
 from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
@@ -23,6 +24,7 @@ from policies.compiled.price import Price as PriceRecord
 from policies.compiled.rules import (
     AT_RANDOM,
     BY_SERVER,
+    COMPASS,
     DEFICIT,
     FIXED,
     IDLE_QUEUE,
@@ -50,7 +52,7 @@ from policies.compiled.rules import (
 )
 from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
-from policies.rules import controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
+from policies.rules import compass, controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.rules.price import Price
@@ -103,6 +105,8 @@ def plan_of(policy: RoutingPolicy, config: RouterConfig) -> CompiledRouter | Non
             return writer.slackfit(cast(slackfit.SlackFit, policy))
         if kind is milp.Milp:
             return writer.milp(cast(milp.Milp, policy))
+        if kind is compass.Compass:
+            return writer.compass(cast(compass.Compass, policy))
         if kind is lookahead.Lookahead:
             return writer.lookahead(cast(lookahead.Lookahead, policy))
     except _NotCompiled:
@@ -157,7 +161,8 @@ class _Writer:
         self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
         self._place(router.placement)
         self._choose_from(router.groups)
-        self._ask_for(router.costs, "image", "batch", "transfer")
+        self._ask_for(router.costs, "image", "batch", "transfer", *(["load"] if router.counts_loads else []))
+        self._require(router.counts_loads or "load" not in self._tables)
         self._head.width_rule.rule, self._head.share_ns = SLACKFIT, self._whole(router.share_ns)
         self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
         return self._finished()
@@ -184,7 +189,7 @@ class _Writer:
         self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
         self._require(len(router.image_ns) == self._config.servers)
         self._choose_from(router.groups)
-        self._ask_for(router.costs, "image", "batch", "transfer")
+        self._ask_for(router.costs, "image", "batch", "transfer", *(["load"] if router.counts_loads else []))
         ahead = Ahead.blank()
         ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)
@@ -199,6 +204,40 @@ class _Writer:
         def keep(row: Ints) -> None:
             now = Ahead(row, at)
             router.rate_img_s, router.arrived, router.seen_ns = now.rate_img_s, now.arrived, now.seen_ns
+
+        self._keep.append(keep)
+        return self._finished()
+
+    def compass(self, router: compass.Compass) -> CompiledRouter:
+        """Server and width at once."""
+        servers, segments = self._config.servers, self._config.segments
+        self._require(router.widths == self._config.widths and len(router.servers) == servers)
+        self._require(len(router.more) == len(router.stay) == segments)
+        self._choose_from(router.groups)
+        self._ask_for(router.costs, "image", "batch", "transfer", "load")
+        rule, memory = self._head.width_rule, CompassMemory.blank()
+        rule.rule, rule.rung_count = COMPASS, len(router.rungs)
+        rule.rungs_at = self._plan.add([self._codes(rung) for rung in router.rungs])
+        rule.thresholds_at = self._plan.add(np.array(router.thresholds, np.float64))
+        for name in Weights.offsets:
+            setattr(memory.weights, name, getattr(router.weights, name))
+        for name in ("unit_ns", "share", "fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
+            setattr(memory, name, getattr(router, name))
+        for name in ("stage", "more", "stay", "joules"):
+            setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
+        if router.control is not None:
+            memory.control_at = self._control(router.control)
+        watched = np.array([(each.work, each.busy, each.done) for each in router.servers])
+        self._head.counts_to_come = 1
+        self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64).ravel()]))
+        end = at + CompassMemory.size + 3 * servers
+
+        def keep(row: Ints) -> None:
+            now = CompassMemory(row, at)
+            for name in ("fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
+                setattr(router, name, getattr(now, name))
+            lasts = row[at + CompassMemory.size : end].view(np.float64).reshape(servers, 3).tolist()
+            router.servers[:] = [compass.Seen(*last) for last in lasts]
 
         self._keep.append(keep)
         return self._finished()
@@ -246,6 +285,13 @@ class _Writer:
             case placements.ShortestDelay():
                 self._ask_for(placement.costs, "image", "batch", "transfer")
                 self._expect(placement.width, width)
+                self._require(placement.loads is None or placement.loads.width is placement.width)
+        loads: placements.Loads | None = getattr(placement, "loads", None)
+        if loads is not None:
+            self._require(loads.widths == self._config.widths and type(loads.width) is not widths.RandomWidth)
+            self._ask_for(loads.costs, "load")
+            if type(placement) is not placements.ShortestDelay:
+                self._expect(loads.width, width)
 
     def _take_turns(self, placement: placements.RoundRobin) -> None:
         self._head.turn = max(self._whole(placement.last), NONE)

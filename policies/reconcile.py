@@ -200,8 +200,9 @@ class _RouterBook(_Book):
                     self.note(number, f"a transfer failed of block {block}, which was never sent")
                 its_own = [each for each in self._sent_with(requests) if self._last[each].block == block]
                 self._close(its_own, Fate.NOT_MOVED)
-            case RequestsReturned(server, epoch, requests, segment, width):
-                self._hear(_ServerEpoch(server, epoch), ReturnRequests(epoch, requests, segment, width), Fate.RETURNED)
+            case RequestsReturned(server, epoch, requests, segment, width, residency=residency):
+                returned = ReturnRequests(epoch, requests, segment, width, residency)
+                self._hear(_ServerEpoch(server, epoch), returned, Fate.RETURNED)
             case RequestsRejected(server, epoch, requests, reason):
                 self._hear(_ServerEpoch(server, epoch), RejectRequests(epoch, requests, reason), Fate.REJECTED)
         for command in step.commands:

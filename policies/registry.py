@@ -87,6 +87,12 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             spec="policies.rules.lookahead:LookaheadRule",
         ),
         RouterKind(
+            name="compass",
+            help="server and width at once, searched over many clusters: for any, untuned",
+            spec="policies.rules.compass:CompassRule",
+            is_tuned=False,
+        ),
+        RouterKind(
             name="fixed",
             help="one width tuple for every request",
             spec=f"{_SPECS}:FixedRule",

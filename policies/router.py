@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from policies.vocabulary import (
     ANYWHERE,
     FOLLOW_NS,
     IMAGE,
+    NOTHING_RESIDENT,
     ROUTER,
     ArrivalsEnded,
     Block,
@@ -44,6 +46,7 @@ from policies.vocabulary import (
     RequestFailed,
     RequestsRejected,
     RequestsReturned,
+    Residency,
     RouterCommand,
     RouterEvent,
     RouterTimer,
@@ -127,6 +130,7 @@ class _Server:
     blocks: int = 0
     by_key: dict[WorkKey, int] = field(default_factory=dict)
     report: ServerReport | None = None
+    residency: Residency = NOTHING_RESIDENT
     views: dict[int, ServerView] = field(default_factory=dict)
 
     def add(self, key: WorkKey, requests: int, blocks: int) -> None:
@@ -142,7 +146,7 @@ class _Server:
 
     def hear(self, report: ServerReport) -> None:
         """Its last report is this."""
-        self.report = report
+        self.report, self.residency = report, report.residency
         self.views.clear()
 
     def reset(self, epoch: int, up: bool) -> None:
@@ -150,14 +154,18 @@ class _Server:
         self.up, self.epoch = up, epoch
         self.requests = self.blocks = 0
         self.by_key.clear()
-        self.report = None
+        self.report, self.residency = None, NOTHING_RESIDENT
         self.views.clear()
 
-    def view(self, widths: tuple[bool, ...], cap: int, *, is_spared: bool) -> ServerView:
+    def view(self, config: RouterConfig, segment: int, widths: tuple[bool, ...], *, is_spared: bool) -> ServerView:
         """What a view shows of it to a head of whose segment it can hold `widths`; spared, it takes no block."""
-        report = self.report
+        report, first, every = self.report, (segment - 1) * len(widths), (1 << len(widths)) - 1
+        asked_for = 0
+        for key in self.by_key:
+            if key.segment == segment:
+                asked_for |= 1 << config.widths.index(key.width)
         return ServerView(
-            self.up and self.blocks < cap and any(widths) and not is_spared,
+            self.up and self.blocks < config.outstanding_blocks and any(widths) and not is_spared,
             widths,
             self.requests,
             self.blocks,
@@ -165,6 +173,8 @@ class _Server:
             report.utilization if report else 0.0,
             report.power_w if report else 0.0,
             report.vram_used_bytes if report else 0,
+            flags(self.residency.loaded >> first & every, len(widths)),
+            flags((self.residency.loading >> first | asked_for) & every, len(widths)),
         )
 
 
@@ -356,8 +366,7 @@ class RouterCore:
             view = state.views.get(segment)
             if view is None:
                 is_spared = self._is_spared(state, segment)
-                cap = self.config.outstanding_blocks
-                view = state.views[segment] = state.view(masks[segment - 1], cap, is_spared=is_spared)
+                view = state.views[segment] = state.view(self.config, segment, masks[segment - 1], is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -494,6 +503,7 @@ class RouterCore:
         """One width more for each; the next segment's FIFO entry, or the end."""
         if not self._is_current(event.server, event.epoch):
             return
+        self._servers[event.server].residency = event.residency
         for position, request in enumerate(event.requests):
             entry = self._requests[request]
             entered_ns, block = entry.entered_ns, entry.block
@@ -620,6 +630,12 @@ def _block_finished(block: Block, ended: Mapping[int, _Member]) -> BlockFinished
     return BlockFinished(
         block.block, block.server, block.key.segment, block.requests, entered_ns, ended_ns, widths, correct, failed
     )
+
+
+@cache
+def flags(bits: int, count: int) -> tuple[bool, ...]:
+    """Whether each of the lowest bits is 1."""
+    return tuple(bool(bits >> place & 1) for place in range(count))
 
 
 def _can_any(servers: Iterable[ServerView]) -> bool:

@@ -57,6 +57,28 @@ class WorkKey(msgspec.Struct, frozen=True, order=True, cache_hash=True, array_li
     previous_width: float
 
 
+class Residency(msgspec.Struct, frozen=True, array_like=True):
+    """Which instances a server has: bit (segment - 1) x widths + width index is 1 where there is one of that kind.
+
+    Attributes:
+        loaded: those that run batches, or could.
+        loading: those that are being loaded.
+    """
+
+    loaded: int = 0
+    loading: int = 0
+
+    @staticmethod
+    def bit(segment: int, width_index: int, widths: int) -> int:
+        """The bit of a kind of instance; 0 beyond the `MAX_INSTANCES`th."""
+        place = (segment - 1) * widths + width_index
+        return 1 << place if place < MAX_INSTANCES else 0
+
+
+NOTHING_RESIDENT: Final = Residency()
+MAX_INSTANCES: Final = 62  # kinds that a `Residency` can tell: its bits stand in 64-bit numbers
+
+
 class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What must agree for two requests to share a block: where they stand, and where their activations are.
 
@@ -112,6 +134,9 @@ class ServerView(msgspec.Struct, frozen=True):
         outstanding_blocks: the same, in blocks.
         outstanding: the same by work key.
         utilization, power_w, vram_used_bytes: the last report's; P_i and U_i of Eq. 1.
+        loaded: for each width of the set, whether an instance of the head's segment at it was loaded there, by the last
+            return or report. Of a network of more than `MAX_INSTANCES` kinds nothing is known of those beyond: False.
+        loading: the same of one that was being loaded, or that requests which were sent there ask for.
     """
 
     valid: bool
@@ -122,6 +147,8 @@ class ServerView(msgspec.Struct, frozen=True):
     utilization: float
     power_w: float
     vram_used_bytes: int
+    loaded: tuple[bool, ...] = ()
+    loading: tuple[bool, ...] = ()
 
 
 class ClusterView(msgspec.Struct, frozen=True):
@@ -260,7 +287,8 @@ class TransferFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A batch ended at a server: its requests have one more width.
 
-    `correct` is empty but for the last segment, where it says for each request whether the label was right.
+    `correct` is empty but for the last segment, where it says for each request whether the label was right. `residency`
+    is the server's, as it gave them back.
     """
 
     server: int
@@ -269,6 +297,7 @@ class RequestsReturned(msgspec.Struct, frozen=True, array_like=True, tag=True):
     segment: int
     width: float
     correct: tuple[bool, ...] = ()
+    residency: Residency = NOTHING_RESIDENT
 
 
 class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -281,7 +310,7 @@ class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Telemetry as the router receives it: sampled then, received now."""
+    """Telemetry as the router receives it: sampled then, received now. `residency` is of when it was passed on."""
 
     server: int
     epoch: int
@@ -291,6 +320,7 @@ class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     utilization: float
     power_w: float
     vram_used_bytes: int
+    residency: Residency = NOTHING_RESIDENT
 
 
 class RouterTimer(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -533,6 +563,7 @@ class ReturnRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):
     requests: tuple[int, ...]
     segment: int
     width: float
+    residency: Residency = NOTHING_RESIDENT
 
 
 class RejectRequests(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -50,6 +50,10 @@ class ProfileCosts:
         moved_bytes = images * input_bytes(self._devices[server], segment, previous_width)
         return self._network.duration_s(source, server, moved_bytes)
 
+    def load_s(self, server: int, segment: int, width: float) -> float:
+        """From host memory; the first load of a server's life comes from disk and takes longer."""
+        return self._devices[server].instances[segment, width].reload_ns / NS_PER_S
+
     def _batch_ns(self, server: int, key: WorkKey, batch: int) -> int:
         padded = self._padded(server, batch)
         return self._devices[server].dispatch_ns + self._table(server, key).latency_ns[padded]

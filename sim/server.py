@@ -342,7 +342,9 @@ class SimulatedServer:
     def _return(self, command: ReturnRequests) -> None:
         requests, segment, width = command.requests, command.segment, command.width
         correct = self._is_correct(requests, width) if segment == self._segments else ()
-        self._send_back(RequestsReturned(self.index, command.epoch, requests, segment, width, correct))
+        self._send_back(
+            RequestsReturned(self.index, command.epoch, requests, segment, width, correct, command.residency)
+        )
 
     def _reject(self, command: RejectRequests) -> None:
         self._send_back(RequestsRejected(self.index, command.epoch, command.requests, command.reason))
@@ -482,5 +484,6 @@ class SimulatedServer:
                 event.utilization,
                 event.power_w,
                 event.vram_used_bytes,
+                self.scheduler.residency,
             )
         )

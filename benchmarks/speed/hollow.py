@@ -148,6 +148,9 @@ class EvenCosts:
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         return 1e-3
 
+    def load_s(self, server: int, segment: int, width: float) -> float:
+        return 1e-2
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:

@@ -218,6 +218,7 @@ class Serving:
                 command.width,
                 ended.labels if command.segment == self._segments else (),
                 told,
+                command.residency,
                 self._steps,
                 self._clock.of(ended.referenced_ns) if ended.reference_s else 0,
                 ended.reference_s,
@@ -275,7 +276,10 @@ class Serving:
         sampled_ns = min(sample.sampled_ns, now_ns)
         vram_bytes, counts = used_bytes + waiting_bytes, self._book.counts
         self.deliver(TelemetrySampled(self._epoch, sampled_ns, now_ns, utilization, power_w, vram_bytes, waiting))
-        self._post(Report(self._epoch, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes))
+        residency = self._scheduler.residency
+        self._post(
+            Report(self._epoch, sample, is_read, waiting, used_bytes, counts, self._steps, waiting_bytes, residency)
+        )
 
     def _look(self, clock_ns: int) -> None:
         """Whether some work takes too long; not when this process was away itself."""

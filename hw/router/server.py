@@ -503,7 +503,9 @@ class RemoteServer:
         is_last = message.segment == run.segments
         correct = run.labels(requests, message.width, message.labels) if is_last else ()
         self._tell_router(
-            RequestsReturned(self.index, message.epoch, requests, message.segment, message.width, correct)
+            RequestsReturned(
+                self.index, message.epoch, requests, message.segment, message.width, correct, message.residency
+            )
         )
 
     def _hear_report(self, message: Report) -> None:
@@ -520,7 +522,17 @@ class RemoteServer:
         if message.is_read:
             self._samples.append(sample)
         self._tell_router(
-            ServerReport(self.index, message.epoch, sampled_ns, now_ns, queue_length, utilization, power_w, vram_bytes)
+            ServerReport(
+                self.index,
+                message.epoch,
+                sampled_ns,
+                now_ns,
+                queue_length,
+                utilization,
+                power_w,
+                vram_bytes,
+                message.residency,
+            )
         )
 
     def take_samples(self) -> list[Sample]:

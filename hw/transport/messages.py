@@ -17,7 +17,7 @@ import msgspec
 from policies.faults import Impairment
 from policies.records import ChoreCost
 from policies.server_book import BatchTold, ServerCounts
-from policies.vocabulary import Block
+from policies.vocabulary import NOTHING_RESIDENT, Block, Residency
 
 Reason = Literal["out_of_memory", "bad_input", "no_label", "unknown_instance", "link_lost", "internal_error"]
 
@@ -284,6 +284,7 @@ class Returned(Message, frozen=True):
         labels: after the last segment, one for each; empty where the device is emulated.
         told: the batch that they ran in; its end is when they were given back.
         steps: of the scheduler so far: its log holds as many at least.
+        residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
             and how long it took (`hw.host.core_speed`); else 0.
     """
@@ -294,6 +295,7 @@ class Returned(Message, frozen=True):
     width: float
     labels: tuple[int, ...]
     told: BatchTold
+    residency: Residency
     steps: int
     referenced_ns: int = 0
     reference_s: float = 0.0
@@ -316,6 +318,7 @@ class Report(Message, frozen=True):
         is_read: whether the sample was read here, and not by another server's agent.
         vram_used_bytes: of context and instances.
         counts: of all that was done in the run so far.
+        residency: of the scheduler, once it has heard of the sample.
         activation_bytes: what waits on a GPU between two segments holds of its memory.
     """
 
@@ -327,6 +330,7 @@ class Report(Message, frozen=True):
     counts: ServerCounts
     steps: int
     activation_bytes: int = 0
+    residency: Residency = NOTHING_RESIDENT
 
 
 class Moved(Message, frozen=True):

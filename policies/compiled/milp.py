@@ -60,7 +60,7 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             power_w=power_w,
             vram_used_bytes=0,
         )
-        for holds, (code, _, requests, blocks, _, utilization, power_w) in zip(
+        for holds, (code, _, requests, blocks, _, _, _, utilization, power_w) in zip(
             config.holds, sheet[Sheet.size :].view(SeenServer.dtype).tolist(), strict=True
         )
     )

@@ -16,7 +16,7 @@ from policies.interfaces import CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
 MOST_KEPT: Final = 24  # tables
-Table = Literal["image", "batch", "transfer"]
+Table = Literal["image", "batch", "transfer", "load"]
 
 
 class PlanRow:
@@ -84,8 +84,9 @@ _lock = Lock()
 def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
     """Nanoseconds, rounded as `policies.rules.costs` rounds them; made once for a cost model, which is pure.
 
-    (servers, keys) of an image, (servers, keys, most + 1) of a batch, (servers + 1, servers, lines, most + 1) of moves:
-    from the router (0) or server n - 1, by segment and previous width. 0 where there is no such key or batch.
+    (servers, keys) of an image, (servers, keys, most + 1) of a batch; (servers + 1, servers, lines, most + 1) of moves:
+    from the router (0) or server n - 1, by segment and previous width; (servers, segments, widths) of loads. 0 where
+    there is no such key, batch or instance.
     """
     key = (id(costs), config.servers, config.segments, config.widths, config.groups[-1], name)
     with _lock:
@@ -125,7 +126,16 @@ def _transfer_table(config: RouterConfig, costs: CostModel) -> Ints:
     return table
 
 
-_MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table}
+def _load_table(config: RouterConfig, costs: CostModel) -> Ints:
+    table = np.zeros((config.servers, config.segments, len(config.widths)), np.int64)
+    for server, segment in product(_all(config), range(config.segments)):
+        for place, width in enumerate(config.widths):
+            if config.holds[server][segment][place]:
+                table[server, segment, place] = _ns(costs.load_s(server, segment + 1, width))
+    return table
+
+
+_MAKERS: Final = {"image": _image_table, "batch": _batch_table, "transfer": _transfer_table, "load": _load_table}
 
 
 def exists(key: WorkKey) -> bool:

@@ -24,6 +24,18 @@ def is_up(sheet: Sheet, index: int) -> bool:
 
 
 @kernel
+def held(holds: int, wanted: int) -> int:
+    """`widths.held_width`: the widest held one that is not above `wanted` (NONE: below all), or else the narrowest."""
+    for width in range(wanted, -1, -1):
+        if holds >> width & 1:
+            return width
+    width = wanted + 1
+    while not holds >> width & 1:
+        width += 1
+    return width
+
+
+@kernel
 def largest_group(plan: Plan) -> int:
     """The largest of the groups to choose from."""
     return ints(plan)[plan.groups_at + plan.group_count - 1]
@@ -39,6 +51,14 @@ def key_of(plan: Plan, sheet: Sheet, width: int) -> int:
 def batch_ns(plan: Plan, server: int, key: int, batch: int) -> int:
     """`costs.batch_ns`."""
     return ints(plan)[plan.batch_ns_at + (server * plan.keys + key) * (plan.most + 1) + batch]
+
+
+@kernel
+def load_ns(plan: Plan, sheet: Sheet, server: int, width: int) -> int:
+    """`costs.load_ns`; 0 for a rule that doesn't count loads."""
+    if plan.load_ns_at == 0 or seen_at(sheet, server).resident >> width & 1:
+        return 0
+    return ints(plan)[plan.load_ns_at + (server * plan.segments + sheet.segment) * plan.widths + width]
 
 
 @kernel

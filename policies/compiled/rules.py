@@ -9,12 +9,13 @@ from __future__ import annotations
 from math import exp
 
 from kit.jit import ints, kernel, reals, reals_at
+from policies.compiled.compass import take_bearing
 from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
 from policies.compiled.price import Price, price_of
 from policies.compiled.record import INT, REAL, Record
-from policies.compiled.rows import batch_ns, is_up, key_of, largest_group, seen_at, transfer_ns
+from policies.compiled.rows import batch_ns, held, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
 from policies.rules.slackfit import SLACK_BUCKETS
 
 # Placements.
@@ -35,7 +36,7 @@ from policies.rules.slackfit import SLACK_BUCKETS
 ) = range(13)
 
 # Rules of widths.
-RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, LOOKAHEAD = range(OUTSIDE + 1, OUTSIDE + 8)
+RANDOM_WIDTH, FIXED, LADDER, SLACKFIT, INFAAS, BY_SERVER, LOOKAHEAD, COMPASS = range(OUTSIDE + 1, OUTSIDE + 9)
 
 # Rules of groups.
 LARGEST, RANDOM_GROUP = range(2)
@@ -132,18 +133,6 @@ def nth_valid(sheet: Sheet, servers: int, number: int) -> int:
 
 
 @kernel
-def held(holds: int, wanted: int) -> int:
-    """`widths.held_width`: the widest held one that is not above `wanted` (NONE: below all), or else the narrowest."""
-    for width in range(wanted, -1, -1):
-        if holds >> width & 1:
-            return width
-    width = wanted + 1
-    while not holds >> width & 1:
-        width += 1
-    return width
-
-
-@kernel
 def random_width(plan: Plan, holds: int) -> int:
     """`widths.RandomWidth`."""
     count, width = 0, 0
@@ -234,13 +223,19 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
         return seen.requests * 1.0
     if rule in (SHORTEST_QUEUE_BY_SPEED, POWER_OF_TWO_BY_SPEED):
         return seen.requests / reals(plan)[plan.speeds_at + index]
+    width = NONE
+    if rule == SHORTEST_DELAY or plan.load_ns_at:
+        width = width_for(plan, sheet, WidthRule(plan, plan.delay_at), index)
+    waits_ns = seen.work_ns
+    if plan.load_ns_at:
+        waits_ns += load_ns(plan, sheet, index, width)
     if rule == LEAST_WORK:
-        return seen.work_ns * 1.0
+        return waits_ns * 1.0
     if rule == LEAST_WORK_COMING:
         to_come = to_come_at(plan, index)
-        return seen.work_ns + to_come.images * to_come.way_ns
-    key = key_of(plan, sheet, width_for(plan, sheet, WidthRule(plan, plan.delay_at), index))
-    return (seen.work_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
+        return waits_ns + to_come.images * to_come.way_ns
+    key = key_of(plan, sheet, width)
+    return (waits_ns + transfer_ns(plan, sheet, index) + batch_ns(plan, index, key, sheet.candidates)) * 1.0
 
 
 @kernel
@@ -344,7 +339,7 @@ def next_packed(plan: Plan, sheet: Sheet) -> int:
     """`Packed`."""
     for place in range(plan.servers):
         its = Packed(plan, plan.packed_at, place)
-        if can_take(sheet, its.server) and seen_at(sheet, its.server).work_ns < its.full_ns:
+        if can_take(sheet, its.server) and measure(plan, sheet, LEAST_WORK, its.server) < its.full_ns:
             return its.server
     return least(plan, sheet, LEAST_WORK)
 
@@ -433,7 +428,8 @@ def fit_slack(plan: Plan, sheet: Sheet, server: int) -> None:
 def option_ns(plan: Plan, sheet: Sheet, server: int, option: int, groups: int) -> int:
     """The expected latency of one of `SlackFit`'s options."""
     batch = min(ints(plan)[plan.groups_at + option % groups], sheet.candidates)
-    return batch_ns(plan, server, key_of(plan, sheet, option // groups), batch)
+    width = option // groups
+    return batch_ns(plan, server, key_of(plan, sheet, width), batch) + load_ns(plan, sheet, server, width)
 
 
 @kernel
@@ -442,6 +438,9 @@ def choose(plan: Plan, sheet: Sheet) -> None:
     rule = plan.width_rule.rule
     if rule == LOOKAHEAD:
         look_ahead(plan, sheet)
+        return
+    if rule == COMPASS:
+        take_bearing(plan, sheet)
         return
     plan.server = place(plan, sheet)
     if rule == SLACKFIT:

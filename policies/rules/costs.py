@@ -36,6 +36,18 @@ def transfer_ns(costs: CostModel, view: ClusterView, server: int) -> int:
     return round(moved_s * NS_PER_S)
 
 
+def load_ns(costs: CostModel, view: ClusterView, server: int, widths: Sequence[float], width: float) -> int:
+    """Expected time of the load that a block at this width would wait for at a server.
+
+    0 where an instance of just this width is loaded, or being loaded: a wider one serves it only while it is free, else
+    one is loaded all the same.
+    """
+    seen, place = view.servers[server], widths.index(width)
+    if seen.loaded[place] or seen.loading[place]:
+        return 0
+    return round(costs.load_s(server, view.head.segment, width) * NS_PER_S)
+
+
 def outstanding_ns(costs: CostModel, view: ClusterView, server: int) -> int:
     """Expected time to run what was sent to a server and has not returned."""
     return sum(count * image_ns(costs, server, key) for key, count in view.servers[server].outstanding.items())

@@ -22,6 +22,7 @@ from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
     batch_ns,
     default_target_s,
+    load_ns,
     outstanding_ns,
     path_ns,
     transfer_ns,
@@ -49,6 +50,7 @@ class Lookahead(Steered):
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: lots of what comes next, for each server that is up.
+        counts_loads: whether a block's end counts the load that it would have to wait for.
         control: keeps goals: the worth rises and falls with it.
         rate_img_s, arrived, seen_ns: the rate seen, how many had arrived at the last decision, and when that was.
     """
@@ -61,6 +63,7 @@ class Lookahead(Steered):
     horizon_s: float
     weight: float
     blocks: int
+    counts_loads: bool = False
     control: GoalControl | None = None
     rate_img_s: float = 0.0
     arrived: int = 0
@@ -107,6 +110,8 @@ class Lookahead(Steered):
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         busy_ns = list(work_ns)
         busy_ns[server] += transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, taken)
+        if self.counts_loads:
+            busy_ns[server] += load_ns(self.costs, view, server, self.widths, key.width)
         total_ns, images = taken * (busy_ns[server] * 1.0), taken * 1.0
         for lot in lots:
             ends_ns = {
@@ -175,6 +180,7 @@ class LookaheadRule(RuleSpec):
             horizon_s=self.horizon_s,
             weight=self.weight,
             blocks=self.blocks,
+            counts_loads=self.counts_loads,
             control=None if self.control is None else self.control.make(config, source, key, MAX_STRETCH),
         )
 

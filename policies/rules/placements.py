@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from policies.interfaces import CostModel
 from policies.rules.context import Placement, RouterContext, WidthRule, drawn, is_up
 from policies.rules.costs import (
     batch_ns,
+    load_ns,
     middle_widths,
     outstanding_ns,
     path,
@@ -141,14 +143,48 @@ def _shortest_by_speed(view: ClusterView, servers: Sequence[int], speeds_img_s: 
 
 
 @dataclass(frozen=True, slots=True)
+class Loads:
+    """What a placement adds to its expected times for a load that a block would wait for, at the width it would get."""
+
+    costs: CostModel
+    widths: tuple[float, ...]
+    width: WidthRule
+
+    def ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
+        """The load that is needed there; 0 for none."""
+        return load_ns(self.costs, view, server, self.widths, self.width(view, server, rng))
+
+
+class _Costed(Protocol):
+    """A placement by expected times; `loads` where loads are among them."""
+
+    @property
+    def costs(self) -> CostModel:
+        """Expected times."""
+        ...
+
+    @property
+    def loads(self) -> Loads | None:
+        """None where loads count for nothing."""
+        ...
+
+
+def _waits_ns(placement: _Costed, view: ClusterView, server: int, rng: np.random.Generator) -> int:
+    """For how long a block waits there: for the work that is outstanding, and for a load."""
+    work_ns = outstanding_ns(placement.costs, view, server)
+    return work_ns if placement.loads is None else work_ns + placement.loads.ns(view, server, rng)
+
+
+@dataclass(frozen=True, slots=True)
 class LeastWork:
     """The least expected time to run what is outstanding: queues in seconds, so a slow device's count for more."""
 
     costs: CostModel
+    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        return min(valid_servers(view), key=lambda server: outstanding_ns(self.costs, view, server))
+        return min(valid_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,22 +202,22 @@ class Packed:
     costs: CostModel
     order: tuple[int, ...]
     full_ns: tuple[int, ...]
+    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
-        work_ns = {server: outstanding_ns(self.costs, view, server) for server in valid_servers(view)}
         for server in self.order:
-            if server in work_ns and work_ns[server] < self.full_ns[server]:
+            if view.servers[server].valid and _waits_ns(self, view, server, rng) < self.full_ns[server]:
                 return server
-        return min(work_ns, key=lambda server: work_ns[server])
+        return min(valid_servers(view), key=lambda server: _waits_ns(self, view, server, rng))
 
 
-def _packed(context: RouterContext) -> Packed:
+def _packed(context: RouterContext, loads: Loads | None) -> Packed:
     config, costs, middle = context.config, context.costs, middle_widths(context.config)
     servers = range(config.servers)
     order = sorted(servers, key=lambda server: sum(costs.energy_j(server, key) for key in path(middle)))
     full_ns = (config.groups[-1] * path_ns(costs, server, middle) // config.segments for server in servers)
-    return Packed(costs, tuple(order), tuple(full_ns))
+    return Packed(costs, tuple(order), tuple(full_ns), loads)
 
 
 @dataclass(slots=True)
@@ -208,6 +244,7 @@ class LeastWorkComing:
     stays: bool
     coming: list[float]
     seen_ns: int = 0
+    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
@@ -217,14 +254,14 @@ class LeastWorkComing:
             self.coming[server] *= keep if is_up(seen) else 0.0
         location = view.head.location
         if not (self.stays and location >= 0 and view.servers[location].valid):
-            chosen = min(valid_servers(view), key=lambda server: self._work_ns(view, server))
+            chosen = min(valid_servers(view), key=lambda server: self._work_ns(view, server, rng))
         else:
             chosen = location
         self._note(view, chosen)
         return chosen
 
-    def _work_ns(self, view: ClusterView, server: int) -> float:
-        return outstanding_ns(self.costs, view, server) + self.coming[server] * self.way_ns[server]
+    def _work_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
+        return _waits_ns(self, view, server, rng) + self.coming[server] * self.way_ns[server]
 
     def _note(self, view: ClusterView, chosen: int) -> None:
         """Whose place was elsewhere leaves nothing there."""
@@ -235,11 +272,12 @@ class LeastWorkComing:
         self.coming[chosen] += images * to_come
 
 
-def _least_work_coming(context: RouterContext, stays: bool) -> LeastWorkComing:
+def _least_work_coming(context: RouterContext, loads: Loads | None, stays: bool) -> LeastWorkComing:
     config, costs = context.config, context.costs
     way_ns = tuple(path_ns(costs, server, middle_widths(config)) for server in range(config.servers))
     forget_ns, most = REMEMBERED * slowest_path_ns(context), config.groups[-1]
-    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, [0.0] * config.servers)
+    coming = [0.0] * config.servers
+    return LeastWorkComing(costs, way_ns, config.segments, most, forget_ns, stays, coming, loads=loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +286,7 @@ class ShortestDelay:
 
     costs: CostModel
     width: WidthRule
+    loads: Loads | None = None
 
     def __call__(self, view: ClusterView, rng: np.random.Generator) -> int:
         """The server for the view's candidate block."""
@@ -256,7 +295,7 @@ class ShortestDelay:
     def _delay_ns(self, view: ClusterView, server: int, rng: np.random.Generator) -> int:
         key = WorkKey(view.head.segment, self.width(view, server, rng), view.head.previous_width)
         own_ns = transfer_ns(self.costs, view, server) + batch_ns(self.costs, server, key, view.candidates)
-        return outstanding_ns(self.costs, view, server) + own_ns
+        return _waits_ns(self, view, server, rng) + own_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,25 +311,29 @@ class Sticky:
         return location if stays else self.elsewhere(view, rng)
 
 
-_PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule], Placement]] = {
-    "random": lambda context, width: RandomPlacement(),
-    "weighted-random": lambda context, width: WeightedRandom(speeds_img_s(context)),
-    "round-robin": lambda context, width: RoundRobin(),
-    "jsq": lambda context, width: ShortestQueue(),
-    "jsq-speed": lambda context, width: ShortestQueueBySpeed(speeds_img_s(context)),
-    "power-of-two": lambda context, width: PowerOfTwo(),
-    "power-of-two-speed": lambda context, width: PowerOfTwoBySpeed(speeds_img_s(context)),
-    "jiq": lambda context, width: IdleQueue(),
-    "least-work": lambda context, width: LeastWork(context.costs),
-    "least-work-coming": lambda context, width: _least_work_coming(context, stays=False),
-    "shortest-delay": lambda context, width: ShortestDelay(context.costs, width),
-    "sticky": lambda context, width: Sticky(LeastWork(context.costs)),
-    "packed": lambda context, width: Sticky(_packed(context)),
-    "sticky-coming": lambda context, width: _least_work_coming(context, stays=True),
+_PLACEMENTS: Mapping[str, Callable[[RouterContext, WidthRule, Loads | None], Placement]] = {
+    "random": lambda context, width, loads: RandomPlacement(),
+    "weighted-random": lambda context, width, loads: WeightedRandom(speeds_img_s(context)),
+    "round-robin": lambda context, width, loads: RoundRobin(),
+    "jsq": lambda context, width, loads: ShortestQueue(),
+    "jsq-speed": lambda context, width, loads: ShortestQueueBySpeed(speeds_img_s(context)),
+    "power-of-two": lambda context, width, loads: PowerOfTwo(),
+    "power-of-two-speed": lambda context, width, loads: PowerOfTwoBySpeed(speeds_img_s(context)),
+    "jiq": lambda context, width, loads: IdleQueue(),
+    "least-work": lambda context, width, loads: LeastWork(context.costs, loads),
+    "least-work-coming": lambda context, width, loads: _least_work_coming(context, loads, stays=False),
+    "shortest-delay": lambda context, width, loads: ShortestDelay(context.costs, width, loads),
+    "sticky": lambda context, width, loads: Sticky(LeastWork(context.costs, loads)),
+    "packed": lambda context, width, loads: Sticky(_packed(context, loads)),
+    "sticky-coming": lambda context, width, loads: _least_work_coming(context, loads, stays=True),
 }
 PLACEMENT_NAMES: tuple[str, ...] = tuple(_PLACEMENTS)
 
 
-def make_placement(name: str, context: RouterContext, width: WidthRule) -> Placement:
-    """A fresh placement by its name; `width` is what the blocks that it places will run at."""
-    return _PLACEMENTS[name](context, width)
+def make_placement(name: str, context: RouterContext, width: WidthRule, *, counts_loads: bool = False) -> Placement:
+    """A fresh placement by its name; `width` is what the blocks that it places will run at.
+
+    `counts_loads`: where it compares expected times, a load that a block would have to wait for is among them.
+    """
+    loads = Loads(context.costs, context.config.widths, width) if counts_loads else None
+    return _PLACEMENTS[name](context, width, loads)

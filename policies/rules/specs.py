@@ -123,6 +123,7 @@ class RuleSpec(StrictModel, ABC):
     Attributes:
         group: the most that a block may take, or `largest`.
         hold: which lines the router's core holds back; nobody where it is not given.
+        counts_loads: whether a load that a block would have to wait for is among the expected times that it compares.
         made_by: where the parameters come from; free, and no decision depends on it.
     """
 
@@ -130,6 +131,7 @@ class RuleSpec(StrictModel, ABC):
 
     group: Group = "largest"
     hold: HoldSpec | None = None
+    counts_loads: bool = False
     made_by: Plain = Field(default_factory=dict)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
@@ -162,6 +164,7 @@ class RuleSpec(StrictModel, ABC):
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
         dumped = self.model_dump(mode="json", by_alias=True)
         made_by, group, hold = dumped.pop("made_by"), dumped.pop("group"), dumped.pop("hold")
+        counts_loads = dumped.pop("counts_loads") or None
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
         raw = {
             "schema": SCHEMA,
@@ -169,6 +172,7 @@ class RuleSpec(StrictModel, ABC):
             **placement,
             "group": group,
             "hold": hold,
+            "counts_loads": counts_loads,
             **dumped,
             "made_by": made_by or None,
         }
@@ -182,7 +186,8 @@ class PlacedRule(RuleSpec):
 
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         group = LargestGroup(self.groups(context.config, source, key))
-        return ComposedRouter(make_placement(self.placement, context, width), width, group)
+        placement = make_placement(self.placement, context, width, counts_loads=self.counts_loads)
+        return ComposedRouter(placement, width, group)
 
 
 def _check_tuple(widths: tuple[float, ...], config: RouterConfig, source: str, key: str) -> None:

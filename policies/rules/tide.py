@@ -9,6 +9,7 @@ Where a joule has a weight, too, a threshold falls by what the power of its step
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import numpy as np
@@ -66,18 +67,29 @@ class TideRule(PlacedRule):
         return self._composed(context, ControlledLadder(ladder, control), source, key)
 
     def _ladder(self, context: RouterContext, source: str, key: str) -> Ladder:
-        rungs = corner_tuples(context)
-        if not rungs:
-            raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
-        unit_s = tuple_cost_s(context, full_widths(context.config))
-        costs = [tuple_cost_s(context, rung) / unit_s for rung in rungs]
-        steps = np.diff(np.array([costs, [context.prior(rung) for rung in rungs]]))
+        rungs, thresholds = priced_rungs(context, source, key)
         energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
+        joules = tuple((POINT * energies_j / np.diff(_costs(context, rungs))).tolist())
         price = Price(self.level, self.rise)
-        return Ladder(
-            context.config.widths,
-            tuple(rungs),
-            tuple((steps[1] / steps[0]).tolist()),
-            price=price,
-            joules=tuple((POINT * energies_j / steps[0]).tolist()),
-        )
+        return Ladder(context.config.widths, rungs, thresholds, price=price, joules=joules)
+
+
+def priced_rungs(
+    context: RouterContext, source: str, key: str
+) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...]]:
+    """The width tuples that are worth their time, the most accurate first, and the price from which each next one is.
+
+    Raises:
+        InputError: the accuracy table has no tuple of the core's widths.
+    """
+    rungs = tuple(corner_tuples(context))
+    if not rungs:
+        raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
+    steps = np.diff(np.array([_costs(context, rungs), [context.prior(rung) for rung in rungs]]))
+    return rungs, tuple((steps[1] / steps[0]).tolist())
+
+
+def _costs(context: RouterContext, rungs: Sequence[tuple[float, ...]]) -> list[float]:
+    """Device time, of which a way at full width is 1."""
+    unit_s = tuple_cost_s(context, full_widths(context.config))
+    return [tuple_cost_s(context, rung) / unit_s for rung in rungs]

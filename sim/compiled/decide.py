@@ -9,7 +9,7 @@ from policies.compiled.rules import choose
 from sim.compiled.agenda import advance, decide
 from sim.compiled.codes import ASKED, NONE
 from sim.compiled.layout import Cluster, Parameters, Server
-from sim.compiled.observation import code_of
+from sim.compiled.observation import code_of, resident_widths
 from sim.compiled.rows import block_at, key_at, knobs_of, request_at, server_at
 
 NEEDS_DRAWS, NEEDS_PLAN = range(100, 102)
@@ -33,6 +33,11 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
         seen.requests, seen.blocks = server.requests, server.blocks
         seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
         seen.work_ns = work_ns(c, p, plan, server) if plan.image_ns_at else 0
+        if plan.load_ns_at:
+            loaded, loading = resident_widths(p, server, segment)
+            seen.resident = loaded | loading
+        if plan.counts_to_come:
+            seen.to_come = to_come(c, p, server)
 
 
 @kernel
@@ -49,6 +54,18 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
         work += (block.count - block.ended) * ints(plan)[costs_at + block.key]
         number = block.next
     return work
+
+
+@kernel
+def to_come(c: Cluster, p: Parameters, server: Server) -> int:
+    """How often the requests that are outstanding at a server will be at a later segment, all together."""
+    count, number = 0, server.first_block
+    while number != NONE:
+        block = block_at(c, p, number)
+        segment = block.key // (p.widths * (p.widths + 1))
+        count += (block.count - block.ended) * (p.segments - 1 - segment)
+        number = block.next
+    return count
 
 
 @entry

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import ceil
 
 from kit.jit import bytes_at, ints, kernel, reals
+from policies.vocabulary import MAX_INSTANCES
 from sim.compiled.chance import hashed_below
 from sim.compiled.codes import (
     BUSY,
@@ -212,6 +213,7 @@ def _finish_batch(c: Cluster, p: Parameters, server: Server, instance: Instance,
         instance.served_width, instance.commanded_ns, instance.started_ns,
     )  # fmt: skip
     message.ended_ns, message.load_began_ns, message.loaded_ns = now, instance.load_began_ns, instance.loaded_ns
+    message.loaded_bits, message.loading_bits = server.loaded_bits, server.loading_bits
     deliver(c, p, server, message, now)
     if poisoned:
         _reject(c, p, server, instance.failed, poisoned, UNLABELLED, now)
@@ -262,6 +264,7 @@ def finish_load(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     instances.loading -= 1
     instance.loaded_ns = now
     _set_free(c, p, server, slot, now)
+    _note_residency(p, server)
     schedule(c, p, server, now)
 
 
@@ -374,6 +377,7 @@ def _load(c: Cluster, p: Parameters, server: Server, spec: int, now: int, load_n
     instance.link = server.loading.head
     server.loading.head = slot
     server.times.load = min(server.times.load, instance.due_ns)
+    _note_residency(p, server)
 
 
 @kernel
@@ -382,12 +386,23 @@ def _unload(c: Cluster, p: Parameters, server: Server, slot: int, now: int) -> N
     instance = instance_at(c, p, slot)
     spec = instance.spec
     spec_at(p, server, spec).alive -= 1
+    _note_residency(p, server)
     server.freeing_bytes += _bytes_of(p, server, spec)
     server.unloads += 1
     instance.due_ns = now + _costs_of(p, server, spec).unload_ns
     instance.link = server.unloading.head
     server.unloading.head = slot
     server.times.unload = min(server.times.unload, instance.due_ns)
+
+
+@kernel
+def _note_residency(p: Parameters, server: Server) -> None:
+    """Instances have come, gone, or changed between loading and loaded (`GreedyScheduler._note_residency`)."""
+    server.loaded_bits, server.loading_bits = 0, 0
+    for spec in range(min(p.specs, MAX_INSTANCES)):
+        instances = spec_at(p, server, spec)
+        server.loading_bits |= (instances.loading > 0) << spec
+        server.loaded_bits |= (instances.alive > instances.loading) << spec
 
 
 @kernel
@@ -819,6 +834,7 @@ def _report(c: Cluster, p: Parameters, server: Server, report: Report, now: int)
     schedule(c, p, server, now)
     record_reading(c, server, report)
     server.seen_vram_bytes = report.vram_bytes
+    server.seen_loaded_bits, server.seen_loading_bits = server.loaded_bits, server.loading_bits
     report_power(c, p, server, report.power_w, report.utilization, now)
     record_variance(c, p)
 
@@ -876,6 +892,7 @@ def _forget_everything(c: Cluster, p: Parameters, server: Server) -> None:
         queue = key_at(p, server, key)
         queue.blocked_since_ns, queue.loads = NONE, 0
     server.keys, server.queued, server.running, server.backed_off = 0, 0, 0, 0
+    server.loaded_bits, server.loading_bits = 0, 0
     server.used_bytes, server.freeing_bytes, server.utilization = knobs_of(p, server).context_bytes, 0, 0.0
     server.idle_head, server.idle_tail, server.starting.head = NONE, NONE, NONE
     server.loading.head, server.unloading.head, server.failing.head = NONE, NONE, NONE

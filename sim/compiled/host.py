@@ -153,6 +153,8 @@ def _hear(c: Cluster, p: Parameters, message: Message, now: int) -> None:
     server, slot = server_at(c, p, message.server), message.head
     if server.is_up == 0 or server.epoch != message.epoch:
         slot = NONE
+    elif message.reason == NO_REASON:
+        server.seen_loaded_bits, server.seen_loading_bits = message.loaded_bits, message.loading_bits
     while slot != NONE:
         following = request_at(c, p, slot).next
         if message.reason == NO_REASON:

@@ -86,6 +86,7 @@ class Server(Record):
     is_open = last_back_ns = messages = INT
     seen_utilization = seen_power_w = REAL
     seen_vram_bytes = INT
+    loaded_bits = loading_bits = seen_loaded_bits = seen_loading_bits = INT
     first_report = reports = read = sample_ns = images = batches = loads = unloads = INT
     downtime = up_since_ns = NONE
     out_until_ns = ready_ns = deaths = INT
@@ -225,7 +226,7 @@ class Message(Record):
     """Requests on their way back to the router, linked from `head` on, and the times of the batch that they were in."""
 
     next = slot = server = epoch = number = head = count = reason = due_ns = INT
-    width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = INT
+    width = commanded_ns = started_ns = ended_ns = load_began_ns = loaded_ns = loaded_bits = loading_bits = INT
 
 
 class Move(Record):
@@ -422,7 +423,7 @@ class HeadSeen(Record):
 class ServerSeen(Record):
     """What a router may know of a server (`policies.vocabulary.ServerView`); so many `WorkSeen` follow."""
 
-    is_valid = requests = blocks = vram_bytes = INT
+    is_valid = requests = blocks = vram_bytes = loaded_bits = loading_bits = INT
     utilization = power_w = REAL
     keys = INT
 

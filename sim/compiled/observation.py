@@ -8,7 +8,7 @@ import numpy as np
 
 from kit.jit import Ints, Singles, entry, ints, kernel, reals
 from sim.compiled.codes import LOGS_TABULATED
-from sim.compiled.layout import Cluster, HeadSeen, Parameters, ServerSeen, WorkSeen
+from sim.compiled.layout import Cluster, HeadSeen, Parameters, Server, ServerSeen, WorkSeen
 from sim.compiled.rows import key_at, knobs_of, request_at, server_at
 
 _HEAD_SEEN, _SERVER_SEEN, _WORK_SEEN = HeadSeen.size, ServerSeen.size, WorkSeen.size
@@ -47,6 +47,17 @@ def code_of(c: Cluster, p: Parameters, index: int, segment: int) -> int:
     return ints(p)[knobs_of(p, server).codes_at + segment] if is_free else 0
 
 
+@kernel
+def resident_widths(p: Parameters, server: Server, segment: int) -> tuple[int, int]:
+    """Of a segment's widths those that the router thinks loaded at a server, and loading (`ServerView`), as bits."""
+    first, every, asked_for = min(segment * p.widths, 63), (1 << p.widths) - 1, 0
+    for width in range(p.widths):
+        for previous in range(p.widths + 1):
+            key = (segment * p.widths + width) * (p.widths + 1) + previous
+            asked_for |= (key_at(p, server, key).outstanding > 0) << width
+    return server.seen_loaded_bits >> first & every, (server.seen_loading_bits >> first | asked_for) & every
+
+
 @entry
 def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
     """What a router may know, in one list: `HeadSeen`, then for each server `ServerSeen` and its work, oldest first.
@@ -66,6 +77,7 @@ def read_view(row: Ints, parameters: Ints, out: Ints) -> int:
         seen.is_valid = code_of(c, p, index, request.segment) != 0
         seen.requests, seen.blocks, seen.vram_bytes = server.requests, server.blocks, server.seen_vram_bytes
         seen.utilization, seen.power_w = server.seen_utilization, server.seen_power_w
+        seen.loaded_bits, seen.loading_bits = resident_widths(p, server, request.segment)
         seen.keys = 0
         for key in range(p.keys):
             queue = key_at(p, server, key)

@@ -621,7 +621,7 @@ def gain_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     _count_free(c, p, server, 1)
     c.at_cap = 0
     end_due_holds(c, p, NEVER, now)
-    server.seen_vram_bytes = 0
+    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
 
 
 @kernel
@@ -638,7 +638,7 @@ def lose_server(c: Cluster, p: Parameters, server: Server, now: int) -> None:
     _retry_blocks(c, p, server, now)
     for n in range(waiting):
         retry(c, p, scratch[n], SERVER_LOST, now)
-    server.seen_vram_bytes = 0
+    server.seen_vram_bytes, server.seen_loaded_bits, server.seen_loading_bits = 0, 0, 0
     c.at_cap = 0
 
 

@@ -21,6 +21,7 @@ from policies.records import (
     TelemetryPoint,
 )
 from policies.reward import RewardTerms
+from policies.router import flags
 from policies.vocabulary import (
     ANYWHERE,
     IMAGE,
@@ -208,7 +209,7 @@ class CompiledSimulation:
         servers, at = [], _HEAD_SEEN
         for masks in self._masks:
             first, at = at, at + _SERVER_SEEN
-            is_valid, requests, blocks, vram_bytes, _, _, keys = numbers[first:at]
+            is_valid, requests, blocks, vram_bytes, loaded, loading, _, _, keys = numbers[first:at]
             end = at + keys * _WORK_SEEN
             work = zip(numbers[at + _KEY : end : _WORK_SEEN], numbers[at + _REQUESTS : end : _WORK_SEEN], strict=True)
             servers.append(
@@ -221,6 +222,8 @@ class CompiledSimulation:
                     utilization=reals[first + _UTILIZATION],
                     power_w=reals[first + _POWER],
                     vram_used_bytes=vram_bytes,
+                    loaded=flags(loaded, len(self._masks[0][0])),
+                    loading=flags(loading, len(self._masks[0][0])),
                 )
             )
             at = end

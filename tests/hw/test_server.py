@@ -23,7 +23,7 @@ from policies.faults import WORKER_DIED, Supervision
 from policies.ledger import Ledger
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.server_book import ServerCounts
-from policies.vocabulary import IMAGE, NS_PER_S, Block, RouterEvent, ServerReport, WorkKey
+from policies.vocabulary import IMAGE, NS_PER_S, Block, Residency, RouterEvent, ServerReport, WorkKey
 from tests.hw.worlds import knobs
 
 ORIGIN_NS = 50 * NS_PER_S
@@ -84,9 +84,10 @@ def test_no_sample_is_from_the_future(world: World) -> None:
     """An agent's clock is known to within an error: what is heard was read by now."""
     sampled = Sample(5_000_000_000, 10.0, 0.5, None)
     world.now_ns += 4_999_000_000
-    world.server.hear(Report(1, sampled, True, 3, 100, ServerCounts(), 1))
+    world.server.hear(Report(1, sampled, True, 3, 100, ServerCounts(), 1, residency=Residency(5, 2)))
     (event,) = world.events[1:]
     assert isinstance(event, ServerReport)
+    assert event.residency == Residency(5, 2)
     assert event.sampled_ns == event.received_ns == 4_999_000_000
     world.ledger.catch_up()
     assert [point.sampled_ns for point in world.ledger.ledger.telemetry] == [4_999_000_000]

@@ -22,6 +22,7 @@ from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
+from policies.rules.compass import CompassRule, Numbers
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import full_widths, path_energy_j
@@ -90,8 +91,8 @@ def fixed(placement: str) -> MakeRouter:
     return lambda scenario, context: FixedRule(placement=placement, tuple=narrow(context)).make(context)
 
 
-def ladder(placement: str) -> MakeRouter:
-    rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0))
+def ladder(placement: str, **changes: Any) -> MakeRouter:
+    rule = LadderRule(placement=placement, thresholds=(1.0, 2.5, 4.0, 8.0), **changes)
     return lambda scenario, context: rule.make(context)
 
 
@@ -156,10 +157,10 @@ def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
 
 
-def infaas(placement: str) -> MakeRouter:
+def infaas(placement: str, **changes: Any) -> MakeRouter:
     """Quick enough for servers to step in so short a run."""
     return lambda scenario, context: InfaasRule(
-        placement=placement, target_s=max(length_s(scenario) / 12, 1e-8), up=0.02, down=0.1
+        placement=placement, target_s=max(length_s(scenario) / 12, 1e-8), up=0.02, down=0.1, **changes
     ).make(context)
 
 
@@ -169,9 +170,9 @@ def leaping(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return InfaasRule(target_s=target_s, up=0.1, down=0.15, hold_s=target_s / 10, leap=3).make(context)
 
 
-def slackfit(placement: str, share: float) -> MakeRouter:
+def slackfit(placement: str, share: float, **changes: Any) -> MakeRouter:
     return lambda scenario, context: SlackFitRule(
-        placement=placement, target_s=max(length_s(scenario) * share, 1e-8)
+        placement=placement, target_s=max(length_s(scenario) * share, 1e-8), **changes
     ).make(context)
 
 
@@ -185,10 +186,25 @@ def clearing(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return make_milp(context, context.config.groups, period_s, 0.5, 0.5, period_s)
 
 
-def lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+def lookahead(**changes: Any) -> MakeRouter:
     """A latency's worth at which widths differ, and a horizon in which some arrive."""
-    target_s = length_s(scenario) / 10
-    return LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7).make(context)
+
+    def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+        target_s = length_s(scenario) / 10
+        rule = LookaheadRule(worth_s=target_s / 200, horizon_s=max(target_s, 1e-8), blocks=2, weight=0.7, **changes)
+        return rule.make(context)
+
+    return make
+
+
+def compass(**changes: float) -> MakeRouter:
+    """With no hold: records would differ by that alone."""
+    rule = CompassRule(numbers=Numbers(**changes))
+    return lambda scenario, context: rule.chooser(context)
+
+
+def controlled_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    return CompassRule(control=own_goals(scenario, context)).chooser(context)
 
 
 def controlled_lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
@@ -243,6 +259,8 @@ def random_place(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return ComposedRouter(Sticky(RandomPlacement()), width, RandomGroup((2, 1, 5)))
 
 
+COSTED = ("least-work", "least-work-coming", "shortest-delay", "packed", "sticky-coming")
+
 ROUTERS: dict[str, MakeRouter] = {
     **{name: named(name) for name in PLACEMENT_NAMES},
     **{f"fixed@{name}": fixed(name) for name in PLACEMENT_NAMES},
@@ -264,8 +282,16 @@ ROUTERS: dict[str, MakeRouter] = {
     "infaas that leaps": leaping,
     "milp": milp,
     "milp that clears": clearing,
-    "lookahead": lookahead,
+    "lookahead": lookahead(),
+    **{f"{name}, loads": ladder(name, counts_loads=True) for name in COSTED},
+    "infaas, loads": infaas("packed", counts_loads=True),
+    "tide, loads": tide("shortest-delay", counts_loads=True),
+    "slackfit, loads": slackfit("least-work", 0.2, counts_loads=True),
+    "lookahead, loads": lookahead(counts_loads=True),
     "controlled lookahead": controlled_lookahead,
+    "compass": compass(),
+    "compass, wary and frugal": compass(trust=1.0, joules=0.5, level=-3.0),
+    "controlled compass": controlled_compass,
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,
@@ -291,10 +317,20 @@ def busy() -> Scenario:
     return Scenario("busy", spec, worlds.run(spec, np.array(arrivals_s), 0.2, faults=faults))
 
 
+def cramped() -> Scenario:
+    """Two devices whose memory holds half of the instances, on which a load takes as long as some batches."""
+    spec = worlds.cluster(
+        [worlds.profile(name, speed=speed, load_s=0.004) for name, speed in (("a", 1.0), ("b", 0.5))],
+        router={"groups": (1, 2, 4, 8)},
+        greedy={"batch_limit": 8, "vram_cap_bytes": 700_000_000, "idle_unload_ns": 20_000_000},
+    )
+    return Scenario("cramped", spec, worlds.run(spec, np.array([*worlds.poisson_s(300, 0.3)]), 0.3))
+
+
 @lru_cache
 def scenarios() -> tuple[tuple[Scenario, RouterContext], ...]:
-    """A busy one, and drawn ones that are not too large and have something to decide."""
-    found = [busy(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
+    """A busy one, one with little memory, and drawn ones that are not too large and have something to decide."""
+    found = [busy(), cramped(), *(draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in SEEDS)]
     return tuple((each, each.context()) for each in found)
 
 

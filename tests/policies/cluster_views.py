@@ -25,10 +25,14 @@ TABLE: dict[tuple[float, ...], float] = {
 
 @dataclass(frozen=True)
 class LinearCosts:
-    """A batch takes (1 ms + 1 ms x width x images) / speed; an image moves in `move_s`."""
+    """A batch takes (1 ms + 1 ms x width x images) / speed; an image moves in `move_s`.
+
+    An instance at full width loads in `reload_s`.
+    """
 
     speeds: tuple[float, ...] = (1.0,) * 6
     move_s: float = 0.0
+    reload_s: float = 0.0
 
     def batch_s(self, server: int, key: WorkKey, batch: int) -> float:
         return (0.001 + 0.001 * key.width * batch) / self.speeds[server]
@@ -43,6 +47,9 @@ class LinearCosts:
         assert source >= ROUTER, "no cost model knows the way from nowhere"
         return 0.0 if source == server else self.move_s * images
 
+    def load_s(self, server: int, segment: int, width: float) -> float:
+        return self.reload_s * width
+
 
 def server(
     requests: int = 0,
@@ -52,10 +59,13 @@ def server(
     outstanding: Mapping[WorkKey, int] | None = None,
     utilization: float = 0.0,
     power_w: float = 0.0,
+    loaded: Sequence[bool] = (),
+    loading: Sequence[bool] = (),
 ) -> ServerView:
     """A server with so many requests outstanding (at segment 1 and full width unless `outstanding` says where)."""
     work = outstanding if outstanding is not None else {WorkKey(1, 1.0, IMAGE): requests} if requests else {}
-    return ServerView(valid, tuple(widths), sum(work.values()), len(work), work, utilization, power_w, 0)
+    sent = (sum(work.values()), len(work), work, utilization, power_w, 0)
+    return ServerView(valid, tuple(widths), *sent, tuple(loaded), tuple(loading))
 
 
 def view(

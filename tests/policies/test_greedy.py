@@ -17,6 +17,7 @@ from policies.vocabulary import (
     LoadFailed,
     LoadInstance,
     RejectRequests,
+    Residency,
     ReturnRequests,
     RunBatch,
     ServerDown,
@@ -87,7 +88,7 @@ def test_first_request_loads_its_instance_then_runs() -> None:
     assert run.requests == (7,)
     assert run.served_width == 0.5
     (returned,) = handle(core, BatchFinished(1, run.batch), 20)
-    assert returned == ReturnRequests(1, (7,), 1, 0.5)
+    assert returned == ReturnRequests(1, (7,), 1, 0.5, Residency(loaded=0b10))
 
 
 def test_batches_hold_one_key_up_to_the_limit_in_order() -> None:
@@ -135,6 +136,23 @@ def test_best_fit_ties_go_to_the_most_recently_used_then_the_lowest_id() -> None
     assert arrive(core, 9, 1, 1.0, 3)[0].instance == 1
 
 
+def test_returns_say_what_is_loaded() -> None:
+    """By segment and width; what is on its way out counts no more, and what is gone with an epoch neither."""
+    core = scheduler(vram_cap_bytes=350 * MB, idle_unload_ns=10)
+    loaded(core, 0, 1, 0.25)
+    loaded(core, 0, 2, 1.0)
+    (load,) = arrive(core, 1, 4, 0.5, 1)
+    assert core.residency == Residency(loaded=1 << 0 | 1 << 7, loading=1 << 13)
+    (run,) = arrive(core, 2, 1, 0.25, 2)
+    handle(core, TimerFired(), 10)  # all but what runs has been idle for long enough
+    (returned,) = of(ReturnRequests, handle(core, BatchFinished(1, run.batch), 11))
+    assert returned.residency == Residency(loaded=1 << 0, loading=1 << 13)
+    handle(core, LoadFailed(1, load.instance, "out_of_memory"), 12)
+    assert core.residency == Residency(loaded=1 << 0)
+    handle(core, ServerDown(0, 1, "process_died"), 13)
+    assert core.residency == Residency()
+
+
 @pytest.mark.parametrize("served, width", [("requested", 0.25), ("instance", 1.0)])
 def test_served_width(served: str, width: float) -> None:
     """A wider instance runs at the requested width, or at its own, and the return says which."""
@@ -142,7 +160,8 @@ def test_served_width(served: str, width: float) -> None:
     loaded(core, 0, 1, 1.0)
     (run,) = arrive(core, 1, 1, 0.25, 5)
     assert run.served_width == width
-    assert handle(core, BatchFinished(1, run.batch), 2) == [ReturnRequests(1, (5,), 1, width)]
+    (returned,) = handle(core, BatchFinished(1, run.batch), 2)
+    assert (returned.requests, returned.width) == ((5,), width)
 
 
 def test_utilization_at_the_threshold_blocks_a_load_and_below_it_allows_one() -> None:

@@ -20,6 +20,7 @@ from policies.vocabulary import (
     RequestFailed,
     RequestsRejected,
     RequestsReturned,
+    Residency,
     RouterTimer,
     SendBlock,
     ServerDown,
@@ -73,10 +74,10 @@ def send(core: RouterCore, now: int, server: int, width: float = 1.0, group: int
     return command
 
 
-def back(core: RouterCore, now: int, block: SendBlock, *requests: int, correct: tuple[bool, ...] = ()) -> list[Any]:
+def back(core: RouterCore, now: int, block: SendBlock, *requests: int, **told: Any) -> list[Any]:
     b = block.block
     members = requests or b.requests
-    return handle(core, RequestsReturned(b.server, b.epoch, members, b.key.segment, b.key.width, correct), now)
+    return handle(core, RequestsReturned(b.server, b.epoch, members, b.key.segment, b.key.width, **told), now)
 
 
 def test_a_request_passes_every_segment_and_completes_once() -> None:
@@ -180,6 +181,34 @@ def test_a_server_at_its_cap_is_masked_and_its_books_are_in_the_view() -> None:
     assert view.servers[0].outstanding_requests == 2
     assert dict(view.servers[0].outstanding) == {block.block.key: 2}
     assert (view.servers[1].power_w, view.servers[1].utilization) == (99.0, 0.5)
+
+
+def test_a_view_shows_what_was_last_heard_of_instances_and_what_has_been_asked_for_since() -> None:
+    """Of the head's segment alone: by returns, then by reports; a new epoch has nothing."""
+    core = router(outstanding_blocks=9)
+    arrive(core, 0, 1, 2, 3)
+    first = send(core, 0, 0, 0.5, group=1)
+    second = send(core, 0, 0, 1.0, group=1)
+    assert _residency(core, 0) == [(NEITHER, (True, True)), (NEITHER, NEITHER)]
+    handle(core, Decided(3, Choice(1, 1.0, 1)), 1)
+    back(core, 2, first, residency=Residency(loaded=0b1001, loading=0b10))  # 0.5 and, of segment 2, 1.0; 1.0
+    handle(core, ServerReport(1, 1, 2, 3, 0, 0.5, 99.0, 7, Residency(loaded=0b100)), 3)
+    assert _residency(core, 3) == [((False, True), NEITHER), ((True, False), NEITHER)]  # before segment 2
+    handle(core, Decided(4, Choice(1, 1.0, 1)), 4)
+    back(core, 5, second, residency=Residency())
+    assert _residency(core, 5) == [(NEITHER, NEITHER), ((True, False), (False, True))]
+    handle(core, ServerDown(0, 1, "process_died"), 6)
+    handle(core, ServerUp(0, 2), 6)
+    handle(core, ServerReport(0, 1, 2, 7, 0, 0.5, 99.0, 7, Residency(loaded=0b1111)), 7)  # of the epoch before
+    assert core._servers[0].residency == Residency()
+
+
+NEITHER = (False, False)
+
+
+def _residency(core: RouterCore, now: int) -> list[tuple[tuple[bool, ...], tuple[bool, ...]]]:
+    """What a view shows as loaded, and as loading."""
+    return [(server.loaded, server.loading) for server in ask(core, now).view.servers]
 
 
 def test_a_block_ends_with_its_last_member_and_carries_every_ones_times() -> None:

@@ -57,6 +57,9 @@ class Costs:
     def transfer_s(self, source: int, server: int, segment: int, previous_width: float, images: int) -> float:
         return 1e-4 * images if source != server else 5e-5
 
+    def load_s(self, server: int, segment: int, width: float) -> float:
+        return 1e-2 * width * (server + 1)
+
 
 class MeasuredInPart(Costs):
     def image_s(self, server: int, key: WorkKey) -> float:

@@ -1,0 +1,378 @@
+"""Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
+
+It was searched over many drawn clusters, and is not tuned for the one that it serves. Times count in `unit_s`, what a
+full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. For the candidate block it compares every
+server and width at once:
+
+    cost = wait x slowness + what is still to come + transfer + its own batch + a load that is needed
+           - a bonus for staying + joules + distance from the width that a price asks for
+
+The price is Tide's (`policies.rules.tide`), but it differs by segment, and heeds the FIFO, the candidates, the oldest
+one's age and the arrival rate. How slow a server is is seen from what it did and what its profile expects. Lines wait
+by segment, without a decision (`policies.holds`).
+
+What both engines compute stands in plain functions, which `policies.compiled.compass` compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import exp, log, log1p
+from typing import Annotated, ClassVar, Final, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from kit.strict import StrictModel
+from policies.goal_control import MAX_SHIFT, GoalControl, Steered, end_of_dial
+from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
+from policies.rules.context import RouterContext, is_up
+from policies.rules.controlled import ControlSpec
+from policies.rules.costs import (
+    batch_ns,
+    full_widths,
+    load_ns,
+    middle_widths,
+    outstanding_ns,
+    path,
+    path_ns,
+    transfer_ns,
+)
+from policies.rules.holding import HoldingRouter
+from policies.rules.specs import From0, Reals, RuleSpec
+from policies.rules.tide import priced_rungs
+from policies.rules.widths import held_width
+from policies.vocabulary import IMAGE, NS_PER_S, Choice, ClusterView, HoldRule, WorkKey
+
+UNIT_BATCH: Final = 8
+FEW: Final = 8.0  # requests: from here on counts matter by their logarithm
+MANY: Final = 32.0  # candidates
+MAX_LOG_PRICE: Final = 20.0  # either way
+MAX_AGE: Final = 4.0  # units
+MAX_RATE: Final = 4.0  # of the capacity at middle widths
+FAST: Final = 1.0  # units over which the arrival rate is averaged; ten and a hundred times as long for the others
+WATCHED: Final = 20.0  # units over which a server's slowness is averaged
+PROFILE: Final = 2.0  # units of work by which it is believed to be as fast as its profile says
+MAX_SLOWNESS: Final = 16.0
+
+Four = Annotated[tuple[float, float, float, float], Field()]
+
+
+class Numbers(StrictModel):
+    """What the search finds. All are dimensionless; costs are relative to a unit of waiting.
+
+    Attributes:
+        level: the logarithm of the price with nobody inside, and its `rise` with that of the load.
+        segments: what the price's logarithm has more at a segment, at four places from the first to the last one.
+        fifo, candidates, age, fast, middle, slow: the same for each of these features.
+        to_come, transfer, batch, load, joules: how much each of these costs.
+        stay: the bonus for staying, from the first to the last segment.
+        trust: the power of a server's slowness by which its work counts.
+        distance: what a step away from the width that the price asks for costs.
+        first_requests, later_requests: until how many a line waits at segment 1, and at the others.
+        first_wait, later_wait: for how long at most, in units.
+    """
+
+    level: float = -6.19
+    rise: From0 = 2.07
+    segments: Four = (0.22, 0.59, 0.46, -0.33)
+    fifo: float = 0.31
+    candidates: float = 1.34
+    age: float = 1.51
+    fast: float = -0.33
+    middle: float = -0.1
+    slow: float = -0.75
+    to_come: float = 1.15
+    transfer: float = 1.75
+    batch: float = 1.54
+    load: From0 = 0.8
+    joules: From0 = 0.0
+    stay: Four = (0.0, 0.08, 0.64, 0.04)
+    trust: From0 = 0.0
+    distance: From0 = 1.5
+    first_requests: Annotated[float, Field(ge=1)] = 32.0
+    first_wait: From0 = 0.2
+    later_requests: Annotated[float, Field(ge=1)] = 1.0
+    later_wait: From0 = 0.35
+
+
+# ------------------------------------------------------------------------------------- what both engines compute
+
+
+class Weights(Protocol):
+    """`Numbers`, or their record in a plan."""
+
+    level: float
+    rise: float
+    fifo: float
+    candidates: float
+    age: float
+    fast: float
+    middle: float
+    slow: float
+    to_come: float
+    transfer: float
+    batch: float
+    load: float
+    trust: float
+    distance: float
+
+
+class Rates(Protocol):
+    """The arrival rate over three spans, as shares of the capacity; how many had arrived, and when that was."""
+
+    arrived: int
+    seen_ns: int
+    fast_rate: float
+    middle_rate: float
+    slow_rate: float
+
+
+class Watched(Protocol):
+    """A server as it was left at the last decision, and what it did before, in units."""
+
+    work: float
+    busy: float
+    done: float
+
+
+def follow_rates(rates: Rates, arrived: int, passed: float, share: float) -> None:
+    """Some have come since the last decision, so many units ago; each is such a share of the capacity of a unit."""
+    came = max(0, arrived - rates.arrived) * share
+    rates.fast_rate += (came - rates.fast_rate * passed) / (FAST + passed)
+    rates.middle_rate += (came - rates.middle_rate * passed) / (10.0 * FAST + passed)
+    rates.slow_rate += (came - rates.slow_rate * passed) / (100.0 * FAST + passed)
+    rates.arrived = arrived
+
+
+def follow_server(watched: Watched, work: float, passed: float) -> None:
+    """What a server had to do at the last decision, and what of it is done."""
+    keep = WATCHED / (WATCHED + passed)
+    was_busy = passed if watched.work > 0.0 else 0.0
+    watched.busy = watched.busy * keep + was_busy
+    watched.done = watched.done * keep + max(0.0, watched.work - work)
+    watched.work = work
+
+
+def slowness(watched: Watched) -> float:
+    """Observed over expected time."""
+    return min(MAX_SLOWNESS, (watched.busy + PROFILE) / (watched.done + PROFILE))
+
+
+def log_price(
+    weights: Weights, rates: Rates, load: float, fifo: int, candidates: int, age: float, more: float
+) -> float:
+    """The price's logarithm; `more` is the segment's, and the dial's."""
+    value = weights.level + weights.rise * log1p(load / FEW) + more
+    value += weights.fifo * log1p(fifo / FEW) + weights.candidates * min(1.0, candidates / MANY)
+    value += weights.age * min(MAX_AGE, age)
+    value += weights.fast * (min(MAX_RATE, rates.fast_rate) - 1.0)
+    value += weights.middle * (min(MAX_RATE, rates.middle_rate) - 1.0)
+    value += weights.slow * (min(MAX_RATE, rates.slow_rate) - 1.0)
+    return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
+
+
+def server_cost(weights: Weights, work: float, slow: float, to_come: float, transfer: float, stay: float) -> float:
+    """What the server alone costs."""
+    return work * exp(weights.trust * log(slow)) + weights.to_come * to_come + weights.transfer * transfer - stay
+
+
+def width_cost(weights: Weights, batch: float, load: float, steps: float) -> float:
+    """What the width costs there; `steps` from the width that is wanted, of four over all widths."""
+    return weights.batch * batch + weights.load * load + weights.distance * steps
+
+
+# ---------------------------------------------------------------------------------------------------- the reference
+
+
+@dataclass(slots=True)
+class Seen:
+    """What it remembers of one server."""
+
+    work: float = 0.0
+    busy: float = 0.0
+    done: float = 0.0
+
+
+@dataclass(slots=True)
+class Compass(Steered):
+    """See the module.
+
+    Attributes:
+        groups: the group sizes; always the largest.
+        rungs, thresholds: the width tuples that are worth their time, and the prices between them (`Tide`).
+        unit_ns: a unit of time.
+        share: of the capacity of a unit that one image is, at middle widths.
+        stage: (servers,) units that an image's segment takes, on average, at middle widths.
+        more, stay: (segments,) of the price's logarithm, and the bonus for staying.
+        joules: (servers, segments, widths) what they cost.
+        control: keeps goals: the price falls and rises with it.
+    """
+
+    costs: CostModel
+    widths: tuple[float, ...]
+    groups: tuple[int, ...]
+    weights: Numbers
+    rungs: tuple[tuple[float, ...], ...]
+    thresholds: tuple[float, ...]
+    unit_ns: float
+    share: float
+    stage: tuple[float, ...]
+    more: tuple[float, ...]
+    stay: tuple[float, ...]
+    joules: tuple[tuple[tuple[float, ...], ...], ...]
+    control: GoalControl | None = None
+    arrived: int = 0
+    seen_ns: int = 0
+    fast_rate: float = 0.0
+    middle_rate: float = 0.0
+    slow_rate: float = 0.0
+    servers: list[Seen] = field(default_factory=list)
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """Decide for the view's candidate block; nothing is drawn."""
+        unit_ns, segment, servers = self.unit_ns, view.head.segment - 1, view.servers
+        inside = view.fifo_length + sum(server.outstanding_requests for server in servers)
+        passed = (view.now_ns - self.seen_ns) / unit_ns
+        follow_rates(self, view.completed + inside, passed, self.share)
+        self.seen_ns = view.now_ns
+        load = inside / max(1, sum(is_up(server) for server in servers))
+        age = (view.now_ns - view.head_entered_ns) / unit_ns
+        more = self.more[segment] - (0.0 if self.control is None else self.control.step(view))
+        price = exp(log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more))
+        rung = sum(price > threshold for threshold in self.thresholds)
+        if self.control is not None:
+            self.control.end = end_of_dial(rung, len(self.rungs))
+        taken = min(self.groups[-1], view.candidates)
+        best, choice = 0.0, Choice(-1, 0.0, self.groups[-1])
+        for index, seen in enumerate(servers):
+            work = outstanding_ns(self.costs, view, index) / unit_ns
+            follow_server(self.servers[index], work, passed)
+            if not seen.valid:
+                continue
+            wanted = self.widths.index(held_width(self.widths, seen.widths, self.rungs[rung][segment]))
+            base = self._server_cost(view, index, work)
+            for width in range(len(self.widths)):
+                if not seen.widths[width]:
+                    continue
+                cost = base + self._width_cost(view, index, width, wanted, taken)
+                if choice.server < 0 or cost < best:
+                    best, choice = cost, Choice(index, self.widths[width], self.groups[-1])
+        self._note(view, choice, taken)
+        return choice
+
+    def _server_cost(self, view: ClusterView, server: int, work: float) -> float:
+        segments = len(self.more)
+        to_come = sum(count * (segments - key.segment) for key, count in view.servers[server].outstanding.items())
+        stay = self.stay[view.head.segment - 1] if view.head.location == server else 0.0
+        moved = transfer_ns(self.costs, view, server) / self.unit_ns
+        slow = slowness(self.servers[server])
+        return server_cost(self.weights, work, slow, to_come * self.stage[server], moved, stay)
+
+    def _width_cost(self, view: ClusterView, server: int, width: int, wanted: int, taken: int) -> float:
+        key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
+        batch = batch_ns(self.costs, server, key, taken) / self.unit_ns
+        load = load_ns(self.costs, view, server, self.widths, key.width) / self.unit_ns
+        steps = abs(width - wanted) * (4.0 / len(self.widths))
+        return width_cost(self.weights, batch, load, steps) + self.joules[server][key.segment - 1][width]
+
+    def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
+        """What the block adds to its server's work."""
+        key = WorkKey(view.head.segment, choice.width, view.head.previous_width)
+        self.servers[choice.server].work += taken * image_units(self.costs, choice.server, key, self.unit_ns)
+
+
+def image_units(costs: CostModel, server: int, key: WorkKey, unit_ns: float) -> float:
+    """Expected time of one queued image, in units."""
+    return round(costs.image_s(server, key) * NS_PER_S) / unit_ns
+
+
+class CompassRule(RuleSpec):
+    """Server and width at once, for any cluster (`Compass`).
+
+    Attributes:
+        numbers: what was searched; those that ship where it is not given.
+        control: that it keeps goals, for which its price moves; left alone where it is not given.
+    """
+
+    KIND: ClassVar[str] = "compass"
+
+    numbers: Numbers = Field(default_factory=Numbers)
+    control: ControlSpec | None = None
+
+    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+        """See `RuleSpec`; a `hold` of the file's own takes the place of the numbers'."""
+        router = self.chooser(context, source, key)
+        hold = self.hold.rule() if self.hold is not None else hold_of(self.numbers, context.config, router.unit_ns)
+        return HoldingRouter(router, hold)
+
+    def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Compass:
+        """See `RuleSpec`."""
+        self.check(context.config, source, key)
+        config, costs, its = context.config, context.costs, self.numbers
+        rungs, thresholds = priced_rungs(context, source, key)
+        servers = range(config.servers)
+        unit_ns = unit_of(context)
+        ways_ns = [path_ns(costs, server, middle_widths(config)) for server in servers]
+        capacity = 0.0
+        for way_ns in ways_ns:
+            capacity += unit_ns / way_ns
+        control = None if self.control is None else self.control.make(config, source, key, MAX_SHIFT)
+        return Compass(
+            costs=costs,
+            widths=config.widths,
+            groups=self.groups(config, source, key),
+            weights=its,
+            rungs=rungs,
+            thresholds=thresholds,
+            unit_ns=unit_ns,
+            share=1.0 / capacity,
+            stage=tuple(way_ns / config.segments / unit_ns for way_ns in ways_ns),
+            more=along(its.segments, config.segments),
+            stay=along(its.stay, config.segments),
+            joules=joules_of(context, its.joules),
+            control=control,
+            servers=[Seen() for _ in servers],
+        )
+
+
+def unit_of(context: RouterContext) -> float:
+    """Nanoseconds: a full-width batch's whole way, on the mean server."""
+    servers = range(context.config.servers)
+    keys = path(full_widths(context.config))
+    return sum(batch_ns(context.costs, server, key, UNIT_BATCH) for server in servers for key in keys) / len(servers)
+
+
+def along(places: Sequence[float], segments: int) -> tuple[float, ...]:
+    """(S,) a value at each segment, between those at four places from the first segment to the last."""
+    at = np.linspace(0.0, len(places) - 1.0, segments) if segments > 1 else np.zeros(1)
+    values: Reals = np.interp(at, np.arange(len(places)), places)
+    return tuple(values.tolist())
+
+
+def hold_of(numbers: Numbers, config: RouterConfig, unit_ns: float) -> HoldRule:
+    """By segment, until how many and for how long lines wait; no longer in all than the core allows."""
+    most, later = config.groups[-1], config.segments - 1
+    counts = [numbers.first_requests, *([numbers.later_requests] * later)]
+    waits = [numbers.first_wait, *([numbers.later_wait] * later)]
+    requests = tuple(min(most, max(1, round(count))) for count in counts)
+    return HoldRule(requests, tuple(min(config.max_batching_delay_ns, round(wait * unit_ns)) for wait in waits))
+
+
+def joules_of(context: RouterContext, weight: float) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """What an image's energy costs by server, segment and width: at the mean server's full width `weight` a segment."""
+    config, costs = context.config, context.costs
+    before = full_widths(config)[0]
+    energy_j = np.array(
+        [
+            [
+                [costs.energy_j(server, WorkKey(s, width, IMAGE if s == 1 else before)) for width in config.widths]
+                for s in range(1, config.segments + 1)
+            ]
+            for server in range(config.servers)
+        ]
+    )
+    mean_j = energy_j[:, :, -1].mean()
+    scaled = weight * energy_j / mean_j if weight > 0.0 and mean_j > 0.0 else np.zeros_like(energy_j)
+    return tuple(tuple(tuple(row) for row in rows) for rows in scaled.tolist())
