@@ -87,6 +87,11 @@ class GreedyKnobs:
     load_retries: int = 3
     load_backoff_ns: int = 100_000_000
 
+    @property
+    def all_bytes(self) -> int:
+        """Memory for one instance of every kind."""
+        return self.context_bytes + sum(self.instance_bytes.values())
+
     def __post_init__(self) -> None:
         if self.batch_limit < 1:
             raise ValueError(f"batch_limit must be at least 1, not {self.batch_limit}")

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 TIDE: Final = "tide"  # in a scenario: the one that its run tunes
 UNTUNED: Final = "tide-untuned"
+COMPASS: Final = "compass"
 _SPECS: Final = "policies.rules.specs"
 _TIDE: Final = "policies.rules.tide:TideRule"
 
@@ -87,10 +88,9 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             spec="policies.rules.lookahead:LookaheadRule",
         ),
         RouterKind(
-            name="compass",
-            help="server and width at once, searched over many clusters: for any, untuned",
+            name=COMPASS,
+            help="server and width at once, with numbers for any cluster",
             spec="policies.rules.compass:CompassRule",
-            is_tuned=False,
         ),
         RouterKind(
             name="fixed",
@@ -117,6 +117,6 @@ KINDS: Final[Mapping[str, RouterKind]] = {
     )
 }
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
-CONTROLLED: Final = ("ladder", "lookahead", TIDE)  # kinds with a dial, whose files may have `control`
+CONTROLLED: Final = ("ladder", "lookahead", COMPASS, TIDE)  # kinds with a dial, whose files may have `control`
 RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)  # each has a rule file
-BASELINES: Final = tuple(kind for kind in RULES if kind != TIDE)
+BASELINES: Final = tuple(kind for kind in RULES if kind not in (TIDE, COMPASS))  # what a study holds Tide against

@@ -147,8 +147,8 @@ class ServerView(msgspec.Struct, frozen=True):
     utilization: float
     power_w: float
     vram_used_bytes: int
-    loaded: tuple[bool, ...] = ()
-    loading: tuple[bool, ...] = ()
+    loaded: tuple[bool, ...]
+    loading: tuple[bool, ...]
 
 
 class ClusterView(msgspec.Struct, frozen=True):

@@ -47,7 +47,7 @@ class MilpMemory:
 
 
 def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
-    """What a sheet shows, as a view: without work by key and bytes of memory, which are not on it."""
+    """What a sheet shows, as a view: without work by key, memory and instances, which are not on it."""
     seen = Sheet(sheet)
     servers = tuple(
         ServerView(
@@ -59,6 +59,8 @@ def view_of(sheet: Ints, config: RouterConfig) -> ClusterView:
             utilization=utilization,
             power_w=power_w,
             vram_used_bytes=0,
+            loaded=(),
+            loading=(),
         )
         for holds, (code, _, requests, blocks, _, _, _, utilization, power_w) in zip(
             config.holds, sheet[Sheet.size :].view(SeenServer.dtype).tolist(), strict=True

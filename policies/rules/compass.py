@@ -1,8 +1,8 @@
 """Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
 
-It was searched over many drawn clusters, and is not tuned for the one that it serves. Times count in `unit_s`, what a
-full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. For the candidate block it compares every
-server and width at once:
+Its numbers were searched over many clusters, and serve any; `slimsched train` can tune them for one. Times count in
+units: what a full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. For the candidate block it
+compares every server and width at once:
 
     cost = wait x slowness + what is still to come + transfer + its own batch + a load that is needed
            - a bonus for staying + joules + distance from the width that a price asks for
@@ -25,7 +25,7 @@ import numpy as np
 from pydantic import Field
 
 from kit.strict import StrictModel
-from policies.goal_control import MAX_SHIFT, GoalControl, Steered, end_of_dial
+from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.rules.context import RouterContext, is_up
 from policies.rules.controlled import ControlSpec
@@ -40,7 +40,7 @@ from policies.rules.costs import (
     transfer_ns,
 )
 from policies.rules.holding import HoldingRouter
-from policies.rules.specs import From0, Reals, RuleSpec
+from policies.rules.specs import From0, Reals, RuleSpec, Space
 from policies.rules.tide import priced_rungs
 from policies.rules.widths import held_width
 from policies.vocabulary import IMAGE, NS_PER_S, Choice, ClusterView, HoldRule, WorkKey
@@ -96,6 +96,28 @@ class Numbers(StrictModel):
     later_requests: Annotated[float, Field(ge=1)] = 1.0
     later_wait: From0 = 0.35
 
+    @classmethod
+    def of_vector(cls, values: Reals) -> Numbers:
+        """From (K,) values, field after field; what is below a field's bound becomes the bound."""
+        found, at = {}, 0
+        for name, field_ in cls.model_fields.items():
+            count = np.size(field_.default)
+            least = max((each.ge for each in field_.metadata if hasattr(each, "ge")), default=-np.inf)
+            bounded = np.maximum(values[at : at + count], least).tolist()
+            found[name], at = bounded if count > 1 else bounded[0], at + count
+        return cls(**found)
+
+    def to_vector(self) -> Reals:
+        """(K,) what `of_vector` makes it of."""
+        return np.hstack([getattr(self, name) for name in type(self).model_fields])
+
+
+_SPREAD: Final = Numbers(  # how far a search looks
+    level=0.4, rise=0.2, segments=(0.3,) * 4, fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
+    to_come=0.3, transfer=0.4, batch=0.4, load=0.3, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=0.4,
+    first_requests=6.0, first_wait=0.06, later_requests=2.0, later_wait=0.1,
+)  # fmt: skip
+
 
 # ------------------------------------------------------------------------------------- what both engines compute
 
@@ -147,11 +169,16 @@ def follow_rates(rates: Rates, arrived: int, passed: float, share: float) -> Non
 
 
 def follow_server(watched: Watched, work: float, passed: float) -> None:
-    """What a server had to do at the last decision, and what of it is done."""
+    """What a server had to do at the last decision, and what of it is done.
+
+    That counts where something is left: who has nothing left may have been idle for a while.
+    """
     keep = WATCHED / (WATCHED + passed)
-    was_busy = passed if watched.work > 0.0 else 0.0
-    watched.busy = watched.busy * keep + was_busy
-    watched.done = watched.done * keep + max(0.0, watched.work - work)
+    watched.busy *= keep
+    watched.done *= keep
+    if watched.work > 0.0 and work > 0.0:
+        watched.busy += passed
+        watched.done += max(0.0, watched.work - work)
     watched.work = work
 
 
@@ -301,6 +328,18 @@ class CompassRule(RuleSpec):
     numbers: Numbers = Field(default_factory=Numbers)
     control: ControlSpec | None = None
 
+    @classmethod
+    def space(cls, context: RouterContext, floor: float) -> Space:
+        """All of its numbers, from those that ship; accuracy rises as the level falls."""
+
+        def rule(values: Reals) -> CompassRule:
+            return cls(numbers=Numbers.of_vector(values))
+
+        first = Numbers().to_vector()
+        accurate = np.zeros_like(first)
+        accurate[0] = -1.0
+        return Space("CompassSpace", first, _SPREAD.to_vector(), accurate, rule)
+
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """See `RuleSpec`; a `hold` of the file's own takes the place of the numbers'."""
         router = self.chooser(context, source, key)
@@ -318,7 +357,8 @@ class CompassRule(RuleSpec):
         capacity = 0.0
         for way_ns in ways_ns:
             capacity += unit_ns / way_ns
-        control = None if self.control is None else self.control.make(config, source, key, MAX_SHIFT)
+        most = MAX_STRETCH * max(1.0, its.rise)  # as far as leads to loads that are 3.5 times as large
+        control = None if self.control is None else self.control.make(config, source, key, most)
         return Compass(
             costs=costs,
             widths=config.widths,

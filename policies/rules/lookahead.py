@@ -141,6 +141,7 @@ class LookaheadRule(RuleSpec):
         horizon_s: for how long arrivals are foreseen, and over how long their rate is averaged.
         weight: what an image that comes next counts, in times of a candidate.
         blocks: in how many lots they are looked at, for each server that is up.
+        counts_loads: whether a block ends later for a load that it would have to wait for.
         control: that it keeps goals, for which its worth moves; left alone where it is not given.
     """
 
@@ -150,6 +151,7 @@ class LookaheadRule(RuleSpec):
     horizon_s: Annotated[float, Field(gt=0, le=60)] = 0.01
     weight: From0 = 1.0
     blocks: Annotated[int, Field(ge=1, le=8)] = 1
+    counts_loads: bool = False
     control: ControlSpec | None = None
 
     @classmethod

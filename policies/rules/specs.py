@@ -123,7 +123,6 @@ class RuleSpec(StrictModel, ABC):
     Attributes:
         group: the most that a block may take, or `largest`.
         hold: which lines the router's core holds back; nobody where it is not given.
-        counts_loads: whether a load that a block would have to wait for is among the expected times that it compares.
         made_by: where the parameters come from; free, and no decision depends on it.
     """
 
@@ -131,7 +130,6 @@ class RuleSpec(StrictModel, ABC):
 
     group: Group = "largest"
     hold: HoldSpec | None = None
-    counts_loads: bool = False
     made_by: Plain = Field(default_factory=dict)
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
@@ -164,7 +162,6 @@ class RuleSpec(StrictModel, ABC):
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
         dumped = self.model_dump(mode="json", by_alias=True)
         made_by, group, hold = dumped.pop("made_by"), dumped.pop("group"), dumped.pop("hold")
-        counts_loads = dumped.pop("counts_loads") or None
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
         raw = {
             "schema": SCHEMA,
@@ -172,7 +169,6 @@ class RuleSpec(StrictModel, ABC):
             **placement,
             "group": group,
             "hold": hold,
-            "counts_loads": counts_loads,
             **dumped,
             "made_by": made_by or None,
         }
@@ -180,9 +176,14 @@ class RuleSpec(StrictModel, ABC):
 
 
 class PlacedRule(RuleSpec):
-    """A rule for widths on a placement, which is given by name."""
+    """A rule for widths on a placement, which is given by name.
+
+    Attributes:
+        counts_loads: whether a load that a block would have to wait for is among the expected times that it compares.
+    """
 
     placement: PlacementName = "sticky"
+    counts_loads: bool = False
 
     def _composed(self, context: RouterContext, width: WidthRule, source: str, key: str) -> ComposedRouter:
         group = LargestGroup(self.groups(context.config, source, key))

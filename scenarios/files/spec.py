@@ -778,8 +778,8 @@ class TuningSection(StrictModel):
     )
     control: bool = Field(
         False,
-        description="whether a tuned `ladder`, `lookahead` or `tide` [keeps the goals](routers.md#keeping-goals) that "
-        "`slo` asks for while it serves",
+        description="whether a tuned `ladder`, `lookahead`, `compass` or `tide` [keeps the "
+        "goals](routers.md#keeping-goals) that `slo` asks for while it serves",
     )
 
 

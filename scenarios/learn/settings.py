@@ -1,5 +1,7 @@
 """What tuning picks from lists, for every kind of router alike: its placement, what is held for it, its largest group.
 
+Also, where memory is short, whether its expected times count loads.
+
 One after the other is set to what does best with the others as they are, on runs that all see alike.
 """
 
@@ -62,8 +64,10 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
 def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
     groups = tuple(group for group in evaluator.context.config.groups[:-1] if group >= FEWEST)
+    is_short = any(server.knobs.all_bytes > server.knobs.vram_cap_bytes for server in evaluator.world.cluster.servers)
     found: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if isinstance(spec, PlacedRule) else (),
+        "counts_loads": (False, True) if is_short and "counts_loads" in type(spec).model_fields else (),
         "hold": holds_of(evaluator),
         "group": (LARGEST, *groups),
     }

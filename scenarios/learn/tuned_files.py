@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from kit.named_files import with_paths
 from policies.registry import CONTROLLED
+from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
@@ -52,7 +53,7 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
     """The same router, told to keep goals: those of the operator, if nothing else is said."""
-    assert isinstance(spec, LadderRule | LookaheadRule | TideRule), "one of policies.registry.CONTROLLED"
+    assert isinstance(spec, CompassRule | LadderRule | LookaheadRule | TideRule), "one of policies.registry.CONTROLLED"
     return spec.model_copy(update={"control": control})
 
 

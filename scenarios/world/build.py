@@ -171,10 +171,9 @@ def _knobs(scenario: Scenario, server: ServerSection, tables: DeviceTables, shar
         padded_sizes=tables.padded_sizes,
         **_in_ns(given, "vram_cap_gb", "util_metric", "preload"),
     )
-    everything = knobs.context_bytes + sum(knobs.instance_bytes.values())
-    if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and everything > cap_bytes:
+    if knobs.head_of_line == "block" and knobs.idle_unload_ns is None and knobs.all_bytes > cap_bytes:
         problem = "with `head_of_line: block` nothing is evicted, so without idle unloads full memory is a deadlock"
-        remedy = f"give idle_unload_s, or {everything / GB:.2f} GB to {server.name!r}"
+        remedy = f"give idle_unload_s, or {knobs.all_bytes / GB:.2f} GB to {server.name!r}"
         raise InputError(scenario.name, "cluster.greedy.idle_unload_s", f"{problem}; {remedy}")
     return replace(knobs, preload=_preload(scenario, server, given, knobs))
 

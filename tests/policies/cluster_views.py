@@ -59,8 +59,8 @@ def server(
     outstanding: Mapping[WorkKey, int] | None = None,
     utilization: float = 0.0,
     power_w: float = 0.0,
-    loaded: Sequence[bool] = (),
-    loading: Sequence[bool] = (),
+    loaded: Sequence[bool] = (True,) * 4,
+    loading: Sequence[bool] = (False,) * 4,
 ) -> ServerView:
     """A server with so many requests outstanding (at segment 1 and full width unless `outstanding` says where)."""
     work = outstanding if outstanding is not None else {WorkKey(1, 1.0, IMAGE): requests} if requests else {}

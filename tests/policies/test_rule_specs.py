@@ -9,6 +9,7 @@ from kit.errors import InputError
 from policies.names import rule_from_dict
 from policies.registry import RULES
 from policies.reward import AccuracyPrior
+from policies.rules.compass import CompassRule, Numbers
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import corner_tuples
@@ -37,8 +38,9 @@ SOME: tuple[RuleSpec, ...] = (
     InfaasRule(target_s=0.1),
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
+    CompassRule(numbers=Numbers(level=-5.0, stay=(0.1, 0.2, 0.3, 0.4)), control=ControlSpec(), group=8),
     TideRule(),
-    TideRule(level=-4.0, rise=1.0, placement="jsq", hold=HOLD, control=ControlSpec(floor=0.75)),
+    TideRule(level=-4.0, rise=1.0, placement="jsq", counts_loads=True, hold=HOLD, control=ControlSpec(floor=0.75)),
     LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 
@@ -122,12 +124,12 @@ def test_what_is_left_out_is_the_default() -> None:
         ({"schema": "slimsched.rule/2"}, "schema", ["'slimsched.rule/2'", "'slimsched.rule/1'"]),
         ({"schema": None}, "schema", ["None", "'slimsched.rule/1'"]),
         ({"kind": "laddr"}, "kind", ["'laddr'", "did you mean 'ladder'", "milp"]),
-        ({"kind": ["ladder"]}, "kind", ["known: fixed"]),
+        ({"kind": ["ladder"]}, "kind", ["known: compass"]),
         ({"treshholds": [4]}, "treshholds", ["unknown key; did you mean 'thresholds'"]),
         (
             {"tuple": [1, 1, 1, 1]},
             "tuple",
-            ["unknown key; known: control, group, hold, hysteresis, made_by, placement"],
+            ["unknown key; known: control, counts_loads, group, hold, hysteresis, made_by"],
         ),
         ({"placement": "stiky"}, "placement", ["'stiky'", "did you mean 'sticky'", *PLACEMENT_NAMES]),
         ({"placement": 3}, "placement", ["no placement 3", "jsq"]),

@@ -96,7 +96,7 @@ def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: 
         (
             "{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}",
             False,
-            [f"jsq, {rule} can't follow slo.floor, slo.p99_limit_s; ladder, lookahead, tide do, with"],
+            [f"jsq, {rule} can't follow slo.floor, slo.p99_limit_s; ladder, lookahead, compass, tide do, with"],
         ),
         ("{energy_weight: 3}", True, [f"{rule} can't follow slo.energy_weight; of all kinds only tide can"]),
     ):
