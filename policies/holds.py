@@ -13,6 +13,7 @@ import msgspec
 
 from policies.vocabulary import HoldRule
 
+RATE_NS: Final = 100_000_000  # over which the rate of arrivals is averaged
 MAX_HOLDS: Final = 3  # by decisions, of one request before a block takes it: each costs a decision, and has a credit
 
 Line = TypeVar("Line", bound=Hashable)
@@ -24,6 +25,20 @@ class Holdable(Protocol):
     deadline_ns: int | None
     entered_ns: int
     held_ns: int
+
+
+class Arrivals(Protocol):
+    """How many arrive a nanosecond, and when the last one did."""
+
+    rate: float
+    arrived_ns: int
+
+
+def note_arrival(arrivals: Arrivals, now_ns: int) -> None:
+    """One more; both engines compute this, so it is a plain function."""
+    passed_ns = now_ns - arrivals.arrived_ns
+    arrivals.rate += (1.0 - arrivals.rate * passed_ns) / (RATE_NS + passed_ns)
+    arrivals.arrived_ns = now_ns
 
 
 class _Hold(msgspec.Struct):
@@ -46,6 +61,7 @@ class Holds(Generic[Line]):
         self.is_on = limit_ns > 0
         self._limit_ns, self._most = limit_ns, most
         self._rule: HoldRule | None = None
+        self.rate, self.arrived_ns = 0.0, 0
         self._held: dict[Line, _Hold] = {}
 
     def __contains__(self, line: Line) -> bool:
@@ -96,7 +112,10 @@ class Holds(Generic[Line]):
         """Hold a line that begins with these, who are all in it, as the rule says."""
         if self._rule is None:
             return
-        requests, wait_ns = min(self._rule.requests[segment - 1], self._most), self._rule.wait_ns[segment - 1]
+        requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
+        if self._rule.arrivals_ns:
+            requests += int(min(self.rate * self._rule.arrivals_ns[segment - 1], self._most))
+        requests = min(requests, self._most)
         if len(members) < requests and wait_ns > 0:
             self.begin(line, members, requests, wait_ns, now_ns)
 

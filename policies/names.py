@@ -145,10 +145,12 @@ class CheckedRouter:
             raise WorkError(f"{self.name}: hold: {failure(error)}") from error
         if rule is None:
             return None
-        numbers = [*rule.requests, *rule.wait_ns] if isinstance(rule, HoldRule) else [None]
+        numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns] if isinstance(rule, HoldRule) else [None]
         is_one = all(type(number) is int and 0 <= number < MAX_HELD for number in numbers)
-        if not is_one or not len(rule.requests) == len(rule.wait_ns) == self.config.segments:
-            allowed = "a policies.vocabulary.HoldRule(requests, wait_ns) with a whole number, from 0, for each"
+        if not is_one or rule.counts != {self.config.segments}:
+            allowed = (
+                "a policies.vocabulary.HoldRule(requests, wait_ns, arrivals_ns) with a whole number, from 0, for each"
+            )
             raise WorkError(f"{self.name}: hold is {in_a_line(repr(rule))}; allowed is {allowed} segment, or None")
         return rule
 

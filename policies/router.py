@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.holds import MAX_HOLDS, Holds
+from policies.holds import MAX_HOLDS, Holds, note_arrival
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
@@ -291,6 +291,7 @@ class RouterCore:
 
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
+        note_arrival(self._holds, now_ns)
         entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
         self._enter(event.request, entry, now_ns)
 
@@ -469,7 +470,7 @@ class RouterCore:
         commands.append(HoldBegun(event.decision, candidates[0], members[0].entered_ns, until_ns))
 
     def _set_hold_rule(self, event: HoldRule, now_ns: int, commands: list[RouterCommand]) -> None:
-        assert len(event.requests) == len(event.wait_ns) == self.config.segments, f"not one a segment: {event}"
+        assert event.counts == {self.config.segments}, f"not one a segment: {event}"
         self._holds.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:

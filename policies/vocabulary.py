@@ -212,10 +212,17 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         requests: (S,) until so many wait in the line; 1 holds nobody.
         wait_ns: (S,) for so long at most; 0 holds nobody.
+        arrivals_ns: (S,) as many more have to wait as images arrive within this time, at the rate seen; or none of it.
     """
 
     requests: tuple[int, ...]
     wait_ns: tuple[int, ...]
+    arrivals_ns: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> set[int]:
+        """How many numbers there are of each: one, if it fits a network of so many segments."""
+        return {len(self.requests), len(self.wait_ns), len(self.arrivals_ns or self.wait_ns)}
 
 
 class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -71,6 +71,7 @@ class Numbers(StrictModel):
         trust: the power of a server's slowness by which its work counts.
         distance: what a step away from the width that the price asks for costs.
         first_requests, later_requests: until how many a line waits at segment 1, and at the others.
+        first_arrivals, later_arrivals: until as many more wait as images arrive in so many units, at the rate seen.
         first_wait, later_wait: for how long at most, in units.
     """
 
@@ -92,8 +93,10 @@ class Numbers(StrictModel):
     trust: From0 = 0.0
     distance: From0 = 1.5
     first_requests: Annotated[float, Field(ge=1)] = 32.0
+    first_arrivals: From0 = 0.0
     first_wait: From0 = 0.2
     later_requests: Annotated[float, Field(ge=1)] = 1.0
+    later_arrivals: From0 = 0.0
     later_wait: From0 = 0.35
 
     @classmethod
@@ -115,7 +118,7 @@ class Numbers(StrictModel):
 _SPREAD: Final = Numbers(  # how far a search looks
     level=0.4, rise=0.2, segments=(0.3,) * 4, fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
     to_come=0.3, transfer=0.4, batch=0.4, load=0.3, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=0.4,
-    first_requests=6.0, first_wait=0.06, later_requests=2.0, later_wait=0.1,
+    first_requests=6.0, first_arrivals=0.1, first_wait=0.06, later_requests=2.0, later_arrivals=0.1, later_wait=0.1,
 )  # fmt: skip
 
 
@@ -393,11 +396,16 @@ def along(places: Sequence[float], segments: int) -> tuple[float, ...]:
 
 def hold_of(numbers: Numbers, config: RouterConfig, unit_ns: float) -> HoldRule:
     """By segment, until how many and for how long lines wait; no longer in all than the core allows."""
-    most, later = config.groups[-1], config.segments - 1
-    counts = [numbers.first_requests, *([numbers.later_requests] * later)]
-    waits = [numbers.first_wait, *([numbers.later_wait] * later)]
-    requests = tuple(min(most, max(1, round(count))) for count in counts)
-    return HoldRule(requests, tuple(min(config.max_batching_delay_ns, round(wait * unit_ns)) for wait in waits))
+    limit_ns = config.max_batching_delay_ns
+
+    def along_segments(first: int, later: int) -> tuple[int, ...]:
+        return first, *([later] * (config.segments - 1))
+
+    return HoldRule(
+        along_segments(round(numbers.first_requests), round(numbers.later_requests)),
+        along_segments(*(min(limit_ns, round(wait * unit_ns)) for wait in (numbers.first_wait, numbers.later_wait))),
+        along_segments(*(round(span * unit_ns) for span in (numbers.first_arrivals, numbers.later_arrivals))),
+    )
 
 
 def joules_of(context: RouterContext, weight: float) -> tuple[tuple[tuple[float, ...], ...], ...]:

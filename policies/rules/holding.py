@@ -18,15 +18,23 @@ LONGEST_S = 3600.0
 
 
 class HoldSpec(StrictModel):
-    """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s."""
+    """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s.
+
+    Attributes:
+        arrivals_s: by segment, as many more are waited for as arrive within this time, at the rate seen; or none of it.
+    """
 
     requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
     wait_s: Annotated[tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...], Field(min_length=1)]
 
+    arrivals_s: tuple[Annotated[float, Field(ge=0, le=LONGEST_S)], ...] = ()
+
     @model_validator(mode="after")
     def _one_a_segment(self) -> HoldSpec:
-        if len(self.requests) != len(self.wait_s):
-            raise ValueError(f"{len(self.requests)} requests and {len(self.wait_s)} wait_s; each needs one a segment")
+        for name, numbers in {"wait_s": self.wait_s, "arrivals_s": self.arrivals_s or self.wait_s}.items():
+            if len(numbers) != len(self.requests):
+                counts = f"{len(self.requests)} requests and {len(numbers)} {name}"
+                raise ValueError(f"{counts}; each needs one a segment")
         return self
 
     def check(self, config: RouterConfig, source: str, key: str) -> None:
@@ -38,7 +46,8 @@ class HoldSpec(StrictModel):
 
     def rule(self) -> HoldRule:
         """The rule, as the router's core takes it."""
-        return HoldRule(self.requests, tuple(nanoseconds(wait_s) for wait_s in self.wait_s))
+        wait_ns, arrivals_ns = (tuple(map(nanoseconds, each)) for each in (self.wait_s, self.arrivals_s))
+        return HoldRule(self.requests, wait_ns, arrivals_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,9 @@ class RuleSpec(StrictModel, ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
-        dumped = self.model_dump(mode="json", by_alias=True)
-        made_by, group, hold = dumped.pop("made_by"), dumped.pop("group"), dumped.pop("hold")
+        dumped = self.model_dump(mode="json", by_alias=True, exclude={"hold"})
+        made_by, group = dumped.pop("made_by"), dumped.pop("group")
+        hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
         raw = {
             "schema": SCHEMA,

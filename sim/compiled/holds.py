@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from kit.jit import ints, kernel
+from collections.abc import Callable
+
+from kit.jit import ints, kernel, kernel_of
 from policies.holds import MAX_HOLDS
+from policies.holds import note_arrival as _note_arrival
 from sim.compiled.codes import ALONE, NEVER, NONE
-from sim.compiled.layout import Cluster, Credit, HoldMade, Member, Parameters, Request
+from sim.compiled.layout import Arrivals, Cluster, Credit, HoldMade, Member, Parameters, Request
 from sim.compiled.ledger import energy_j, utilization_variance
 from sim.compiled.rows import line_at, request_at
 
 _OF_REQUEST, _OF_MEMBER = Request.offsets["first_hold"], Member.offsets["first_hold"]
 _CREDIT = Credit.size
 _NS = 1_000_000_000
+
+note_arrival: Callable[[Arrivals, int], None] = kernel_of(_note_arrival)
 
 
 @kernel
@@ -80,8 +85,9 @@ def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: in
     """`Holds.begin_by_rule`."""
     if not c.has_hold_rule:
         return
-    requests = min(ints(c)[p.hold_rule_at + segment], p.group)
-    wait_ns = ints(c)[p.hold_rule_at + p.segments + segment]
+    requests, wait_ns = ints(c)[p.hold_rule_at + segment], ints(c)[p.hold_rule_at + p.segments + segment]
+    requests += int(min(c.arrivals.rate * ints(c)[p.hold_rule_at + 2 * p.segments + segment], p.group))
+    requests = min(requests, p.group)
     if line_at(c, p, number).count < requests and wait_ns > 0:
         _begin(c, p, number, requests, wait_ns, now)
 

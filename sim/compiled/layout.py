@@ -16,6 +16,13 @@ from sim.compiled.codes import NEVER, NONE
 # ------------------------------------------------------------------------------------------------------ the cluster
 
 
+class Arrivals(Record):
+    """`policies.holds.Arrivals`."""
+
+    rate = REAL
+    arrived_ns = INT
+
+
 class Cluster(Record):
     """A cluster: the beginning of its row."""
 
@@ -36,6 +43,7 @@ class Cluster(Record):
     may_hold = has_hold_rule = held = hold_left_ns = hold_requests = hold_wait_ns = pending_holds = INT
     next_hold_ns = NEVER
     first_held = NONE
+    arrivals = Arrivals.blank()
     free_requests = free_instances = free_blocks = free_messages = free_servers = gone = INT
     power_ns = INT
     mean_power_w = energy_j = variance = REAL

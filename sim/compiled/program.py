@@ -314,7 +314,7 @@ class Shape:
             "lines_at": p.lines * Line.size,
             "faults_at": faults * PlannedFault.size,
             "candidates_at": p.group,
-            "hold_rule_at": 2 * p.segments,
+            "hold_rule_at": 3 * p.segments,
             "parts_at": _MAX_PARTS,
             "credits_at": self.most_credits * Credit.size,
             "instances_at": instances * Instance.size,

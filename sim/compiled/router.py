@@ -18,6 +18,7 @@ from sim.compiled.holds import (
     hold_late_comers,
     join,
     may_hold_ns,
+    note_arrival,
     take_along,
 )
 from sim.compiled.layout import Block, Cluster, Goal, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs
@@ -66,6 +67,7 @@ def arrive(c: Cluster, p: Parameters, now: int) -> None:
     request.location, request.epoch = NONE, 0
     request.held_ns, request.holds = 0, 0
     request.arrived_ns = now
+    note_arrival(c.arrivals, now)
     request.deadline_ns = now + c.deadline_ns if c.deadline_ns != NONE else NEVER
     if c.keeps:
         journey = Journey(request, _REQUEST)

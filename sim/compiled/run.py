@@ -161,7 +161,8 @@ class RunRow:
         """What the router holds without a decision, from the run's start on."""
         if self.cluster.may_hold:
             self.cluster.has_hold_rule, at = 1, self.shape.p.hold_rule_at
-            self.row[at : at + 2 * self.program.segments] = [*rule.requests, *rule.wait_ns]
+            numbers = [*rule.requests, *rule.wait_ns, *rule.arrivals_ns]
+            self.row[at : at + len(numbers)] = numbers
 
     def set_limit(self, limit: OwnLimit) -> None:
         """The router's own limit of p99 latency, from now on."""

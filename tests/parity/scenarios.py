@@ -14,6 +14,7 @@ from itertools import product
 from math import inf
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
@@ -512,11 +513,16 @@ def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
         tuple(draws.pick((2, 1, 4, 8)) for _ in range(segments)),
         tuple(step_ns * draws.pick((2, 5, 0, 9)) for _ in range(segments)),
     )
+    percent, has_rule = draws.pick((0, 20, 60)), draws.chance(60)
+    if has_rule and draws.chance(50):
+        rule = msgspec.structs.replace(
+            rule, arrivals_ns=tuple(step_ns * draws.pick((1, 0, 4, 20)) for _ in range(segments))
+        )
     return replace(
         scenario,
         cluster=replace(cluster, router=replace(cluster.router, max_batching_delay_ns=limit_ns)),
-        holds_percent=draws.pick((0, 20, 60)),
-        hold_rule=rule if draws.chance(60) else None,
+        holds_percent=percent,
+        hold_rule=rule if has_rule else None,
     )
 
 

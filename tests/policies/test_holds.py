@@ -188,6 +188,27 @@ def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
     assert core.next_wake_ns == 30
 
 
+def test_a_rule_holds_until_as_many_more_wait_as_arrive_within_a_time() -> None:
+    """At the rate over the last tenth of a second or so: many while it is high, none once it has fallen; by segment."""
+    core, every_ns = holding(max_batching_delay_ns=10**9, outstanding_blocks=1000), 10**6
+    core.handle(HoldRule((1, 1), (10**9, 10**9), (3 * every_ns, 0)), 0)
+    sizes = []
+    for now in range(0, 400 * every_ns, every_ns):
+        arrive(core, now, now)
+        if core.next_wake_ns == now:
+            block = send(core, now, 0)
+            sizes.append(len(block.block.requests))
+    assert (sizes[0], sizes[-1]) == (1, 3)
+    assert sizes == sorted(sizes)
+    back(core, now, block)
+    assert core.next_wake_ns == now, "before the second segment nobody waits"
+    send(core, now, 0)
+    later = now + 10**9
+    send(core, later, 0)  # who was held
+    arrive(core, later, later)
+    assert core.next_wake_ns == later, "about one a second: nobody else is waited for"
+
+
 def test_a_line_begins_anew_with_those_who_come_while_all_that_were_in_it_are_decided_on() -> None:
     """As it does on a driver of one thread, which hears of them when the block has left."""
     core = holding()

@@ -606,7 +606,9 @@ def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, hold: Hold, wo
     assert right.choose(WAITING, np.random.default_rng(0)) == Hold(4, 500)
 
 
-@pytest.mark.parametrize("rule", [HoldRule((4,), (100,)), HoldRule((4,) * 4, (1e-3,) * 4), (4, 100)])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "rule", [HoldRule((4,), (100,)), HoldRule((4,) * 4, (1e-3,) * 4), HoldRule((4,) * 4, (1,) * 4, (1,)), (4, 100)]
+)  # type: ignore[arg-type]
 def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
     """One whole number a segment; a right one is the core's."""
     users = SimpleNamespace(choose=lambda view, rng: None, hold=rule)
