@@ -106,7 +106,7 @@ class Numbers(StrictModel):
         for name, field_ in cls.model_fields.items():
             count = np.size(field_.default)
             least = max((each.ge for each in field_.metadata if hasattr(each, "ge")), default=-np.inf)
-            bounded = np.maximum(values[at : at + count], least).tolist()
+            bounded = tuple(np.maximum(values[at : at + count], least).tolist())
             found[name], at = bounded if count > 1 else bounded[0], at + count
         return cls(**found)
 

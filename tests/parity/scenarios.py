@@ -19,6 +19,7 @@ import numpy as np
 
 from policies.faults import Crash, Fault, Hang, Outage, Poison, Slowness, Squeeze, Supervision
 from policies.greedy import GreedyKnobs, Spec
+from policies.holds import RATE_NS
 from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
@@ -514,10 +515,8 @@ def _with_holds(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
         tuple(step_ns * draws.pick((2, 5, 0, 9)) for _ in range(segments)),
     )
     percent, has_rule = draws.pick((0, 20, 60)), draws.chance(60)
-    if has_rule and draws.chance(50):
-        rule = msgspec.structs.replace(
-            rule, arrivals_ns=tuple(step_ns * draws.pick((1, 0, 4, 20)) for _ in range(segments))
-        )
+    if percent == 20:  # nothing is drawn for this, so that what follows stays what it was
+        rule = msgspec.structs.replace(rule, arrivals_ns=tuple(count * RATE_NS // 2 for count in rule.requests))
     return replace(
         scenario,
         cluster=replace(cluster, router=replace(cluster.router, max_batching_delay_ns=limit_ns)),
