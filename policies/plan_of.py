@@ -161,7 +161,9 @@ class _Writer:
         self._require(router.widths == self._config.widths and list(router.groups) == sorted(router.groups))
         self._place(router.placement)
         self._choose_from(router.groups)
-        self._ask_for(router.costs, "image", "batch", "transfer", *(["load"] if router.counts_loads else []))
+        self._ask_for(router.costs, "image", "batch", "transfer")
+        if router.counts_loads:
+            self._ask_for(router.costs, "load")
         self._require(router.counts_loads or "load" not in self._tables)
         self._head.width_rule.rule, self._head.share_ns = SLACKFIT, self._whole(router.share_ns)
         self._head.scratch_at = self._plan.add([NONE] * (slackfit.SLACK_BUCKETS + 1))
@@ -189,7 +191,9 @@ class _Writer:
         self._require(router.widths == self._config.widths and len(router.worth_ns) == self._config.segments)
         self._require(len(router.image_ns) == self._config.servers)
         self._choose_from(router.groups)
-        self._ask_for(router.costs, "image", "batch", "transfer", *(["load"] if router.counts_loads else []))
+        self._ask_for(router.costs, "image", "batch", "transfer")
+        if router.counts_loads:
+            self._ask_for(router.costs, "load")
         ahead = Ahead.blank()
         ahead.horizon_s, ahead.weight, ahead.blocks = router.horizon_s, router.weight, self._whole(router.blocks)
         ahead.rate_img_s, ahead.arrived = router.rate_img_s, self._whole(router.arrived)

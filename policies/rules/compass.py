@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log, log1p
-from typing import Annotated, ClassVar, Final, Protocol
+from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -102,7 +102,8 @@ class Numbers(StrictModel):
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
         """From (K,) values, field after field; what is below a field's bound becomes the bound."""
-        found, at = {}, 0
+        found: dict[str, Any] = {}
+        at = 0
         for name, field_ in cls.model_fields.items():
             count = np.size(field_.default)
             least = max((each.ge for each in field_.metadata if hasattr(each, "ge")), default=-np.inf)
@@ -123,25 +124,6 @@ _SPREAD: Final = Numbers(  # how far a search looks
 
 
 # ------------------------------------------------------------------------------------- what both engines compute
-
-
-class Weights(Protocol):
-    """`Numbers`, or their record in a plan."""
-
-    level: float
-    rise: float
-    fifo: float
-    candidates: float
-    age: float
-    fast: float
-    middle: float
-    slow: float
-    to_come: float
-    transfer: float
-    batch: float
-    load: float
-    trust: float
-    distance: float
 
 
 class Rates(Protocol):
@@ -191,7 +173,7 @@ def slowness(watched: Watched) -> float:
 
 
 def log_price(
-    weights: Weights, rates: Rates, load: float, fifo: int, candidates: int, age: float, more: float
+    weights: Numbers, rates: Rates, load: float, fifo: int, candidates: int, age: float, more: float
 ) -> float:
     """The price's logarithm; `more` is the segment's, and the dial's."""
     value = weights.level + weights.rise * log1p(load / FEW) + more
@@ -203,12 +185,12 @@ def log_price(
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
-def server_cost(weights: Weights, work: float, slow: float, to_come: float, transfer: float, stay: float) -> float:
+def server_cost(weights: Numbers, work: float, slow: float, to_come: float, transfer: float, stay: float) -> float:
     """What the server alone costs."""
     return work * exp(weights.trust * log(slow)) + weights.to_come * to_come + weights.transfer * transfer - stay
 
 
-def width_cost(weights: Weights, batch: float, load: float, steps: float) -> float:
+def width_cost(weights: Numbers, batch: float, load: float, steps: float) -> float:
     """What the width costs there; `steps` from the width that is wanted, of four over all widths."""
     return weights.batch * batch + weights.load * load + weights.distance * steps
 

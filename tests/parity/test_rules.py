@@ -197,7 +197,7 @@ def lookahead(**changes: Any) -> MakeRouter:
     return make
 
 
-def compass(**changes: float) -> MakeRouter:
+def compass(**changes: Any) -> MakeRouter:
     """With no hold: records would differ by that alone."""
     rule = CompassRule(numbers=Numbers(**changes))
     return lambda scenario, context: rule.chooser(context)

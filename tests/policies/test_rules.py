@@ -607,8 +607,14 @@ def test_a_users_hold_that_is_none_is_one_line(seen: ClusterView, hold: Hold, wo
 
 
 @pytest.mark.parametrize(
-    "rule", [HoldRule((4,), (100,)), HoldRule((4,) * 4, (1e-3,) * 4), HoldRule((4,) * 4, (1,) * 4, (1,)), (4, 100)]
-)  # type: ignore[arg-type]
+    "rule",
+    [
+        HoldRule((4,), (100,)),
+        HoldRule((4,) * 4, (1e-3,) * 4),  # type: ignore[arg-type]
+        HoldRule((4,) * 4, (1,) * 4, (1,)),
+        (4, 100),
+    ],
+)
 def test_a_users_rule_of_holds_is_checked(rule: Any) -> None:
     """One whole number a segment; a right one is the core's."""
     users = SimpleNamespace(choose=lambda view, rng: None, hold=rule)
