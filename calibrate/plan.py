@@ -27,8 +27,8 @@ STEP_OVERHEAD_S = 0.004  # a command to the agent and its answer
 SHORTEST_PASS_S = 5e-5
 WARM_S = 0.005  # the first passes of an instance find cold caches and take up to 1.4 times as long
 # Guesses: loading and unloading one instance a few times, and making and warming instances before processes begin
-# together. On a GPU an instance chooses its kernels for each shape then.
-HOLD_S, GPU_HOLD_S = 0.01, 1.0
+# together. On a GPU an instance chooses its kernels for each shape then (an H200 took 0.13 to 0.65 s to hold one).
+HOLD_S, GPU_HOLD_S = 0.01, 0.5
 LEAD_S, GPU_LEAD_S = 0.05, 0.4
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more

@@ -31,7 +31,7 @@ from sim.profile import Profile
 
 # What comes before the first measurement is guessed, not timed, so that a resumed plan is the same plan.
 # Processes that open torch, contexts, bandwidth, a look at who else is there; an emulated device has none of these.
-START_S = {"cpu": 8.0, "cuda": 45.0, "emulated": 2.0}
+START_S = {"cpu": 8.0, "cuda": 25.0, "emulated": 2.0}
 SELF_TEST_S = 4.0  # of a sensor
 AWAKE_BUDGET_S = 120.0  # below it nothing is spent on clocks that stay up
 FALL_LOOK_S = 10.0

@@ -21,11 +21,11 @@ CAPTURING: Final = threading.Lock()
 """Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
 capture outlives."""
 
-# torch's own, CUDA's, its libraries', and what is left of it when none of cuDNN's ways had memory enough
 LAUNCHING: Final = threading.Lock()
 """Held while a pass is asked for, until the device alone has work: lanes that ask at once hand the interpreter to each
 other at every kernel, and sixteen of them get through half of what four do (`docs/gpu-measurements.md`, C4)."""
 
+# torch's own, CUDA's, its libraries', and what is left of it when none of cuDNN's ways had memory enough
 _NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed", "unable to find an engine to execute")
 _BROKEN: Final = (  # after these CUDA answers whatever is asked with the same error
     "an illegal memory access",
