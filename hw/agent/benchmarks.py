@@ -38,9 +38,6 @@ from hw.transport.messages import (
 
 _WARM_PASSES_TOGETHER = 3
 _REFERENCE_PERIOD_NS = 10_000_000  # in a set it must take next to nothing
-# A GPU that has done nothing for a while lowers its clocks, and takes a while to raise them.
-_RESTED_S = 0.5
-_RAISE_S = 0.3
 
 
 class DeviceBench:
@@ -55,7 +52,6 @@ class DeviceBench:
         self._instances = instances
         self._store = store
         self._kept: dict[int, SegmentInstance] = {}
-        self._worked_ns = 0  # when passes ended
 
     def carry_out(self, message: Measurement) -> FromAgent:
         """Raises what went wrong."""
@@ -68,7 +64,7 @@ class DeviceBench:
             case BenchmarkUnload(instance):
                 return self._unload(instance)
             case Benchmark():
-                return self._alone(message)
+                return alone(self._instances, message)
             case BenchmarkTogether():
                 return together(self._instances, message)
             case BenchmarkDispatch():
@@ -77,13 +73,6 @@ class DeviceBench:
                 block = torch.zeros(1, max(1, size_bytes // 4)).to(self._instances.place)
                 self._store.put_rows({request: (block, 0)})
                 return Done(request)
-
-    def _alone(self, message: Benchmark) -> BenchmarkResult:
-        has_rested = self._instances.place.type == "cuda" and seconds_since(self._worked_ns) > _RESTED_S
-        try:
-            return alone(self._instances, message, _RAISE_S if has_rested else 0.0)
-        finally:
-            self._worked_ns = time.monotonic_ns()
 
     def _load(self, message: BenchmarkLoad) -> Timed:
         """In a lane, as it serves."""
@@ -178,8 +167,8 @@ def warm(instances: Instances, batches: Sequence[int]) -> None:
     _in_lanes(instances, [job])
 
 
-def alone(instances: Instances, message: Benchmark, warm_s: float = 0.0) -> BenchmarkResult:
-    """A point by itself: each pass timed, after passes of `warm_s` at least."""
+def alone(instances: Instances, message: Benchmark) -> BenchmarkResult:
+    """A point by itself: each pass timed."""
     samples_ns: list[int] = []
     references_ns: list[int] = []
     clocks: list[tuple[int, int, int]] = []
@@ -189,10 +178,8 @@ def alone(instances: Instances, message: Benchmark, warm_s: float = 0.0) -> Benc
 
     def job() -> None:
         with contextlib.closing(_passes(instances, message.point, launches)) as passes:
-            began_ns, warmed = time.monotonic_ns(), 0
-            while warmed < message.warmup or seconds_since(began_ns) < warm_s:
+            for _ in range(message.warmup):
                 next(passes)
-                warmed += 1
             launches.forget()
             if reference:
                 references_ns.append(reference.cpu_ns())

@@ -18,7 +18,6 @@ from hw.transport.messages import Benchmark, BenchmarkLoad, BenchmarkResult, Poi
 
 SPUN_S = 0.03
 REPEATS = 5
-POINT = Point(1, 1.0, 0.0, 1)
 
 
 @pytest.fixture
@@ -34,19 +33,15 @@ def spinning(monkeypatch: pytest.MonkeyPatch) -> None:
 def _timed(
     model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, pause_s: float = 0.0
 ) -> BenchmarkResult:
-    instances = _instances(model, path, monkeypatch, kind)
-    return alone(instances, Benchmark(POINT, 2, REPEATS, 0.0, pause_s=pause_s))
-
-
-def _instances(model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Instances:
-    found = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
+    instances = Instances(model, path, DeviceSpec(channels_last=False), torch.device("cpu"))
     if kind == "cuda":  # as far as the loop knows; tensors stay where they are
-        monkeypatch.setattr(found, "place", SimpleNamespace(type="cuda"))
+        monkeypatch.setattr(instances, "place", SimpleNamespace(type="cuda"))
         monkeypatch.setattr("hw.agent.benchmarks.Lane", lambda device, place: InThread())
-        monkeypatch.setattr(found, "make", lambda segment, width: model.instance(segment, width))
+        monkeypatch.setattr(instances, "make", lambda segment, width: model.instance(segment, width))
         rows = [(torch.randn(1, 1, 8, 8), 0)]
-        monkeypatch.setattr(found, "inputs", lambda *_: rows)
-    return found
+        monkeypatch.setattr(instances, "inputs", lambda *_: rows)
+    point = Point(1, 1.0, 0.0, 1)
+    return alone(instances, Benchmark(point, 2, REPEATS, 0.0, pause_s=pause_s))
 
 
 class InThread:
@@ -105,28 +100,6 @@ def test_waits_for_a_core_between_passes_are_not_theirs_on_a_gpu(
     found = _timed(model, path, monkeypatch, kind, pause_s)
     assert round(found.waited_s * 1e9) == REPEATS * of_a_pass_ns + pauses * of_a_pause_ns
     assert (asked.count("all"), asked.count("own")) == (2, looks)
-
-
-@pytest.mark.parametrize(("kind", "warm"), [("cuda", 30), ("cpu", 2)])
-def test_clocks_are_up_before_a_pass_is_timed(
-    kind: str, warm: int, model: SlimResNet, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU that has rested, as before the first point, works for 0.3 s first; in the midst of points it does not."""
-    pass_ns, now_ns, passes = 10_000_000, [10**12], [0]
-
-    def finish(place: torch.device) -> None:
-        now_ns[0] += pass_ns
-        passes[0] += 1
-
-    monkeypatch.setattr("hw.devices.instances.finish", finish)
-    monkeypatch.setattr("hw.agent.benchmarks.time.monotonic_ns", lambda: now_ns[0])
-    instances = _instances(model, path, monkeypatch, kind)
-    bench = DeviceBench(instances, Activations((), 0, instances.device, torch.device("cpu")))
-    for rest_s, warmed in ((0.0, warm), (0.1, 2), (1.0, warm)):
-        now_ns[0] += round(rest_s * 1e9)
-        passes[0] = -(kind == "cpu")  # an instance that is made there is waited for
-        bench.carry_out(Benchmark(POINT, 2, REPEATS, 0.0))
-        assert passes[0] == warmed + REPEATS
 
 
 @pytest.mark.parametrize(("graphs", "drops"), [(False, True), (False, False), (True, True)])
