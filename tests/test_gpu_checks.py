@@ -21,9 +21,10 @@ from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import correctness, job, wheels
 from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
-from benchmarks.gpu.evidence import MOST_BYTES, ROOT, stamps
+from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.stand import Stand
 from hw.devices.activations import Activations
+from scenarios.files.reading import load_scenario
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`
@@ -104,10 +105,10 @@ def test_evidence_survives_a_kill(tmp_path: Path) -> None:
 
 
 def test_what_checks_leave_comes_along_in_one_archive(tmp_path: Path) -> None:
-    """A profile, say; not what is large."""
+    """A profile, say; not a run's tables."""
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "cuda0.yaml").write_text("measured")
-    (tmp_path / "profiles" / "trace").write_bytes(bytes(MOST_BYTES + 1))
+    (tmp_path / "profiles" / "requests.parquet").write_bytes(b"many")
     run(tmp_path, "passes")
     with tarfile.open(tmp_path / "evidence.tgz") as archive:
         assert archive.getnames() == ["profiles/cuda0.yaml"]
@@ -155,6 +156,12 @@ def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     assert "-d wheels \n" in capsys.readouterr().out  # it is needed by pydantic alone, which is there
     assert "pydantic-core" in wheels.lacking({"torch"})
     assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch", "torchvision"}))
+
+
+def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """G1 writes it for another reader, which is stricter."""
+    monkeypatch.setattr(job, "_slimsched", lambda *words: f"read {load_scenario(words[1]).name}")
+    assert job.quickstart(Stand("cpu", tmp_path)) == "read quickstart"
 
 
 def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: float | None = 0.01) -> Any:

@@ -19,7 +19,7 @@ from scenarios.show.table import Table, columns, to_markdown
 
 SCHEMA: Final = "slimsched.gpu/1"
 ROOT: Final = Path(__file__).parents[2]
-MOST_BYTES: Final = 1 << 20  # of a file in the archive
+LEFT_OUT: Final = (".gz", ".parquet", ".safetensors")  # of runs and networks: too large to travel
 Verdict = Literal["passed", "failed", "skipped"]
 
 
@@ -78,7 +78,7 @@ def write(
     write_text(folder / "evidence.md", f"# Evidence\n\n`{command}`\n\n{heads}\n\n{table}\n")
     with atomic_path(folder / "evidence.tgz") as temporary, tarfile.open(temporary, "w:gz") as archive:
         for path in sorted(folder.glob("*/**/*")):
-            if path.is_file() and path.stat().st_size <= MOST_BYTES:
+            if path.is_file() and path.suffix not in LEFT_OUT:
                 archive.add(path, path.relative_to(folder))
 
 
