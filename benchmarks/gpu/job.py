@@ -92,7 +92,7 @@ def validated(stand: Stand) -> str:
     }
     path.write_text(yaml.safe_dump(scenario))
     for words in (("model", "train"), ("validate",)):
-        if wrong := _slimsched(*words, path, "--out", folder / "run", "--quiet"):
+        if wrong := _slimsched(*words, path, "--out", folder / "run"):
             return wrong
     found: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
     wrong, numbers = told(found)
@@ -143,7 +143,7 @@ def quickstart(stand: Stand) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "scenario-given.yaml"
     path.write_text(yaml.safe_dump(scenario))
-    if wrong := _slimsched("run", path, "--out", folder / "run", "--quiet"):
+    if wrong := _slimsched("run", path, "--out", folder / "run"):
         return wrong
     real = [json.loads(each.read_text()) for each in sorted((folder / "run" / "hardware").glob("*/result.json"))]
     lost = sum(map(_lost, real))
