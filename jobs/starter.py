@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 
+from jobs.policies.cluster import NodeGroup
 from jobs.trace import JobTrace
 from kit.errors import InputError
 
@@ -16,24 +18,8 @@ _NODES: Final = re.compile(r"(?P<count>\d{1,7})x(?P<gpus>\d{1,4})(?::(?P<type>[^
 _MAX_NAMED: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class StarterNodes:
-    """Some equal nodes; an empty type is not known yet."""
-
-    count: int
-    gpus: int
-    type: str
-    vc: str
-
-    @property
-    def line(self) -> str:
-        """In the scenario."""
-        vc = f", vc: {_quoted(self.vc)}" if self.vc else ""
-        return f"    - {{count: {self.count}, gpus: {self.gpus}, type: {_quoted(self.type)}{vc}}}"
-
-
-def nodes_of(text: str) -> StarterNodes:
-    """`64x8`, `64x8:v100`, `16x4:a100=prod`: nodes x GPUs of each, their type, their virtual cluster.
+def nodes_of(text: str) -> NodeGroup:
+    """`64x8`, `64x8:v100`, `16x4:a100=prod`: nodes x GPUs of each, their type (empty: unknown), their virtual cluster.
 
     Raises:
         InputError: it is none of these.
@@ -41,10 +27,10 @@ def nodes_of(text: str) -> StarterNodes:
     match = _NODES.fullmatch(text)
     if match is None or not int(match["count"]) or not int(match["gpus"]):
         raise InputError("--nodes", "", f"{text!r:.80} is no group of nodes; such are 64x8, 64x8:v100, 16x4:a100=VC")
-    return StarterNodes(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
+    return NodeGroup(int(match["count"]), int(match["gpus"]), match["type"] or "", match["vc"] or "")
 
 
-def typed(nodes: tuple[StarterNodes, ...], trace: JobTrace) -> tuple[StarterNodes, ...]:
+def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...]:
     """The groups with the only type that jobs of the trace ask for, where they name none.
 
     Raises:
@@ -54,21 +40,21 @@ def typed(nodes: tuple[StarterNodes, ...], trace: JobTrace) -> tuple[StarterNode
     asked = set(trace.codes("gpu_types")[0].tolist())
     kinds = sorted({kind for text in asked for kind in text.split("|") if kind})
     if not kinds:
-        return tuple(replace(group, type=group.type or "gpu") for group in nodes)
+        return tuple(replace(group, gpu_type=group.gpu_type or "gpu") for group in nodes)
     first = nodes[0]
-    such = ", ".join(f"--nodes {first.count}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
+    such = ", ".join(f"--nodes {first.nodes}x{first.gpus}:{kind}" for kind in kinds[:_MAX_NAMED])
     such += " and so on" if len(kinds) > _MAX_NAMED else ""
-    if len(kinds) > 1 and not all(group.type for group in nodes):
+    if len(kinds) > 1 and not all(group.gpu_type for group in nodes):
         raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
-    found = tuple(replace(group, type=group.type or kinds[0]) for group in nodes)
-    named = {group.type for group in found}
+    found = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
+    named = {group.gpu_type for group in found}
     if "" not in asked and not named & set(kinds):
         types = ", ".join(map(repr, sorted(named)))
         raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {such}")
     return found
 
 
-def starter(trace: JobTrace, path: Path, nodes: tuple[StarterNodes, ...]) -> str:
+def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...]) -> str:
     """The scenario's text.
 
     Raises:
@@ -79,35 +65,11 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[StarterNodes, ...]) -> str
         raise InputError(
             str(path), "", "its name makes no name of a scenario; rename it, such as cluster.jobtrace.parquet"
         )
-    have_limits = float(np.isfinite(trace.requested_s).mean())
-    easy = ("fifo-easy-requested", "backfilling, by the time limits that users asked for")
-    without = ("fifo-easy-history", f"backfilling; {_limits_text(have_limits)}, so by what past jobs foretell")
-    lines = [
-        "schema: slimsched.jobs/1",
-        f"name: {name}",
-        f"trace: {_quoted(str(path))}",
-        "cluster:",
-        "  nodes:",
-        *(group.line for group in nodes),
-        _line("  restart_s: 60", "to go on after a stop: loading the model and its data again"),
-        _line("  checkpoint_s: 600", "jobs keep their work so often; what came after that is lost at a stop"),
-        _line(f"warmup_s: {_warmup(trace)}", "the cluster begins empty: jobs of this time are run, not measured"),
-        "preemption:",
-        _line("  round_s: 600", "how often running and waiting jobs are compared"),
-        _line("  min_run_s: 1800", "no job is stopped earlier; more than restart_s and checkpoint_s together"),
-        "policies:",
-        _line("  - fifo", "first come first served: the baseline"),
-        _line(f"  - {easy[0]}", easy[1]) if have_limits == 1 else _line(f"  - {without[0]}", without[1]),
-        _line("  - smallest", "fewest GPUs first; whoever fits may start"),
-        _line("  - qssf", "smallest GPU time first, as past jobs of the same user and size foretell it"),
-        _line("  - gittins", "the same with preemption: who is likely to end soon goes first"),
-        _line("  - srsf-oracle", "knows true run times: no scheduler does, but it shows what knowing is worth"),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _line(said: str, comment: str) -> str:
-    return f"{said.ljust(25)} # {comment}"
+    share = float(np.isfinite(trace.requested_s).mean())
+    templates = Environment(loader=PackageLoader("jobs"), trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701
+    templates.filters["quoted"] = _quoted
+    facts = {"name": name, "trace": str(path), "nodes": nodes, "warmup": _warmup(trace), "has_limits": share == 1}
+    return templates.get_template("starter.yaml.j2").render(**facts, limits=_limits_text(share)) + "\n"
 
 
 def _limits_text(share: float) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,29 +72,28 @@ def fresh_weights(sizes: tuple[int, ...], seed: int, name: str) -> dict[str, NDA
 POOLED = 2 * len(NAMES) + 1  # numbers that say what a queue of any length looks like
 
 
-@dataclass(slots=True)
-class EpisodeMemory:
-    """The decisions of one episode.
+class Decision(NamedTuple):
+    """One choice of an episode.
 
     Attributes:
-        rows: of each decision, (choices, 7) float32: those that might be chosen; waiting comes last, where it might be.
+        rows: (choices, 7) float32: those that might be chosen; waiting comes last, where it might be.
         chosen: the place among them.
         log_prob: of that choice.
         at_ns: when.
         pooled: (15,) what the queue looked like, all jobs in it.
     """
 
-    rows: list[Seen] = field(default_factory=list)
-    chosen: list[int] = field(default_factory=list)
-    log_prob: list[float] = field(default_factory=list)
-    at_ns: list[int] = field(default_factory=list)
-    pooled: list[Seen] = field(default_factory=list)
+    rows: Seen
+    chosen: int
+    log_prob: float
+    at_ns: int
+    pooled: Seen
 
 
 class NetChooser:
     """Draws by softmax over the scores of those who may be chosen; the likeliest, where there is no `rng`."""
 
-    def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: EpisodeMemory | None = None) -> None:
+    def __init__(self, net: JobNet, rng: np.random.Generator | None, memory: list[Decision] | None = None) -> None:
         self._net, self._rng, self._memory = net, rng, memory
 
     def __call__(self, view: View) -> int:
@@ -117,12 +116,8 @@ class NetChooser:
             summed = odds.cumsum()
             place = min(int(np.searchsorted(summed, self._rng.random() * summed[-1], side="right")), len(odds) - 1)
         if self._memory is not None:
-            memory = self._memory
-            memory.rows.append(may)
-            memory.chosen.append(place)
-            memory.log_prob.append(float(np.log(odds[place] / odds.sum())))
-            memory.at_ns.append(view.now_ns)
-            memory.pooled.append(pooled(rows))
+            log_prob = float(np.log(odds[place] / odds.sum()))
+            self._memory.append(Decision(may, place, log_prob, view.now_ns, pooled(rows)))
         return place
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from jobs.learning.learned import (
     FAITHFUL,
-    EpisodeMemory,
+    Decision,
     JobNet,
     Learned,
     LearnedSpec,
@@ -235,25 +235,25 @@ class Task:
 
 def play(config: TrainingConfig, task: Task) -> Episode:
     """One episode."""
-    windows, memory = config.windows, EpisodeMemory()
+    windows, memory = config.windows, list[Decision]()
     chooser = NetChooser(JobNet(task.weights), stream(task.seed, "jobs:episode"), memory)
     base = windows.run(task.start, config.base)
     own = windows.run(task.start, config.spec.policy, Choosing(chooser))
-    many = len(memory.chosen)
+    rows, chosen, log_prob, at_ns, queues = zip(*memory, strict=True)
     if config.word("reward") == "steps":
-        rewards, score, base_score = _stepwise(windows, memory, base, own)
+        rewards, score, base_score = _stepwise(windows, at_ns, base, own)
     else:
         score, base_score = (
             score_of(record, config.score, windows.gpus, windows.count(record)) for record in (own, base)
         )
-        rewards = np.zeros(many)
+        rewards = np.zeros(len(memory))
         rewards[-1] = gain(base_score, score)
     return Episode(
-        np.concatenate(memory.rows),
-        np.array([len(rows) for rows in memory.rows]),
-        np.array(memory.chosen),
-        np.array(memory.log_prob, np.float32),
-        np.stack(memory.pooled),
+        np.concatenate(rows),
+        np.array([len(each) for each in rows]),
+        np.array(chosen),
+        np.array(log_prob, np.float32),
+        np.stack(queues),
         rewards.astype(np.float32),
         score,
         base_score,
@@ -261,10 +261,10 @@ def play(config: TrainingConfig, task: Task) -> Episode:
 
 
 def _stepwise(
-    windows: Windows, memory: EpisodeMemory, base: JobsRecord, own: JobsRecord
+    windows: Windows, at_ns: Sequence[int], base: JobsRecord, own: JobsRecord
 ) -> tuple[NDArray[np.float64], float, float]:
     end_ns = max(int(base.end_ns.max()), int(own.end_ns.max()))
-    until_ns = np.array([*memory.at_ns[1:], end_ns])
+    until_ns = np.array([*at_ns[1:], end_ns])
     ahead = in_system_s(base, until_ns) - in_system_s(own, until_ns)
     counts = windows.count(own)
     waits = [float(np.nanmean(record.wait_s[counts])) for record in (own, base)]

@@ -16,21 +16,22 @@ from kit.units import NS_PER_S
 Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
 NEVER_NS: Final = 1 << 62
 WAITING, RUNNING, STOPPING, GONE = range(4)
-_COLUMNS: Final = {
-    "gpus": 1,
-    "submit_ns": 0,
-    "estimate_ns": 0,  # of its whole work at the reference type
-    "done_ns": 0,  # work that is kept
-    "since_ns": 0,  # it waits, or runs
-    "from_ns": NEVER_NS,  # its work goes on (after a restart); never for one that waits
-    "begun": 0,  # how often it was started
-    "group": 0,  # of jobs with a history in common
-    "state": GONE,
-}
+_FRESH: Final = {"gpus": 1, "from_ns": NEVER_NS, "state": GONE, "speed": 1.0}  # other columns are 0
 
 
 class JobBook:
-    """The columns: whole numbers, but for `speed`, which it runs at. All times in nanoseconds."""
+    """The columns: whole numbers, but for `speed`. All times in nanoseconds.
+
+    Attributes:
+        estimate_ns: of its whole work at the reference type.
+        done_ns: work that is kept.
+        since_ns: it waits, or runs, since then.
+        from_ns: its work goes on (after a restart); never for one that waits.
+        begun: how often it was started.
+        group: of jobs with a history in common.
+        speed: which it runs at.
+        share: of its one GPU, of jobs that do not need all of it.
+    """
 
     gpus: NDArray[np.int64]
     submit_ns: NDArray[np.int64]
@@ -45,10 +46,7 @@ class JobBook:
 
     def __init__(self) -> None:
         self._room = 0
-        for name in _COLUMNS:
-            setattr(self, name, np.empty(0, np.int64))
-        self.speed = np.empty(0, np.float64)
-        self.share: dict[int, float] = {}  # of its one GPU, of jobs that do not need all of it
+        self.share: dict[int, float] = {}
         self.make_room(1023)
 
     def make_room(self, job: int) -> None:
@@ -56,9 +54,9 @@ class JobBook:
         if job < self._room:
             return
         more = max(job + 1, 2 * self._room) - self._room
-        for name, value in _COLUMNS.items():
-            setattr(self, name, np.concatenate([getattr(self, name), np.full(more, value, np.int64)]))
-        self.speed = np.concatenate([self.speed, np.ones(more)])
+        for name in JobBook.__annotations__:
+            fresh = np.full(more, _FRESH.get(name, 0))
+            setattr(self, name, np.concatenate([getattr(self, name), fresh]) if self._room else fresh)
         self._room += more
 
     def attained_ns(self, jobs: Jobs, now_ns: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -62,43 +62,41 @@ class JobPolicy:
     learned: str = ""
 
     def __post_init__(self) -> None:
-        _require("order", self.order, ORDERS)
-        _require("queueing", self.queueing, (*QUEUEINGS, ROUNDS))
-        _require("preemption", self.preemption, PREEMPTIONS)
-        _require("placement", self.placement, tuple(PLACEMENTS))
-        _require("estimate", self.estimate, ESTIMATES)
-        self._require_estimate()
-        if (self.order in OBJECTIVES) != (self.queueing == ROUNDS):
-            problem = (
-                f"{self.queueing} with the order {self.order}: {', '.join(OBJECTIVES)} go with {ROUNDS}, and no other"
-            )
-            raise InputError("policy", "queueing", problem)
-        if self.queueing == ROUNDS and self.preemption == NONE:
-            raise InputError("policy", "preemption", f"{ROUNDS} stop jobs: take {BY_INDEX}")
-        if self.preemption != NONE and self.queueing in RESERVING:
-            problem = f"{self.queueing} keeps reservations, and jobs that are preempted break them: take first-fit"
-            raise InputError("policy", "queueing", problem)
-        if self.preemption == NONE and self.order in NEED_PREEMPTION:
-            raise InputError("policy", "preemption", f"{self.order} goes round by preemption: take {BY_INDEX}")
-        if self.preemption != NONE and self.order == MULTIFACTOR:
-            problem = f"{self.order} is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
-            raise InputError("policy", "preemption", problem)
-        if self.queueing in CHOOSING and self.preemption != NONE:
-            problem = f"{self.queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
-            raise InputError("policy", "preemption", problem)
-        if PLACEMENTS[self.placement].programme and self.queueing not in CHOOSING:
-            problem = f"{self.placement} lays whoever is chosen: take the queueing {' or '.join(CHOOSING)}"
-            raise InputError("policy", "placement", problem)
-        if self.learned and self.queueing not in CHOOSING:
-            problem = f"{self.queueing} asks nobody whose turn it is: take {' or '.join(CHOOSING)}"
-            raise InputError("policy", "queueing", problem)
+        known = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
+        for key, words in (known | {"placement": tuple(PLACEMENTS), "estimate": ESTIMATES}).items():
+            if (word := getattr(self, key)) not in words:
+                raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, words)}")
+        for key, problem in self._contradictions():
+            raise InputError("policy", key, problem)
 
-    def _require_estimate(self) -> None:
-        remedy = f"take one of {', '.join(word for word in ESTIMATES if word != NONE)}"
-        if self.estimate == NONE and self.order in NEED_ESTIMATES:
-            raise InputError("policy", "estimate", f"{self.order} asks how long jobs run: {remedy}")
-        if self.estimate == NONE and self.queueing in RESERVING:
-            raise InputError("policy", "estimate", f"{self.queueing} asks how long jobs run: {remedy}")
+    def _contradictions(self) -> Iterator[tuple[str, str]]:
+        """What can't be combined: the key that would have to change, and why."""
+        order, queueing, preempts = self.order, self.queueing, self.preemption != NONE
+        estimates, choosing = ", ".join(word for word in ESTIMATES if word != NONE), " or ".join(CHOOSING)
+        asking = [order] * (order in NEED_ESTIMATES) + [queueing] * (queueing in RESERVING)
+        if asking and self.estimate == NONE:
+            yield "estimate", f"{asking[0]} asks how long jobs run: take one of {estimates}"
+        if (order in OBJECTIVES) != (queueing == ROUNDS):
+            yield (
+                "queueing",
+                f"{queueing} with the order {order}: {', '.join(OBJECTIVES)} go with {ROUNDS}, and no other",
+            )
+        if queueing == ROUNDS and not preempts:
+            yield "preemption", f"{ROUNDS} stop jobs: take {BY_INDEX}"
+        if preempts and queueing in RESERVING:
+            why = "keeps reservations, and jobs that are preempted break them: take first-fit"
+            yield "queueing", f"{queueing} {why}"
+        if order in NEED_PREEMPTION and not preempts:
+            yield "preemption", f"{order} goes round by preemption: take {BY_INDEX}"
+        if preempts and order == MULTIFACTOR:
+            why = f"is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
+            yield "preemption", f"{order} {why}"
+        if preempts and queueing in CHOOSING:
+            yield "preemption", f"{queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
+        if PLACEMENTS[self.placement].programme and queueing not in CHOOSING:
+            yield "placement", f"{self.placement} lays whoever is chosen: take the queueing {choosing}"
+        if self.learned and queueing not in CHOOSING:
+            yield "queueing", f"{queueing} asks nobody whose turn it is: take {choosing}"
 
     @property
     def is_preemptive(self) -> bool:
@@ -109,11 +107,6 @@ class JobPolicy:
     def packs_shares(self) -> bool:
         """Whether shares of a GPU lie beside each other; else each holds a whole one (`jobs.policies.cluster`)."""
         return self.preemption == NONE and self.queueing in PACKING
-
-
-def _require(key: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        raise InputError("policy", key, f"{word!r} is no {key}: {nearest(word, known)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ baselines

@@ -1,4 +1,9 @@
-"""What happens when: a heap of appointments by time, by their order within the instant, by when they were made."""
+"""Training jobs on a simulated cluster: appointments by time drive the scheduler's core.
+
+At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
+decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy
+and seed give the same bits.
+"""
 
 from __future__ import annotations
 
@@ -41,44 +46,6 @@ from kit.units import NS_PER_S
 
 ARRIVAL: Final = 0
 LAST: Final = 1 << 62
-
-
-class JobAgenda:
-    """Time is `now_ns`, integer nanoseconds."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._made = count()
-
-    @property
-    def next_ns(self) -> float:
-        """The time of the next event; infinity when there is none."""
-        return self._heap[0][0] if self._heap else float("inf")
-
-    @property
-    def is_instant_over(self) -> bool:
-        """Whether nothing more happens at the present time."""
-        return self.next_ns > self.now_ns
-
-    def at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL`, a rank, or `LAST`."""
-        heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
-
-    def step(self) -> None:
-        """Go to the next event and let it happen."""
-        self.now_ns, _, _, act, arguments = heapq.heappop(self._heap)
-        act(*arguments)
-
-
-# ---------------------------------------------------------------------------------------------------------------- world
-# Training jobs on a simulated cluster: an agenda drives the scheduler's core.
-#
-# At one instant: arrivals, then ends by job, stops by job, deaths of nodes by node, returns by node; last the scheduler
-# decides, and what it stops is told to it before it decides again at the same instant. The same jobs, cluster, policy
-# and seed give the same bits.
-
-
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
@@ -201,7 +168,11 @@ class _Columns:
 
 
 class JobSimulation:
-    """One run: `run` it, once; or `advance` it to each choice that a chooser leaves open, and take its `record`."""
+    """One run: `run` it, once; or `advance` it to each choice that a chooser leaves open, and take its `record`.
+
+    Attributes:
+        now_ns: the present, integer nanoseconds since the trace's start.
+    """
 
     def __init__(self, world: JobWorld, run: JobRun) -> None:
         self.world, self.spec = world, run
@@ -211,7 +182,9 @@ class JobSimulation:
         self.scheduler = JobScheduler(
             run.policy, world.groups, world.speeds, oracle, run.past, world.variability, run.choosing
         )
-        self._agenda = JobAgenda()
+        self.now_ns = 0
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []  # what happens when
+        self._made = count()
         self._columns = _Columns(len(jobs))
         self._begins_ns = run.begins_ns
         self._arrivals, self._arrived = jobs.arrivals(), 0
@@ -239,17 +212,22 @@ class JobSimulation:
         if not self._is_under_way:
             self._is_under_way = True
             self._set_off()
-            self._agenda.at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
-        agenda, scheduler = self._agenda, self.scheduler
+            self._at(self._last_ns, LAST, self._pass)  # who is not done by then has held GPUs until then
+        scheduler, heap = self.scheduler, self._heap
         while True:
-            while scheduler.next_wake_ns == agenda.now_ns and agenda.is_instant_over:
+            while scheduler.next_wake_ns == self.now_ns and not (heap and heap[0][0] == self.now_ns):
                 self._tell(Wake())
                 if scheduler.choices.is_asked:
                     return True
             self._plan_wake()
-            if agenda.next_ns > self._last_ns or self._is_over:
+            if self._is_over or not heap or heap[0][0] > self._last_ns:
                 return False
-            agenda.step()
+            self.now_ns, _, _, act, arguments = heapq.heappop(heap)
+            act(*arguments)
+
+    def _at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
+        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL`, a rank, or `LAST`."""
+        heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
 
     @property
     def in_system_ns(self) -> int:
@@ -260,7 +238,7 @@ class JobSimulation:
     @property
     def elapsed_s(self) -> float:
         """Since the run's begin."""
-        return max(self._agenda.now_ns - self._begins_ns, 0) / NS_PER_S
+        return max(self.now_ns - self._begins_ns, 0) / NS_PER_S
 
     @property
     def _is_over(self) -> bool:
@@ -270,29 +248,29 @@ class JobSimulation:
     def _set_off(self) -> None:
         for outage in self.world.outages:
             if outage.to_ns > self._begins_ns:
-                self._agenda.at(outage.from_ns, rank(JobEventKind.NODE_DOWN, outage.node), self._lose_node, outage.node)
-                self._agenda.at(outage.to_ns, rank(JobEventKind.NODE_UP, outage.node), self._gain_node, outage.node)
+                self._at(outage.from_ns, rank(JobEventKind.NODE_DOWN, outage.node), self._lose_node, outage.node)
+                self._at(outage.to_ns, rank(JobEventKind.NODE_UP, outage.node), self._gain_node, outage.node)
         if self.spec.found is not None:
-            self._agenda.at(self._begins_ns, ARRIVAL, self._find)
+            self._at(self._begins_ns, ARRIVAL, self._find)
         else:
             self._plan_arrival()
 
     def _tell(self, event: JobEvent) -> None:
-        for command in self.scheduler.handle(event, self._agenda.now_ns):
+        for command in self.scheduler.handle(event, self.now_ns):
             self._carry_out[type(command)](command)
 
     def _plan_wake(self) -> None:
         wake_ns = self.scheduler.next_wake_ns
-        if wake_ns is not None and wake_ns > self._agenda.now_ns and wake_ns != self._wake_ns:
+        if wake_ns is not None and wake_ns > self.now_ns and wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
-            self._agenda.at(wake_ns, LAST, self._pass)
+            self._at(wake_ns, LAST, self._pass)
 
     def _pass(self) -> None:
         """An instant at which nothing happens by itself."""
 
     def _count(self, more: int) -> None:
         """So many more jobs are in the system from now on."""
-        now_ns = self._agenda.now_ns
+        now_ns = self.now_ns
         self._in_system_ns += self._in_system * (now_ns - self._counted_ns)
         self._counted_ns = now_ns
         self._in_system += more
@@ -316,7 +294,7 @@ class JobSimulation:
             self._arrived += 1
         if self._arrived < len(self._arrivals):
             at_ns = max(self._arrivals[self._arrived].submit_ns, self._begins_ns)
-            self._agenda.at(at_ns, ARRIVAL, self._arrive)
+            self._at(at_ns, ARRIVAL, self._arrive)
 
     def _arrive(self) -> None:
         job = self._arrived
@@ -332,7 +310,7 @@ class JobSimulation:
     # ----------------------------------------------------------------------------------------------- jobs that run
 
     def _start(self, command: StartJob) -> None:
-        job, columns, now_ns = command.job, self._columns, self._agenda.now_ns
+        job, columns, now_ns = command.job, self._columns, self.now_ns
         assert job not in self._running, "a job is started twice"
         starts = int(columns.starts[job])
         columns.starts[job] = starts + 1
@@ -342,7 +320,7 @@ class JobSimulation:
         from_ns = now_ns + (self.world.restart_ns if starts else 0)
         self._running[job] = _RunningJob(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
-        self._agenda.at(from_ns + length_ns(left_ns, speed), rank(JobEventKind.END, job), self._end, job, starts + 1)
+        self._at(from_ns + length_ns(left_ns, speed), rank(JobEventKind.END, job), self._end, job, starts + 1)
 
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
@@ -359,14 +337,14 @@ class JobSimulation:
             return  # it was stopped meanwhile
         self._leave(job, running)
         self._columns.done_ns[job] = self._work_ns[job]
-        self._columns.end_ns[job] = self._agenda.now_ns
+        self._columns.end_ns[job] = self.now_ns
         self._count(-1)
         self._tell(JobEnded(job))
 
     def _leave(self, job: int, running: _RunningJob) -> None:
         """It holds its GPUs no more."""
         del self._running[job]
-        columns, now_ns = self._columns, self._agenda.now_ns
+        columns, now_ns = self._columns, self.now_ns
         columns.held_ns[job] += now_ns - running.since_ns
         columns.restart_ns[job] += min(now_ns, running.from_ns) - running.since_ns
 
@@ -378,20 +356,18 @@ class JobSimulation:
         """What it has done since its last checkpoint is lost; the scheduler hears of it at the end of the instant."""
         running, columns = self._running[job], self._columns
         self._leave(job, running)
-        ran_ns = max(self._agenda.now_ns - running.from_ns, 0)
+        ran_ns = max(self.now_ns - running.from_ns, 0)
         every_ns = self.world.checkpoint_ns
         kept_ns = ran_ns // every_ns * every_ns if every_ns else ran_ns
         done_ns = int(columns.done_ns[job]) + int(kept_ns * running.speed)
         columns.done_ns[job] = min(done_ns, int(self._work_ns[job]))
         columns.lost_ns[job] += int(ran_ns * running.speed) - int(kept_ns * running.speed)
-        self._agenda.at(
-            self._agenda.now_ns, rank(JobEventKind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job])
-        )
+        self._at(self.now_ns, rank(JobEventKind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job]))
 
     # -------------------------------------------------------------------------------------------------------- nodes
 
     def _lose_node(self, node: int) -> None:
-        self._down[node] = self._agenda.now_ns
+        self._down[node] = self.now_ns
         self._tell(NodeDown(node))
         for job in [
             job for job, running in self._running.items() if any(node == used for used, _ in running.allocation)
@@ -401,7 +377,7 @@ class JobSimulation:
 
     def _gain_node(self, node: int) -> None:
         pool, _ = self.scheduler.cluster.where(node)
-        self._down_gpu_ns += pool.size * (self._agenda.now_ns - max(self._down.pop(node), self._begins_ns))
+        self._down_gpu_ns += pool.size * (self.now_ns - max(self._down.pop(node), self._begins_ns))
         self._tell(NodeUp(node))
 
     # ------------------------------------------------------------------------------------------------------- the end
@@ -409,7 +385,7 @@ class JobSimulation:
     def record(self) -> JobsRecord:
         """What the run left behind; what it did is proven to add up."""
         self._count(0)
-        columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self._agenda.now_ns
+        columns, jobs, spec, ended_ns = self._columns, self.spec.jobs, self.spec, self.now_ns
         for job, running in list(self._running.items()):
             self._leave(job, running)
         for node, since_ns in self._down.items():

@@ -21,6 +21,8 @@ from slimsched.working import observer, verb
 if TYPE_CHECKING:
     from jobs.case import JobsCase
     from jobs.comparing import CaseBound
+    from jobs.learning.learned import NamedPolicy
+    from jobs.learning.training import Windows
     from scenarios.terminal.progress import Progress
 
     NewFile = str | Path
@@ -473,7 +475,6 @@ def train(
         InputError: the trace is too short, or the file is of another training.
     """
     from hw.host.limits import core_count
-    from jobs.learning.judging import BASELINES, judge, table_of
     from jobs.learning.learned import FIXED, LearnedSpec, NamedPolicy
     from jobs.learning.training import TrainingConfig, Windows
     from jobs.learning.training import train as learn
@@ -502,17 +503,23 @@ def train(
     with _progress("epochs", epochs, unit="epoch") as progress:
         learned = learn(config, place, processes, told=lambda epoch, *_: progress.set(epoch + 1, epochs))
     starts = later.drawn(judged, case.scenario.seed, "judging").tolist()
-    candidates = [*BASELINES, NamedPolicy(kind, learned.spec.policy, learned)]
-    waits = {each.name: found for each, found in judge(candidates, later, starts, jobs=processes)}
+    return _judged(NamedPolicy(kind, learned.spec.policy, learned), place, later, starts, processes)
+
+
+def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[int], processes: int) -> CommandResult:
+    """What was learned beside the baselines, on later windows."""
+    from jobs.learning.judging import BASELINES, judge, table_of
+
+    waits = {each.name: found for each, found in judge([*BASELINES, named], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),
-        "kind": kind,
+        "kind": named.name,
         "windows": len(starts),
         "mean_wait_s": {name: float(found.mean()) for name, found in waits.items()},
     }
-    head = f"written: {place}\n{len(starts)} later windows of {window} jobs, above it: than {kind}"
-    return CommandResult(document, f"{head}\n\n{table_of(waits, kind)}")
+    head = f"written: {place}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
+    return CommandResult(document, f"{head}\n\n{table_of(waits, named.name)}")
 
 
 # ------------------------------------------------------------------------------------------------------------ scenarios

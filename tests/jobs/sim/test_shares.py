@@ -118,7 +118,7 @@ class Followed(JobSimulation):
 
     def _tell(self, event: Any) -> None:
         super()._tell(event)
-        is_over = isinstance(event, Wake) and self.scheduler.next_wake_ns != self._agenda.now_ns
+        is_over = isinstance(event, Wake) and self.scheduler.next_wake_ns != self.now_ns
         if is_over and self.spec.policy.queueing == "first-fit" and self.spec.policy.packs_shares:
             self._require_no_room()
 
