@@ -6,8 +6,7 @@ The error is a factor, `exp|log estimate - log truth|`; its median says how far 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from math import isfinite
 from statistics import median
 from typing import Any, Final
@@ -22,48 +21,18 @@ WINDOW: Final = 5  # the best of 1, 3, 5, 10, 20 for ThetaGPU and Theta together
 TELL_EVERY: Final = 50_000  # jobs
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a job when it is submitted; `requested_s` is not-a-number where nothing was asked for."""
-
-    user: str
-    vc: str
-    gpus: int
-    requested_s: float
-
-    def classes(self) -> Sequence[Hashable]:
-        """The classes that it belongs to, the narrowest first; the last one holds all jobs."""
-        user_gpus, vc_gpus = (self.user, self.gpus), (self.vc, self.gpus)
-        wide: list[Hashable] = [("user", user_gpus), ("vc", vc_gpus), ("gpus", self.gpus), "all"]
-        if not isfinite(self.requested_s):
-            return [("user in vc", self.vc, user_gpus), *wide]
-        narrow = ("user", user_gpus, self.requested_s)
-        return [("user in vc", self.vc, *narrow), narrow, *wide]
-
-
-class ClassHistory:
-    """Durations of jobs that have ended, by class: the median of the last ones predicts the next.
+def classes_of(user: str, vc: str, gpus: int, requested_s: float) -> Sequence[Hashable]:
+    """The classes that a job belongs to, the narrowest first; the last one holds all jobs.
 
     Args:
-        window: how many of the last ones count.
+        requested_s: not-a-number where nothing was asked for.
     """
-
-    def __init__(self, window: int = WINDOW) -> None:
-        self._ended: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=window))
-
-    def learn(self, job: Known, run_s: float) -> None:
-        """A job has ended, after so many seconds."""
-        for each in job.classes():
-            self._ended[each].append(run_s)
-
-    def predict(self, job: Known) -> float | None:
-        """How many seconds a job will run, at most what it asks for; None while no job has ended."""
-        for each in job.classes():
-            ended = self._ended.get(each)
-            if ended is not None:
-                found = float(median(ended))
-                return min(found, job.requested_s) if job.requested_s > 0 else found
-        return None
+    user_gpus, vc_gpus = (user, gpus), (vc, gpus)
+    wide: list[Hashable] = [("user", user_gpus), ("vc", vc_gpus), ("gpus", gpus), "all"]
+    if not isfinite(requested_s):
+        return [("user in vc", vc, user_gpus), *wide]
+    narrow = ("user", user_gpus, requested_s)
+    return [("user in vc", vc, *narrow), narrow, *wide]
 
 
 def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> list[dict[str, Any]]:
@@ -80,30 +49,28 @@ def accuracies(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None)
 def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None) -> NDArray[np.float64]:
     """What history said of each job when it was submitted; not-a-number where it knew nothing.
 
+    The median of the last `WINDOW` jobs of the narrowest class in which any has ended, at most what the job asks for.
     A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
     """
-    history = ClassHistory()
-    jobs = list(_known(trace))
+    columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
+    known = list(zip(*(column.tolist() for column in columns), strict=True))
     begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
     end_s = begun_s + trace.run_s
     found = np.full(len(trace), np.nan)
+    durations_s: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     run_s, ended = trace.run_s.tolist(), iter(np.argsort(end_s, kind="stable").tolist())
     next_end = next(ended, None)
     for job, submit_s in enumerate(trace.submit_s.tolist()):
         while next_end is not None and end_s[next_end] <= submit_s:
-            history.learn(jobs[next_end], run_s[next_end])
+            for each in classes_of(*known[next_end]):
+                durations_s[each].append(run_s[next_end])
             next_end = next(ended, None)
-        if (predicted_s := history.predict(jobs[job])) is not None:
-            found[job] = predicted_s
+        narrowest = next((each for each in classes_of(*known[job]) if each in durations_s), None)
+        if narrowest is not None:
+            found[job] = median(durations_s[narrowest])
         if job % TELL_EVERY == TELL_EVERY - 1:
             told(job + 1)
-    return found
-
-
-def _known(trace: JobTrace) -> Iterator[Known]:
-    columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
-    for each in zip(*(column.tolist() for column in columns), strict=True):
-        yield Known(*each)
+    return np.where(trace.requested_s > 0, np.minimum(found, trace.requested_s), found)
 
 
 def _accuracy(estimate_s: NDArray[np.float64], trace: JobTrace) -> dict[str, float | None]:

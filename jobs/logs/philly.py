@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from jobs.logs.fields import Cells, Numbers, dates, named, status_of
+from jobs.logs.fields import Cells, dates, named, status_of
 from jobs.logs.rows import Options, Rows, Tally
 from jobs.logs.text import blocks
 from kit.errors import InputError
@@ -107,16 +107,19 @@ def _rows(jobs: list[_Job], lines: NDArray[np.int64], options: Options) -> Rows:
     ran_s = end_s - start_s
     last = np.cumsum(counts) - 1
     has_any = counts > 0
-    is_open = _at(end.is_missing & ~start.is_missing, last, has_any, False)
-    gpus = np.array([max((_gpus(each) for each in job.attempts), default=0) for job in jobs], np.float64)
+    is_open = np.zeros(len(jobs), bool)
+    is_open[has_any] = (end.is_missing & ~start.is_missing)[last[has_any]]
+    begun_s = np.full(len(jobs), np.nan)
+    np.fmin.at(begun_s, owner, start_s)  # the first of those that are known
+    held = [[sum(len(part.gpus) for part in attempt.detail) for attempt in job.attempts] for job in jobs]
     backwards = np.bincount(owner, weights=ran_s < 0, minlength=len(jobs)) > 0
     no_time = np.bincount(owner, weights=np.isnan(ran_s), minlength=len(jobs)) > 0
     return Rows(
         lines=lines,
         submit_s=submit.values,
-        start_s=_first_start(start_s, owner, len(jobs)),
+        start_s=begun_s,
         run_s=np.bincount(owner, weights=np.nan_to_num(ran_s), minlength=len(jobs)).astype(np.float64),
-        gpus=gpus,
+        gpus=np.array([max(each, default=0) for each in held], np.float64),
         attempts=np.maximum(counts, 1).astype(np.int32),
         texts={
             "job_id": pyarrow.array([job.jobid for job in jobs], pyarrow.string()),
@@ -136,21 +139,3 @@ def _rows(jobs: list[_Job], lines: NDArray[np.int64], options: Options) -> Rows:
 
 def _dates(texts: list[str | None], options: Options) -> Cells:
     return dates(pyarrow.array([text or "" for text in texts], pyarrow.string()), options.timezone)
-
-
-def _gpus(attempt: _Attempt) -> int:
-    return sum(len(each.gpus) for each in attempt.detail)
-
-
-def _at(values: NDArray[Any], index: NDArray[np.int64], is_there: NDArray[np.bool_], otherwise: Any) -> NDArray[Any]:
-    found = np.full(len(index), otherwise)
-    found[is_there] = values[index[is_there]]
-    return found
-
-
-def _first_start(start_s: Numbers, owner: NDArray[np.int64], jobs: int) -> Numbers:
-    """Of the attempts of each job that have one."""
-    first = np.full(jobs, np.inf)
-    is_known = np.isfinite(start_s)
-    np.minimum.at(first, owner[is_known], start_s[is_known])
-    return np.where(np.isfinite(first), first, np.nan)

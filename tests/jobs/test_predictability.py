@@ -7,47 +7,45 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.summary import WINDOW, ClassHistory, Known, accuracies, predictions
+from jobs.summary import WINDOW, accuracies, predictions
 from jobs.trace import JobTrace
 from tests.jobs.cases import trace_of
 from tests.jobs.test_trace import small
 
-ANN = Known("ann", "lab", 2, 600.0)
+Row = tuple[str, str, int, float, float]  # user, VC, GPUs, what is asked for, run time
+ANN: Row = ("ann", "lab", 2, 600.0, 1.0)
+
+
+def said_of_last(*rows: Row) -> float:
+    """What is predicted of the last of some jobs, each of which is submitted when the one before has ended."""
+    user, vc, gpus, requested_s, run_s = zip(*rows, strict=True)
+    submit_s = np.cumsum([0.0, *run_s[:-1]])
+    trace = trace_of(list(zip(submit_s, run_s, gpus, strict=True)), user=user, vc=vc, requested_s=requested_s)
+    return float(predictions(trace)[-1])
 
 
 def test_narrow_classes_shrink_to_their_parents() -> None:
     """The last one that ended is of a wider class than the one before, each time."""
-    history = ClassHistory()
-    assert history.predict(ANN) is None
-    wider = [
-        (Known("bob", "far", 8, 60.0), 1.0),
-        (Known("bob", "far", 2, 60.0), 2.0),
-        (Known("bob", "lab", 2, 60.0), 3.0),
-        (Known("ann", "far", 2, 60.0), 4.0),
-        (Known("ann", "far", 2, 600.0), 5.0),
-        (Known("ann", "lab", 2, 600.0), 6.0),
+    assert np.isnan(said_of_last(ANN))
+    wider: list[Row] = [
+        ("bob", "far", 8, 60.0, 1.0),
+        ("bob", "far", 2, 60.0, 2.0),
+        ("bob", "lab", 2, 60.0, 3.0),
+        ("ann", "far", 2, 60.0, 4.0),
+        ("ann", "far", 2, 600.0, 5.0),
+        ("ann", "lab", 2, 600.0, 6.0),
     ]
-    for job, run_s in wider:
-        history = ClassHistory(window=1)
-        history.learn(*wider[0])
-        history.learn(job, run_s)
-        assert history.predict(ANN) == run_s
-    history = ClassHistory(window=1)
-    for job, run_s in reversed(wider):  # what is narrower counts, though it ended earlier
-        history.learn(job, run_s)
-        assert history.predict(ANN) == 6.0
+    for job in wider:
+        assert said_of_last(wider[0], job, ANN) == job[4]
+    for many in range(1, len(wider) + 1):  # what is narrower counts, though it ended earlier
+        assert said_of_last(*wider[::-1][:many], ANN) == 6.0
 
 
 def test_the_median_of_the_last_ones_counts_and_no_more_than_was_asked_for() -> None:
-    history = ClassHistory()
-    for run_s in (1.0, *[float(100 + i) for i in range(WINDOW)]):
-        history.learn(ANN, run_s)
-    assert history.predict(ANN) == 100 + (WINDOW - 1) / 2
-    history.learn(ANN, 5000.0)
-    history = ClassHistory(window=1)
-    history.learn(ANN, 5000.0)
-    assert history.predict(ANN) == 600.0
-    assert history.predict(Known("ann", "lab", 2, np.nan)) == 5000.0
+    runs_s = (1.0, *[float(100 + i) for i in range(WINDOW)])
+    assert said_of_last(*((*ANN[:4], run_s) for run_s in runs_s), ANN) == 100 + (WINDOW - 1) / 2
+    assert said_of_last((*ANN[:4], 5000.0), ANN) == 600.0
+    assert said_of_last((*ANN[:4], 5000.0), ("ann", "lab", 2, np.nan, 1.0)) == 5000.0
 
 
 def _trace(submit: list[float], run: list[float]) -> JobTrace:
