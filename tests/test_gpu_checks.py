@@ -39,6 +39,11 @@ def run(out: Path, *names: str, deadline_s: float = 5.0, seconds: float = 60.0) 
     return {each["id"]: each for each in json.loads((out / "evidence.json").read_text())["found"]}
 
 
+def has_ended(process: int) -> bool:
+    """A zombie has: nobody has looked at its end yet."""
+    return not psutil.pid_exists(process) or psutil.Process(process).status() == psutil.STATUS_ZOMBIE
+
+
 def test_what_tells_most_comes_first_and_fits_in_nine_minutes() -> None:
     """Executors' speed, a profile, and the main job; what needs that profile comes after it."""
     ids = [check.id for check in CHECKS]
@@ -70,9 +75,7 @@ def test_a_check_that_hangs_or_crashes_or_finds_something_is_told(tmp_path: Path
     assert "ValueError: on purpose" in found["crashes"]["reason"]
     assert "ended with -9" in found["dies"]["reason"]
     assert "| passes | something | passed |" in (tmp_path / "evidence.md").read_text()
-    assert not psutil.pid_exists(child := int((tmp_path / "child").read_text())) or (
-        psutil.Process(child).status() == psutil.STATUS_ZOMBIE  # killed; nobody has looked at its end yet
-    )
+    assert has_ended(int((tmp_path / "child").read_text()))
 
 
 def test_what_no_longer_fits_is_skipped(tmp_path: Path) -> None:
@@ -91,17 +94,26 @@ def test_the_last_one_has_what_is_left(tmp_path: Path) -> None:
 
 def test_evidence_survives_a_kill(tmp_path: Path) -> None:
     """What was found before stays, whole."""
-    run_them = f"run(Path({str(tmp_path)!r}), 'passes', 'hangs')"
-    code = f"from pathlib import Path; from tests.test_gpu_checks import run; {run_them}"
+    ended_when_there_is("evidence.json", tmp_path, signal.SIGKILL, "passes", "hangs")
+    assert [each["id"] for each in json.loads((tmp_path / "evidence.json").read_text())["found"]] == ["passes"]
+
+
+def test_who_ends_it_ends_the_check_that_runs(tmp_path: Path) -> None:
+    """With all that this has started: on a machine that stays, the next one would run beside it."""
+    ended_when_there_is("child", tmp_path, signal.SIGTERM, "has a child")
+    assert has_ended(int((tmp_path / "child").read_text()))
+
+
+def ended_when_there_is(name: str, folder: Path, by: signal.Signals, *checks: str) -> None:
+    """These checks in a process of their own, which this signal ends."""
+    code = f"from pathlib import Path; from tests.test_gpu_checks import run; run(Path({str(folder)!r}), *{checks!r})"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    evidence = tmp_path / "evidence.json"
     for _ in range(300):
-        if evidence.exists():
+        if (folder / name).exists():
             break
         time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(by)
     process.wait()
-    assert [each["id"] for each in json.loads(evidence.read_text())["found"]] == ["passes"]
 
 
 def test_what_checks_leave_comes_along_in_one_archive(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from benchmarks.gpu import MARK
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, Finding, Verdict, stamps, write
+from scenarios.terminal.exits import terminated_as_interrupted
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # as `make` has it; processes are many enough
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(chosen, given.seconds, given.out, command, told, ["--emulated"] if given.emulated else [])
 
 
+@terminated_as_interrupted()  # so that the check that runs ends, too
 def run(
     checks: Sequence[Check],
     seconds: float,
@@ -99,7 +101,7 @@ def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path
         print(f"==== {name}", file=file, flush=True)
         begin = file.tell()
         process = subprocess.Popen(
-            command, cwd=ROOT, env=_ONE_THREAD | os.environ, stdout=file, stderr=file, start_new_session=True
+            command, cwd=ROOT, env=_ONE_THREAD | os.environ, stdout=file, stderr=file, process_group=0
         )
         try:
             code = process.wait(deadline_s)
