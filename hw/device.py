@@ -35,7 +35,7 @@ class DeviceSpec:
         idle_w, tdp_w: of a CPU device, for modelled power; None takes the documented assumptions for its cores.
         vram_bytes: memory for instances, and on a GPU for its context and what waits there between segments, too; a
             load or a batch beyond it fails as `out_of_memory`.
-        graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`); not seen on one yet, so it is off.
+        graphs: on a GPU, passes are captured and replayed (`hw.devices.graphs`).
         warm_sizes: batch sizes that every instance's own lane runs as it is loaded: a GPU's libraries choose kernels
             for each thread and shape anew.
     """
@@ -150,7 +150,8 @@ def local_devices() -> list[DeviceSpec]:
 
     cores = usable_cores()[: core_count()]
     sizes = [(index, gpu_bytes(index)) for index in range(torch.cuda.device_count())]
-    if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size) for index, size in sizes if size is not None]:
+    found = ((index, size) for index, size in sizes if size is not None)
+    if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size, graphs=True) for index, size in found]:
         return gpus if len(gpus) > 1 else _with_a_cpu(gpus[0], cores)
     if len(cores) < 4:
         return [DeviceSpec(cores=cores[:1]), DeviceSpec(cores=cores[-1:], onednn=False)]

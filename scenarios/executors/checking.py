@@ -91,12 +91,12 @@ def profile_device(profile: Profile, source: str) -> DeviceSpec:
         threads=int(path.get("threads", "1")),
         onednn=path.get("onednn", "True") == "True",
         index=int(path.get("device", "cuda:0").partition(":")[2] or 0),
-        graphs="graphs" in path,
         idle_w=profile.power.bare_idle_w,
         tdp_w=profile.power.cap_w,
     )
     require_device(section, source, "execution")
-    return replace(device_spec(section), **formats_of(path)) if section.kind == "cuda" else device_spec(section)
+    spec = device_spec(section)
+    return replace(spec, **formats_of(path), graphs="graphs" in path) if section.kind == "cuda" else spec
 
 
 def require_measured(profile: Profile, source: str) -> None:

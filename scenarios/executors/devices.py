@@ -127,7 +127,7 @@ def device_spec(section: DeviceSection) -> DeviceSpec:
         index=section.index,
         dtype="float32" if section.dtype == "measured" else section.dtype,
         channels_last=section.memory_format != "contiguous",
-        graphs=section.graphs,
+        graphs=section.kind == "cuda" and section.graphs is not False,
         idle_w=section.idle_w,
         tdp_w=section.tdp_w,
     )
@@ -157,6 +157,8 @@ def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) ->
         measured.pop("channels_last", None)
     if section.dtype != "measured":
         measured.pop("dtype", None)
+    if section.graphs is None:
+        measured["graphs"] = "graphs" in profile.execution
     return replace(spec, **measured)
 
 

@@ -174,7 +174,9 @@ class DeviceSection(StrictModel):
         description="of a GPU: of weights and activations; `measured`: bfloat16 where calibration finds it quicker and "
         "all labels but one in a thousand the same",
     )
-    graphs: bool = Field(False, description="of a GPU, not tried on one yet: passes are captured and replayed")
+    graphs: bool | None = Field(
+        None, description="of a GPU: passes are captured and replayed, where they can be; null: they are"
+    )
     idle_w: NonNegative | None = Field(
         None, description="idle power where no sensor tells; null for the kind's default"
     )

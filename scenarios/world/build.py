@@ -110,7 +110,7 @@ def estimated_capacity_img_s(cluster: ClusterSpec, costs: ProfileCosts, width: f
 
 def device_section(device: DeviceSpec) -> DeviceSection:
     """A device as a scenario would name it."""
-    others = ("emulated", "slowdown", "vram_gb", "memory_format")
+    others = ("emulated", "slowdown", "vram_gb", "memory_format", "graphs")
     known = {name: getattr(device, name) for name in DeviceSection.model_fields if name not in others}
     return DeviceSection(**known, vram_gb=device.vram_bytes / GB)
 

@@ -71,7 +71,7 @@ def test_a_lost_gpu_is_a_line(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", properties)
-    assert [(name, device.vram_bytes) for name, device in chosen_devices(None)] == [("cuda:0", 6 * 10**9)]
+    assert [(name, device.vram_bytes) for name, device in chosen_devices("cuda")] == [("cuda:0", 6 * 10**9)]
     assert device_spec(DeviceSection(kind="cuda", index=1)).vram_bytes == DeviceSpec().vram_bytes
     with pytest.raises(InputError, match=r"s\.yaml: d\.index: cuda:1 can't be opened \(CUDA error: unknown error"):
         require_device(DeviceSection(kind="cuda", index=1), "s.yaml", "d")
@@ -93,7 +93,7 @@ def test_a_lost_gpu_is_told_before_work(
     assert said[0] in capsys.readouterr().err.splitlines()
 
 
-LAST = DeviceSpec(kind="cuda")
+LAST = DeviceSpec(kind="cuda", graphs=True)
 FIRST = replace(LAST, channels_last=False)
 
 
@@ -117,17 +117,18 @@ def test_what_a_scenario_leaves_open_is_measured(given: dict[str, Any], wanted: 
 @pytest.mark.parametrize(
     "given, wanted",
     [
-        ({}, (False, "float32")),
-        ({"memory_format": "channels_last"}, (True, "float32")),
-        ({"dtype": "measured"}, (False, "bfloat16")),
-        ({"memory_format": "channels_last", "dtype": "float16"}, (True, "float16")),
+        ({}, (False, "float32", False)),
+        ({"memory_format": "channels_last"}, (True, "float32", False)),
+        ({"dtype": "measured"}, (False, "bfloat16", False)),
+        ({"memory_format": "channels_last", "dtype": "float16"}, (True, "float16", False)),
+        ({"graphs": True}, (False, "float32", True)),
     ],
 )
-def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[bool, str]) -> None:
+def test_a_gpu_serves_as_it_was_calibrated(given: dict[str, Any], wanted: tuple[bool, str, bool]) -> None:
     """Where the scenario does not say otherwise; a CPU's profile changes nothing."""
     execution = {"memory_format": "contiguous", "dtype": "bfloat16"}
     profile = worlds.profile(execution=execution)
     section = DeviceSection(kind="cuda", vram_gb=1, **given)
     found = as_calibrated(device_spec(section), section, profile)
-    assert (found.channels_last, found.dtype) == wanted
+    assert (found.channels_last, found.dtype, found.graphs) == wanted
     assert as_calibrated(DeviceSpec(), DeviceSection(), profile) == DeviceSpec()
