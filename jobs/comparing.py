@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from jobs.case import JobsCase, require_a_fit
 from jobs.figures import Blocks, JobColumns, figures, groups_of, job_columns
 from jobs.learning.learned import NamedPolicy
-from jobs.policies.cluster import Cluster
-from jobs.sim.bound import BoundProblem, WaitBound, lower_bound
+from jobs.policies.cluster import Cluster, Pool
+from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
 from kit.documents import inputs_hash
@@ -94,28 +94,16 @@ BOTH: Final = (False, True)  # without preemption, and with
 Numbers = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CaseBound:
-    """Of the measured jobs of a case, those that can run at all.
-
-    Attributes:
-        jct_mean_s: no policy's mean completion time is below.
-        wait_mean_s: the same less the mean run time at full speed on the fastest type.
-        pools: what its prices are of, in words.
-    """
-
-    is_preemptive: bool
-    jobs: int
-    jct_mean_s: float
-    wait_mean_s: float
-    pools: tuple[str, ...]
-    bound: WaitBound
+Bound = Mapping[str, Any]  # as `bound_of` makes it
 
 
-def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
-    """The best one that the scenario's number of passes finds.
+def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
+    """The best one that the scenario's number of passes finds, as documents have it.
 
-    Other jobs than the measured ones are left out: they could only make these wait longer. So are failures.
+    No policy's mean completion time is below `jct_mean_s`; `wait_mean_s` is the same less the mean run time at full
+    speed on the fastest type; `prices` are hours of completion time that a GPU-hour is worth, by pool, over time.
+    `jobs` are the measured ones that can run at all. Others are left out: they could only make these wait longer. So
+    are failures.
 
     Raises:
         InputError: no measured job fits into the cluster.
@@ -134,14 +122,19 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> CaseBound:
     given = case.scenario.bound
     bound = lower_bound(problem, is_preemptive, given.passes, given.cell_s)
     jct_mean_s = bound.total_s / int(counts.sum())
-    return CaseBound(
-        is_preemptive,
-        int(counts.sum()),
-        jct_mean_s,
-        jct_mean_s - float(best_s[counts].mean()),
-        tuple(_pool_name(pool.gpu_type, pool.vc, pool.gpus) for pool in cluster.pools),
-        bound,
-    )
+    prices = bound.prices
+    return {
+        "is_preemptive": is_preemptive,
+        "jobs": int(counts.sum()),
+        "jct_mean_s": jct_mean_s,
+        "wait_mean_s": jct_mean_s - float(best_s[counts].mean()),
+        "price_mean": float(prices.mean()),
+        "price_max": float(prices.max()),
+        "free_share": float((prices == 0).mean()),
+        "cell_s": bound.cell_s,
+        "begins_s": bound.begins_s,
+        "prices": dict(zip(_pool_names(cluster.pools), prices.tolist(), strict=True)),
+    }
 
 
 def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
@@ -165,11 +158,15 @@ def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
         return work_s[:, None] / factors, work_s / fastest
 
 
-def _pool_name(gpu_type: str, vc: str, gpus: int) -> str:
-    return f"{gpus:,} {gpu_type}{f' of {vc}' if vc else ''}"
+def _pool_names(pools: Sequence[Pool]) -> list[str]:
+    """Type and VC; and the size of a node, where two pools have the same of all else."""
+    names = [f"{pool.gpus:,} {pool.gpu_type}{f' of {pool.vc}' if pool.vc else ''}" for pool in pools]
+    if len(set(names)) < len(names):
+        return [f"{name}, {pool.size} a node" for name, pool in zip(names, pools, strict=True)]
+    return names
 
 
-def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[CaseBound]:
+def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], None] = lambda: None) -> list[Bound]:
     """Without preemption (False) and with; `told` is called after each.
 
     What holds where jobs may be stopped holds where they may not, for those schedules are among these. So where both
@@ -179,8 +176,8 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], N
     for is_preemptive in kinds:
         found.append(bound_of(case, is_preemptive))
         told()
-    largest = max(found, key=lambda each: each.jct_mean_s)
-    return [each if each.is_preemptive else replace(largest, is_preemptive=False) for each in found]
+    largest = max(found, key=lambda each: float(each["jct_mean_s"]))
+    return [each if each["is_preemptive"] else {**largest, "is_preemptive": False} for each in found]
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
@@ -236,7 +233,7 @@ def _place(folder: Path | None, named: NamedPolicy) -> Path:
 
 
 def result_document(
-    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[CaseBound] = ()
+    case: JobsCase, named: NamedPolicy, record: JobsRecord, bounds: Sequence[Bound] = ()
 ) -> dict[str, Any]:
     """One policy's run as a document, with those bounds that are of its kind."""
     gpus, is_preemptive = case.scenario.cluster.gpus, named.policy.is_preemptive
@@ -252,7 +249,7 @@ def result_document(
     }
 
 
-def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[CaseBound]) -> dict[str, Any]:
+def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]) -> dict[str, Any]:
     """All runs beside each other; each but the baseline against it, job by job."""
     gpus = case.scenario.cluster.gpus
     columns = {name: job_columns(record, gpus) for name, record in runs.items()}
@@ -299,35 +296,21 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
     }
 
 
-def bound_document(case: JobsCase, bounds: Sequence[CaseBound]) -> dict[str, Any]:
-    """All bounds with their prices: hours of completion time that a GPU-hour is worth, by pool, over time."""
-    rows = [
-        {
-            "is_preemptive": each.is_preemptive,
-            "jct_mean_s": each.jct_mean_s,
-            "wait_mean_s": each.wait_mean_s,
-            "price_mean": float(each.bound.prices.mean()),
-            "price_max": float(each.bound.prices.max()),
-            "free_share": float((each.bound.prices == 0).mean()),
-            "cell_s": each.bound.cell_s,
-            "begins_s": each.bound.begins_s,
-            "prices": dict(zip(each.pools, each.bound.prices.tolist(), strict=True)),
-        }
-        for each in bounds
-    ]
+def bound_document(case: JobsCase, bounds: Sequence[Bound]) -> dict[str, Any]:
+    """All bounds with their prices."""
     return {
         "schema": "slimsched.jobsbound/1",
         "scenario": case.scenario.name,
-        "jobs": bounds[0].jobs,
+        "jobs": bounds[0]["jobs"],
         "gpus": case.scenario.cluster.gpus,
         "load": case.load,
-        "bounds": rows,
+        "bounds": [{key: value for key, value in bound.items() if key != "jobs"} for bound in bounds],
     }
 
 
-def _documents(bounds: Sequence[CaseBound]) -> list[dict[str, Any]]:
+def _documents(bounds: Sequence[Bound]) -> list[dict[str, Any]]:
     keys = ("is_preemptive", "jobs", "jct_mean_s", "wait_mean_s")
-    return [{key: getattr(bound, key) for key in keys} for bound in bounds]
+    return [{key: bound[key] for key in keys} for bound in bounds]
 
 
 def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -341,14 +324,14 @@ def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(best))
 
 
-def _above(mine: JobColumns, bounds: Sequence[CaseBound], is_preemptive: bool) -> dict[str, float] | None:
+def _above(mine: JobColumns, bounds: Sequence[Bound], is_preemptive: bool) -> dict[str, float] | None:
     """How far a policy is from its bound: None without one, or where not all jobs are done that the bound counts."""
     for bound in bounds:
-        if bound.is_preemptive == is_preemptive and int(mine.is_done.sum()) == bound.jobs:
+        if bound["is_preemptive"] == is_preemptive and int(mine.is_done.sum()) == bound["jobs"]:
             jct_mean_s = float(mine.jct_s[mine.is_done].mean())
             return {
-                "wait_mean_s": float(mine.wait_s[mine.is_done].mean()) - bound.wait_mean_s,
-                "jct_share": jct_mean_s / bound.jct_mean_s - 1,
+                "wait_mean_s": float(mine.wait_s[mine.is_done].mean()) - bound["wait_mean_s"],
+                "jct_share": jct_mean_s / bound["jct_mean_s"] - 1,
             }
     return None
 

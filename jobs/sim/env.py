@@ -17,28 +17,6 @@ Observation = NDArray[np.float32]
 _HOUR_NS = 3600 * NS_PER_S
 
 
-class OpenChoice:
-    """A chooser that is answered from outside.
-
-    Attributes:
-        view: what is asked; None while nothing is.
-    """
-
-    def __init__(self) -> None:
-        self.view: View | None = None
-        self._answer: int | None = None
-
-    def answer(self, place: int) -> None:
-        """Whom to start of the view, or `WAIT`."""
-        self._answer = place
-
-    def __call__(self, view: View) -> int | None:
-        """The answer, if there is one; else the question is kept."""
-        answer, self._answer = self._answer, None
-        self.view = view if answer is None else None
-        return answer
-
-
 class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
     """One step is one choice.
 
@@ -58,7 +36,8 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         self._simulate = simulate
         self.observation_space = gymnasium.spaces.Box(0.0, 1.5, (VISIBLE * len(NAMES),), np.float32)
         self.action_space = gymnasium.spaces.Discrete(VISIBLE + 1)
-        self._asked = OpenChoice()
+        self._view: View | None = None  # what is asked; None while nothing is
+        self._answer: int | None = None  # whom to start of the view, or `WAIT`
         self._simulation: JobSimulation | None = None
         self._spent_ns = 0
 
@@ -67,22 +46,22 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Start a run; without a seed, the next one of this environment's own generator."""
         super().reset(seed=seed)
-        self._asked, self._spent_ns = OpenChoice(), 0
-        self._simulation = self._simulate(int(self.np_random.integers(2**31)), Choosing(self._asked))
+        self._view, self._answer, self._spent_ns = None, None, 0
+        self._simulation = self._simulate(int(self.np_random.integers(2**31)), Choosing(self._choose))
         is_asked = self._simulation.advance()
         assert is_asked, "a run without a choice"
         return self._observed(), self._info(replaced=False)
 
     def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Choose, and run to the next choice; raises `ValueError` for an action that is not in the space."""
-        simulation, view = self._simulation, self._asked.view
+        simulation, view = self._simulation, self._view
         if simulation is None or view is None:
             raise gymnasium.error.ResetNeeded("the run has ended; call reset() first")
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r}: allowed are whole numbers from 0 to {VISIBLE}")
         mask = _mask(view)
         legal = int(action) if mask[action] else int(mask.argmax())
-        self._asked.answer(WAIT if legal == VISIBLE else legal)
+        self._answer = WAIT if legal == VISIBLE else legal
         is_over = not simulation.advance()
         spent_ns = simulation.in_system_ns
         reward = -(spent_ns - self._spent_ns) / _HOUR_NS / len(simulation.spec.jobs)
@@ -91,16 +70,22 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """What may be chosen now, (129,), as sb3-contrib's `MaskablePPO` asks for it; all where nothing is asked."""
-        view = self._asked.view
+        view = self._view
         return np.ones(VISIBLE + 1, np.bool_) if view is None else _mask(view).astype(np.bool_)
 
+    def _choose(self, view: View) -> int | None:
+        """The answer, if there is one; else the question is kept."""
+        answer, self._answer = self._answer, None
+        self._view = view if answer is None else None
+        return answer
+
     def _observed(self) -> Observation:
-        view = self._asked.view
+        view = self._view
         rows = np.empty((0, len(NAMES)), np.float32) if view is None else seen(view)
         return padded(rows).reshape(-1)
 
     def _info(self, replaced: bool) -> dict[str, Any]:
-        view = self._asked.view
+        view = self._view
         mask = np.zeros(VISIBLE + 1, np.int8) if view is None else _mask(view)
         assert self._simulation is not None, "reset comes first"
         return {"action_mask": mask, "replaced": replaced, "time_s": self._simulation.elapsed_s}

@@ -20,7 +20,7 @@ from slimsched.working import observer, verb
 
 if TYPE_CHECKING:
     from jobs.case import JobsCase
-    from jobs.comparing import CaseBound
+    from jobs.comparing import Bound
     from jobs.learning.learned import NamedPolicy
     from jobs.learning.training import Windows
     from scenarios.terminal.progress import Progress
@@ -559,7 +559,7 @@ def _require_load(load: float) -> None:
     require_within("--load", load, 1e-6, 10.0)
 
 
-def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[CaseBound]:
+def _bounds(case: JobsCase, kinds: tuple[bool, ...] = (False, True)) -> list[Bound]:
     """Without preemption (False) and with."""
     from jobs.comparing import bounds_of
     from scenarios.terminal.compiling import telling

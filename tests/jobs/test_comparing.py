@@ -43,6 +43,11 @@ def test_no_policy_is_below_its_bound(tmp_path: Path) -> None:
         assert row["above_bound"]["wait_mean_s"] == pytest.approx(row["jct_s"]["mean"] - bound["jct_mean_s"])
 
 
+def test_pools_that_differ_in_their_nodes_alone_have_prices_of_their_own(tmp_path: Path) -> None:
+    case = drawn_case(tmp_path, cluster={"nodes": [{"count": 2, "gpus": 4}, {"count": 4, "gpus": 2}]})
+    assert list(bounds_of(case)[0]["prices"]) == ["8 gpu, 4 a node", "8 gpu, 2 a node"]
+
+
 def test_differences_are_those_of_the_means(tmp_path: Path) -> None:
     case = drawn_case(tmp_path)
     found = comparison_document(case, run_all(case, 1), [])
