@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -88,23 +88,32 @@ class _OpenDecision(msgspec.Struct):
     epoch: int = 0
 
 
+class _Passage(msgspec.Struct, frozen=True):
+    """How some requests passed a segment: one for all to whom it took the same; `stages_ns` without the last stage."""
+
+    server: int
+    width: float
+    stages_ns: tuple[int, ...]
+
+
+_NO_STAGES: Final = (0,) * (len(STAGES) - 1)
+
+
 class _Journey(msgspec.Struct):
     """One request's entry.
 
     Attributes:
         since_ns: until when its time is accounted for.
+        passages: of the segments that it has passed.
         block, batch: of the try that is under way, None in the FIFO or in a server's queue.
-        stages_ns: for each segment it has passed, the time in each of `STAGES` but the last.
         lost_ns: in tries that failed, and in segments that had to be run again.
     """
 
     arrived_ns: int
     since_ns: int
-    servers: list[int] = msgspec.field(default_factory=list)
-    widths: list[float] = msgspec.field(default_factory=list)
+    passages: list[_Passage] = msgspec.field(default_factory=list)
     block: _OpenDecision | None = None
     batch: BatchTold | None = None
-    stages_ns: list[tuple[int, ...]] = msgspec.field(default_factory=list)
     lost_ns: int = 0
 
     def lose(self, now_ns: int) -> None:
@@ -113,44 +122,55 @@ class _Journey(msgspec.Struct):
         self.since_ns = now_ns
         self.block = self.batch = None
 
-    def pass_segment(self, segment: int, now_ns: int) -> None:
-        """It is back from a segment: divide the time since it entered the FIFO for it."""
-        block, batch = self.block, self.batch
-        if block is None or batch is None:
-            return  # reported by an earlier epoch of its server: the router takes no notice
-        self.lost_ns += sum(sum(again_ns) for again_ns in self.stages_ns[segment - 1 :])
-        entered_ns = self.since_ns
-        snapshot_ns = max(entered_ns, block.snapshot_ns)
-        sent_ns = max(snapshot_ns, block.sent_ns)
-        gathered_ns = max(sent_ns, block.gathered_ns)
-        arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # by another clock perhaps
-        commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
-        started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
-        forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
-        seen_ns = min(forward_ended_ns + batch.late_ns, now_ns)
-        ended_ns = min(max(seen_ns, batch.ended_ns), now_ns)
-        load_began_ns, loaded_ns = batch.load_ns
-        load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
-        self.stages_ns[segment - 1 :] = [
-            (
-                snapshot_ns - entered_ns,
-                sent_ns - snapshot_ns,
-                gathered_ns - sent_ns,
-                arrived_ns - gathered_ns + now_ns - ended_ns,
-                commanded_ns - arrived_ns - load_ns,
-                load_ns,
-                started_ns - commanded_ns + ended_ns - seen_ns,
-                forward_ended_ns - started_ns,
-                seen_ns - forward_ended_ns,
-            )
-        ]
-        self.since_ns = now_ns
-        self.block = self.batch = None
+    def forget(self, passed: int) -> None:
+        """Segments after so many have to be run again."""
+        self.lost_ns += sum(sum(again.stages_ns) for again in self.passages[passed:])
+        del self.passages[passed:]
 
     def total_ns(self) -> tuple[int, ...]:
         """The time in each of `STAGES`."""
-        segments_ns = self.stages_ns or [(0,) * (len(STAGES) - 1)]
-        return (*(sum(stage_ns) for stage_ns in zip(*segments_ns, strict=True)), self.lost_ns)
+        stages_ns = [passage.stages_ns for passage in self.passages] or [_NO_STAGES]
+        return (*map(sum, zip(*stages_ns, strict=True)), self.lost_ns)
+
+
+def _stages_ns(entered_ns: int, block: _OpenDecision | None, batch: BatchTold | None, now_ns: int) -> tuple[int, ...]:
+    """The time since a request entered the FIFO, by stages; none where nobody watched its block or its batch."""
+    if block is None or batch is None:
+        return _NO_STAGES
+    snapshot_ns = max(entered_ns, block.snapshot_ns)
+    sent_ns = max(snapshot_ns, block.sent_ns)
+    gathered_ns = max(sent_ns, block.gathered_ns)
+    arrived_ns = min(max(gathered_ns, block.arrived_ns), now_ns)  # by another clock perhaps
+    commanded_ns = min(max(arrived_ns, batch.commanded_ns), now_ns)
+    started_ns = min(max(commanded_ns, batch.started_ns), now_ns)
+    forward_ended_ns = min(max(started_ns, batch.forward_ended_ns), now_ns)
+    seen_ns = min(forward_ended_ns + batch.late_ns, now_ns)
+    ended_ns = min(max(seen_ns, batch.ended_ns), now_ns)
+    load_began_ns, loaded_ns = batch.load_ns
+    load_ns = max(0, min(loaded_ns, commanded_ns) - max(arrived_ns, load_began_ns))
+    return (
+        snapshot_ns - entered_ns,
+        sent_ns - snapshot_ns,
+        gathered_ns - sent_ns,
+        arrived_ns - gathered_ns + now_ns - ended_ns,
+        commanded_ns - arrived_ns - load_ns,
+        load_ns,
+        started_ns - commanded_ns + ended_ns - seen_ns,
+        forward_ended_ns - started_ns,
+        seen_ns - forward_ended_ns,
+    )
+
+
+class _Ended(NamedTuple):
+    """A request that has ended: what its record is made of when the run is over."""
+
+    request: int
+    journey: _Journey
+    finished_ns: int
+    status: RequestStatus
+    reason: str = ""
+    retries: int = 0
+    correct: bool = False
 
 
 class Ledger:
@@ -177,9 +197,7 @@ class Ledger:
         keep_log: bool = False,
     ) -> None:
         self.decisions = 0
-        self.requests: list[RequestRecord] = []
         self.blocks: list[BlockRecord] = []
-        self.batches: list[BatchRecord] = []
         self.telemetry: list[TelemetryPoint] = []
         self.gpu_var: list[float] = []
         self.log: list[LoggedStep] = []
@@ -196,6 +214,8 @@ class Ledger:
         self._epochs: list[int | None] = [None] * servers  # None while it is down
         self._credits: list[tuple[int, RewardTerms]] = []
         self._journeys: dict[int, _Journey] = {}
+        self._ended: list[_Ended] = []
+        self._batches: list[tuple[int, BatchTold]] = []  # with their servers
         self._asked: _OpenDecision | None = None
         self._open: dict[int, _OpenDecision] = {}
         self._holds: dict[int, list[tuple[int, int]]] = {}  # of a waiting request: (decision, when it entered the FIFO)
@@ -246,14 +266,22 @@ class Ledger:
         """A stale one is of an earlier epoch of the server, and changes nothing."""
         if event.epoch != self._epochs[event.server]:
             return
-        passed = event.segment - 1
-        for request in event.requests:
-            journey = self._journeys.get(request)
-            if journey is not None:  # what was passed before a restart no longer counts
-                journey.servers[passed:] = [event.server]
-                journey.widths[passed:] = [event.width]
-                if self._detail:
-                    journey.pass_segment(event.segment, now_ns)
+        passed, passage = event.segment - 1, None
+        since_ns, block, batch = 0, None, None
+        for journey in self._journeys_of(event.requests):
+            if (
+                passage is None
+                or journey.since_ns != since_ns
+                or journey.block is not block
+                or journey.batch is not batch
+            ):
+                since_ns, block, batch = journey.since_ns, journey.block, journey.batch
+                passage = _Passage(event.server, event.width, _stages_ns(since_ns, block, batch, now_ns))
+            if len(journey.passages) > passed:  # what was passed before a restart no longer counts
+                journey.forget(passed)
+            journey.passages.append(passage)
+            journey.since_ns = now_ns
+            journey.block = journey.batch = None
 
     def _note_rejection(self, event: RequestsRejected, now_ns: int) -> None:
         """A stale one is of an earlier epoch of the server, and changes nothing."""
@@ -273,7 +301,8 @@ class Ledger:
             self._open[event.block].gathered_ns = now_ns
 
     def _journeys_of(self, requests: Sequence[int]) -> list[_Journey]:
-        return [self._journeys[request] for request in requests if request in self._journeys]
+        journeys = self._journeys
+        return [journeys[request] for request in requests if request in journeys]
 
     def _note_report(self, event: ServerReport, now_ns: int) -> None:
         self._power.report(event.server, event.power_w, now_ns)
@@ -328,56 +357,31 @@ class Ledger:
             self._journeys[request].block = decision
 
     def _note_completion(self, command: RequestCompleted, now_ns: int) -> None:
-        retries, correct = command.retries, command.correct
-        self._close_request(command.request, now_ns, "completed", retries=retries, correct=correct)
+        request, journey = command.request, self._journeys.pop(command.request)
+        self._ended.append(_Ended(request, journey, now_ns, "completed", "", command.retries, command.correct))
 
     def _note_failure(self, command: RequestFailed, now_ns: int) -> None:
-        self._close_request(command.request, now_ns, "failed", reason=command.reason, retries=command.retries)
+        request, journey = command.request, self._journeys.pop(command.request)
+        self._ended.append(_Ended(request, journey, now_ns, "failed", command.reason, command.retries))
         for decision, entered_ns in self._holds.pop(command.request, ()):
             energy_j = self._power.energy_j(now_ns) - self._power.energy_j(entered_ns)
             terms = self._terms(0.0, (now_ns - entered_ns) / NS_PER_S, energy_j)
             self._credits.append((decision, terms))
 
-    def _close_request(
-        self,
-        request: int,
-        now_ns: int,
-        status: RequestStatus,
-        *,
-        reason: str = "",
-        retries: int = 0,
-        correct: bool = False,
-    ) -> None:
-        journey = self._journeys.pop(request)
-        energy_j = self._power.energy_j(now_ns) - self._power.energy_j(journey.arrived_ns)
-        self.requests.append(
-            RequestRecord(
-                request=request,
-                arrived_ns=journey.arrived_ns,
-                finished_ns=now_ns,
-                status=status,
-                reason=reason,
-                retries=retries,
-                widths=tuple(journey.widths),
-                servers=tuple(journey.servers),
-                correct=correct,
-                energy_j=energy_j,
-                stages_ns=journey.total_ns() if self._detail else (),
-            )
-        )
-
     def _close_block(self, ended: BlockFinished, now_ns: int) -> None:
         """The decision's credit: Eq. 7 over the block's members, from each one's FIFO entry to its segment's end."""
         members, power = len(ended.requests), self._power
-        lasted_ns, energy_j = 0, 0.0
-        for entered_ns, ended_ns in zip(ended.entered_ns, ended.ended_ns, strict=True):
-            lasted_ns += ended_ns - entered_ns
-            energy_j += power.energy_j(ended_ns) - power.energy_j(entered_ns)
-        latency_s = lasted_ns / members / NS_PER_S
+        energy_j, span, of_span_j = 0.0, (0, 0), 0.0
+        for each in zip(ended.entered_ns, ended.ended_ns, strict=True):
+            if each != span:
+                span, of_span_j = each, power.energy_j(each[1]) - power.energy_j(each[0])
+            energy_j += of_span_j
+        latency_s = (sum(ended.ended_ns) - sum(ended.entered_ns)) / members / NS_PER_S
         terms = self._terms(self._accuracy(ended), latency_s, energy_j / members)
         self._credits.append((ended.decision, terms))
-        for hold in self._held_before.pop(ended.decision, ()):  # what they waited is in it
-            self._credits.append((hold, terms))
+        if self._held_before:
+            for hold in self._held_before.pop(ended.decision, ()):  # what they waited is in it
+                self._credits.append((hold, terms))
         if self._detail:
             decision = self._open.pop(ended.decision)
             self.blocks.append(_block_record(ended, decision, now_ns, latency_s, terms))
@@ -396,10 +400,12 @@ class Ledger:
         """p_acc: correct or not at the last segment, the prior of the widths so far before it; a failed member is 0."""
         if ended.segment == self._segments:
             return sum(ended.correct) / len(ended.correct)
-        total = 0.0
+        total, known, prior = 0.0, None, 0.0
         for widths, failed in zip(ended.widths, ended.failed, strict=True):
             if not failed:
-                total += self._prior(widths)
+                if widths is not known:
+                    known, prior = widths, self._prior(widths)
+                total += prior
         return total / len(ended.widths)
 
     # --------------------------------------------------------------------------------------------- the servers' steps
@@ -431,10 +437,50 @@ class Ledger:
     def note_batch(self, server: int, told: BatchTold) -> None:
         """A batch has ended at a server."""
         self.note_arrivals(told.arrivals)
-        for request in told.requests:
-            if (journey := self._journeys.get(request)) is not None:
-                journey.batch = told
-        self.batches.append(
+        for journey in self._journeys_of(told.requests):
+            journey.batch = told
+        self._batches.append((server, told))
+
+    def note_reading(self, server: int, event: TelemetrySampled) -> None:
+        """A server has read its sensor."""
+        self.telemetry.append(
+            TelemetryPoint(
+                server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, event.queue_length
+            )
+        )
+
+    # ----------------------------------------------------------------------------------------------------- the end
+
+    def close(self, now_ns: int) -> None:
+        """The run is over: what is still in flight gets its record, too."""
+        self._ended += [_Ended(request, journey, now_ns, "in_flight") for request, journey in self._journeys.items()]
+        self._journeys.clear()
+
+    @property
+    def requests(self) -> list[RequestRecord]:
+        """In the order in which they ended; made here, so that no request waits for the record of another one."""
+        power, detail = self._power, self._detail
+        return [
+            RequestRecord(
+                request=ended.request,
+                arrived_ns=ended.journey.arrived_ns,
+                finished_ns=ended.finished_ns,
+                status=ended.status,
+                reason=ended.reason,
+                retries=ended.retries,
+                widths=tuple([passage.width for passage in ended.journey.passages]),
+                servers=tuple([passage.server for passage in ended.journey.passages]),
+                correct=ended.correct,
+                energy_j=power.energy_j(ended.finished_ns) - power.energy_j(ended.journey.arrived_ns),
+                stages_ns=ended.journey.total_ns() if detail else (),
+            )
+            for ended in self._ended
+        ]
+
+    @property
+    def batches(self) -> list[BatchRecord]:
+        """In the order in which they ended."""
+        return [
             BatchRecord(
                 server=server,
                 batch=told.batch,
@@ -449,22 +495,8 @@ class Ledger:
                 ended_ns=told.ended_ns,
                 late_ns=told.late_ns,
             )
-        )
-
-    def note_reading(self, server: int, event: TelemetrySampled) -> None:
-        """A server has read its sensor."""
-        self.telemetry.append(
-            TelemetryPoint(
-                server, event.sampled_ns, event.utilization, event.power_w, event.vram_used_bytes, event.queue_length
-            )
-        )
-
-    # ----------------------------------------------------------------------------------------------------- the end
-
-    def close(self, now_ns: int) -> None:
-        """The run is over: what is still in flight gets its record, too."""
-        for request in list(self._journeys):
-            self._close_request(request, now_ns, "in_flight")
+            for server, told in self._batches
+        ]
 
 
 def _block_record(

@@ -31,7 +31,7 @@ from policies.vocabulary import NS_PER_S, RunBatch, WorkKey
 
 SEGMENTS: Final = 4
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
-BATCH_LIMIT: Final = 16
+BATCH_LIMIT: Final = 32
 SHAPES: Final = {12_288: (3, 32, 32), 262_144: (16, 64, 64)}  # of an image, and of what is between segments; float32
 _IMAGES: Final = 64
 _DRAIN_S: Final = 10

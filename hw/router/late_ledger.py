@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from policies.ledger import Ledger
 from policies.server_book import BatchTold
@@ -15,26 +16,27 @@ class LateLedger:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._steps: deque[Callable[[], None]] = deque()
+        self._steps: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.observe_router(event, commands, now_ns))
+        self._steps.append((self.ledger.observe_router, (event, commands, now_ns)))
 
     def note_batch(self, server: int, told: BatchTold) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.note_batch(server, told))
+        self._steps.append((self.ledger.note_batch, (server, told)))
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.note_arrivals(arrivals))
+        self._steps.append((self.ledger.note_arrivals, (arrivals,)))
 
     def note_reading(self, server: int, event: TelemetrySampled) -> None:
         """See `Ledger`."""
-        self._steps.append(lambda: self.ledger.note_reading(server, event))
+        self._steps.append((self.ledger.note_reading, (server, event)))
 
     def catch_up(self) -> None:
         """Tell the ledger all of it."""
         while self._steps:
-            self._steps.popleft()()
+            note, told = self._steps.popleft()
+            note(*told)
         self.ledger.take_credits()  # nobody learns here
