@@ -21,7 +21,7 @@ class KeyedFifo(Generic[Key]):
     def __init__(self) -> None:
         self.waiting = 0
         self._queues: dict[Key, _Queue] = {}
-        self._order: deque[tuple[int, Key, _Queue]] = deque()
+        self._order: deque[tuple[int, Key, _Queue]] = deque()  # of items that came together, by the last one's number
         self._next = 0
 
     def __len__(self) -> int:
@@ -37,10 +37,9 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        for item in items:
-            queue.append((self._next, item))
-            self._order.append((self._next, key, queue))
-            self._next += 1
+        first, self._next = self._next, self._next + len(items)
+        queue.extend(zip(range(first, self._next), items, strict=True))
+        self._order.append((self._next - 1, key, queue))
         self.waiting += len(items)
 
     def length(self, key: Key) -> int:
@@ -51,10 +50,10 @@ class KeyedFifo(Generic[Key]):
     def head(self) -> Key | None:
         """The key of the oldest item."""
         while self._order:
-            sequence, key, queue = self._order[0]
-            if queue and queue[0][0] == sequence:
+            last, key, queue = self._order[0]
+            if _waits(last, queue):
                 return key
-            self._order.popleft()  # was taken with an earlier group of its key
+            self._order.popleft()  # all of them were taken with an earlier group of their key
         return None
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
@@ -109,6 +108,6 @@ class KeyedFifo(Generic[Key]):
         self.waiting = 0
 
 
-def _waits(sequence: int, queue: _Queue) -> bool:
+def _waits(last: int, queue: _Queue) -> bool:
     """Items of a key leave from the front: those from its first on still wait."""
-    return bool(queue) and queue[0][0] <= sequence
+    return bool(queue) and queue[0][0] <= last

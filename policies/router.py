@@ -11,7 +11,7 @@ one place: the FIFO, a block, or done; its segment is one more than the widths i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -99,21 +99,23 @@ class _Asked(NamedTuple):
     may_hold: bool
 
 
-class _Member(NamedTuple):
-    """How one member of a block ended."""
+class _Members(NamedTuple):
+    """How some members of a block ended, all at one time; columns, one entry a member."""
 
-    entered_ns: int
+    requests: tuple[int, ...]
+    entered_ns: tuple[int, ...]
     ended_ns: int
-    widths: tuple[float, ...]
-    correct: bool
+    widths: tuple[tuple[float, ...], ...]
+    correct: tuple[bool, ...]
     failed: bool
 
 
 class _OpenBlock(msgspec.Struct):
-    """A block under way, and how its members ended so far."""
+    """A block under way: how many of its members have not ended, and how the others did."""
 
     block: Block
-    ended: dict[int, _Member]
+    left: int
+    ended: list[_Members]
 
 
 @dataclass(slots=True)
@@ -293,18 +295,21 @@ class RouterCore:
         self.arrived += 1
         note_arrival(self._holds, now_ns)
         entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
-        self._enter(event.request, entry, now_ns)
+        self._enter((event.request,), [entry], now_ns)
 
-    def _enter(self, request: int, entry: _Request, now_ns: int) -> None:
-        """To the FIFO's tail, under the key that its place and activations give it."""
-        entry.entered_ns = now_ns
-        entry.block = None
-        line = self._line(request, entry)
-        self._fifo.push(line, (request,))
+    def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
+        """To the FIFO's tail, under the key that their place and activations give them: one for all of them."""
+        for entry in entries:
+            entry.entered_ns = now_ns
+            entry.block = None
+        line = self._line(requests[0], entries[0])
         if not self._holds.is_on or line.alone != _TOGETHER:
+            self._fifo.push(line, requests)
             return
-        if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
-            self._end_hold(line, now_ns)
+        for request, entry in zip(requests, entries, strict=True):
+            self._fifo.push(line, (request,))
+            if self._holds.join(line, entry, line.head.segment, self._fifo.length(line), now_ns):
+                self._end_hold(line, now_ns)
 
     def _line(self, request: int, entry: _Request) -> _Line:
         location = entry.location if self.config.block_key == "location" else ANYWHERE
@@ -398,14 +403,14 @@ class RouterCore:
         requests = self._fifo.take(line, min(choice.group, len(candidates)))
         key = WorkKey(head.segment, choice.width, head.previous_width)
         block = Block(event.decision, choice.server, server.epoch, key, requests)
-        self._blocks[event.decision] = _OpenBlock(block, {})
-        for request in requests:
-            entry = self._requests[request]
+        self._blocks[event.decision] = _OpenBlock(block, len(requests), [])
+        entries = [self._requests[request] for request in requests]
+        for entry in entries:
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
         if len(requests) == in_line:
             self._hold_late_comers(line, now_ns)
-        commands.append(SendBlock(block, self._moves(choice.server, requests)))
+        commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
 
     def _hold_late_comers(self, line: _Line, now_ns: int) -> None:
         """Who came while the decision was under way begins the line anew: a driver hears of them only now."""
@@ -429,16 +434,6 @@ class RouterCore:
         blocks = self._servers[choice.server].blocks
         assert blocks < self.config.outstanding_blocks, f"the policy chose a server at its cap: {choice}"
 
-    def _moves(self, server: int, requests: tuple[int, ...]) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        elsewhere: dict[int, list[int]] = {}
-        for request in requests:
-            location = self._requests[request].location
-            if location != server:
-                elsewhere.setdefault(location, []).append(request)
-        if not elsewhere:
-            return ()
-        return tuple([(source, tuple(moving)) for source, moving in sorted(elsewhere.items())])
-
     def _move(self, event: TransferFinished, now_ns: int, commands: list[RouterCommand]) -> None:
         epoch = self._servers[event.destination].epoch
         for request in event.requests:
@@ -450,9 +445,10 @@ class RouterCore:
 
     def _hold_left_ns(self, line: _Line, candidates: tuple[int, ...], now_ns: int) -> int:
         """For how long they may be held; not at all if they are as many as may be, alone, or were held too often."""
+        if not self._holds.is_on or len(candidates) == self.config.groups[-1] or line.alone != _TOGETHER:
+            return 0
         entries = [self._requests[request] for request in candidates]
-        may_hold = len(candidates) < self.config.groups[-1] and line.alone == _TOGETHER
-        return self._holds.left_ns(entries, now_ns) if may_hold and entries[0].holds < MAX_HOLDS else 0
+        return self._holds.left_ns(entries, now_ns) if entries[0].holds < MAX_HOLDS else 0
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
@@ -501,26 +497,65 @@ class RouterCore:
     # ------------------------------------------------------------------------------------------------ what comes back
 
     def _advance(self, event: RequestsReturned, now_ns: int, commands: list[RouterCommand]) -> None:
-        """One width more for each; the next segment's FIFO entry, or the end."""
+        """One width more for each; the next segment's FIFO entry, or the end. Members of one block go together."""
         if not self._is_current(event.server, event.epoch):
             return
         self._servers[event.server].residency = event.residency
-        for position, request in enumerate(event.requests):
-            entry = self._requests[request]
-            entered_ns, block = entry.entered_ns, entry.block
-            entry.widths += (event.width,)
-            entry.location, entry.location_epoch = event.server, event.epoch
-            correct = bool(event.correct) and event.correct[position]
-            if event.segment == self.config.segments:
-                self.completed += 1
-                if self._top1 is not None:
-                    self.accuracy_sum += self._top1[entry.widths]
-                self.late += 0 < self._limit_ns < now_ns - entry.arrived_ns
-                del self._requests[request]
-                commands.append(RequestCompleted(request, entry.widths, correct, entry.retries))
-            else:
-                self._enter(request, entry, now_ns)
-            self._leave_block(block, request, _Member(entered_ns, now_ns, entry.widths, correct, False), commands)
+        entries = [self._requests[request] for request in event.requests]
+        correct = event.correct or (False,) * len(entries)
+        for begin, end in _runs([entry.block for entry in entries]):
+            part = slice(begin, end)
+            self._pass(event, event.requests[part], entries[part], correct[part], now_ns, commands)
+
+    def _pass(
+        self,
+        event: RequestsReturned,
+        requests: tuple[int, ...],
+        entries: Sequence[_Request],
+        correct: tuple[bool, ...],
+        now_ns: int,
+        commands: list[RouterCommand],
+    ) -> None:
+        """Some members of one block have passed their segment."""
+        block, server, epoch = entries[0].block, event.server, event.epoch
+        before = after = ()
+        has_alone = False
+        entered_ns = tuple([entry.entered_ns for entry in entries])
+        for entry in entries:
+            if entry.widths is not before or not after:
+                before = entry.widths
+                after = (*before, event.width)
+            entry.widths = after
+            entry.location = server
+            entry.location_epoch = epoch
+            has_alone = has_alone or entry.retries >= ALONE_AFTER
+        if event.segment == self.config.segments:
+            self._complete(requests, entries, correct, now_ns, commands)
+        elif has_alone:
+            for request, entry in zip(requests, entries, strict=True):
+                self._enter((request,), [entry], now_ns)
+        else:
+            self._enter(requests, entries, now_ns)
+        widths = tuple([entry.widths for entry in entries])
+        self._leave_block(block, _Members(requests, entered_ns, now_ns, widths, correct, failed=False), commands)
+
+    def _complete(
+        self,
+        requests: tuple[int, ...],
+        entries: Sequence[_Request],
+        correct: tuple[bool, ...],
+        now_ns: int,
+        commands: list[RouterCommand],
+    ) -> None:
+        """They have passed their last segment."""
+        limit_ns, top1 = self._limit_ns, self._top1
+        self.completed += len(requests)
+        for request, entry, is_right in zip(requests, entries, correct, strict=True):
+            if top1 is not None:
+                self.accuracy_sum += top1[entry.widths]
+            self.late += 0 < limit_ns < now_ns - entry.arrived_ns
+            del self._requests[request]
+            commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
 
     def _return_unmoved(self, event: TransferFailed, now_ns: int, commands: list[RouterCommand]) -> None:
         if event.block in self._blocks:
@@ -534,7 +569,7 @@ class RouterCore:
         """Back to the FIFO's tail; from segment 1 where the activations died with their server (the image is here)."""
         for request in requests:
             entry = self._requests[request]
-            member = _Member(entry.entered_ns, now_ns, widths=(), correct=False, failed=True)
+            member = _Members((request,), (entry.entered_ns,), now_ns, ((),), (False,), failed=True)
             block = entry.block
             entry.retries += 1
             if entry.location != ROUTER and not self._is_current(entry.location, entry.location_epoch):
@@ -542,8 +577,8 @@ class RouterCore:
             if entry.retries > self.config.max_retries:
                 self._give_up(request, reason, commands)
             else:
-                self._enter(request, entry, now_ns)
-            self._leave_block(block, request, member, commands)
+                self._enter((request,), [entry], now_ns)
+            self._leave_block(block, member, commands)
 
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
@@ -553,15 +588,15 @@ class RouterCore:
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))
 
-    def _leave_block(self, block: int | None, request: int, member: _Member, commands: list[RouterCommand]) -> None:
-        """A member of a block has ended; the block ends with its last one."""
+    def _leave_block(self, block: int | None, members: _Members, commands: list[RouterCommand]) -> None:
+        """Members of a block have ended; the block ends with its last one."""
         if block is None:
             return
-        open_block = self._blocks[block]
-        open_block.ended[request] = member
-        sent = open_block.block
-        has_ended = len(open_block.ended) == len(sent.requests)
-        self._servers[sent.server].add(sent.key, -1, blocks=-has_ended)
+        open_block, count = self._blocks[block], len(members.requests)
+        open_block.ended.append(members)
+        open_block.left -= count
+        sent, has_ended = open_block.block, not open_block.left
+        self._servers[sent.server].add(sent.key, -count, blocks=-has_ended)
         if has_ended:
             self._all_at_cap = False
             del self._blocks[block]
@@ -611,8 +646,7 @@ class RouterCore:
             request
             for open_block in self._blocks.values()
             if open_block.block.server == server
-            for request in open_block.block.requests
-            if request not in open_block.ended
+            for request in _left_of(open_block)
         ]
         waiting = [
             request for request, entry in self._requests.items() if entry.block is None and entry.location == server
@@ -625,11 +659,27 @@ class RouterCore:
         self._all_at_cap = False  # the head may be another one now
 
 
-def _block_finished(block: Block, ended: Mapping[int, _Member]) -> BlockFinished:
-    """All that a block's members are asked for, in the order in which they were sent."""
-    entered_ns, ended_ns, widths, correct, failed = zip(*[ended[request] for request in block.requests], strict=True)
-    return BlockFinished(
-        block.block, block.server, block.key.segment, block.requests, entered_ns, ended_ns, widths, correct, failed
+def _runs(blocks: Sequence[int | None]) -> list[tuple[int, int]]:
+    """From where to where neighbours are of one block."""
+    first = blocks[0]
+    if blocks.count(first) == len(blocks):
+        return [(0, len(blocks))]
+    edges = [at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1]]
+    return list(zip([0, *edges], [*edges, len(blocks)], strict=True))
+
+
+def _moves(
+    server: int, requests: tuple[int, ...], locations: Sequence[int]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """(source, requests) of those that are elsewhere, in order of the source."""
+    if locations.count(server) == len(locations):
+        return ()
+    return tuple(
+        [
+            (source, tuple([request for request, at in zip(requests, locations, strict=True) if at == source]))
+            for source in sorted(set(locations))
+            if source != server
+        ]
     )
 
 
@@ -637,6 +687,30 @@ def _block_finished(block: Block, ended: Mapping[int, _Member]) -> BlockFinished
 def flags(bits: int, count: int) -> tuple[bool, ...]:
     """Whether each of the lowest bits is 1."""
     return tuple(bool(bits >> place & 1) for place in range(count))
+
+
+def _left_of(open_block: _OpenBlock) -> list[int]:
+    """The members of a block that have not ended."""
+    ended = {request for members in open_block.ended for request in members.requests}
+    return [request for request in open_block.block.requests if request not in ended]
+
+
+def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
+    """All that a block's members are asked for, in the order in which they were sent."""
+    if len(ended) == 1 and ended[0].requests == block.requests:
+        requests, entered_ns, at_ns, widths, correct, has_failed = ended[0]
+        count = len(requests)
+        columns = (entered_ns, (at_ns,) * count, widths, correct, (has_failed,) * count)
+    else:
+        rows = {
+            request: (entered_ns, members.ended_ns, widths, is_right, members.failed)
+            for members in ended
+            for request, entered_ns, widths, is_right in zip(
+                members.requests, members.entered_ns, members.widths, members.correct, strict=True
+            )
+        }
+        columns = tuple(zip(*[rows[request] for request in block.requests], strict=True))
+    return BlockFinished(block.block, block.server, block.key.segment, block.requests, *columns)
 
 
 def _can_any(servers: Iterable[ServerView]) -> bool:
