@@ -37,8 +37,8 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-        first, self._next = self._next, self._next + len(items)
-        queue.extend(zip(range(first, self._next), items, strict=True))
+        queue.extend(enumerate(items, self._next))
+        self._next += len(items)
         self._order.append((self._next - 1, key, queue))
         self.waiting += len(items)
 

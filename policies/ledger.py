@@ -266,15 +266,9 @@ class Ledger:
         """A stale one is of an earlier epoch of the server, and changes nothing."""
         if event.epoch != self._epochs[event.server]:
             return
-        passed, passage = event.segment - 1, None
-        since_ns, block, batch = 0, None, None
+        passed, since_ns, block, batch = event.segment - 1, -1, None, None
         for journey in self._journeys_of(event.requests):
-            if (
-                passage is None
-                or journey.since_ns != since_ns
-                or journey.block is not block
-                or journey.batch is not batch
-            ):
+            if journey.since_ns != since_ns or journey.block is not block or journey.batch is not batch:
                 since_ns, block, batch = journey.since_ns, journey.block, journey.batch
                 passage = _Passage(event.server, event.width, _stages_ns(since_ns, block, batch, now_ns))
             if len(journey.passages) > passed:  # what was passed before a restart no longer counts

@@ -201,6 +201,7 @@ class RouterCore:
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
         self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
+        self._line_of_images = self._line(ROUTER, _Request(None, 0, 0))
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
         self._decision = 0
@@ -295,14 +296,16 @@ class RouterCore:
         self.arrived += 1
         note_arrival(self._holds, now_ns)
         entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
-        self._enter((event.request,), [entry], now_ns)
+        self._queue(self._line_of_images, (event.request,), (entry,), now_ns)
 
     def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
         """To the FIFO's tail, under the key that their place and activations give them: one for all of them."""
         for entry in entries:
             entry.entered_ns = now_ns
             entry.block = None
-        line = self._line(requests[0], entries[0])
+        self._queue(self._line(requests[0], entries[0]), requests, entries, now_ns)
+
+    def _queue(self, line: _Line, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
         if not self._holds.is_on or line.alone != _TOGETHER:
             self._fifo.push(line, requests)
             return
@@ -312,6 +315,7 @@ class RouterCore:
                 self._end_hold(line, now_ns)
 
     def _line(self, request: int, entry: _Request) -> _Line:
+        """Who it may share a block with."""
         location = entry.location if self.config.block_key == "location" else ANYWHERE
         place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location)
         if entry.retries >= ALONE_AFTER:
@@ -503,8 +507,12 @@ class RouterCore:
         self._servers[event.server].residency = event.residency
         entries = [self._requests[request] for request in event.requests]
         correct = event.correct or (False,) * len(entries)
-        for begin, end in _runs([entry.block for entry in entries]):
-            part = slice(begin, end)
+        blocks = [entry.block for entry in entries]
+        if blocks.count(blocks[0]) == len(blocks):
+            self._pass(event, event.requests, entries, correct, now_ns, commands)
+            return
+        edges = [0, *[at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1]], len(blocks)]
+        for part in map(slice, edges, edges[1:]):
             self._pass(event, event.requests[part], entries[part], correct[part], now_ns, commands)
 
     def _pass(
@@ -659,18 +667,7 @@ class RouterCore:
         self._all_at_cap = False  # the head may be another one now
 
 
-def _runs(blocks: Sequence[int | None]) -> list[tuple[int, int]]:
-    """From where to where neighbours are of one block."""
-    first = blocks[0]
-    if blocks.count(first) == len(blocks):
-        return [(0, len(blocks))]
-    edges = [at for at in range(1, len(blocks)) if blocks[at] != blocks[at - 1]]
-    return list(zip([0, *edges], [*edges, len(blocks)], strict=True))
-
-
-def _moves(
-    server: int, requests: tuple[int, ...], locations: Sequence[int]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _moves(server: int, requests: tuple[int, ...], locations: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """(source, requests) of those that are elsewhere, in order of the source."""
     if locations.count(server) == len(locations):
         return ()

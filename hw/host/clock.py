@@ -37,7 +37,9 @@ class RunClock:
     def now_ns(self) -> int:
         """The present."""
         if self._origin_ns is not None:
-            self._last_ns = max(self._last_ns, self._clock_ns() - self._origin_ns)
+            now_ns = self._clock_ns() - self._origin_ns
+            if now_ns > self._last_ns:
+                self._last_ns = now_ns
         return self._last_ns
 
     def of(self, clock_ns: int) -> int:

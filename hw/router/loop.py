@@ -13,11 +13,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from hw.host.clock import RunClock
+from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.host.waiting import Host
 from hw.router.agents import AgentSlot
@@ -53,7 +53,6 @@ from policies.vocabulary import (
     OwnLimit,
     ReleaseActivations,
     RequestArrived,
-    RouterCommand,
     RouterEvent,
     RouterTimer,
     SendBlock,
@@ -192,6 +191,7 @@ class RouterLoop:
         self._events: deque[RouterEvent] = deque()
         self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
         self._arrived = 0
+        self._next_arrival_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
         self._goals = deque(run.goals)
         self._told_limit_ns = FOLLOW_NS
         self._holds = router.max_batching_delay_ns > 0
@@ -234,6 +234,11 @@ class RouterLoop:
             self._servers, Cargo(_images_of(run), cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
+        self._of_command: dict[type, Callable[[Any], None]] = {
+            Decide: self._choose,
+            SendBlock: self._send,
+            ReleaseActivations: self._release,
+        }
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
 
     def carry_out(self) -> RunRecord:
@@ -349,9 +354,7 @@ class RouterLoop:
 
     def _wait_s(self) -> float:
         """Until the next thing that comes by itself."""
-        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns())
-        if self._arrived < len(self._arrivals_ns):
-            until_ns = min(until_ns, self._arrivals_ns[self._arrived])
+        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns(), self._next_arrival_ns)
         if self._goals:
             until_ns = min(until_ns, self._goals[0][0])
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
@@ -511,12 +514,16 @@ class RouterLoop:
 
     def _arrive(self, now_ns: int) -> None:
         """Requests that were due until now, each at its own time: a router that was busy hides nobody's wait."""
+        if self._next_arrival_ns > now_ns:
+            return
         arrivals_ns, relative_ns = self._arrivals_ns, self._spec.deadline_ns
-        while self._arrived < len(arrivals_ns) and (planned_ns := arrivals_ns[self._arrived]) <= now_ns:
+        noticed_ns = self._clock.now_ns()
+        while (planned_ns := self._next_arrival_ns) <= now_ns:
             deadline_ns = None if relative_ns is None else planned_ns + relative_ns
             event = RequestArrived(self._arrived, deadline_ns)
             self._arrived += 1
-            self._arrival_lags_ns.append(self._clock.now_ns() - planned_ns)
+            self._next_arrival_ns = arrivals_ns[self._arrived] if self._arrived < len(arrivals_ns) else NEVER_NS
+            self._arrival_lags_ns.append(noticed_ns - planned_ns)
             self._hand_to_core(event, planned_ns)
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
@@ -529,27 +536,28 @@ class RouterLoop:
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
-            self._carry_out(command)
+            if (carry_out := self._of_command.get(type(command))) is not None:  # the ledger has seen what ended
+                carry_out(command)
 
-    def _carry_out(self, command: RouterCommand) -> None:
-        match command:
-            case Decide(decision, view):
-                choice = self._routing.policy.choose(view, self._routing.rng)
-                if isinstance(choice, Hold):
-                    self._events.append(Held(decision, choice))
-                else:
-                    self._events.append(Decided(decision, choice))
-                if self._meter is not None:
-                    self._meter.made()
-            case SendBlock():
-                self._sent_images = len(command.block.requests)
-                self._transfers.send(command)
-            case ReleaseActivations(server, requests) if self._servers[server].is_up:
-                self._servers[server].send(Release(requests))
-                self._servers[server].inbox.forget(requests)
-                self._transfers.freed(server)
-            case _:  # the ledger has seen what ended
-                pass
+    def _choose(self, asked: Decide) -> None:
+        choice = self._routing.policy.choose(asked.view, self._routing.rng)
+        if isinstance(choice, Hold):
+            self._events.append(Held(asked.decision, choice))
+        else:
+            self._events.append(Decided(asked.decision, choice))
+        if self._meter is not None:
+            self._meter.made()
+
+    def _send(self, command: SendBlock) -> None:
+        self._sent_images = len(command.block.requests)
+        self._transfers.send(command)
+
+    def _release(self, command: ReleaseActivations) -> None:
+        server = self._servers[command.server]
+        if server.is_up:
+            server.send(Release(command.requests))
+            server.inbox.forget(command.requests)
+            self._transfers.freed(command.server)
 
     def _hand_over(self, block: Block, inputs: tuple[Input, ...]) -> None:
         server = self._servers[block.server]
