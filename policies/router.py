@@ -526,11 +526,12 @@ class RouterCore:
     ) -> None:
         """Some members of one block have passed their segment."""
         block, server, epoch = entries[0].block, event.server, event.epoch
-        before = after = ()
+        before: tuple[float, ...] | None = None
+        after: tuple[float, ...] = ()
         has_alone = False
         entered_ns = tuple([entry.entered_ns for entry in entries])
         for entry in entries:
-            if entry.widths is not before or not after:
+            if entry.widths is not before:
                 before = entry.widths
                 after = (*before, event.width)
             entry.widths = after
@@ -697,7 +698,7 @@ def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
     if len(ended) == 1 and ended[0].requests == block.requests:
         requests, entered_ns, at_ns, widths, correct, has_failed = ended[0]
         count = len(requests)
-        columns = (entered_ns, (at_ns,) * count, widths, correct, (has_failed,) * count)
+        columns: tuple[Any, ...] = (entered_ns, (at_ns,) * count, widths, correct, (has_failed,) * count)
     else:
         rows = {
             request: (entered_ns, members.ended_ns, widths, is_right, members.failed)
