@@ -87,11 +87,11 @@ class Numbers(StrictModel):
     to_come: float = 1.15
     transfer: float = 1.75
     batch: float = 1.54
-    load: From0 = 0.8
+    load: From0 = 5.0
     joules: From0 = 0.0
     stay: Four = (0.0, 0.08, 0.64, 0.04)
     trust: From0 = 0.0
-    distance: From0 = 1.5
+    distance: From0 = 10.0
     first_requests: Annotated[float, Field(ge=1)] = 32.0
     first_arrivals: From0 = 0.0
     first_wait: From0 = 0.2
@@ -118,7 +118,7 @@ class Numbers(StrictModel):
 
 _SPREAD: Final = Numbers(  # how far a search looks
     level=0.4, rise=0.2, segments=(0.3,) * 4, fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
-    to_come=0.3, transfer=0.4, batch=0.4, load=0.3, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=0.4,
+    to_come=0.3, transfer=0.4, batch=0.4, load=1.5, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=3.0,
     first_requests=6.0, first_arrivals=0.1, first_wait=0.06, later_requests=2.0, later_arrivals=0.1, later_wait=0.1,
 )  # fmt: skip
 
