@@ -1,6 +1,6 @@
 """What a block costs the router's process and the agents, where passes take no time.
 
-    python -m benchmarks.speed.hops                      # blocks of 1 and of 5 images, of 12 kB and of 256 KiB each
+    python -m benchmarks.speed.hops                      # blocks of 1, 8 and 32 images, of 12 kB and of 256 KiB each
     python -m benchmarks.speed.hops --rate               # the highest rate that is sustained
 
 Three agents, four segments, `sticky`, no log. A block is one decision: a block on one server for one segment. CPU time
@@ -162,7 +162,7 @@ def main() -> None:
     """See above."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bytes", type=int, nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--block", type=int, nargs="+", default=[1, 5], help="images")
+    parser.add_argument("--block", type=int, nargs="+", default=[1, 8, 32], help="images")
     parser.add_argument("--blocks-s", type=float, help="default: half of what a router at the goal could do")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--emulated", action="store_true")

@@ -358,7 +358,11 @@ class RouterSection(StrictModel):
     """Settings of the router's core, the same for every router."""
 
     groups: tuple[Count, ...] = Field(GROUPS, description="group sizes to choose from, ascending", min_length=1)
-    outstanding_blocks: Count = Field(2, description="blocks a server may have at once; the router waits beyond it")
+    outstanding_blocks: Count | None = Field(
+        None,
+        description="blocks a server may have at once; the router waits beyond it; null: 4 where a server's device is "
+        "a real GPU, else 2",
+    )
     block_key: Literal["location", "any"] = Field(
         "location", description="whether requests of a block must have their activations in one place"
     )

@@ -224,9 +224,18 @@ def _router_config(
         widths=model.widths,
         holds=holds,
         shed_expired=scenario.shed,
-        **_in_ns(given, "decision_s"),
+        outstanding_blocks=_outstanding_blocks(scenario),
+        **_in_ns(given, "decision_s", "outstanding_blocks"),
     )
     return replace(config, top1=top1_of(config, prior))
+
+
+def _outstanding_blocks(scenario: Scenario) -> int:
+    """As given; else so many that a GPU, whose passes are short, has some while words are on their way."""
+    if scenario.router.outstanding_blocks is not None:
+        return scenario.router.outstanding_blocks
+    devices = [server.device for server in scenario.cluster.named_servers]
+    return 4 if any(device is not None and device.kind == "cuda" for device in devices) else 2
 
 
 def _host(scenario: Scenario, profiles: tuple[Profile, ...], devices: tuple[DeviceTables, ...]) -> HostTable | None:

@@ -150,6 +150,17 @@ def test_planned_faults_and_supervision_are_what_the_file_says(tmp_path: Path) -
     assert plain.run_spec(0).faults == ()
 
 
+@pytest.mark.parametrize(
+    ("device", "router", "blocks"),
+    [("{}", "{}", 2), ("{kind: cuda}", "{}", 4), ("{kind: cuda}", "{outstanding_blocks: 3}", 3)],
+)
+def test_a_gpu_has_more_blocks_at_once_unless_the_file_says(
+    tmp_path: Path, device: str, router: str, blocks: int
+) -> None:
+    text = SCENARIO.replace("link: 10gbe}", f"link: 10gbe, device: {device}}}", 1) + f"router: {router}\n"
+    assert load_world(write(tmp_path, text)).cluster.router.outstanding_blocks == blocks
+
+
 def test_poison_and_chaos_are_drawn_from_their_own_streams(tmp_path: Path) -> None:
     """Another seed, other faults; arrivals are those of a run without; as many as was asked for; within the horizon."""
     text = SCENARIO.replace("duration_s: 4", "duration_s: 200")
