@@ -1,0 +1,76 @@
+"""What Compass heeds beyond the price that it shares with Tide: loads, slow servers, and holds in its own units."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from policies.rules.compass import Compass, CompassRule, Numbers, unit_of
+from policies.rules.holding import HoldingRouter, HoldSpec
+from policies.vocabulary import HoldRule, ServerView
+from tests.policies.cluster_views import LinearCosts, context, server, view
+
+NOTHING, ALL = (False,) * 4, (True,) * 4
+COSTS = LinearCosts(reload_s=0.01)
+
+
+def test_it_goes_where_what_it_wants_is_loaded_or_loading() -> None:
+    """As long as the queue there is shorter than a load; who does not count loads takes the first."""
+    rng = np.random.default_rng(0)
+    for there in (server(1, loaded=ALL), server(1, loaded=NOTHING, loading=ALL)):
+        seen = view(server(loaded=NOTHING), there)
+        assert CompassRule().chooser(context(COSTS, servers=2)).choose(seen, rng).server == 1
+        free = CompassRule(numbers=Numbers(load=0.0)).chooser(context(COSTS, servers=2))
+        assert free.choose(seen, rng).server == 0
+    crowded = view(server(loaded=NOTHING), server(200, loaded=ALL))
+    assert CompassRule().chooser(context(COSTS, servers=2)).choose(crowded, rng).server == 0
+
+
+@pytest.mark.parametrize(("trust", "chosen"), [(0.0, 0), (1.0, 1)])
+def test_a_server_whose_work_does_not_go_down_is_slow(trust: float, chosen: int) -> None:
+    """The other one did as much as its profile says; both have the same left."""
+    router = CompassRule(numbers=Numbers(trust=trust, load=0.0, to_come=0.0)).chooser(context(servers=2))
+    rng, step_ns = np.random.default_rng(0), round(router.unit_ns)
+
+    def choose(step: int, *servers: ServerView) -> int:
+        seen = msgspec.structs.replace(view(*servers), now_ns=step * step_ns, head_entered_ns=step * step_ns)
+        return router.choose(seen, rng).server
+
+    for step in range(20):
+        choose(step, server(50, valid=False), server(200 - 9 * step))
+    assert router.servers[0].busy > 5.0
+    assert router.servers[0].done == 0.0
+    assert choose(20, server(19), server(20)) == chosen
+
+
+def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
+    """Twice as slow a cluster waits twice as long, for as many arrivals of twice the time."""
+    numbers = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, later_requests=2, later_wait=0.02)
+    for speed in (1.0, 0.5):
+        where = context(LinearCosts(speeds=(speed,) * 6))
+        where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))
+        unit_ns, made = unit_of(where), CompassRule(numbers=numbers).make(where)
+        assert isinstance(made, HoldingRouter)
+        waits_ns = (round(0.01 * unit_ns), *(round(0.02 * unit_ns),) * 3)
+        assert made.hold == HoldRule((6, 2, 2, 2), waits_ns, (round(0.1 * unit_ns), 0, 0, 0))
+        assert unit_ns * speed == pytest.approx(unit_of(context()))
+        own = HoldSpec(requests=(3,) * 4, wait_s=(0.001,) * 4)
+        held = CompassRule(numbers=numbers, hold=own).make(where)
+        assert isinstance(held, HoldingRouter)
+        assert held.hold == own.rule()
+
+
+def test_its_numbers_are_searched_within_their_bounds() -> None:
+    """There and back the same; below a bound it is the bound."""
+    numbers = Numbers(level=-3.0, stay=(0.1, 0.2, 0.3, 0.4), later_wait=0.7)
+    assert Numbers.of_vector(numbers.to_vector()) == numbers
+    low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
+    assert (low.level, low.rise, low.first_requests, low.stay) == (-5.0, 0.0, 1.0, (-5.0,) * 4)
+    space = CompassRule.space(context(), 0.75)
+    assert space.spec(space.start) == CompassRule()
+    lower = Numbers(level=Numbers().level - 1.0)
+    assert space.spec(space.shifted(space.start, 1.0)) == CompassRule(numbers=lower)
+    assert isinstance(CompassRule().chooser(context()), Compass)
