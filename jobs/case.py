@@ -255,7 +255,7 @@ def _of_file(source: str) -> Iterator[None]:
     except InputError as error:
         if error.source not in ("policy", "trace", "run", "load", "failures"):
             raise
-        place = "" if error.source == "run" else error.source
+        place = "" if error.source in ("run", "policy") else error.source
         raise InputError(source, ".".join(filter(None, (place, error.key))), error.problem) from None
 
 
@@ -287,9 +287,9 @@ def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
         learned = read_learned(path.parent / given.learned)[0]
         policy = learned.spec.policy
         placement = given.placement if "placement" in given.model_fields_set else policy.placement
-        with _in_policy_file(path):
+        with _of_file(str(path)):
             return _named(path.name, POLICY_SUFFIX, replace(policy, placement=placement), learned)
-    with _in_policy_file(path):
+    with _of_file(str(path)):
         words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
         policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
     return _named(path.name, POLICY_SUFFIX, policy)
@@ -300,14 +300,6 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
     name = Path(file).name.removesuffix(suffix)
     is_told = policy.estimate != ORACLE or ORACLE in name
     return NamedPolicy(name if is_told else f"{name}-{ORACLE}", policy, learned)
-
-
-@contextmanager
-def _in_policy_file(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except InputError as error:
-        raise InputError(str(path), error.key, error.problem) from None
 
 
 def _with_numbers(

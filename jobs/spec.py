@@ -33,7 +33,6 @@ def _seconds(value: object) -> object:
 Time = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=_LONGEST_S)]
 Span = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=_LONGEST_S)]
 Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
 Load = Annotated[float, Field(gt=0, le=10)]
 Weight = Annotated[float, Field(ge=0, le=1e9)]
 

@@ -114,8 +114,6 @@ class Windows:
 
 # ------------------------------------------------------------------------------------------------------------- scores
 
-SCORES: Final = ("bounded slowdown", "wait", "turnaround", "utilisation", "slowdown")
-
 
 def score_of(record: JobsRecord, kind: str, gpus: int, which: slice = slice(None)) -> float:
     """One of RLTune's five, of the jobs that were started; smaller is better.
@@ -224,21 +222,13 @@ class TrainingConfig:
         }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Task:
-    """One window to play."""
-
-    weights: Weights
-    start: int
-    seed: int
-
-
-def play(config: TrainingConfig, task: Task) -> Episode:
-    """One episode."""
+def play(config: TrainingConfig, task: tuple[Weights, int, int]) -> Episode:
+    """One episode: with a network's weights, in the window that begins with a job, and a seed for its draws."""
+    weights, start, seed = task
     windows, memory = config.windows, list[Decision]()
-    chooser = NetChooser(JobNet(task.weights), stream(task.seed, "jobs:episode"), memory)
-    base = windows.run(task.start, config.base)
-    own = windows.run(task.start, config.spec.policy, Choosing(chooser))
+    chooser = NetChooser(JobNet(weights), stream(seed, "jobs:episode"), memory)
+    base = windows.run(start, config.base)
+    own = windows.run(start, config.spec.policy, Choosing(chooser))
     rows, chosen, log_prob, at_ns, queues = zip(*memory, strict=True)
     if config.word("reward") == "steps":
         rewards, score, base_score = _stepwise(windows, at_ns, base, own)
@@ -286,7 +276,7 @@ def train(config: TrainingConfig, path: Path, jobs: Jobs = 1, resume: bool = Tru
         seed = derived_seed(config.seed, f"jobs epoch:{epoch}")
         starts = config.windows.drawn(config.episodes, seed, "training").tolist()
         weights = taken(learner.actor)
-        tasks = [Task(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
+        tasks = [(weights, start, derived_seed(seed, f"episode:{number}")) for number, start in enumerate(starts)]
         episodes = results(play, config, tasks, jobs)
         stats = learner.update(episodes)
         own, base = (float(np.mean([getattr(one, name) for one in episodes])) for name in ("score", "base_score"))

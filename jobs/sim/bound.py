@@ -53,13 +53,11 @@ class WaitBound:
 
     Attributes:
         total_s: sum of completion times after submission.
-        mean_wait_s: the same a job, over its run time in the pool where that is shortest.
         prices: (pools, cells) a GPU second's, in seconds of completion time.
         cell_s: length of a cell; the first begins at `begins_s`.
     """
 
     total_s: float
-    mean_wait_s: float
     prices: Numbers
     cell_s: float
     begins_s: float
@@ -101,7 +99,7 @@ def lower_bound(
             break
         target_s = _target_s(best_s, float(shortest_s.sum()), ahead, best_known_s)
         prices = np.maximum(prices + (target_s - value_s) / square * slope, 0.0)
-    return WaitBound(best_s, (best_s - float(shortest_s.sum())) / len(release_s), best_prices, cell_s, begins_s)
+    return WaitBound(best_s, best_prices, cell_s, begins_s)
 
 
 def _busy_until_s(problem: BoundProblem, release_s: Numbers, shortest_s: Numbers) -> float:

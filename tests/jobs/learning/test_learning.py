@@ -26,7 +26,6 @@ from jobs.learning.learned import (
 )
 from jobs.learning.learner import JobPPOKnobs
 from jobs.learning.training import (
-    Task,
     TrainingConfig,
     Windows,
     gain,
@@ -117,7 +116,7 @@ def config(kind: str, **other: object) -> TrainingConfig:
 @pytest.mark.parametrize("kind", [FAITHFUL, FIXED])
 def test_an_episode_is_what_the_policy_did_and_is_paid_by_its_definition(kind: str) -> None:
     this = config(kind)
-    episode = play(this, Task(fresh_weights(SIZES, 0, "actor"), 70, 5))
+    episode = play(this, (fresh_weights(SIZES, 0, "actor"), 70, 5))
     assert len(episode.rows) == episode.counts.sum()
     assert (episode.chosen < episode.counts).all()
     if kind == FAITHFUL:
@@ -131,7 +130,7 @@ def test_an_episode_is_what_the_policy_did_and_is_paid_by_its_definition(kind: s
         own_s = float(base.wait_s.sum()) - float(episode.rewards.sum()) * most_s
         assert own_s >= 0
         # without warming jobs all waits count, so the rewards are the difference of the scores
-        cold = play(replace(this, windows=windows()), Task(fresh_weights(SIZES, 0, "actor"), 70, 5))
+        cold = play(replace(this, windows=windows()), (fresh_weights(SIZES, 0, "actor"), 70, 5))
         sums = windows().run(70, this.base).wait_s.sum()
         assert cold.rewards.sum() * max(sums, 60.0 * 30) / 30 == pytest.approx(cold.base_score - cold.score, abs=1e-3)
 

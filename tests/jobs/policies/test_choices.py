@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from jobs.policies.choices import NAMES, PADDING, WAIT, Choosing, View, padded, seen, uses, ways
 from jobs.policies.cluster import NodeGroup
-from jobs.policies.policy import JobPolicy, policy_of, shown_name
+from jobs.policies.policy import JobPolicy, policy_of
 from jobs.sim.world import JobRun, JobSimulation, JobWorld
-from kit.errors import InputError
 from tests.jobs.sim.worlds import jobs, run, seconds
 
 STALL = JobPolicy("fifo", "stall", placement="lowest", learned="told")
@@ -80,16 +79,6 @@ def test_an_open_choice_is_asked_again_until_it_is_answered() -> None:
     assert [simulation.advance() for _ in range(4)] == [True, True, True, False]
     assert seconds(simulation.record().start_ns) == [0, 10]
     assert [view.now_ns for view in told.views] == [0, 0, 0, 10**9, 10**9]
-
-
-def test_what_can_not_be_combined_is_refused() -> None:
-    with pytest.raises(InputError, match="preempts nobody"):
-        JobPolicy("las", "stall", "by-index")
-    with pytest.raises(InputError, match="asks nobody"):
-        JobPolicy("fifo", "strict", learned="told")
-    assert shown_name(JobPolicy("sjf", "stall", estimate="oracle", learned="rltune-faithful")) == (
-        "rltune-faithful-sjf-oracle"
-    )
 
 
 # ----------------------------------------------------------------------------------------------------------- views

@@ -14,7 +14,7 @@ from jobs.policies.choices import Choosing, View
 from jobs.policies.cluster import Pool
 from jobs.policies.mapping import Candidate, Programme, candidates
 from jobs.policies.policy import JobPolicy, policy_of, shown_name
-from kit.errors import InputError, WorkError
+from kit.errors import WorkError
 from tests.jobs.sim.worlds import jobs, run
 
 
@@ -111,11 +111,6 @@ def test_a_rule_has_the_programme_by_a_word() -> None:
     assert starts_s["programme-as-written"] == [0, 1 * 10**9, 100 * 10**9]
     assert policy_of("fifo-stall-programme-as-written").placement == "programme-as-written"
     assert shown_name(policy_of("smallest-choice-programme")) == "smallest-choice-programme"
-
-
-def test_a_programme_lays_whom_is_chosen() -> None:
-    with pytest.raises(InputError, match="programme lays whoever is chosen: take the queueing stall or choice"):
-        policy_of("fifo-programme")
 
 
 def test_a_programme_without_a_solution_in_its_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

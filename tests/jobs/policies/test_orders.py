@@ -217,23 +217,30 @@ def test_names_are_shown_in_one_form(name: str, shown: str) -> None:
     assert shown_name(policy_of(name)) == shown
 
 
+def test_a_learned_policy_is_shown_with_the_order_that_it_sees() -> None:
+    learned = JobPolicy("sjf", "stall", estimate="oracle", learned="rltune-faithful")
+    assert shown_name(learned) == "rltune-faithful-sjf-oracle"
+
+
 @pytest.mark.parametrize(
-    "name, said",
+    "policy, said",
     [
         ("sjf", "sjf asks how long jobs run: take one of oracle, requested, history"),
         ("fifo-conservative", "conservative asks how long jobs run"),
+        ("gavel-finish-time", "asks how long jobs run"),
         ("srtf-oracle-easy", "easy keeps reservations, and jobs that are preempted break them: take first-fit"),
         ("sfj-oracle", "did you mean 'sjf'"),
         ("fifo-frist-fit", "did you mean 'first-fit'"),
+        ("gavel-first-fit", "first-fit with the order gavel-max-min"),
+        ("fifo-programme", "programme lays whoever is chosen: take the queueing stall or choice"),
+        ({"order": "fifo", "queueing": "rounds", "preemption": "by-index"}, "rounds with the order fifo"),
+        ({"order": "gavel-fifo", "queueing": "rounds"}, "rounds stop jobs"),
+        ({"order": "round-robin", "queueing": "first-fit"}, "round-robin goes round by preemption"),
+        ({"order": "las", "queueing": "stall", "preemption": "by-index"}, "preempts nobody"),
+        ({"learned": "told"}, "asks nobody"),
+        ({"placement": "anywhere"}, "no placement"),
     ],
 )
-def test_what_can_not_be_combined_is_refused(name: str, said: str) -> None:
+def test_what_can_not_be_combined_is_refused(policy: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        policy_of(name)
-
-
-def test_parts_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(InputError, match="round-robin goes round by preemption"):
-        JobPolicy(order="round-robin", queueing="first-fit")
-    with pytest.raises(InputError, match="no placement"):
-        JobPolicy(placement="anywhere")
+        policy_of(policy) if isinstance(policy, str) else JobPolicy(**policy)

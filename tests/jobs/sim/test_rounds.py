@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
-from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
+from jobs.policies.policy import PreemptionKnobs, policy_of, shown_name
 from jobs.sim.jobs import NodeOutage
 from jobs.trace import JobTrace
-from kit.errors import InputError
 from tests.jobs.sim.worlds import S, jobs, run, seconds
 
 ROUNDS = PreemptionKnobs(round_ns=100 * S, restart_ns=0)
@@ -125,11 +124,3 @@ def test_names_and_parts() -> None:
     assert policy_of("gavel").knobs.round_ns == 360 * S
     assert policy_of("gavel", ROUNDS).knobs is ROUNDS
     assert shown_name(policy_of("gavel-least-jct-history")) == "gavel-least-jct-history"
-    with pytest.raises(InputError, match="first-fit with the order gavel-max-min"):
-        policy_of("gavel-first-fit")
-    with pytest.raises(InputError, match="rounds with the order fifo"):
-        JobPolicy(order="fifo", queueing="rounds", preemption="by-index")
-    with pytest.raises(InputError, match="rounds stop jobs"):
-        JobPolicy(order="gavel-fifo", queueing="rounds")
-    with pytest.raises(InputError, match="asks how long jobs run"):
-        policy_of("gavel-finish-time")
