@@ -30,6 +30,9 @@ WARM_S = 0.005  # the first passes of an instance find cold caches and take up t
 # together. On a GPU an instance chooses its kernels for each shape then (an H200 took 0.13 to 0.65 s to hold one).
 HOLD_S, GPU_HOLD_S = 0.01, 0.5
 LEAD_S, GPU_LEAD_S = 0.05, 0.4
+# On a GPU a point's instance takes longer to be made (0.03 to 0.26 s on an H200) than dozens of its passes; eight of
+# them gave medians that were 16 % off.
+GPU_MAKE_S, GPU_WARMUP, GPU_REPEATS = 0.1, 5, 50
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more
 DRAWS = 20  # of a set, for one that there is not yet; a small model has few
@@ -236,6 +239,9 @@ def make_plan(
     seed = int(rng.integers(1 << 62))
     ranked = rank_batches(curves, batch_limit)
     for effort in efforts(len(ranked)):
+        if extras.is_gpu:
+            warmup, repeats = max(effort.warmup, GPU_WARMUP), max(effort.repeats, GPU_REPEATS)
+            effort = replace(effort, warmup=warmup, repeats=repeats)
         plan = _plan(keys, ranked, effort, guess, extras, np.random.default_rng(seed))
         if plan.estimated_s <= USABLE_SHARE * budget_s:
             more = [*_batches_given_up(keys, plan, guess, rng), *_more_rounds(plan, budget_s, rng)]
@@ -329,7 +335,8 @@ def estimate_s(step: Step, effort: StepEffort, guess: ForwardGuess, *, is_gpu: b
         case Solo(point):
             forward_s = guess(point)
             warm_s = warmup_passes(effort, forward_s) * forward_s
-            return STEP_OVERHEAD_S + warm_s + max(effort.min_s, effort.repeats * forward_s)
+            make_s = GPU_MAKE_S if is_gpu else 0.0
+            return STEP_OVERHEAD_S + make_s + warm_s + max(effort.min_s, effort.repeats * forward_s)
         case Together(points, across=across):
             alone_s = sum(alone_duration_s(point, effort, guess) for point in set(points))
             lead_s = (GPU_LEAD_S if is_gpu else LEAD_S) if across else 0.0

@@ -1,6 +1,6 @@
 """What only a CUDA device has: a context that can break, memory that is given back with a stall, streams that run out.
 
-Decisions are functions of what was told, so that they can be tried without a device; none has been seen on one yet.
+Decisions are functions of what was told, so that they can be tried without a device.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ LITTLE_FREE: Final = 0.1  # of the device's memory: below it what was freed is g
 CAPTURING: Final = threading.Lock()
 """Held while passes are captured, and while what was freed is given back: that waits for the whole device, which no
 capture outlives."""
-
-LAUNCHING: Final = threading.Lock()
-"""Held while a pass is asked for, until the device alone has work: lanes that ask at once hand the interpreter to each
-other at every kernel, and sixteen of them get through half of what four do (`docs/gpu-measurements.md`, C4)."""
 
 # torch's own, CUDA's, its libraries', and what is left of it when none of cuDNN's ways had memory enough
 _NO_MEMORY: Final = ("not enough memory", "out of memory", "alloc_failed", "unable to find an engine to execute")

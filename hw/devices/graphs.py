@@ -3,7 +3,8 @@
 A pass is of one key and batch size; from its second sight on it is replayed. What it reads and writes lies in memory of
 its own, so inputs are copied in and outputs out: an instance's passes run one after another in its lane, on one stream.
 
-Never seen on a GPU yet (`docs/executors.md`). What holds on any device is tested with a capture that only plays.
+What holds on any device is tested with a capture that only plays; on an H200 labels are the CPU's
+(`docs/gpu-measurements.md`, F1).
 """
 
 from __future__ import annotations

@@ -120,13 +120,12 @@ def serve(
     Returns:
         (n, ...) outputs in memory of their own; whoever keeps a single row keeps them all.
     """
-    with gpu.LAUNCHING if rows[0][0].device.type == "cuda" else contextlib.nullcontext():
-        x = gather(rows)
-        if padded > len(rows):
-            x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
-        y = instance.run(in_format(x, memory_format), width, previous_width)
-        if shares_memory(x, y):  # the inputs' place will be written to again
-            y = y.clone()
+    x = gather(rows)
+    if padded > len(rows):
+        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - len(rows)))
+    y = instance.run(in_format(x, memory_format), width, previous_width)
+    if shares_memory(x, y):  # the inputs' place will be written to again
+        y = y.clone()
     if launched is not None:
         launched()
     finish(y.device)  # the last of all: from here on any thread may read it

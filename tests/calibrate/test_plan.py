@@ -14,6 +14,9 @@ from calibrate.plan import (
     DUTIES,
     GPU_HOLD_S,
     GPU_LEAD_S,
+    GPU_MAKE_S,
+    GPU_REPEATS,
+    GPU_WARMUP,
     HOLD_S,
     LAVISH,
     LEAD_S,
@@ -237,10 +240,14 @@ def test_short_looks_at_power_are_told(budget_s: float, is_told: bool) -> None:
 
 
 def test_what_a_gpus_instances_take_is_planned() -> None:
-    """They choose kernels when they are made: in a cycle of loads, and before two processes begin together."""
+    """They choose kernels when they are made: in a cycle of loads, and before two processes begin together.
+
+    Passes are cheap beside that, so that even the least plan has many of them.
+    """
 
     def estimates(is_gpu: bool) -> dict[str, float]:
         made = plan(1.0, extras=Extras(False, False, sibling=True, is_gpu=is_gpu))
+        assert (made.effort.repeats, made.effort.warmup) == ((GPU_REPEATS, GPU_WARMUP) if is_gpu else (3, 1))
         return {planned.id: planned.estimated_s for planned in made.steps if planned.required}
 
     on_cpu, on_gpu = estimates(False), estimates(True)
@@ -249,4 +256,4 @@ def test_what_a_gpus_instances_take_is_planned() -> None:
         found_s = [more_s.pop(step) for step in on_cpu if kind in step]
         assert found_s
         assert found_s == pytest.approx([expected_s] * len(found_s))
-    assert not any(more_s.values())
+    assert min(more_s[step] for step in on_cpu if step.startswith("solo ")) > GPU_MAKE_S

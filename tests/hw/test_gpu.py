@@ -18,7 +18,6 @@ import torch
 
 from hw.device import MATHS, DeviceSpec
 from hw.devices.gpu import (
-    LAUNCHING,
     Streams,
     give_back,
     is_broken,
@@ -28,32 +27,11 @@ from hw.devices.gpu import (
     unseen,
     unserved,
 )
-from hw.devices.instances import open_measured, serve
-from hw.networks.rows import rows_of
+from hw.devices.instances import open_measured
 from tests.hw.fake_nvml import FakeBoard, FakeNvml
 
 PLACE, OTHER = torch.device("cuda", 0), torch.device("cuda", 1)
 ADVICE = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
-
-
-class _OnGpu(torch.Tensor):
-    device = PLACE
-
-
-@pytest.mark.parametrize("is_gpu", [True, False])
-def test_one_lane_at_a_time_asks_a_gpu_for_a_pass(is_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none waits for it so; passes of a CPU run side by side."""
-    held = list[bool]()
-    monkeypatch.setattr("hw.devices.instances.finish", lambda place: held.append(LAUNCHING.locked()))
-
-    class Instance:
-        def run(self, x: torch.Tensor, width: float, previous_width: float) -> torch.Tensor:
-            held.append(LAUNCHING.locked())
-            return x + 1
-
-    rows = rows_of(torch.ones(2, 3).as_subclass(_OnGpu if is_gpu else torch.Tensor))
-    serve(Instance(), rows, 1.0, 1.0, 2, torch.contiguous_format)  # type: ignore[arg-type]
-    assert held == [is_gpu, False]
 
 
 @pytest.mark.parametrize(
