@@ -17,14 +17,14 @@ from __future__ import annotations
 import slimsched
 
 MINE = {"name": "mine", "device": {"emulated": "rtx-4070.yaml", "slowdown": 20}, "link": "10gbe"}
+BASELINE = {"compare.baseline": "jsq"}
 CLUSTERS = {
-    "five": slimsched.load("scenario.yaml"),
-    "six": slimsched.load("scenario.yaml", {"cluster.servers.5": MINE}),  # after the last: one more
+    "five": slimsched.load("scenario.yaml", BASELINE),
+    "six": slimsched.load("scenario.yaml", {**BASELINE, "cluster.servers.5": MINE}),  # after the last: one more
 }
 
 for name, scenario in CLUSTERS.items():
-    changes = {"compare.baseline": "jsq"}
-    table = slimsched.compare(scenario, ["jsq", "ladder"], engine="compiled", changes=changes, out=f"runs/{name}")
+    table = slimsched.compare(scenario, ["jsq", "ladder"], engine="compiled", out=f"runs/{name}")
     for router in table.routers:
         found = router.estimates
         print(
