@@ -1,6 +1,8 @@
 """Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
 
-Its numbers were searched over many clusters, and serve any; `slimsched train` can tune them for one. Times count in
+Its numbers were searched over drawn clusters, but for what a load and a distance cost: these two were set by hand, on
+`main-vram-10g`. They serve any cluster; `slimsched train` can tune them for one (with few decisions it makes them
+worse). Times count in
 units: what a full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. For the candidate block it
 compares every server and width at once:
 
