@@ -1,8 +1,9 @@
 """A process of its own that breaks one line of the compiled engine and looks for a scenario that notices.
 
-`python -m tests.parity.broken_engine MODULE OLD NEW FIRST` replaces OLD, which must stand once in the module's source,
-by NEW as the module is imported; with `SLIMSCHED_JIT=0` the engine then runs in the interpreter. Scenes whose names
-begin with FIRST are tried first. It prints the scenario's name and the first difference; nothing where there is none.
+`python -m tests.parity.broken_engine MODULE OLD NEW FIRST` replaces OLD, which must stand once in the module's
+source, by NEW as the module is imported; with `SLIMSCHED_JIT=0` the engine then runs in the interpreter. Scenes whose
+names begin with FIRST are tried first; `seed N` is the drawn scenario of that seed. It prints the scenario's name and
+the first difference; nothing where there is none.
 """
 
 from __future__ import annotations
@@ -48,11 +49,17 @@ def main() -> None:
     from sim.compiled.simulation import CompiledSimulation
     from tests.parity.compare import compare
     from tests.parity.directed import scenes
+    from tests.parity.draws import SeededDraws
+    from tests.parity.scenarios import draw_scenario
 
-    for each in sorted(scenes(), key=lambda scene: not scene.name.startswith(sys.argv[4])):
-        difference = compare(each.scenario, CompiledSimulation)
+    first = sys.argv[4]
+    tried = [scene.scenario for scene in sorted(scenes(), key=lambda scene: not scene.name.startswith(first))]
+    if first.startswith("seed "):
+        tried.insert(0, draw_scenario(SeededDraws(int(first.removeprefix("seed "))), first))
+    for scenario in tried:
+        difference = compare(scenario, CompiledSimulation)
         if difference is not None:
-            print(f"{each.name}: {difference}")
+            print(f"{scenario.name}: {difference}")
             return
 
 
