@@ -1,7 +1,5 @@
 """What tuning picks from lists, for every kind of router alike: its placement, what is held for it, its largest group.
 
-Also, where memory is short, whether its expected times count loads.
-
 One after the other is set to what does best with the others as they are, on runs that all see alike.
 """
 
@@ -22,32 +20,20 @@ from scenarios.learn.evaluator import Evaluator, latency_cost, shortfall
 
 PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
 WAITS: Final = (0.1, 0.3, 1.0)  # of an equal share of what a request may be held in all, for each segment
-ARRIVALS: Final = (0.1, 0.3)  # of the same: images that arrive meanwhile are as many as are waited for
 FEWEST: Final = 4  # that a group is limited to, or that are waited for
 
 Settings = Mapping[str, Any]
 
 
 def holds_of(evaluator: Evaluator) -> tuple[HoldSpec | None, ...]:
-    """Nothing; until so many, or as many as arrive within so long, for so long at most: in all segments, or the first.
-
-    Nothing alone where nobody may be held.
-    """
+    """Nothing, and until so many or for so long in every segment; nothing alone where nobody may be held."""
     config = evaluator.context.config
     share_s = config.max_batching_delay_ns / NS_PER_S / config.segments
-    if not share_s:
-        return (None,)
-    sizes = [group for group in config.groups if group >= FEWEST]
-    kinds = [(size, wait * share_s, 0.0) for size, wait in product(sizes, WAITS)]
-    kinds += [(1, share_s, arrivals * share_s) for arrivals in ARRIVALS]
-    return None, *(_hold(each, only, config.segments) for only in (False, True) for each in kinds)
-
-
-def _hold(first: tuple[int, float, float], only: bool, segments: int) -> HoldSpec:
-    """Requests, wait and arrivals: of all segments, or of the first, while nobody is held in the others."""
-    later = (1, 0.0, 0.0) if only else first
-    requests, wait_s, arrivals_s = zip(first, *[later] * (segments - 1), strict=True)
-    return HoldSpec(requests=requests, wait_s=wait_s, arrivals_s=arrivals_s if any(arrivals_s) else ())
+    sizes = [group for group in config.groups if group >= FEWEST] if share_s else []
+    return None, *(
+        HoldSpec(requests=(size,) * config.segments, wait_s=(wait * share_s,) * config.segments)
+        for size, wait in product(sizes, WAITS)
+    )
 
 
 def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
@@ -76,10 +62,8 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
 def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
     groups = tuple(group for group in evaluator.context.config.groups[:-1] if group >= FEWEST)
-    is_short = any(server.knobs.all_bytes > server.knobs.vram_cap_bytes for server in evaluator.world.cluster.servers)
     found: dict[str, tuple[Any, ...]] = {
         "placement": PLACEMENT_NAMES if isinstance(spec, PlacedRule) else (),
-        "counts_loads": (False, True) if is_short and "counts_loads" in type(spec).model_fields else (),
         "hold": holds_of(evaluator),
         "group": (LARGEST, *groups),
     }

@@ -17,15 +17,12 @@ from kit.errors import InputError
 from kit.memo import Memo
 from policies.registry import TUNED
 from policies.rules.controlled import ControlSpec
-from policies.rules.holding import HoldSpec
-from policies.rules.milp import MilpRule
-from policies.rules.specs import FixedRule, LadderRule
+from policies.rules.specs import FixedRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.evaluator import Decisions, Evaluator, Scorer, latency_cost, workers_of
+from scenarios.learn.evaluator import Decisions, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
-from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -83,22 +80,6 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
         assert found.spent.search >= [n for n, _ in found.history][-1] >= KNOBS.decisions
         spent = [n for n, _ in found.history]
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
-
-
-def test_loads_are_counted_where_memory_is_short_and_holds_may_be_at_the_first_segment_alone(world: World) -> None:
-    """Whether they count is asked of kinds that can count them; where nobody may be held no hold is tried."""
-    short = load_world(ROOT / "scenarios/main-vram-10g.yaml")
-    with workers_of(1) as workers:
-        offered = dict(options_of(LadderRule(), Evaluator(short, KNOBS, workers)))
-        assert offered["counts_loads"] == (False, True)
-        assert "counts_loads" not in dict(options_of(MilpRule(), Evaluator(short, KNOBS, workers)))
-        plenty = dict(options_of(LadderRule(), Evaluator(world, KNOBS, workers)))
-    assert not {"counts_loads", "hold"} & set(plenty)
-    holds = offered["hold"]
-    assert holds[0] is None
-    assert HoldSpec(requests=(8,) * 4, wait_s=(4e-3,) * 4) in holds
-    assert HoldSpec(requests=(8, 1, 1, 1), wait_s=(4e-3, 0, 0, 0)) in holds
-    assert HoldSpec(requests=(1,) * 4, wait_s=(4e-3, 0, 0, 0), arrivals_s=(0.3 * 4e-3, 0, 0, 0)) in holds
 
 
 @pytest.mark.parametrize("kind", ["ladder", "tide", "fixed"])
