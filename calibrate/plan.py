@@ -30,8 +30,8 @@ WARM_S = 0.005  # the first passes of an instance find cold caches and take up t
 # together. On a GPU an instance chooses its kernels for each shape then (an H200 took 0.13 to 0.65 s to hold one).
 HOLD_S, GPU_HOLD_S = 0.01, 0.5
 LEAD_S, GPU_LEAD_S = 0.05, 0.4
-# On a GPU a point's instance takes longer to be made (0.03 to 0.26 s on an H200) than dozens of its passes; eight of
-# them gave medians that were 16 % off.
+# On a GPU a point's instance takes longer to be made (0.03 to 0.26 s on an H200) than dozens of its passes. Two
+# profiles of it with three or eight passes a point were 16 % off where they had not measured.
 GPU_MAKE_S, GPU_WARMUP, GPU_REPEATS = 0.1, 5, 50
 HELD_OUT_SETS = 4  # one concurrency set of so many is held out
 RISE_SHARE = 2 / 3  # of a short steady load may be dropped as its rise, no more

@@ -42,8 +42,10 @@ from slimsched.working import (
 )
 
 if TYPE_CHECKING:
+    from scenarios.files.spec import CompareSection
     from scenarios.metrics.comparison import Bounds
     from scenarios.metrics.comparison import ComparisonDocument as Document
+    from scenarios.metrics.result import Simulator
     from scenarios.world.world import World
 
 CAPACITY_RUNS = 8  # that a search takes, about
@@ -163,18 +165,11 @@ def compare(
     require_made(session.scenario.compare, "compare.routers", session.folder)
     from scenarios.job import comparison as stage
     from scenarios.job.deciding import with_decision_times
-    from scenarios.runs.bound import require_solvable
-    from scenarios.runs.engines import engine_of, require_memory
     from scenarios.runs.simulate import default_jobs
 
-    given = session.scenario.compare
-    runs = len(given.routers) * len(given.seeds)
-    job = session.job()
+    given, job = session.scenario.compare, session.job()
     world = job.world()
-    chosen = engine_of(world, engine, runs)
-    require_memory(world, chosen, processes=jobs or 1)
-    if bound:
-        require_solvable(world)
+    chosen = _engine_for(world, given, engine, jobs or 1, bound)
     warn_of_routers(world, given.routers)
     with job.folder.opened(session.path):
         job.describe()
@@ -185,12 +180,24 @@ def compare(
             chosen = stage.engine_to_go_on(job, world, chosen)
         with (
             announcing_compilation(given.routers, chosen),
-            spread(ray, jobs, partial(default_jobs, world, runs, given.seeds[0], chosen)) as places,
+            spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places,
         ):
             document = stage.compare(job, world, chosen, jobs=places, bounds=partial(_bounds, world) if bound else None)
     if plot is not None:
         _draw(document, Path(plot))
     return Comparison(document, stage.results_of(job), session.folder)
+
+
+def _engine_for(world: World, given: CompareSection, engine: Engine, processes: int, bound: bool) -> Simulator:
+    """What computes the comparison; raises `InputError` where memory or a solver for all of it lacks."""
+    from scenarios.runs.bound import require_solvable
+    from scenarios.runs.engines import engine_of, require_memory
+
+    chosen = engine_of(world, engine, given.runs)
+    require_memory(world, chosen, processes=processes)
+    if bound:
+        require_solvable(world)
+    return chosen
 
 
 def _draw(document: Document, picture: Path) -> None:

@@ -13,9 +13,9 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -81,29 +81,23 @@ class TrainingKnobs:
         }
 
 
+# as much as the quickstart has time for, with one drawn tuple a step; no crops: where a digit stands is its place
+_DIGIT_PAIRS: Final = TrainingKnobs(
+    epochs=3,
+    batch=32,
+    learning_rate=0.05,
+    warmup_epochs=0.2,
+    label_smoothing=0.05,
+    random_tuples=1,
+    probe_epochs=0,
+)
+
 RECIPES: dict[str, TrainingKnobs] = {
     # 8x8 strokes fill their frame: shifting them costs more than it teaches
     "digits": TrainingKnobs(epochs=12, learning_rate=0.06, warmup_epochs=1.0, probe_epochs=0),
-    # as much as the quickstart has time for, with one drawn tuple a step; no crops: where a digit stands is its place
-    "digit-pairs": TrainingKnobs(
-        epochs=3,
-        batch=32,
-        learning_rate=0.05,
-        warmup_epochs=0.2,
-        label_smoothing=0.05,
-        random_tuples=1,
-        probe_epochs=0,
-    ),
-    # a minute of an H200
-    "large-digit-pairs": TrainingKnobs(
-        epochs=4,
-        batch=64,
-        learning_rate=0.05,
-        warmup_epochs=1.0,
-        label_smoothing=0.05,
-        random_tuples=1,
-        probe_epochs=0,
-    ),
+    "digit-pairs": _DIGIT_PAIRS,
+    # a minute of an H200, by the time a step took there
+    "large-digit-pairs": replace(_DIGIT_PAIRS, epochs=4, batch=64, warmup_epochs=1.0),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
     "cifar100 slimresnet-tiny": TrainingKnobs(

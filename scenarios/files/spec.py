@@ -871,6 +871,11 @@ class CompareSection(StrictModel):
         "compared",
     )
 
+    @property
+    def runs(self) -> int:
+        """How many there are in all."""
+        return len(self.routers) * len(self.seeds)
+
 
 class ValidateSection(StrictModel):
     """The same workload in simulation and on real executors."""

@@ -92,8 +92,7 @@ def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs) -> 
 
     def work() -> Sequence[Path]:
         known: list[Result] = list(memo.rows)
-        runs = len(given.routers) * len(given.seeds)
-        with Progress("compare", runs, unit="run", quiet=job.quiet) as progress:
+        with Progress("compare", given.runs, unit="run", quiet=job.quiet) as progress:
 
             def keep(result: Result) -> None:
                 if result not in known:

@@ -69,8 +69,7 @@ def _carry_out(job: ScenarioJob) -> JobOutcome:
     make_profiles(job)
     world = job.world()
     require_routers(job.scenario, world.cluster.router.segments, world.cluster.router.widths)
-    given = job.scenario.compare
-    engine = "compiled" if job.kinds_to_make else engine_of(world, "auto", len(given.routers) * len(given.seeds))
+    engine = "compiled" if job.kinds_to_make else engine_of(world, "auto", job.scenario.compare.runs)
     require_memory(world, engine)
     for warning in routers_tuned_elsewhere(job.routers, world.device_names, world.cluster):
         job.warn(warning)
