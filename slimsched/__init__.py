@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from kit.errors import InputError, WorkError
     from kit.results import Document
     from scenarios.metrics.limits import Bound, Capacity
+    from scenarios.metrics.plan import Plan
     from scenarios.terminal.progress import Step, observed_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
     from slimsched.clusters import check_cluster, drain
     from slimsched.listing import names
     from slimsched.networks import check_model, train_model
-    from slimsched.profiles import check_profile, devices, show_profile, synthesize_profile
+    from slimsched.planning import plan
+    from slimsched.profiles import check_profile, show_profile, synthesize_profile
     from slimsched.results import (
         Calibration,
         CommandResult,
@@ -57,6 +59,7 @@ __all__ = [
     "InputError",
     "Job",
     "Pair",
+    "Plan",
     "RouterSummary",
     "RunResult",
     "Scenario",
@@ -73,12 +76,12 @@ __all__ = [
     "check_model",
     "check_profile",
     "compare",
-    "devices",
     "drain",
     "init",
     "load",
     "names",
     "observed_by",
+    "plan",
     "replay",
     "report",
     "run",
@@ -93,9 +96,9 @@ __all__ = [
 
 
 _ROOMS: Final = (
-    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.training",
-    "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks", "slimsched.clusters",
-    "slimsched.listing", "slimsched.starting",
+    "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
+    "slimsched.training", "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks",
+    "slimsched.clusters", "slimsched.listing", "slimsched.starting",
 )  # fmt: skip
 
 

@@ -7,9 +7,8 @@ from typing import Final
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "init": ("starting.init", "Write a first scenario of your own."),
-    "list": ("listing.names", "List what commands can name, and the runs here."),
+    "list": ("listing.names", "List what commands can name; the devices and runs here."),
     "run": ("running.run", "Do the whole job, from the network to the report."),
-    "devices": ("profiles.devices", "List the devices here, and which of their sensors work."),
     "calibrate": ("calibrating.calibrate", "Measure how devices run a network, into profiles."),
     "profile show": ("profiles.show_profile", "Print, check and plot a profile."),
     "profile synth": ("profiles.synthesize_profile", "Make a profile of a GPU from its data sheet."),
@@ -19,6 +18,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "train": ("training.train", "Train routers in simulation."),
     "simulate": ("simulating.simulate", "Simulate one run with one router."),
     "compare": ("simulating.compare", "Compare routers in simulation, on the same arrivals."),
+    "plan": ("planning.plan", "Tell what to run where, how much that carries, and what comes of more load or a loss."),
     "validate": ("running.validate", "Compare simulation with runs on real processes."),
     "capacity": ("simulating.capacity", "Find the largest rate that a router carries, by simulation."),
     "bound": ("simulating.bound", "Compute a bound that no router can beat."),

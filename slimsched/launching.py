@@ -24,7 +24,7 @@ from slimsched.working import observing
 
 STANDARD_OUTPUT: Final = Path("-")
 _OPENS_MUCH: Final = (  # torch and numba take seconds
-    *RESUMING, "simulate", "capacity", "bound", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
+    *RESUMING, "simulate", "capacity", "bound", "plan", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
 )  # fmt: skip
 _READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks")
 _OUT_IS_A_FILE: Final = ("profile synth", "jobs import", "jobs generate", "jobs init")

@@ -1,4 +1,4 @@
-"""What can be named: scenarios, routers and profiles, those that ship and those that lie here; and runs that lie here.
+"""What can be named: scenarios, routers and profiles, those that ship and those that lie here; devices and runs here.
 
 Files are known by what stands at their beginning, and are not checked: that is done where they are used.
 """
@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from scenarios.files.shipped import CALIBRATED, SHIPPED_PROFILES, SHIPPED_SCENARIOS
 from slimsched.results import CommandResult
 from slimsched.working import verb
+
+if TYPE_CHECKING:
+    from hw.telemetry.local import DeviceDescription
 
 _BEGINNING: Final = 20_000  # bytes of a file that are looked at
 _RUNS: Final = Path("runs")
@@ -52,11 +55,13 @@ class Named:
 
 
 @verb
-def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = None, /) -> CommandResult:
-    """List what commands can name, and the runs here.
+def names(kind: Literal["scenarios", "routers", "profiles", "devices", "runs"] | None = None, /) -> CommandResult:
+    """List what commands can name; the devices and runs here.
+
+    Of a device it tells which sensors work.
 
     Args:
-        kind: one of them; all by default.
+        kind: one of them; all but devices by default.
     """
     kinds: Mapping[str, Callable[[], Iterator[Named]]] = {
         "scenarios": _scenarios,
@@ -64,9 +69,23 @@ def names(kind: Literal["scenarios", "routers", "profiles", "runs"] | None = Non
         "profiles": _profiles,
         "runs": _runs,
     }
-    found = {name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)}
-    text = "\n\n".join(_table(name, entries) for name, entries in found.items())
-    return CommandResult({"schema": "slimsched.list/1", **found}, text)
+    found: dict[str, list[dict[str, Any]]] = {
+        name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)
+    }
+    texts = [_table(name, entries) for name, entries in found.items()]
+    if kind == "devices":
+        from hw.telemetry import available_devices
+
+        devices = available_devices()
+        found["devices"] = [asdict(device) for device in devices]
+        texts.append("\n".join(line for device in devices for line in _device_lines(device)))
+    return CommandResult({"schema": "slimsched.list/1", **found}, "\n\n".join(texts))
+
+
+def _device_lines(device: DeviceDescription) -> Iterator[str]:
+    yield f"{device.kind}:{device.index}  {device.state}"
+    for field, state in (*device.telemetry.items(), *device.facts.items()):
+        yield f"  {field:<17} {state}"
 
 
 def _table(kind: str, entries: list[dict[str, str]]) -> str:

@@ -1,8 +1,7 @@
-"""Devices and their profiles: what is here, and profiles shown, made from data sheets, and checked."""
+"""Profiles of devices: shown, made from data sheets, and checked."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
 BATCH_LIMIT: Final = 128  # the largest batch of a profile from a data sheet
 POINTS: Final = 24  # batches that a check measures alone
 SEED: Final = 0  # of a check: its points, sets and arrivals
-
-
-@verb
-def devices() -> CommandResult:
-    """List the devices here, and which of their sensors work."""
-    from hw.telemetry import available_devices
-
-    found, lines = available_devices(), list[str]()
-    for device in found:
-        lines.append(f"{device.kind}:{device.index}  {device.state}")
-        lines += [f"  {field:<17} {state}" for field, state in (*device.telemetry.items(), *device.facts.items())]
-    documents = [dataclasses.asdict(device) for device in found]
-    return CommandResult({"schema": "slimsched.devices/1", "devices": documents}, "\n".join(lines))
 
 
 @verb

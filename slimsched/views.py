@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from kit.results import Document
     from scenarios.metrics.limits import Bound, Capacity
+    from scenarios.metrics.plan import Plan
     from slimsched.results import Calibration, Comparison, Job, RunResult, Training, Validation
 
 
@@ -60,6 +61,12 @@ def _bound(result: Bound) -> str:
     return "\n  ".join(lines_of("capacity", "bound", result))
 
 
+def _plan(result: Plan) -> str:
+    from scenarios.show.plan import format_plan
+
+    return format_plan(result)
+
+
 def _training(result: Training) -> str:
     from scenarios.show.result import format_score
 
@@ -82,6 +89,7 @@ _VIEWS: Final[Mapping[str, Callable[[Any], str]]] = {
     "Job": _job,
     "Capacity": _capacity,
     "Bound": _bound,
+    "Plan": _plan,
     "Training": _training,
     "Calibration": _calibration,
 }  # by name: this module opens none of what makes them

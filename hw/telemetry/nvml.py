@@ -125,7 +125,7 @@ def nvml_handle(nvml: Any, index: int) -> Any:
     except IndexError:
         problem = f"CUDA_VISIBLE_DEVICES={shown} shows {len(names or ())} devices; choose one of them or change it"
     except RefusedError as refused:
-        problem = f"NVML knows no such device ({refused}); `slimsched devices` lists those that are here"
+        problem = f"NVML knows no such device ({refused}); `slimsched list devices` lists those that are here"
     raise InputError("device", f"cuda:{index}", problem)
 
 

@@ -13,7 +13,7 @@ from policies.faults import NO_LABEL
 from policies.interfaces import RoutingPolicy
 from policies.records import COMPLETED, FAILED, IN_FLIGHT, RunColumns
 from policies.vocabulary import NS_PER_S
-from scenarios.files.spec import PoissonWorkload
+from scenarios.files.spec import PoissonWorkload, ServerDownFault
 from scenarios.metrics.limits import Capacity
 from scenarios.metrics.result import Simulator, energy_per_image, expected_accuracy_of, percentile
 from scenarios.metrics.served import LIMIT
@@ -80,6 +80,7 @@ class Search:
         duration_s: of each run.
         precision: of the rate, as a share of it.
         slo: what a rate must keep, besides being stable.
+        lost: servers that are down for the whole run.
     """
 
     router: str
@@ -88,6 +89,7 @@ class Search:
     precision: float = 0.05
     engine: Simulator = "simpy"
     slo: Slo = NO_SLO
+    lost: tuple[str, ...] = ()
 
 
 def read(world: World, policy: RoutingPolicy, scale: float, seed: int, search: Search) -> RateReading:
@@ -158,7 +160,7 @@ def capacity(
         InputError: no width tuple is as accurate as the floor.
         WorkError: no rate keeps what is asked, down to a thousandth of the estimated capacity.
     """
-    world = under_poisson(world)
+    world = without(under_poisson(world), search.lost)
     _require_possible(world, search.slo)
     first_img_s, tries = world.capacity_img_s, list[TriedRate]()
 
@@ -247,3 +249,9 @@ def under_poisson(world: World) -> World:
     """The same cluster under Poisson arrivals at its estimated capacity, and nothing goes wrong."""
     workload = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
     return replace(world, scenario=world.scenario.model_copy(update={"workload": workload, "faults": ()}))
+
+
+def without(world: World, servers: Sequence[str]) -> World:
+    """The same world where these servers are down from the first moment on; a router sees that they are."""
+    lost = (ServerDownFault(kind="server_down", server=name, start_s=0.0) for name in servers)
+    return replace(world, scenario=world.scenario.model_copy(update={"faults": (*world.scenario.faults, *lost)}))

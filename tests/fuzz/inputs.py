@@ -20,7 +20,7 @@ from tests.fuzz.hostile import NUMBERS, WORDS, changed_bytes, changed_json, chan
 
 SIMULATE: Final = ("simulate", "tiny.yaml", "--quiet", "--json", "-")
 # Their work is of minutes, so of these only the flags are fuzzed: a last one is unknown, and refused.
-HEAVY: Final = ("run", "devices", "calibrate", "profile check", "model train",
+HEAVY: Final = ("run", "plan", "calibrate", "profile check", "model train",
     "model check",
                 "train", "validate")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`slimsched devices`: per field what works and how, or why not; in words and as JSON."""
+"""`slimsched list devices`: per field what works and how, or why not; in words and as JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def two_boards(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytest.CaptureFixture[str]) -> None:
     """A block for each device, a line for each field and fact."""
-    assert main(["devices"]) == 0
+    assert main(["list", "devices"]) == 0
     first, second, third = ("\ncuda:0", "\ncuda:1", "\ncpu:")
     old, rest = f"\n{capsys.readouterr().out}".removeprefix(first).split(second)
     new, cpu = rest.split(third)
@@ -55,9 +55,9 @@ def test_devices_says_what_works_and_why_not(two_boards: FakeNvml, capsys: pytes
 def test_a_lost_gpu_is_a_line(
     two_boards: FakeNvml, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of `devices`, and what torch can't open is none of this machine's devices, and refused where it is named."""
+    """Of `list devices`, and what torch can't open is none of this machine's devices, and refused where it is named."""
     two_boards.boards[1].lost = True
-    assert main(["devices"]) == 0
+    assert main(["list", "devices"]) == 0
     found = capsys.readouterr().out
     assert "cuda:0  GTX 980 Ti, 8.6 GB\n" in found
     assert "cuda:1  can't be used: GPU is lost\n" in found

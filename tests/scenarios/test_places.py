@@ -20,7 +20,7 @@ GIVEN = {
     "jobs capacity": ["--wait", "1m"],
 }
 NAMES = {"--plot": "x.png"}  # that end as they must
-WITHOUT = ("devices", "profile synth", "calibrate", "model check", "jobs generate", "list", "init")
+WITHOUT = ("profile synth", "calibrate", "model check", "jobs generate", "list", "init")
 FILES = ("profile synth", "jobs import", "jobs generate", "jobs init")  # whose --out is one
 WRITTEN = ("--json", "--out", "--plot", "--logs")
 

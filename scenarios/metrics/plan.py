@@ -1,0 +1,152 @@
+"""What to run where, and what that carries: the document of `slimsched plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from kit.results import OwnDocument
+from scenarios.metrics.statistics import MeanInterval
+
+Role = Literal["candidate", "full width", "single width"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a router reaches under one load, over the seeds.
+
+    Attributes:
+        unserved: mean share of the images.
+        keeps: whether it serves 99 %, and its means keep floor and limit.
+    """
+
+    latency_p99_s: MeanInterval
+    accuracy: MeanInterval
+    energy_per_image_j: MeanInterval
+    unserved: float
+    keeps: bool
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The largest rate at which floor and limit are kept, searched with each seed on its own.
+
+    Attributes:
+        low_img_s: carried with every seed; high_img_s: carried with none; mean_img_s: of the largest that are carried.
+        accuracy, energy_per_image_j: there, means over the seeds.
+    """
+
+    low_img_s: float
+    mean_img_s: float
+    high_img_s: float
+    accuracy: float
+    energy_per_image_j: float
+
+
+@dataclass(frozen=True)
+class PlannedRouter:
+    """One router.
+
+    Attributes:
+        role: the two kinds of plain replication have each image stay on one server, at one width tuple.
+        rule: of one that has neither a name nor a file: what its file would hold.
+        outcome: under the scenario's own load.
+        carried: None where no rate keeps what is asked.
+    """
+
+    router: str
+    role: Role
+    rule: Mapping[str, Any] | None
+    outcome: Outcome
+    carried: Carried | None
+
+
+@dataclass(frozen=True)
+class PlannedServer:
+    """What the chosen router has one server do, in one run of the first seed.
+
+    Attributes:
+        share: of all passes of an image through a segment.
+        mean_batch: images.
+        widths: for each segment, the share of its passes here that each width has; empty where it has none here.
+    """
+
+    server: str
+    device: str
+    share: float
+    utilization: float
+    mean_power_w: float
+    mean_batch: float
+    widths: tuple[Mapping[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the chosen router reaches after a change: a larger load, or a device lost for the whole run.
+
+    Attributes:
+        what: `load`, or the lost server's name (servers that share its device are lost, too).
+        carried: with the device lost; None for more load, which changes nothing of it, or where nothing is carried.
+    """
+
+    what: str
+    outcome: Outcome
+    carried: Carried | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(OwnDocument):
+    """What to run where: `slimsched.plan/1`.
+
+    Attributes:
+        floor, p99_limit_s: what is to be kept; a floor that the scenario does not name is the untuned ladder's.
+        rate_img_s: the scenario's mean rate; None for a trace.
+        choice: the router to run; None where none carries anything. Of those that keep floor and limit under the
+            scenario's load (of all where none does) it carries most, or costs the fewest joules where
+            `tuning.objective` is energy; of those that can't be told apart it has the lowest p99.
+        quickest: of those that keep them, the one with the lowest p99 under the scenario's load.
+        routers: all that were tried, full width and the best single width among them.
+        servers: what the choice has each server do.
+        changes: what ten more percent of load, and the loss of the fastest device, do to the choice.
+        unmade: routers of the scenario that were not tried, for its run has not made them yet.
+        provenance, accuracy_provenance: of what all rests on.
+    """
+
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s")
+
+    schema: str = "slimsched.plan/1"
+    scenario: str
+    engine: str
+    seeds: tuple[int, ...]
+    duration_s: float
+    floor: float | None
+    p99_limit_s: float | None
+    rate_img_s: float | None
+    provenance: str
+    accuracy_provenance: str
+    choice: str | None
+    quickest: str | None
+    routers: tuple[PlannedRouter, ...]
+    servers: tuple[PlannedServer, ...]
+    changes: tuple[Change, ...]
+    unmade: tuple[str, ...]
+
+    def of(self, router: str | None) -> PlannedRouter | None:
+        """That router; None where it was not tried."""
+        return next((each for each in self.routers if each.router == router), None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a router."""
+        return [
+            {
+                "router": each.router,
+                "role": each.role,
+                "keeps": each.outcome.keeps,
+                "latency_p99_s": each.outcome.latency_p99_s["mean"],
+                "accuracy": each.outcome.accuracy["mean"],
+                "energy_per_image_j": each.outcome.energy_per_image_j["mean"],
+                "carried_img_s": each.carried and each.carried.mean_img_s,
+            }
+            for each in self.routers
+        ]

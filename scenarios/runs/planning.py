@@ -1,0 +1,251 @@
+"""What to run where: what routers reach under a scenario's load, what each carries, and what a change does to the best.
+
+It is all simulated: each router with each seed on the scenario's own arrivals, then the largest rate at which it keeps
+floor and limit (`scenarios.runs.capacity`), searched with each seed on its own. Beside routers that choose stand two
+that don't: full width, and the one width tuple that keeps the floor and is thought to carry most, each image on one
+server from the first segment to the last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from kit.errors import WorkError
+from policies.interfaces import RoutingPolicy
+from policies.records import BatchRecord
+from policies.registry import CONTROLLED, KINDS
+from policies.rules.controlled import ControlSpec
+from policies.rules.costs import path_ns, speeds_img_s
+from policies.rules.specs import RuleSpec
+from scenarios.files.made_routers import made_file, made_kind
+from scenarios.files.router_names import display_name
+from scenarios.metrics.plan import Carried, Change, Outcome, Plan, PlannedRouter, PlannedServer, Role
+from scenarios.metrics.result import Result, Simulator
+from scenarios.metrics.served import leaves_many, served
+from scenarios.metrics.slo import ROUNDING, Slo
+from scenarios.metrics.statistics import estimate
+from scenarios.runs.capacity import Search, capacity, without
+from scenarios.runs.simulate import run_simulation, simulate_metrics
+from scenarios.world.world import World
+
+MORE_LOAD: Final = 1.1
+FULL: Final = "sticky"  # full width, and each image stays on its server
+PRECISION: Final = 0.02  # of a rate that is carried
+DETAILED_IMAGES: Final = 100_000  # of the run that tells what each server does: beyond, it is gigabytes
+KEEPING: Final = "-keeping"  # behind the name of a kind with `control`
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A router that is tried; `rule`: of one that has neither a name nor a file."""
+
+    name: str
+    make: Callable[[], RoutingPolicy]
+    role: Role = "candidate"
+    rule: RuleSpec | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How routers are tried.
+
+    Attributes:
+        slo: the floor and the limit that are to be kept.
+        search_s: length of each run of a search.
+        on_step: told of each run or search that has ended.
+    """
+
+    world: World
+    slo: Slo
+    seeds: tuple[int, ...]
+    engine: Simulator
+    search_s: float
+    on_step: Callable[[], None] = lambda: None
+
+    def outcome(self, router: Candidate, *, scale: float = 1.0, lost: Sequence[str] = ()) -> Outcome:
+        """What it reaches under the scenario's load, or so many times as much, or with servers lost."""
+        world, results = without(self.world, lost), list[Result]()
+        for seed in self.seeds:
+            results.append(simulate_metrics(
+                world, router.make(), router.name, seed, scale=scale, engine=self.engine, detail=False
+            ))  # fmt: skip
+            self.on_step()
+        p99 = estimate([result["latency_s"]["p99"] for result in results])
+        accuracy = estimate([result["expected_accuracy"] for result in results])
+        energy_j = estimate([result["energy_per_image_j"]["total"] for result in results])
+        shares = served(results)
+        keeps = not leaves_many(shares) and None not in (p99["mean"], accuracy["mean"])
+        keeps = keeps and (self.slo.floor is None or (accuracy["mean"] or 0.0) >= self.slo.floor - ROUNDING)
+        keeps = keeps and (self.slo.p99_limit_s is None or (p99["mean"] or 0.0) <= self.slo.p99_limit_s)
+        return Outcome(p99, accuracy, energy_j, shares["unserved"] or 0.0, keeps)
+
+    def carried(self, router: Candidate, lost: tuple[str, ...] = ()) -> Carried | None:
+        """The rate that it carries; None where there is none with some seed."""
+        found = []
+        for seed in self.seeds:
+            search = Search(router.name, (seed,), self.search_s, PRECISION, self.engine, self.slo, lost)
+            try:
+                found.append(capacity(self.world, router.make, search))
+            except WorkError:
+                for _ in self.seeds[len(found) :]:
+                    self.on_step()
+                return None
+            self.on_step()
+        return Carried(
+            low_img_s=min(each.stable_img_s for each in found),
+            mean_img_s=float(np.mean([each.stable_img_s for each in found])),
+            high_img_s=max(each.unstable_img_s for each in found),
+            accuracy=float(np.mean([each.accuracy for each in found])),
+            energy_per_image_j=float(np.mean([each.energy_per_image_j for each in found])),
+        )
+
+    def planned(self, router: Candidate) -> PlannedRouter:
+        """One row of the plan."""
+        rule = None if router.rule is None else router.rule.to_dict()
+        return PlannedRouter(router.name, router.role, rule, self.outcome(router), self.carried(router))
+
+
+def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ()) -> Plan:
+    """Try all of these; the choice is told at `Plan`."""
+    world, scenario = trial.world, trial.world.scenario
+    rows = tuple(map(trial.planned, routers))
+    chosen = choice_of(rows, scenario.tuning.objective == "energy")
+    router = next((each for each in routers if chosen is not None and each.name == chosen.router), None)
+    kept = [each for each in rows if each.outcome.keeps]
+    quickest = min(kept, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
+    return Plan(
+        scenario=scenario.name,
+        engine=trial.engine,
+        seeds=trial.seeds,
+        duration_s=trial.search_s,
+        floor=trial.slo.floor,
+        p99_limit_s=trial.slo.p99_limit_s,
+        rate_img_s=world.mean_rate_img_s,
+        provenance=str(world.provenance),
+        accuracy_provenance=world.accuracy.provenance,
+        choice=None if chosen is None else chosen.router,
+        quickest=None if quickest is None else quickest.router,
+        routers=rows,
+        servers=() if router is None else _servers(trial, router),
+        changes=() if router is None else tuple(_changes(trial, router)),
+        unmade=tuple(unmade),
+    )
+
+
+def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> PlannedRouter | None:
+    """The router to run (`Plan.choice`)."""
+    able = [each for each in rows if each.carried is not None]
+    able = [each for each in able if each.outcome.keeps] or able
+    if not able:
+        return None
+    if saves_energy:
+        return min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
+    most = max(able, key=_mean_img_s)
+    alike = [
+        each for each in able if each.carried and most.carried and each.carried.high_img_s > most.carried.low_img_s
+    ]
+    return min(alike, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
+
+
+def _mean_img_s(row: PlannedRouter) -> float:
+    return row.carried.mean_img_s if row.carried else 0.0
+
+
+# --------------------------------------------------------------------------------------------------------- candidates
+
+
+def candidates(world: World, slo: Slo, named: Sequence[str], made_in: Path) -> tuple[list[Candidate], list[str]]:
+    """Those to try, and those among the named that the scenario's run has not made yet.
+
+    The named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
+    """
+    found: dict[str, Candidate] = {}
+    unmade = [name for name in named if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
+    for name in (*(name for name in named if name not in unmade), FULL):
+        found[display_name(name)] = Candidate(display_name(name), lambda name=name: world.router(name, made_in))  # type: ignore[misc]
+    found[FULL] = replace(found[FULL], role="full width")
+    if world.cluster.router.top1:
+        for kind in CONTROLLED:
+            rule = KINDS[kind].load()(control=ControlSpec())
+            found[f"{kind}{KEEPING}"] = _of_rule(f"{kind}{KEEPING}", world, rule)
+    single = best_single(world, slo)
+    if single is not None:
+        name = f"fixed:{','.join(f'{width:g}' for width in single)}@{FULL}"
+        found[name] = Candidate(name, lambda: world.router(name), "single width")
+    return list(found.values()), unmade
+
+
+def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:
+    return Candidate(name, lambda: rule.make(world.context, name), rule=rule)
+
+
+def best_single(world: World, slo: Slo) -> tuple[float, ...] | None:
+    """Of the width tuples that keep the floor the one that is expected to carry most; None where that is full width."""
+    costs, servers = world.costs, range(world.cluster.router.servers)
+    able = [widths for widths, top1 in world.held_top1.items() if slo.floor is None or top1 >= slo.floor - ROUNDING]
+    best = max(able, key=lambda widths: sum(1 / path_ns(costs, server, widths) for server in servers))
+    return None if set(best) == {world.cluster.router.widths[-1]} else best
+
+
+# ------------------------------------------------------------------------------------------ what the choice does
+
+
+def _servers(trial: Trial, router: Candidate) -> tuple[PlannedServer, ...]:
+    """From the batches of one run of the scenario's load."""
+    world, scenario = trial.world, trial.world.scenario
+    longest_s = DETAILED_IMAGES / (world.mean_rate_img_s or np.inf)
+    duration_s = min(scenario.duration_s, max(longest_s, 2 * scenario.warmup_s))
+    seed = trial.seeds[0]
+    result, record = run_simulation(
+        world, router.make(), router.name, seed, duration_s=duration_s, engine=trial.engine
+    )  # fmt: skip
+    trial.on_step()
+    passes = max(1, sum(batch.size for batch in record.batches))
+    segments = world.cluster.router.segments
+    return tuple(
+        PlannedServer(
+            server=figures["name"],
+            device=world.device_names[number],
+            share=figures["images"] / passes,
+            utilization=figures["utilization"],
+            mean_power_w=figures["mean_power_w"],
+            mean_batch=figures["mean_batch"],
+            widths=_widths([batch for batch in record.batches if batch.server == number], segments),
+        )
+        for number, figures in enumerate(result["servers"])
+    )
+
+
+def _widths(batches: Sequence[BatchRecord], segments: int) -> tuple[dict[float, float], ...]:
+    counts = [Counter[float]() for _ in range(segments)]
+    for batch in batches:
+        counts[batch.segment - 1][batch.width] += batch.size
+    return tuple({width: count[width] / count.total() for width in sorted(count)} for count in counts)
+
+
+def _changes(trial: Trial, router: Candidate) -> Iterator[Change]:
+    """More load, and the loss of the fastest device where another one is left."""
+    yield Change("load", trial.outcome(router, scale=MORE_LOAD), None)
+    names = fastest_device(trial.world)
+    if len(names) < len(trial.world.cluster.servers):
+        yield Change(names[0], trial.outcome(router, lost=names), trial.carried(router, names))
+
+
+def fastest_device(world: World) -> tuple[str, ...]:
+    """The servers on it, by full width in full batches."""
+    speeds = speeds_img_s(world.context)
+    servers = world.cluster.servers
+    device = servers[speeds.index(max(speeds))].device
+    return tuple(server.name for server in servers if server.device == device)
+
+
+def steps_of(world: World, routers: int, seeds: int) -> int:
+    """How many runs and searches a plan takes."""
+    after_changes = 3 if len(fastest_device(world)) < len(world.cluster.servers) else 1
+    return (2 * routers + after_changes) * seeds + 1

@@ -1,0 +1,70 @@
+"""A plan, for a terminal: questions with their answers, then what each server does, and all routers."""
+
+from __future__ import annotations
+
+from kit import strict
+from policies.vocabulary import Provenance
+from scenarios.metrics.plan import Plan, PlannedServer
+from scenarios.show.numbers import NONE, interval, number
+from scenarios.show.table import Column, Table, columns, framed, to_text
+from scenarios.show.wording import say
+from scenarios.terminal.screen import screen_width
+
+
+def format_plan(plan: Plan) -> str:
+    """All of it; below it the file of a choice that has none yet."""
+    one, width = plan.of(plan.choice), screen_width()
+    plain = [each for each in plan.routers if each.role != "candidate"]
+    is_calibrated = plan.provenance in (Provenance.MEASURED, Provenance.POLLED)
+    parts = [("What do I run where?", say("plan", "choice", plan, one))]
+    if one is not None:
+        parts += [
+            ("What does plain replication carry?", say("plan", "beside", plan, one, plain)),
+            ("What if the load grows, or a device is lost?", say("plan", "changes", plan, one)),
+        ]
+    parts.append(("What to measure next?", say("plan", "next", plan, one, is_calibrated)))
+    tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
+    told = [framed(parts, width), to_text(tables, width)]
+    if one is not None and one.rule is not None:
+        told.append(f"{one.router}.rule.yaml:\n\n{strict.dump(dict(one.rule))}".rstrip())
+    return "\n\n".join(told)
+
+
+def servers_table(plan: Plan) -> Table:
+    """What the choice has each server do."""
+    numbers = [Column("of the passes", "%"), Column("busy", "%"), Column("power", "W"), Column("mean batch")]
+    head = [Column("server"), Column("device", is_text=True), *numbers, Column("mean width, by segment", is_text=True)]
+    return Table(head, [_server(each) for each in plan.servers], f"{plan.choice}: what each server does")
+
+
+def _server(of: PlannedServer) -> list[str]:
+    means = [sum(width * share for width, share in each.items()) if each else None for each in of.widths]
+    numbers = [number(of.share, 1, 100), number(of.utilization, 1, 100), number(of.mean_power_w, 0)]
+    return [of.server, of.device, *numbers, number(of.mean_batch, 1), " ".join(number(mean, 2) for mean in means)]
+
+
+def routers_table(plan: Plan) -> Table:
+    """All that was tried, those that carry most first."""
+    head = [Column("router"), Column("carries", "images/s"), *columns("of that, least", "and most", "J/image there")]
+    here = [Column("p99 here", "ms"), Column("accuracy here", "%"), Column("J/image here"), Column("kept here")]
+    ranked = sorted(plan.routers, key=lambda each: -each.carried.mean_img_s if each.carried else 0.0)
+    rows = [
+        [
+            each.router,
+            *(
+                [NONE] * 4
+                if each.carried is None
+                else [
+                    *(number(getattr(each.carried, name), 0) for name in ("mean_img_s", "low_img_s", "high_img_s")),
+                    number(each.carried.energy_per_image_j, None),
+                ]
+            ),
+            interval(each.outcome.latency_p99_s, 2, 1000),
+            interval(each.outcome.accuracy, 2, 100),
+            interval(each.outcome.energy_per_image_j, None),
+            "yes" if each.outcome.keeps else "no",
+        ]
+        for each in ranked
+    ]
+    notes = ["Who carries nothing (-) keeps what is asked at no rate."]
+    return Table([*head, *here], rows, "routers: what they carry, and what they reach under the scenario's load", notes)

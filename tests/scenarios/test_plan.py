@@ -1,0 +1,141 @@
+"""A plan: plain replication carries what `capacity` says, the choice is the best that keeps what is asked, and losing
+a device helps nobody."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slimsched
+from kit.documents import read_json
+from scenarios.metrics.plan import Carried, Outcome, Plan, PlannedRouter
+from scenarios.metrics.slo import Slo
+from scenarios.metrics.statistics import MeanInterval
+from scenarios.runs.planning import FULL, Trial, best_single, candidates, choice_of, fastest_device
+from scenarios.world.materials import load_world
+from slimsched.cli import main
+from tests.scenarios.files import write_scenario
+from tests.scenarios.test_metrics_page import explained
+
+SHORT: dict[str, Any] = {"seeds": [3, 4], "duration_s": 0.5}
+ASKED = "slo: {floor: 0.8, p99_limit_s: 100ms}\nduration_s: 1"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    path = write_scenario(tmp_path_factory.mktemp("plan"), "duration_s: 1", ASKED)
+    return path, slimsched.plan(path, ["jsq"], **SHORT)
+
+
+def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -> None:
+    """Seed by seed; the choice carries no less than any that keeps as much."""
+    path, plan = made
+    asked = {"floor": 0.8, "p99_s": 0.1, "duration_s": 0.5, "precision": 0.02}
+    found = [slimsched.capacity(path, FULL, [seed], **asked) for seed in (3, 4)]
+    full = plan.of(FULL)
+    assert full is not None
+    assert full.role == "full width"
+    assert full.carried is not None
+    assert full.carried.low_img_s == min(each.stable_img_s for each in found)
+    assert full.carried.high_img_s == max(each.unstable_img_s for each in found)
+    chosen = plan.of(plan.choice)
+    assert chosen is not None
+    assert chosen.outcome.keeps
+    assert chosen.carried is not None
+    for each in plan.routers:
+        if each.outcome.keeps and each.carried is not None:
+            assert chosen.carried.high_img_s > each.carried.low_img_s
+
+
+def test_all_work_is_on_the_servers(made: tuple[Path, Plan]) -> None:
+    _, plan = made
+    assert sum(server.share for server in plan.servers) == pytest.approx(1.0)
+    assert [server.server for server in plan.servers] == ["fast", "slow"]
+    for server in plan.servers:
+        assert [sum(widths.values()) for widths in server.widths] == pytest.approx([1.0, 1.0])
+        assert all(width in (0.5, 1.0) for widths in server.widths for width in widths)
+
+
+def test_every_key_is_explained_and_no_other(made: tuple[Path, Plan]) -> None:
+    assert explained("Plan: `slimsched.plan/1`") == made[1].document.keys()
+
+
+def test_the_command_finds_the_same(
+    made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Again, bit for bit; what it prints answers in words, and has the choice's file."""
+    path, plan = made
+    words = ["plan", str(path), "--router", "jsq", "--seed", "3", "--seed", "4", "--duration", "500ms"]
+    assert main([*words, "--quiet", "--json", str(tmp_path / "plan.json")]) == 0
+    assert read_json(tmp_path / "plan.json") == json.loads(plan.to_json())
+    out = capsys.readouterr().out
+    assert f"Run {plan.choice}" in " ".join(out.split())
+    assert (f"{plan.choice}.rule.yaml:" in out) == (plan.of(plan.choice).rule is not None)  # type: ignore[union-attr]
+
+
+def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
+    """The fastest; the one that is left carries no more than both did."""
+    path, plan = made
+    load, lost = plan.changes
+    assert (load.what, load.carried, lost.what) == ("load", None, "fast")
+    world = load_world(path)
+    assert fastest_device(world) == ("fast",)
+    trial = Trial(world, Slo(0.8, 0.1), (3,), "compiled", 0.5)
+    routers, _ = candidates(world, trial.slo, ["jsq"], path.parent)
+    for router in routers:
+        both, one = trial.carried(router), trial.carried(router, ("fast",))
+        if one is not None:
+            assert both is not None
+            assert one.low_img_s < both.high_img_s
+    full = next(each for each in routers if each.name == FULL)
+    both, one = trial.carried(full), trial.carried(full, ("fast",))
+    assert both is not None
+    assert one is not None
+    assert one.mean_img_s < 0.6 * both.mean_img_s  # the other one is half as fast
+    slow, both_s = (trial.outcome(full, lost=servers).latency_p99_s["mean"] for servers in (("fast",), ()))
+    assert slow is not None
+    assert both_s is not None
+    assert slow > both_s
+
+
+def test_one_server_has_nothing_to_lose(tmp_path: Path) -> None:
+    path = write_scenario(
+        tmp_path, "  - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}\n"
+    )
+    plan = slimsched.plan(path, ["jsq"], changes={"slo.floor": 0.8}, **SHORT)
+    assert [each.what for each in plan.changes] == ["load"]
+    assert [(each.server, each.share) for each in plan.servers] == [("fast", pytest.approx(1.0))]
+
+
+def row(router: str, keeps: bool, carried_img_s: float | None, p99_s: float, joules: float = 1.0) -> PlannedRouter:
+    means = (MeanInterval(mean=value, ci95=None) for value in (p99_s, 0.8, joules))
+    carried = None if carried_img_s is None else Carried(carried_img_s, carried_img_s, carried_img_s + 10, 0.8, 1.0)
+    return PlannedRouter(router, "candidate", None, Outcome(*means, unserved=0.0, keeps=keeps), carried)
+
+
+def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
+    """Who can't be told apart is chosen by p99; where energy is the objective, joules decide."""
+    rows = [row("a", True, 100, 0.02, 3.0), row("b", True, 105, 0.03, 2.0), row("c", False, 500, 0.01)]
+    rows += [row("d", True, 50, 0.001, 1.0), row("e", True, None, 0.001, 0.5)]
+
+    def chosen(rows: list[PlannedRouter], saves_energy: bool = False) -> str | None:
+        found = choice_of(rows, saves_energy)
+        return found and found.router
+
+    assert chosen(rows) == "a"
+    assert chosen([replace(each, router=f"{each.router}2") for each in rows[1:]]) == "b2"
+    assert chosen(rows, saves_energy=True) == "d"
+    assert chosen(rows[2:3]) == "c"
+    assert chosen(rows[4:]) is None
+
+
+def test_the_single_width_keeps_the_floor(made: tuple[Path, Plan]) -> None:
+    """The narrowest first segment that is accurate enough; full width itself is none."""
+    world = load_world(made[0])
+    for floor, wanted in ((0.7, (0.5, 0.5)), (0.8, {(0.5, 1.0), (1.0, 0.5)}), (0.9, None)):
+        found = best_single(world, Slo(floor))
+        assert found in wanted if isinstance(wanted, set) else found == wanted
