@@ -34,6 +34,7 @@ def _validation(result: Validation) -> str:
 def _job(result: Job) -> str:
     from scenarios.show.answers import format_answers
     from scenarios.show.comparison import format_comparison
+    from scenarios.show.plan import short_plan
     from scenarios.show.table import to_text
     from scenarios.show.validation import format_validation
     from scenarios.terminal.screen import screen_width
@@ -41,7 +42,7 @@ def _job(result: Job) -> str:
     comparison = result.comparison.document
     validation = None if result.validation is None else result.validation.document
     return _apart(
-        format_answers(comparison, validation),
+        format_answers(comparison, validation, short_plan(comparison, result.comparison.results)),
         format_comparison(comparison),
         "" if validation is None else format_validation(validation),
         to_text(["\n".join(result.endings)], screen_width()) + f"\nreport: {result.report}",

@@ -64,10 +64,12 @@ def answers(comparison: ComparisonDocument | None, validation: ValidationDocumen
     ]
 
 
-def format_answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
-    """The answers in a frame that fits the terminal; empty where no two routers stand beside each other."""
+def format_answers(
+    comparison: ComparisonDocument | None, validation: ValidationDocument | None, more: Sequence[Answer] = ()
+) -> str:
+    """The answers in a frame that fits the terminal, and more; empty where no two routers stand beside each other."""
     entries = answers(comparison, validation)
-    return box_text(entries, screen_width()) if entries else ""
+    return box_text([*entries, *more], screen_width()) if entries else ""
 
 
 def box_text(entries: Sequence[Answer], width: int | None) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
 from kit import strict
 from policies.vocabulary import Provenance
+from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.plan import Plan, PlannedServer
+from scenarios.metrics.ranking import compared
+from scenarios.metrics.result import Result
+from scenarios.show.answers import Answer
 from scenarios.show.numbers import NONE, interval, number
 from scenarios.show.table import Column, Table, columns, framed, to_text
 from scenarios.show.wording import say
 from scenarios.terminal.screen import screen_width
+
+WHERE: Final = "What do I run where?"
 
 
 def format_plan(plan: Plan) -> str:
@@ -16,7 +26,7 @@ def format_plan(plan: Plan) -> str:
     one, width = plan.of(plan.choice), screen_width()
     plain = [each for each in plan.routers if each.role != "candidate"]
     is_calibrated = plan.provenance in (Provenance.MEASURED, Provenance.POLLED)
-    parts = [("What do I run where?", say("plan", "choice", plan, one))]
+    parts = [(WHERE, say("plan", "choice", plan, one))]
     if one is not None:
         parts += [
             ("What does plain replication carry?", say("plan", "beside", plan, one, plain)),
@@ -28,6 +38,20 @@ def format_plan(plan: Plan) -> str:
     if one is not None and one.rule is not None:
         told.append(f"{one.router}.rule.yaml:\n\n{strict.dump(dict(one.rule))}".rstrip())
     return "\n\n".join(told)
+
+
+def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:
+    """What a comparison alone says of it: who wins, and where its passes run; nothing where nobody wins."""
+    winner = compared(comparison).winner
+    if winner is None:
+        return []
+    runs = [result for result in results if result["router"] == winner.router]
+    row = next(row for row in comparison["rows"] if row["router"] == winner.router)
+    passes: Counter[str] = Counter()
+    for result in runs:
+        passes.update({server["name"]: server["images"] for server in result["servers"]})
+    shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
+    return [Answer(WHERE, say("plan", "short", row, winner, shares))]
 
 
 def servers_table(plan: Plan) -> Table:

@@ -4,6 +4,7 @@ a device helps nobody."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from scenarios.metrics.plan import Carried, Outcome, Plan, PlannedRouter
 from scenarios.metrics.slo import Slo
 from scenarios.metrics.statistics import MeanInterval
 from scenarios.runs.planning import FULL, Trial, best_single, candidates, choice_of, fastest_device
+from scenarios.show.plan import short_plan
 from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -75,6 +77,16 @@ def test_the_command_finds_the_same(
     out = capsys.readouterr().out
     assert f"Run {plan.choice}" in " ".join(out.split())
     assert (f"{plan.choice}.rule.yaml:" in out) == (plan.of(plan.choice).rule is not None)  # type: ignore[union-attr]
+
+
+def test_a_comparison_says_it_in_short(made: tuple[Path, Plan], tmp_path: Path) -> None:
+    """Of its winner alone: with one server in two as fast, two thirds of the passes and one."""
+    table = slimsched.compare(made[0], ["weighted-random", "round-robin"], out=tmp_path / "run")
+    (answer,) = short_plan(table.document, table.results)
+    assert answer.text.startswith("In simulation weighted-random: a p99 of ")
+    fast, slow = (int(share) for share in re.findall(r"(?:fast|slow) runs (\d+) % of the passes", answer.text))
+    assert fast + slow == pytest.approx(100, abs=1)
+    assert fast == pytest.approx(67, abs=6)
 
 
 def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:

@@ -93,6 +93,7 @@ def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.Captu
     assert main(arguments) == 0
     first = capsys.readouterr()
     assert "compare: begins" in first.err
+    assert "What do I run where?" in first.out
     assert "report.html" in first.out
     assert main(arguments) == 0
     second = capsys.readouterr()
