@@ -11,8 +11,9 @@ from typing import Annotated, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from benchmarks.grid import GridRow, Row, kept_rows, make_rows
-from benchmarks.study import jobs_results, live, paper_table, results, tables, tune
-from benchmarks.study.candidates import SCENARIOS
+from benchmarks.study import headroom, jobs_results, live, pages, paper_table, results, tables, tune
+from benchmarks.study.candidates import SCENARIOS, scenario_files
+from benchmarks.study.paper import is_replica
 from benchmarks.study.tables import DATA, Budget
 from hw.host.limits import core_count
 from kit.errors import InputError
@@ -180,6 +181,32 @@ def _capacity(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CAPACI
     for row in kept_rows(json, points):
         if row is not None:
             print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
+
+
+@app.command(name="headroom")
+def _headroom(
+    *,
+    only: Names = (),
+    seeds: int = headroom.SEEDS,
+    scenarios: Path = SCENARIOS,
+    kept: Path = Path("runs/headroom.jsonl"),
+    docs: Path = DATA.parent,
+    jobs: int | None = None,
+) -> None:
+    """What there is to win: tuned rules in every main scenario, and where its difficulty is taken away.
+
+    Args:
+        only: these scenarios.
+        seeds: the first so many of each scenario's comparison.
+        scenarios: the folder of the scenario files, with data/routers/ in it.
+        kept: where rows are kept; an interrupted command goes on there.
+        docs: whose data/headroom.csv and results.md it is written to.
+        jobs: rows beside each other; one a core by default.
+    """
+    files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
+    made = headroom.make_headroom(files, seeds, kept, jobs or core_count())
+    pages.add_headroom(docs, made)
+    print(made.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
 
 
 @app.command(name="live")

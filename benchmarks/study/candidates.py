@@ -30,6 +30,7 @@ from scenarios.world.world import World
 
 SCENARIOS: Final = ROOT / "scenarios"
 ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
+MAIN: Final = ("main-*.yaml", "memory-*.yaml", "mixed-links.yaml", "night.yaml")
 PLACEMENTS: Final = tuple(name for name in PLACEMENT_NAMES if name not in ("random", "power-of-two"))  # no new facts
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
@@ -118,10 +119,10 @@ def scenario_files(folder: Path, only: Collection[str] = ()) -> list[Path]:
     Raises:
         InputError: there are none, or one of `only` is none.
     """
-    files = [path for pattern in ("main-*.yaml", "paper*.yaml") for path in folder.glob(pattern)]
+    files = [path for pattern in (*MAIN, "paper*.yaml") for path in folder.glob(pattern)]
     found = {path.stem: path for path in sorted(files, key=lambda path: path.stem)}  # `paper` before what varies it
     if not found:
-        raise InputError("--scenarios", "", f"{folder}: no main-*.yaml and no paper*.yaml there")
+        raise InputError("--scenarios", "", f"{folder}: no {', '.join(MAIN)} and no paper*.yaml there")
     for name in only:
         if name not in found:
             raise InputError("--only", "", f"no scenario {name!r}; {nearest(name, found)}")

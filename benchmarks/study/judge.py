@@ -27,6 +27,7 @@ FAULTS_P99_PCT: Final = -25.0  # asked of the p99 where servers fail or slow dow
 WORST_PCT: Final = 1.0  # that any figure may be worse, anywhere
 WORST_ATTAINMENT: Final = 1.0  # points of the windows that keep what is promised
 ENERGY_OVER_PCT: Final = 15.0  # above the fluid bound, asked for under moderate load
+LITTLE_PCT: Final = 3.0  # a scenario with less to win (`benchmarks.study.headroom`) misses no goal
 LOST: Final = 0.001  # of the images: who leaves more than that more of them unfinished has bought its latency so
 REFERENCE_MS: Final = 50.0  # mean latency from which hypervolume counts
 ROUNDING: Final = 1e-7  # of means, in points

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import floor, log10
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +11,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from benchmarks.study import candidates, judge, pictures, tables
+from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, REMOVALS
 from kit.documents import write_text
 from scenarios.show import charts
 
@@ -102,6 +103,8 @@ def results_page(folder: Path) -> None:
     found = dict.fromkeys(PARTS, pd.DataFrame()) | read_frames(folder / "data", "results-")
     more = {name: frame for name, frame in read_frames(folder / "data").items() if not name.startswith("results-")}
     versus, routers = found["versus"], found["routers"]
+    rooms = more.get("headroom", pd.DataFrame({"scenario": [], "is_little": []}))
+    little = set(rooms["scenario"][rooms["is_little"].astype(bool)])
     images = folder / "images"
     drawn = []
     main = routers[~routers["scenario"].str.startswith("paper")]
@@ -126,7 +129,9 @@ def results_page(folder: Path) -> None:
     text = render(
         "results.md.j2",
         **found,
-        counts=load_counts(versus),
+        counts=load_counts(versus, little),
+        rooms=headroom_rows(rooms),
+        little=little,
         near_bound=near_bound(routers, found["scenarios"]),
         pictures=drawn,
         tails=more.get("ablation-tail", pd.DataFrame()),
@@ -144,19 +149,53 @@ def _as_tuned(versus: pd.DataFrame) -> pd.DataFrame:
     return versus[(versus["group"] == "as tuned") & versus["baseline"].notna()]
 
 
-def load_counts(versus: pd.DataFrame) -> list[dict[str, Any]]:
-    """By load: of how many scenarios Tide has what is asked for, and in how many that is open."""
-    own = versus[versus["group"] == "as tuned"] if len(versus) else versus
+def load_counts(versus: pd.DataFrame, little: Collection[str] = ()) -> list[dict[str, Any]]:
+    """By load: of how many scenarios Tide has what is asked for, and in how many that is open.
+
+    Args:
+        little: scenarios in which there is little to win: they are counted apart.
+    """
+    if versus.empty:
+        return []
+    own = versus[versus["group"] == "as tuned"]
+    apart = own["scenario"].isin(little)
     return [
         {
             "load": load,
-            "all": len(of),
+            "all": len(of := own[(own["load"] == load) & ~apart]),
             "won": (of["holds"] == "yes").sum(),
             "open": of["holds"].isin(["open", "?"]).sum(),
+            "little": ((own["load"] == load) & apart).sum(),
         }
         for load in candidates.LOADS
-        if len(versus) and len(of := own[own["load"] == load])
+        if (own["load"] == load).any()
     ]
+
+
+def add_headroom(docs: Path, made: pd.DataFrame) -> None:
+    """What there is to win in some scenarios, into `data/headroom.csv`, and the results' page anew."""
+    before = read_frames(docs / "data").get("headroom", made.iloc[:0])
+    others = before[~before["scenario"].isin(made["scenario"])]
+    write_frames(docs / "data", {"headroom": pd.concat([others, made]).sort_values("scenario", kind="stable")})
+    results_page(docs)
+
+
+def headroom_rows(rooms: pd.DataFrame) -> list[list[str]]:
+    """Cells of a row a scenario, of `headroom.csv`: what its best rule has, and gains where a difficulty is gone."""
+    found = []
+    for name, of in rooms.groupby("scenario", sort=False):
+        rows = {row["without"]: row for row in rows_of(of)}
+        own = rows.pop(AS_IT_IS)
+        cells = [f"{number(1000 * own['mean_s'])}, {number(1000 * own['p99_s'])} ms, {number(own['image_j'])} J"]
+        for difficulty in (*REMOVALS, ALL, BOUND):
+            stems = (
+                ("energy",) if own["is_of_energy"] else ("mean", "energy") if difficulty == BOUND else ("mean", "p99")
+            )
+            row = rows.get(difficulty)
+            cells.append("" if row is None else ", ".join(number(row[f"{stem}_pct"], 0, signed=True) for stem in stems))
+        little = f", under {judge.LITTLE_PCT:g} %" if own["is_little"] else ""
+        found.append([str(name), *cells, f"{number(own['most_pct'], 0)} %{little}"])
+    return found
 
 
 def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:

@@ -78,11 +78,13 @@ class Budget:
         return GridRow({"scenario": world.scenario.name, **key, **asdict(self)}, decided_by, scenario)
 
 
-def held_out(world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs) -> list[list[RunScore]]:
-    """Each router on the scenario's own runs with the seeds of its comparison."""
+def held_out(
+    world: World, specs: Sequence[RouterSpec], knobs: TuningKnobs, seeds: int | None = None
+) -> list[list[RunScore]]:
+    """Each router on the scenario's own runs with the seeds of its comparison, the first so many or all."""
     with workers_of() as workers:
         evaluator = Evaluator(world, knobs, workers)
-        runs = [SampledRun(seed) for seed in world.scenario.compare.seeds]
+        runs = [SampledRun(seed) for seed in world.scenario.compare.seeds[:seeds]]
         return [evaluator.measure([(spec, run) for run in runs]) for spec in specs]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.study.candidates import ROUTERS, SCENARIOS, scenario_files, tuned_file
+from benchmarks.study.paper import is_replica
 from benchmarks.study.tuned_files import failure_path, note_failure, why_tune
 from kit.errors import InputError, nearest
 from kit.parallel import each
@@ -59,7 +60,7 @@ def tunings(
             raise InputError("--router", "", f"{kind!r} is not tuned; {nearest(kind, KINDS)}")
     wanted = []
     for path in scenario_files(scenarios, only):
-        if not path.name.startswith("main-"):
+        if is_replica(path.stem):
             continue
         world = load_world(path)
         knobs = knobs_of(world)

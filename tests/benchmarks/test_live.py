@@ -196,7 +196,7 @@ def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "block"), [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("straggler", 4)]
+    ("name", "block"), [("bursts", 4), ("crowd", 8), ("day", 4), ("dying-server", 4), ("memory", 4), ("straggler", 4)]
 )
 def test_the_highest_burst_leaves_the_router_room(name: str, block: int, tmp_path: Path) -> None:
     """In the fullest second of all measured runs at most 0.6 of what the router carries arrives.

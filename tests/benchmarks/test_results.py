@@ -126,6 +126,24 @@ def test_nothing_runs_twice_and_what_has_changed_runs_alone(
     assert capsys.readouterr().out == f"0 runs made; {folder / 'runs' / 'results.md'}\n"
 
 
+def test_a_scenario_with_little_to_win_misses_no_goal(made: Path, tmp_path: Path) -> None:
+    """Its row says so, and it is counted apart."""
+    folder = tmp_path / "again"
+    shutil.copytree(made, folder)
+    words = ["--scenarios", str(folder), "--docs", str(folder / "docs"), "--kept", str(folder / "rows.jsonl")]
+    assert main(["headroom", *words, "--seeds", "2", "--jobs", "1"]) == 0
+    figures, page = folder / "docs/data/headroom.csv", folder / "docs/results.md"
+    found = pd.read_csv(figures)
+    assert found["without"].tolist() == ["as it is", "changes of load", "links", "all", "bound"]
+    for is_little, shown in ((False, "1 scenarios"), (True, "0 scenarios")):
+        found.assign(is_little=is_little).to_csv(figures, index=False)
+        pages.results_page(folder / "docs")
+        text = page.read_text()
+        assert f"- **Moving: in 0 of {shown}" in text
+        assert ("1 more has [less than 3 % to win](#what-there-is-to-win)" in text) == is_little
+        assert ("| little to win |" in text) == is_little
+
+
 def test_bounds_are_solved_once(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = read_case(made / "main-tiny.yaml")
     monkeypatch.setattr(runs, "_solve", None)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.study.candidates import ROUTERS, read_case, tuned_file
+from benchmarks.study.candidates import ROUTERS, read_case, scenario_files, tuned_file
+from benchmarks.study.paper import is_replica
 from benchmarks.study.tuned_files import why_tune
 from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
@@ -75,7 +76,7 @@ def test_the_scenario_reads() -> None:
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
 LIVE_SCENARIOS = sorted((ROOT / "scenarios" / "live").glob("*.yaml"))
 LIVE = "paper-live"  # on emulated devices: nothing is reported of them
-REPORTED = [p for p in SCENARIOS if p.stem.startswith(("main-", "paper")) and not p.stem.startswith(LIVE)]
+REPORTED = [p for p in scenario_files(ROOT / "scenarios") if not p.stem.startswith(LIVE)]
 
 
 @pytest.mark.parametrize("name", ["quickstart", "paper-live-x1", "live/bursts"])
@@ -105,7 +106,7 @@ def test_a_reported_scenario_can_be_carried_and_is_new_to_what_was_tuned(path: P
     """Its mean rate is within what its cluster can carry; curves are tuned on another day than they are reported on."""
     world = load_world(path)
     assert overload_of(world) is None
-    first = 200 if world.scenario.name.startswith("main-") else 100
+    first = 100 if is_replica(world.scenario.name) else 200
     assert set(world.scenario.compare.seeds) >= set(range(first, first + 10))
     workload = world.scenario.workload
     if isinstance(workload, RatesWorkload):

@@ -1,0 +1,208 @@
+"""What there is to win in a scenario: its tuned rules in worlds where a difficulty of it is taken away.
+
+    python -m benchmarks headroom                       # every main scenario, its figures, and the results' page anew
+    python -m benchmarks headroom main-vram-10g night   # these alone
+
+In each world a rule is told the scenario's floor of accuracy (`control`), which moves the one dial that it has, so that
+figures compare. What the best rule gains where a difficulty is gone is the most that a router could win which knew all
+about it; part of it (a dead server's capacity, say) nobody can win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from benchmarks.grid import GridRow, Row, code_state, kept_rows, make_rows
+from benchmarks.study.candidates import state_of
+from benchmarks.study.judge import EQUAL_POINTS, LITTLE_PCT, columns
+from benchmarks.study.tables import held_out, rule_of_now
+from kit.documents import inputs_hash
+from kit.errors import InputError
+from kit.parallel import Jobs
+from policies.registry import CONTROLLED
+from policies.rules.controlled import ControlSpec
+from policies.rules.specs import RuleSpec
+from scenarios.files.spec import LinkSection, PoissonWorkload, Scenario
+from scenarios.learn.evaluator import unserved
+from scenarios.learn.tune import knobs_of
+from scenarios.learn.tuned_files import with_control
+from scenarios.metrics.served import LIMIT
+from scenarios.metrics.statistics import estimate, paired_difference
+from scenarios.runs.bound import FluidModel
+from scenarios.world.materials import default_folder, load_world, make_world
+from scenarios.world.world import World
+
+SEEDS: Final = 4
+FASTEST: Final = LinkSection(latency_s=30e-6, bandwidth_bytes_s=11.7e9)  # 100 GbE
+FIGURES: Final = {"mean": "mean_s", "p99": "p99_s", "energy": "image_j"}
+
+
+def _without_memory_cap(world: World) -> dict[str, Any]:
+    """Everything is loaded before a run begins, and stays."""
+    scenario = world.scenario
+    if all(scenario.cluster.greedy_of(server).vram_cap_gb is None for server in scenario.cluster.named_servers):
+        return {}
+    everything = {"vram_cap_gb": None, "preload": "all", "idle_unload_s": None}
+    greedy = scenario.cluster.greedy.model_copy(update=everything)
+    return {"cluster": scenario.cluster.model_copy(update={"greedy": greedy})}
+
+
+def _without_faults(world: World) -> dict[str, Any]:
+    return {"faults": ()} if world.scenario.faults else {}
+
+
+def _without_changes_of_load(world: World) -> dict[str, Any]:
+    """As many images on average, at a rate that stays."""
+    if isinstance(world.scenario.workload, PoissonWorkload) or world.mean_rate_img_s is None:
+        return {}
+    return {"workload": PoissonWorkload(kind="poisson", rate_img_s=world.mean_rate_img_s)}
+
+
+def _without_slow_links(world: World) -> dict[str, Any]:
+    cluster = world.scenario.cluster
+    servers = tuple(server.model_copy(update={"link": FASTEST}) for server in cluster.named_servers)
+    return {} if servers == cluster.servers else {"cluster": cluster.model_copy(update={"servers": servers})}
+
+
+REMOVALS: Final[Mapping[str, Callable[[World], dict[str, Any]]]] = {
+    "memory": _without_memory_cap,
+    "faults": _without_faults,
+    "changes of load": _without_changes_of_load,
+    "links": _without_slow_links,
+}
+"""By difficulty the keys of the scenario that change where it is gone; none where there is no such difficulty."""
+AS_IT_IS, ALL, BOUND = "as it is", "all", "bound"
+
+
+def without(world: World, *difficulties: str) -> World:
+    """A scenario's world in which nothing but these is otherwise."""
+    for difficulty in difficulties:
+        scenario: Scenario = world.scenario.model_copy(update=REMOVALS[difficulty](world))
+        world = make_world(scenario, default_folder(scenario))
+    return world
+
+
+def worlds_of(world: World) -> dict[str, World]:
+    """By what is gone: as it is, each of its difficulties, and all of them where it has several."""
+    difficulties = [name for name, change in REMOVALS.items() if change(world)]
+    found = {AS_IT_IS: world} | {name: without(world, name) for name in difficulties}
+    return found | ({ALL: without(world, *difficulties)} if len(difficulties) > 1 else {})
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
+    """A row a scenario and world.
+
+    Raises:
+        InputError: a scenario has no floor, or no tuned rule that is of now and has a dial.
+    """
+    found, code = [], code_state()
+    for path in scenarios:
+        world = load_world(path)
+        if world.scenario.tuning.floor is None:
+            raise InputError(str(path), "tuning.floor", "missing; figures compare at a floor of accuracy")
+        rules = rules_of(path, world)
+        if not rules:
+            problem = f"{path.stem} has no tuned {', '.join(CONTROLLED)} of now"
+            raise InputError("--only", "", f"{problem}; `python -m benchmarks tune --only {path.stem}` makes them")
+        state = inputs_hash(state_of(world.scenario), code, [rule.model_dump_json() for rule in rules.values()])
+        names = [*worlds_of(world), BOUND]
+        found += [GridRow({"scenario": path.stem, "without": name, "seeds": seeds}, state, path) for name in names]
+    return found
+
+
+def rules_of(path: Path, world: World) -> dict[str, RuleSpec]:
+    """By kind the tuned rules that lie beside a scenario and have a dial, told its floor and nothing else."""
+    tuned = {kind: rule_of_now(path, world, kind) for kind in CONTROLLED}
+    goals = ControlSpec(floor=world.scenario.tuning.floor, p99_limit_s=0.0)
+    return {kind: with_control(rule, goals) for kind, rule in tuned.items() if rule is not None}
+
+
+def measure(_: None, point: GridRow) -> Row:
+    """Each rule in one world, by seed; of the bound what no router can beat at the floor, in the world as it is."""
+    world, knobs = load_world(point.given), knobs_of(load_world(point.given))
+    if point.key["without"] == BOUND:
+        bound = FluidModel(world).bound(knobs.floor, world.mean_rate_img_s)
+        return {"least": {"mean_s": bound.latency_mean_s, "image_j": bound.energy_per_image_j}}
+    rules = rules_of(point.given, world)
+    changed = worlds_of(world)[point.key["without"]]
+    scores = held_out(changed, list(rules.values()), knobs, point.key["seeds"])
+    names = (*FIGURES.values(), "accuracy")
+    return {
+        "routers": {
+            kind: {"unserved": unserved(of), **{name: [getattr(score, name) for score in of] for name in names}}
+            for kind, of in zip(rules, scores, strict=True)
+        }
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def make_headroom(scenarios: Sequence[Path], seeds: int, kept: Path, jobs: Jobs) -> pd.DataFrame:
+    """Make what is missing of these scenarios; returns their figures (`headroom_frame`).
+
+    Args:
+        seeds: the first so many of each comparison.
+        kept: where rows are kept; an interrupted command goes on there.
+
+    Raises:
+        InputError: a scenario has no floor or no tuned rule.
+        WorkError: a run can't go on.
+    """
+    wanted = points(scenarios, seeds)
+    make_rows(kept, wanted, measure, jobs=jobs)
+    rows = [row for row in kept_rows(kept, wanted) if row is not None]
+    return headroom_frame(rows, {path.stem: load_world(path) for path in scenarios})
+
+
+def headroom_frame(rows: Sequence[Row], worlds: Mapping[str, World]) -> pd.DataFrame:
+    """A row a scenario and world: the best rule's latencies and energy, each with its change against the best as it is.
+
+    Args:
+        worlds: of the scenarios, by name.
+    """
+    found = []
+    for name, world in worlds.items():
+        own = {row["without"]: row for row in rows if row["scenario"] == name}
+        base = _best(own[AS_IT_IS], world)
+        for difficulty, row in own.items():
+            best = _best(row, world) if difficulty != BOUND else _bound(row, base)
+            made: Row = {"scenario": name, "without": difficulty, "seeds": row["seeds"]}
+            made["flaws"] = best.pop("flaws", "")
+            for stem, key in FIGURES.items():
+                if key in best:
+                    change = paired_difference(best[key], base[key])["percent"]
+                    made |= {key: estimate(best[key])["mean"], **columns(f"{stem}_pct", change)}
+            found.append(made)
+    frame = pd.DataFrame(found)
+    return frame.merge(pd.DataFrame([_to_win(name, frame, world) for name, world in worlds.items()]), on="scenario")
+
+
+def _best(row: Row, world: World) -> dict[str, Any]:
+    """By figure the least of a rule that keeps the floor and serves all, by seed; else of all rules, and why."""
+    floor = knobs_of(world).floor - EQUAL_POINTS / 100
+    routers = list(row["routers"].values())
+    able = [each for each in routers if each["unserved"] <= LIMIT and sum(each["accuracy"]) >= floor * row["seeds"]]
+    least = {key: min((each[key] for each in able or routers), key=sum) for key in FIGURES.values()}
+    return {**least, "flaws": "" if able else "nobody keeps the floor and serves all"}
+
+
+def _bound(row: Row, base: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: [value] * len(base[name]) for name, value in row["least"].items() if value is not None}
+
+
+def _to_win(name: str, frame: pd.DataFrame, world: World) -> Row:
+    """The most that there is, in percent; of energy down to the bound, as batches that wait come near it."""
+    own = frame[frame["scenario"] == name]
+    of_energy = knobs_of(world).objective == "energy"
+    stems, left_out = (("energy",), ()) if of_energy else (("mean", "p99"), (BOUND,))
+    changes = own[~own["without"].isin(left_out)][[f"{stem}_pct" for stem in stems]]
+    most = max(0.0, -float(changes.min(axis=None)))
+    return {"scenario": name, "is_of_energy": of_energy, "most_pct": most, "is_little": most < LITTLE_PCT}
