@@ -71,6 +71,19 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
     return tensors, metadata
 
 
+def header(path: Path) -> dict[str, str]:
+    """What a file of weights says of itself, be it a router's or a network's; the weights are not looked at.
+
+    Raises:
+        InputError: it can't be read.
+    """
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from None
+
+
 def _checksum(tensors: Tensors, metadata: Mapping[str, str]) -> str:
     """16 hex digits of the header, and of the tensors' names, types, shapes and values."""
     digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())

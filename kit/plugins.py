@@ -105,19 +105,24 @@ def failure(error: BaseException) -> str:
 def _admit(name: str, source: str, key: str) -> None:
     """Nothing of it has been run yet: it is refused now, or told of."""
     module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    spec = _spec(module)
-    if spec is None and module not in sys.modules:
-        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}")
-    what = f"{_shown(_file(spec)) or module}: {attribute}"
+    what = f"{_shown(_file(_found(module))) or module}: {attribute}"
     if os.environ.get(REFUSING, "0") not in ("", "0"):
         problem = f"{name!r} is code of your own ({what}), which --no-own-code (or {REFUSING}=1) refuses"
         raise InputError(source, key, f"{problem}; leave that out where you trust the file")
     if (listener := _listener.get()) is not None:
         where = f"{source}: {key}" if key else source
         listener(name, f"own code: {what} ({where}) runs with your rights")
+
+
+def _found(module: str) -> ModuleSpec | None:
+    """From where Python looks, else from the folder the user is in; None for one that was made by hand."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    spec = _spec(module)
+    if spec is None and module not in sys.modules:
+        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}")
+    return spec
 
 
 def _shown(file: Path | None) -> str:
@@ -153,12 +158,23 @@ def _file(spec: ModuleSpec | None) -> Path | None:
 
 
 def code_hash(name: str, source: str, key: str) -> str:
+    """`source_hash` of code that is about to run: it is told of, or refused, before the work begins.
+
+    Raises:
+        InputError: as `own_class` does, but for what only an import shows.
+    """
+    with blaming(name, source, key):
+        _admit(name, source, key)
+    return source_hash(name, source, key)
+
+
+def source_hash(name: str, source: str, key: str) -> str:
     """Of the module that a class stands in, and of all that it imports, without comments; nothing of it is run.
 
     What is installed, and what is this project's, has a version instead. Empty where the module stands in no file.
 
     Raises:
-        InputError: as `own_class` does, but for what only an import shows.
+        InputError: there is no such module.
     """
     module = name.partition(":")[0]
     top = module.partition(".")[0]
@@ -171,7 +187,7 @@ def code_hash(name: str, source: str, key: str) -> str:
         return file.read_bytes().decode("latin-1"), found if file.stem == "__init__" else found.rpartition(".")[0]
 
     with blaming(name, source, key):
-        _admit(name, source, key)
+        _found(module)
         digest = hashlib.sha256()
         sources = with_imports([module], read)
         for each, text in sorted((each, _without_comments(text)) for each, text in sources.items()):

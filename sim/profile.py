@@ -401,6 +401,7 @@ class Profile(StrictModel):
         chores: what else a server's process does on a CPU device's cores, where it was measured.
         slowdown: how the device's speed comes and goes; None where it was not seen to.
         latency_fit: how the latency curves were made from measured points; None where nothing says so.
+        made_with: settings that it was calibrated with, in words; None where nothing says so.
         padding: whether batches are padded up to the measured grid.
         link: this host's own transport between two servers on it, where it was measured.
         errors: held-out and cross-validated ones; empty for a datasheet profile, which promises nothing.
@@ -415,6 +416,7 @@ class Profile(StrictModel):
     device: DeviceInfo
     model: ModelInfo
     execution: dict[str, str] = Field(default_factory=dict)
+    made_with: dict[str, str] | None = None
     dispatch_s: NonNegative
     dispatch_quantiles_s: tuple[Cost, ...] = ()
     router_host: RouterHost | None = None

@@ -112,6 +112,7 @@ def _measured(
     warnings = []
     for subject in chosen:
         profile = _calibrated(subject, budget_s - measuring_s)
+        profile = profile.model_copy(update={"made_with": None if named is None else named.settings})
         name, measuring = subject.measuring.name, subject.measuring
         write_text(subject.path, profile.to_yaml())
         observer().remark(f"{name}: what serving costs on this host, about {SERVING_S:.0f} s, part of --budget")

@@ -97,7 +97,7 @@ def tune(wanted: Wanted, is_alone: bool) -> str:
             note_failure(wanted.out, str(error), train_command(scenario, wanted.router, knobs))
             raise
     say(f"tune: {tuned.spent.text}")
-    save_tuned(wanted.out, tuned, world, knobs, scenario, time.monotonic() - began_s)
+    save_tuned(wanted.out, tuned, world, knobs, scenario, wall_s=time.monotonic() - began_s)
     failure_path(wanted.out).unlink(missing_ok=True)
     return tuned_text(tuned)
 

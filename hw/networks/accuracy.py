@@ -11,8 +11,8 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias
@@ -47,12 +47,14 @@ class Evaluation:
         correct: (images, T) bool.
         hash: of the network's weights.
         dataset: the data set's name; its images are in its own order.
+        made_with: settings of the scenario that it was made for, in words; empty where nothing says so.
     """
 
     tuples: tuple[Widths, ...]
     correct: NDArray[np.bool_]
     hash: str
     dataset: str
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
     def top1(self) -> dict[Widths, float]:
         """Share of images that each tuple gets right."""
@@ -93,6 +95,7 @@ def accuracy_text(table: AccuracyTable) -> str:
         "model": json.dumps(measured.hash if measured else None),
         "dataset": json.dumps(table.dataset),
         "images": json.dumps(len(measured.correct) if measured else None),
+        **({"made_with": json.dumps(dict(measured.made_with))} if measured and measured.made_with else {}),
         "tuples": _lines(table.tuples),
         "top1": _lines(table.top1().values()),
         "correct": json.dumps(_packed(measured.correct) if measured else None),
@@ -151,6 +154,7 @@ class _Document(StrictModel):
     model: _Name | None
     dataset: _Name
     images: Annotated[int, Field(ge=MIN_IMAGES)] | None
+    made_with: dict[str, str] = Field(default_factory=dict)
     tuples: Annotated[tuple[_Row, ...], Field(min_length=1)]
     top1: tuple[Annotated[float, Field(ge=0, le=1)], ...]
     correct: str | None
@@ -172,7 +176,7 @@ def _table(found: _Document, source: str) -> AccuracyTable:
         if abs(share - counted) > TOLERANCE:
             problem = f"is {share:g} for {list(found.tuples[number])}, but the bits say {counted:g}"
             raise InputError(source, f"top1.{number}", problem)
-    return Evaluation(found.tuples, correct, found.model, found.dataset)
+    return Evaluation(found.tuples, correct, found.model, found.dataset, found.made_with)
 
 
 def _require_grid(tuples: Sequence[Widths], source: str) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kit.chance import stream
 from kit.errors import InputError, in_a_line, nearest
 from kit.files import folder_hash
-from kit.plugins import blaming, code_hash, is_own, own_class
+from kit.plugins import blaming, is_own, own_class, source_hash
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -95,7 +95,7 @@ def dataset_label(name: str) -> str:
     if name in DATASETS:
         return name
     if is_own(name):
-        return f"{name} {code_hash(name, *_KEY)}"
+        return f"{name} {source_hash(name, *_KEY)}"
     folder = require_image_folder(Path(name))
     return f"{folder.name}@{folder_hash(folder)[:16]}"
 

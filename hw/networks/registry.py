@@ -7,7 +7,6 @@ code: what runs is chosen by whoever names the network, and a file of a user's c
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
 from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from kit.errors import InputError, WorkError, in_a_line, nearest
 from kit.files import atomic_path, require_file, same_header
-from kit.plugins import OWN_CLASS, blaming, code_hash, is_own, own_class
+from kit.plugins import OWN_CLASS, blaming, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
 MAX_BYTES: Final = 100_000_000_000
@@ -59,7 +59,7 @@ class Network:
     @property
     def label(self) -> str:
         """Its name and options in one line: two networks are the same where these are."""
-        return f"{self.name} {json.dumps(dict(self.options), sort_keys=True)}" if self.options else self.name
+        return label_of(self.name, self.options)
 
     def build(self) -> SlimmableModel:
         """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
@@ -69,9 +69,10 @@ class Network:
         with blaming(self.name, self.source, self.key):
             return found(**self.options)
 
-    def code_hash(self) -> str:
-        """Of a user's class and what it imports: what was made with other code is made anew; empty for ours."""
-        return code_hash(self.name, self.source, self.key) if self.is_own else ""
+    @property
+    def settings(self) -> dict[str, str]:
+        """See `network_settings`."""
+        return network_settings(self.name, self.options, self.source, self.key)
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""

@@ -6,6 +6,7 @@ otherwise on hardware than in simulation. `PPORouter.logits` says in numpy what 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -80,10 +81,11 @@ class PPORouter:
 
     # ------------------------------------------------------------------------------------------------------- files
 
-    def save(self, path: str | Path) -> None:
-        """Write weights, shape and mode, atomically."""
+    def save(self, path: str | Path, made_by: Mapping[str, Any] | None = None) -> None:
+        """Write weights, shape and mode, atomically; `made_by`: how it came about, on which no decision depends."""
         tensors = {checkpoint.POLICY + name: value for name, value in self._weights.items()}
-        checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic))
+        told = {} if made_by is None else {"made_by": json.dumps(made_by)}
+        checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic) | told)
 
     @classmethod
     def load(

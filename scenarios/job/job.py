@@ -27,6 +27,7 @@ from scenarios.files.spec import Scenario
 from scenarios.runs.folder import STAGES, RunFolder
 from scenarios.runs.provenance import PRODUCT, environment, environments, note_environment, version_of
 from scenarios.terminal.progress import Say
+from scenarios.world.made_with import OF_A_WORLD, of_network
 from scenarios.world.materials import (
     ACCURACY_FILE,
     SCENARIO_FILE,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from hw.networks.registry import ModelFile, Network
 
 OF_SERVING = ("cluster", "router")
-OF_A_WORLD = (*OF_SERVING, "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end")
 MIN_TOLD_S = 0.5  # of a stage's wall time
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
@@ -158,9 +158,9 @@ class ScenarioJob:
         return inputs_hash(version_of(PRODUCT), *parts)
 
     @property
-    def network_parts(self) -> list[str]:
+    def network_parts(self) -> dict[str, str]:
         """The network's name and options, and a user's code."""
-        return [self.network.label, self.network.code_hash()] if self.network is not None else []
+        return of_network(self.scenario)
 
     @cached_property
     def images(self) -> str:
@@ -179,7 +179,7 @@ class ScenarioJob:
     def served_parts(self) -> list[Any]:
         """What a run on executors reads of the network and its images."""
         model = self.model_to_serve
-        return [] if model is None else [model.path, *self.network_parts, self.images]
+        return [] if model is None else [model.path, self.network_parts, self.images]
 
     @property
     def accuracy_path(self) -> Path:

@@ -25,6 +25,7 @@ from kit.plugins import FAILURES, failure
 from scenarios.files.spec import Scenario
 from scenarios.job.job import ScenarioJob, blamed_on
 from scenarios.terminal.progress import Progress
+from scenarios.world.made_with import of_accuracy
 from scenarios.world.materials import ACCURACY_FILE, MODEL_FILE
 
 
@@ -60,7 +61,7 @@ def make_model(job: ScenarioJob) -> None:
     if network.is_own:
         require_conformance(network)  # a broken rule shows now, not after hours
     knobs = training_knobs(job.scenario)
-    fingerprint = job.fingerprint(*job.network_parts, job.images, knobs.of_the_result())
+    fingerprint = job.fingerprint(job.network_parts, job.images, knobs.of_the_result())
 
     def work() -> Sequence[Path]:
         with blamed_on(job.scenario):
@@ -81,7 +82,7 @@ def make_accuracy(job: ScenarioJob) -> None:
     network = job.network
     if network is not None and network.is_own:
         require_conformance(network)
-    fingerprint = job.fingerprint(ACCURACY_SCHEMA, job.images, job.model.path, *job.network_parts)
+    fingerprint = job.fingerprint(ACCURACY_SCHEMA, of_accuracy(job.scenario), job.model.path)
     if job.scenario.model.accuracy is None:
         job.stage("accuracy", fingerprint, work)
 
@@ -184,5 +185,5 @@ def evaluate_model(job: ScenarioJob, dataset: str, *, device: str = "cpu") -> Pa
     ):
         wanted = partial(evaluated, file, data, device)
         evaluation = runner_for(device)(wanted, lambda done, _: progress.set(done))
-    save_accuracy(job.folder / ACCURACY_FILE, evaluation)
+    save_accuracy(job.folder / ACCURACY_FILE, replace(evaluation, made_with=of_accuracy(job.scenario)))
     return job.folder / ACCURACY_FILE

@@ -24,6 +24,7 @@ from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, ServerSection
 from scenarios.job.job import OF_SERVING, ScenarioJob, blamed_on
 from scenarios.metrics.cluster import LINKS_SCHEMA, ClusterMeasurements
+from scenarios.world.made_with import of_profile
 from scenarios.world.materials import calibrated_path, emulated_profile, profile_path, served_path
 from sim.profile import SCHEMA as PROFILE_SCHEMA
 from sim.profile import Profile
@@ -132,9 +133,9 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
         for s in scenario.cluster.named_servers
         if server.name in (s.name, s.shares_device_with)
     )
-    budget_s = scenario.calibration.budget
-    parts = (*job.network_parts, *_link_parts(job), *((server.host or "",) if _spans_hosts(job) else ()))
-    fingerprint = job.fingerprint(repr(device), repr(peer), limit, budget_s, job.model.path, *parts)
+    made_with = of_profile(scenario, server)
+    parts = (*_link_parts(job), *((server.host or "",) if _spans_hosts(job) else ()))
+    fingerprint = job.fingerprint(repr(device), repr(peer), limit, made_with, job.model.path, *parts)
 
     def work() -> Sequence[Path]:
         log_path = job.folder / "calibration" / f"{server.name}-{fingerprint[:12]}.jsonl"
@@ -143,7 +144,7 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
             job.model,
             device,
             candidates=candidates(device, section_of(server, scenario.cluster.named_servers)),
-            budget_s=budget_s,
+            budget_s=scenario.calibration.budget,
             batch_limit=limit,
             log_path=log_path,
             seed=scenario.seed,
@@ -157,7 +158,7 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
         else:
             profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
         made = calibrated_path(job.folder.path, server.name)
-        write_text(made, profile.to_yaml())
+        write_text(made, profile.model_copy(update={"made_with": made_with}).to_yaml())
         return [made]
 
     job.stage(f"calibrate-{server.name}", fingerprint, work)

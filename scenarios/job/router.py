@@ -25,6 +25,7 @@ from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
 from scenarios.show.result import format_score
 from scenarios.terminal.progress import Progress
+from scenarios.world.routers import MADE_WITH
 from scenarios.world.world import World
 
 SCORES = "scores.jsonl"  # of a direct search, so far
@@ -67,7 +68,7 @@ def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREA
         with announced(world, kind, knobs, say=job.say, quiet=job.quiet) as tell:
             tuned = tune_world(world, kind, knobs, on_progress=tell, memo=memo, jobs=jobs)
         job.say(f"train: {tuned_text(tuned, knobs.p99_limit_s if knobs.objective == 'energy' else None)}")
-        save_tuned(path, tuned, world, knobs, given.name)
+        save_tuned(path, tuned, world, knobs, given.name, is_of_a_run=True)
         name = made_name(kind)
         score = score_router(world, lambda: world.router(name, job.folder.path), name, given.seed)
         history = [{"decisions": float(done), "objective": cost} for done, cost in tuned.history if isfinite(cost)]
@@ -91,7 +92,7 @@ def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
         require_trainable(world)
         router, scalars = train_router(job, world, fingerprint)
         score = score_router(world, lambda: router, PPO, given.seed)
-        router.save(path)
+        router.save(path, made_by={MADE_WITH: dict(world.made_with)})
         write_json(job.folder / training_file(PPO), scalars)
         write_json(target, score)
         if says_score:

@@ -18,24 +18,34 @@ from scenarios.files.spec import Scenario
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.tune import Tuned
 from scenarios.metrics.served import LIMIT
-from scenarios.world.routers import deciding_in
+from scenarios.world.routers import MADE_WITH, deciding_in
 from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
 
 
 def save_tuned(
-    path: Path, tuned: Tuned, world: World, knobs: TuningKnobs, scenario: str, wall_s: float | None = None
+    path: Path,
+    tuned: Tuned,
+    world: World,
+    knobs: TuningKnobs,
+    scenario: str,
+    *,
+    wall_s: float | None = None,
+    is_of_a_run: bool = False,
 ) -> None:
     """Write the router's file.
 
     Args:
         scenario: its file or name, for the command that the router's file names.
         wall_s: how long it took; without it the file is the same every time.
+        is_of_a_run: it lies in a run's folder under its kind's name: the file says all that it was made for.
     """
     spec = with_control(tuned.spec) if knobs.control and tuned.kind in CONTROLLED else tuned.spec
     making = {"command": train_command(scenario, tuned.kind, knobs), **_making(tuned, world, knobs)}
     making["wall_s"] = None if wall_s is None else round(wall_s, 1)
+    if is_of_a_run:
+        making[MADE_WITH] = dict(world.made_with)
     write_rule(path, spec.model_copy(update={"made_by": making}))
 
 

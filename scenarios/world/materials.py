@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hw.networks.accuracy import load_accuracy
+from hw.networks.accuracy import Evaluation, load_accuracy
 from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.vocabulary import Provenance
@@ -19,6 +19,7 @@ from scenarios.files.reading import load_scenario, read_profile
 from scenarios.files.shipped import profile_file
 from scenarios.files.spec import DeviceSection, Scenario, ServerSection
 from scenarios.world.build import build_world, with_local_servers
+from scenarios.world.made_with import of_accuracy, of_network, of_profile, require_same, require_weights
 from scenarios.world.world import NetworkAccuracy, World
 from sim.emulation import emulated
 from sim.profile import Profile
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.safetensors"
 ACCURACY_FILE = "accuracy.json"
 SCENARIO_FILE = "scenario.yaml"
+_EVALUATED = "`slimsched model train` makes it again"
+_CALIBRATED = "`slimsched run` makes it again"
 
 
 def default_folder(scenario: Scenario) -> Path:
@@ -84,7 +87,7 @@ def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
     """The scenario's accuracy file, else the one that its run made.
 
     Raises:
-        InputError: there is none yet, or it is broken.
+        InputError: there is none yet, it is broken, or it was made with something else than the scenario has now.
     """
     path = Path(scenario.model.accuracy) if scenario.model.accuracy else folder / ACCURACY_FILE
     if not path.is_file():
@@ -93,17 +96,22 @@ def read_accuracy(scenario: Scenario, folder: Path) -> NetworkAccuracy:
         )
         problem += "`slimsched run` or `slimsched model train` does"
         raise InputError(scenario.name, "model.accuracy", problem)
-    if scenario.model.accuracy:
-        return NetworkAccuracy.of(load_accuracy(path))
-    with with_remedy("`slimsched model train` makes it again"):
-        return NetworkAccuracy.of(load_accuracy(path))
+    is_brought = scenario.model.accuracy is not None
+    remedy = f"name another one ({_EVALUATED})" if is_brought else _EVALUATED
+    with nullcontext() if is_brought else with_remedy(_EVALUATED):
+        table = load_accuracy(path)
+    if isinstance(table, Evaluation):
+        require_same(path, table.made_with, of_accuracy(scenario), remedy, is_brought=is_brought)
+        require_weights(path, model_path(scenario, folder), table, remedy)
+    return NetworkAccuracy.of(table)
 
 
 def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
     """Each server's profile (one that shares a device has that server's).
 
     Raises:
-        InputError: a server has not been calibrated yet, or its file is broken.
+        InputError: a server has not been calibrated yet, its file is broken, or was made with something else than the
+            scenario has now.
     """
     profiles: dict[str, Profile] = {}
     for server in scenario.cluster.named_servers:
@@ -118,8 +126,12 @@ def read_profiles(scenario: Scenario, folder: Path) -> dict[str, Profile]:
                 f"{server.name!r} is not calibrated yet (no {path.name} in {path.parent}); `slimsched run` does it"
             )
             raise InputError(scenario.name, "cluster.servers", problem)
-        with nullcontext() if server.profile else with_remedy("`slimsched run` makes it again"):
-            profiles[server.name] = read_profile(path)
+        is_brought = server.profile is not None
+        with nullcontext() if is_brought else with_remedy(_CALIBRATED):
+            profile = profiles[server.name] = read_profile(path)
+        wanted = of_network(scenario) if is_brought else of_profile(scenario, server)
+        remedy = "`slimsched calibrate` makes one of yours" if is_brought else f"{_CALIBRATED} (remove an edited one)"
+        require_same(path, profile.made_with, wanted, remedy, is_brought=is_brought)
     return profiles
 
 

@@ -22,6 +22,7 @@ from scenarios.files.router_names import code_of, made_by, read_router, router_f
 from scenarios.files.spec import Scenario
 from sim.cluster import ClusterSpec
 
+MADE_WITH: Final = "made_with"  # of what a router's file says of its making: see `scenarios.world.made_with`
 USUAL_BLOCK: Final = 16  # images
 ALIKE: Final = 1.5  # times as dear, and a decision is about the same
 

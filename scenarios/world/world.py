@@ -20,12 +20,14 @@ from policies.reward import AccuracyPrior
 from policies.rules.context import RouterContext
 from policies.rules.costs import held_top1
 from policies.vocabulary import GoalSet, Provenance, nanoseconds
+from scenarios.files.made_routers import made_kind
 from scenarios.files.reading import check_fault_server
-from scenarios.files.router_names import code_of
+from scenarios.files.router_names import code_of, made_by
 from scenarios.files.spec import ChaosFault, MomentFault, PoisonedFault, Scenario, SpanFault
 from scenarios.metrics.result import Simulator
 from scenarios.metrics.signatures import SignatureContext, context_of
-from scenarios.world.routers import RouterMaker, maker_of
+from scenarios.world.made_with import of_router, require_same
+from scenarios.world.routers import MADE_WITH, RouterMaker, maker_of
 from scenarios.world.workloads import Play, Series, TraceSlice, arrivals_ns, series_of, warnings_of
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec, Simulation
@@ -277,14 +279,26 @@ class World:
             made_in: the folder of the run that makes the scenario's own routers.
 
         Raises:
-            InputError: unknown, not made yet, or made for another cluster.
+            InputError: unknown, not made yet, made for another cluster, or by this scenario's run for another world.
         """
-        return maker_of(name, self.scenario, self.device_names, made_in, key).make(self.context)
+        return self._maker_of(name, made_in, key).make(self.context)
 
     def router_maker(self, name: str, made_in: Path | None = None) -> RouterMaker:
         """What makes such routers on any machine; the arguments and errors are those of `router`."""
-        maker = maker_of(name, self.scenario, self.device_names, made_in, "router")
-        return replace(maker, code=code_of(name, self.scenario.name))
+        return replace(self._maker_of(name, made_in, "router"), code=code_of(name, self.scenario.name))
+
+    def _maker_of(self, name: str, made_in: Path | None, key: str) -> RouterMaker:
+        maker = maker_of(name, self.scenario, self.device_names, made_in, key)
+        if made_kind(name) is not None:
+            path = Path(maker.source)
+            remedy = f"`slimsched train` makes it again, or take it as it is: --router {path}"
+            require_same(path, made_by(path).get(MADE_WITH), self.made_with, remedy)
+        return maker
+
+    @cached_property
+    def made_with(self) -> Mapping[str, str]:
+        """What the file of a router says that this scenario's run makes."""
+        return of_router(self.scenario, self.profiles, self.accuracy.prior.top1)
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

@@ -1,0 +1,126 @@
+"""What a scenario's files were made with, as they say themselves, held against what the scenario says now.
+
+Accuracies, profiles and routers are made once and read often: what has changed meanwhile is refused, never answered
+with the old numbers. A file that says nothing of something is taken as it is: somebody brought it.
+
+Seeds are left out: with another one the same thing would only have been drawn anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hw.networks.datasets import dataset_label
+from hw.networks.settings import network_settings
+from kit.checkpoint import header
+from kit.documents import inputs_hash, with_remedy
+from kit.errors import InputError
+from kit.named_files import named_files, with_paths
+from scenarios.files.spec import DeviceSection, Scenario, ServerSection
+
+if TYPE_CHECKING:
+    from hw.networks.accuracy import Evaluation
+    from sim.profile import Profile
+
+MadeWith = dict[str, str]
+"""A setting's key, or what else was read, and its value in words."""
+
+OF_A_WORLD: Final = (
+    *("cluster", "router", "workload", "faults", "supervision", "deadline_s", "shed", "reward", "jitter", "end"),
+)
+"""The parts of a scenario that every simulation reads."""
+_NOTHING: Final = "nothing"
+_PLAYED: Final = frozenset({"emulated", "slowdown"})  # by a device that is measured by nobody
+_WATCHED: Final = frozenset({"device", "checkpoint_epochs", "probe_epochs"})  # where and how often, not what
+
+
+def of_network(scenario: Scenario) -> MadeWith:
+    """The network that the scenario names, and a user's code; empty where it names none."""
+    given = scenario.model
+    if given.network is None:
+        return {}
+    return network_settings(given.network, given.options, scenario.name, "model.network")
+
+
+def of_accuracy(scenario: Scenario) -> MadeWith:
+    """What an accuracy table depends on: network, images, and how the network was trained where that is done here."""
+    given, found = scenario.model, of_network(scenario)
+    if given.accuracy is None or "dataset" in given.model_fields_set:  # a table that is brought may be of any other
+        try:
+            found["model.dataset"] = dataset_label(given.dataset)
+        except InputError as error:
+            raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
+    if given.checkpoint is None:
+        training = given.training.model_dump(mode="json", exclude_none=True, exclude=_WATCHED)
+        found |= _flat("model.training", training)
+    return found
+
+
+def of_profile(scenario: Scenario, server: ServerSection) -> MadeWith:
+    """What a device's calibration depends on: network, budget, and what the scenario says of the device."""
+    device = server.device or DeviceSection()
+    settings = device.model_dump(mode="json", exclude_none=True, exclude=_PLAYED)
+    budget = {"calibration.budget": f"{scenario.calibration.budget:g} s"}
+    return of_network(scenario) | budget | _flat(f"cluster.servers.{server.name}.device", settings)
+
+
+def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tuple[float, ...], float]) -> MadeWith:
+    """The world that a router is made for: load, cluster, profiles and accuracies; not how long it learned.
+
+    Args:
+        profiles: each server's.
+        top1: accuracies by width tuple.
+    """
+    dumped = with_paths(scenario, lambda _: "").model_dump(mode="json", include=set(OF_A_WORLD), exclude_defaults=True)
+    found = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
+    found |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
+    for server, profile in zip(scenario.cluster.named_servers, profiles, strict=True):
+        found[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json())[:16]
+    return found | {"the accuracies": inputs_hash(sorted(top1.items()))[:16]}
+
+
+def _flat(key: str, value: Any) -> MadeWith:
+    """A section's settings by dotted keys; a list of plain values is one value."""
+    if isinstance(value, Mapping):
+        return {name: text for part in value for name, text in _flat(f"{key}.{part}", value[part]).items()}
+    if isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        return {name: text for index, each in enumerate(value) for name, text in _flat(f"{key}.{index}", each).items()}
+    return {key: value if isinstance(value, str) else json.dumps(value)}
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+
+
+def require_same(
+    path: Path, found: Mapping[str, str] | None, wanted: Mapping[str, str], remedy: str, *, is_brought: bool = False
+) -> None:
+    """A file must have been made with what the scenario says now.
+
+    Args:
+        is_brought: the scenario names it, so that only what both speak of must agree.
+
+    Raises:
+        InputError: something differs; it names the file and the first such setting.
+    """
+    for key in {**wanted, **found} if found else ():
+        there, here = found.get(key), wanted.get(key)
+        if there != here and not (is_brought and None in (there, here)):
+            told = (_NOTHING if each is None else f"{each:.200}" for each in (there, here))
+            raise InputError(str(path), key, "made with {}, the scenario has {}; ".format(*told) + remedy)
+
+
+def require_weights(path: Path, model: Path, evaluation: Evaluation, remedy: str) -> None:
+    """An accuracy table must be of the weights that are there, where some are.
+
+    Raises:
+        InputError: it is of others, or they can't be read.
+    """
+    if not model.is_file():
+        return
+    with with_remedy(remedy):
+        stored = header(model).get("hash", evaluation.hash)
+    if stored != evaluation.hash:
+        raise InputError(str(path), "model", f"of the weights {evaluation.hash}, {model} has {stored}; {remedy}")
