@@ -28,10 +28,12 @@ class FileName:
     Attributes:
         is_path: whether a text is a path; a router's name, say, is none.
         find: the file that a text stands for; None where it stands for none.
+        split: what stands before the path in a text, and the path.
     """
 
     is_path: Callable[[str], bool] = lambda text: True
     find: Callable[[str], Path | None] = Path
+    split: Callable[[str], tuple[str, str]] = lambda text: ("", text)
 
 
 PossiblePath = Annotated[str, AfterValidator(possible_path)]
@@ -105,7 +107,8 @@ def _renamed(value: Any, marker: FileName | None, rename: Callable[[str], str]) 
         new = tuple(_renamed(each, marker, rename) for each in value)
         return value if all(one is other for one, other in zip(new, value, strict=True)) else new
     if isinstance(value, str) and marker is not None and marker.is_path(value):
-        return rename(value)
+        before, path = marker.split(value)
+        return before + rename(path)
     return value
 
 

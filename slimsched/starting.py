@@ -101,7 +101,7 @@ class _Choice(NamedTuple):
 def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, asks: bool) -> Starter:
     """What the arguments say; what they don't is asked, or has its default."""
     from scenarios.files.reading import read_profile
-    from scenarios.files.router_names import is_router_file
+    from scenarios.files.router_names import with_file
     from scenarios.files.shipped import SHIPPED_PROFILES
     from scenarios.files.spec import GreedySection
     from scenarios.files.starter import Starter
@@ -125,7 +125,7 @@ def _chosen(given: Mapping[str, Any], accuracy: Path | None, folder: Path, *, as
         accuracy=PAPERS_TABLE if accuracy is None else _from(folder, accuracy),
         link=link,
         rate_img_s=rate_img_s,
-        routers=[_from(folder, Path(name)) if is_router_file(name) else name for name in routers],
+        routers=[with_file(name, lambda path: _from(folder, path)) for name in routers],
         duration_s=length_s,
         batch_limit=covered if covered < GreedySection().batch_limit else None,
     )

@@ -132,7 +132,7 @@ class Session:
             InputError: one is not known, or named twice.
         """
         from scenarios.files.reading import require_router
-        from scenarios.files.router_names import is_router_file
+        from scenarios.files.router_names import with_file
 
         update: dict[str, Any] = {}
         names = [router_name(router) for router in routers]
@@ -140,7 +140,7 @@ class Session:
             for name in names:
                 require_router(name, self.scenario)
             update["routers"] = require_unique(
-                "--router", [str(Path(name).absolute()) if is_router_file(name) else name for name in names]
+                "--router", [with_file(name, lambda path: str(path.absolute())) for name in names]
             )
         if seeds:
             for seed in seeds:

@@ -10,7 +10,6 @@ here stays as it was measured before; what was never measured is said to be miss
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
@@ -29,10 +28,10 @@ from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, was_stopped
-from scenarios.metrics.ranking import COMPARABLE, ROUNDING, InWorld, RankedRouter, by_run, validated
+from scenarios.metrics.ranking import ABOUT, P99, ROUNDING, InWorld, Promise, Ranking, by_run, validated
 from scenarios.metrics.result import cpu_share
 from scenarios.metrics.served import leaves_many
-from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference
+from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, paired_ratio
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.provenance import environments
 from scenarios.show.validation import disturbance_warnings, emulated_devices
@@ -41,7 +40,6 @@ from scenarios.world.materials import default_folder
 SCHEMA: Final = "slimsched.live/1"
 FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
 """What a user feels first; then the mean."""
-P99: Final = MEASURES["latency_p99_s"]
 _ACCURACY: Final = MEASURES["expected_accuracy"]
 WORLDS: Final[tuple[InWorld, InWorld]] = ("simulated", "hardware")
 SaidSo = Literal["yes", "no", "open"]
@@ -166,101 +164,42 @@ def _less_of(pair: PairDocument) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ who wins
 
 
-@dataclass(frozen=True)
-class WorldOutcome:
-    """Who wins in one world: of the routers that keep the floor, the one with the lowest p99.
-
-    Attributes:
-        able: those routers, the quickest first.
-        tied: of the others those that the paired 95 % interval cannot tell from the quickest.
-        below: routers that miss the floor; `left_out`: that serve too little, or can't be judged.
-    """
-
-    able: tuple[RankedRouter, ...]
-    tied: tuple[str, ...]
-    below: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-    @property
-    def winner(self) -> str | None:
-        """None for a tie, and where fewer than two can be judged."""
-        return self.able[0].router if len(self.able) > 1 and not self.tied else None
-
-    @property
-    def first(self) -> tuple[str, ...]:
-        """The quickest, and who can't be told from it."""
-        return (self.able[0].router, *self.tied) if self.able else ()
-
-    @property
-    def shown(self) -> str | None:
-        """`tide`, `tie: tide, ppo`; None where fewer than two can be judged."""
-        return self.winner or (f"tie: {', '.join(self.first)}" if self.tied else None)
-
-    def of(self, router: str | None) -> RankedRouter | None:
-        """That router, where it can win."""
-        return next((each for each in self.able if each.router == router), None)
+def outcome(measured: Measured, world: InWorld) -> Ranking:
+    """Who wins in a world (`scenarios.metrics.ranking`); who keeps the floor in the long run says the comparison."""
+    long_run = {router: found["mean"] for router, found in measured["accuracy"].items()}
+    promise = Promise(P99, measured["floor"])
+    return validated(cast(ValidationDocument, measured), world, promise=promise, long_run=long_run)
 
 
-def outcome(measured: Measured, world: InWorld) -> WorldOutcome:
-    """By p99, of the routers that keep the floor in this world.
-
-    That is, to a tenth of a point, as comparable accuracies are: the mean over seeds decides, so that a router whose
-    accuracy varies more keeps no floor more easily.
-    """
-    found = validated(cast(ValidationDocument, measured), world, P99)
-    reached = {one.router: long_run_accuracy(measured, one.router, world) for one in found.candidates}
-    least = (measured["floor"] or 0.0) - COMPARABLE - ROUNDING
-    known = [one for one in found.candidates if reached[one.router] is not None]
-    able = sorted((one for one in known if (reached[one.router] or 0.0) >= least), key=lambda one: one.mean_s)
-    return WorldOutcome(
-        able=tuple(able),
-        tied=tuple(one.router for one in able[1:] if not one.lead(able[0])["differs"]),
-        below=tuple(one.router for one in known if one not in able),
-        left_out=(*found.left_out, *(one.router for one in found.candidates if one not in known)),
-    )
-
-
-def _outcomes(measured: Measured) -> tuple[WorldOutcome, WorldOutcome]:
+def _outcomes(measured: Measured) -> tuple[Ranking, Ranking]:
     return outcome(measured, "simulated"), outcome(measured, "hardware")
 
 
-def long_run_accuracy(measured: Measured, router: str, world: InWorld) -> float | None:
-    """What a router reaches over many runs as long as the measured ones, which a floor is of; None if unknown.
-
-    The few measured ones can't tell: of twenty seconds of bursts the accuracies of two seeds differ by a point. So it
-    is that of the simulated comparison; on executors, plus what they differ from their paired simulations on the same
-    arrivals.
-    """
-    base = measured["accuracy"].get(router, estimate([]))["mean"]
-    if base is None or world == "simulated":
-        return cast(float | None, base)
-    real, paired = (
-        _estimate(measured, router, each, "expected_accuracy")["mean"] for each in ("hardware", "simulated")
-    )
-    return None if real is None or paired is None else base + real - paired
+def shown(found: Ranking) -> str | None:
+    """`tide`, `tie: tide, ppo`; None where fewer than two can win."""
+    if found.winner is not None:
+        return found.winner.router
+    return f"tie: {', '.join(found.first)}" if found.tied else None
 
 
-def said_so(simulated: WorldOutcome, real: WorldOutcome) -> SaidSo:
+def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
     """Whether simulation named who wins on executors.
 
     `open` where either world can't tell whom it named from the quickest of the other, or simulation could judge fewer
     than two; `no` is left for those of whom simulation was certain, and wrong.
     """
-    if simulated.winner is not None and simulated.winner == real.winner:
+    if simulated.winner is not None and real.winner is not None and simulated.first == real.first:
         return "yes"
     is_certain = len(simulated.able) > 1 and set(simulated.first).isdisjoint(real.first)
     return "no" if is_certain else "open"
 
 
-def change_over(found: WorldOutcome, baseline: str | None, router: str = TIDE) -> MeanInterval:
-    """Its p99 less the baseline's, in percent of the baseline's mean; unknown where either can't be judged in that
-    world."""
+def change_over(name: str, found: Ranking, baseline: str | None, router: str = TIDE) -> Row:
+    """Its p99 against the baseline's, in percent of that, with the interval; unknown where either can't win there."""
     one, other = found.of(router), found.of(baseline)
-    if one is None or other is None:
-        return MeanInterval(mean=None, ci95=None)
-    lead = one.lead(other)["difference"]
-    mean, half = (None if value is None else 100 * value / other.mean_s for value in (lead["mean"], lead["ci95"]))
-    return MeanInterval(mean=mean, ci95=half)
+    lead = paired_ratio([], []) if one is None or other is None else one.lead(other)
+    parts = {"": lead["ratio"], "_low": lead["low"], "_high": lead["high"]}
+    return {f"{name}{part}": None if ratio is None else 100 * (ratio - 1) for part, ratio in parts.items()}
 
 
 def _estimate(measured: Measured, router: str, world: InWorld, name: str) -> MeanInterval:
@@ -283,24 +222,25 @@ def summary_row(name: str, measured: Measured) -> Row:
     return {
         "scenario": name,
         "devices": measured["devices"] or "real",
-        "wins_in_simulation": simulated.shown,
-        "wins_on_executors": real.shown,
+        "wins_in_simulation": shown(simulated),
+        "wins_on_executors": shown(real),
         "said_so": said_so(simulated, real),
         "tides_best_baseline": baseline,
-        **columns("p99_predicted_pct", change_over(simulated, baseline)),
-        **columns("p99_measured_pct", change_over(real, baseline)),
+        **change_over("p99_predicted_pct", simulated, baseline),
+        **change_over("p99_measured_pct", real, baseline),
         "cpu_pct": 100 * max(cpu) if cpu else None,
         "winner_less_accurate_points": _points_less(real),
     }
 
 
-def _points_less(real: WorldOutcome) -> float | None:
+def _points_less(real: Ranking) -> float | None:
     """By how many points the quickest is behind the next (or, where it beats Tide, behind Tide); None if comparable."""
     if len(real.able) < 2:
         return None
     best, tide = real.able[0], real.of(TIDE)
     other = real.able[1] if best.router == TIDE or tide is None else tide
-    return None if best.is_match_for(other) else (other.accuracy - best.accuracy) / POINT
+    less = other.accuracy - best.accuracy
+    return less / POINT if less > ABOUT + ROUNDING else None
 
 
 def router_rows(name: str, measured: Measured) -> list[Row]:

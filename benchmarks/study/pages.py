@@ -65,10 +65,14 @@ def number(value: float | None, digits: int | None = None, *, signed: bool = Fal
 
 
 def change(row: Mapping[str, Any], name: str, unit: str = " %", digits: int = 1) -> str:
-    """`-10.3 ± 4.0 %` of the two columns that a mean and its interval have; `-` for none."""
+    """`-10.3 ± 4.0 %` of the columns of a mean and its interval, `-10.3 (-14.1 to -6.3) %` of those of a ratio; `-` for
+    none."""
     mean, half = row.get(name), row.get(f"{name}_ci95")
     if mean is None:
         return NONE
+    if (low := row.get(f"{name}_low")) is not None:
+        ends = (number(end, digits, signed=True) for end in (low, row[f"{name}_high"]))
+        return f"{number(mean, digits, signed=True)} ({' to '.join(ends)}){unit}"
     return number(mean, digits, signed=True) + ("" if half is None else f" ± {number(half, digits)}") + unit
 
 

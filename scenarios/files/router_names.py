@@ -6,7 +6,8 @@ Names and kinds are those of `policies.registry`; here are the files: rules as t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,14 +20,17 @@ from kit.errors import InputError, nearest
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
 from policies.registry import TUNED
+from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
-from scenarios.files.made_routers import LEARNED, PPO, ROUTER_SUFFIX, RULE_SUFFIX, made_kind
+from policies.rules.tide import TideRule
+from scenarios.files.made_routers import LEARNED, PPO, ROUTER_SUFFIX, RULE_SUFFIX, made_file, made_kind
 
 if TYPE_CHECKING:
     from policies.ppo.router import PPORouter
 
 _SUFFIXES: Final = (ROUTER_SUFFIX, RULE_SUFFIX)
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*")
 
 
 # ------------------------------------------------------------------------------------------------------------- names
@@ -37,9 +41,21 @@ def is_router_file(name: str) -> bool:
     return name.endswith(_SUFFIXES)
 
 
+def labelled(name: str) -> tuple[str, str]:
+    """Of `NAME=FILE`, by which a file has another name in tables: `NAME=`, and the file; else nothing, and all."""
+    label, equals, path = name.partition("=")
+    return (label + equals, path) if is_router_file(name) and _LABEL.fullmatch(label) and equals else ("", name)
+
+
 def router_file(name: str) -> Path | None:
     """The file that a router's name stands for; None for a rule by name, or a class."""
-    return Path(name) if is_router_file(name) else None
+    return Path(labelled(name)[1]) if is_router_file(name) else None
+
+
+def with_file(name: str, rename: Callable[[Path], str]) -> str:
+    """A router's name with the path of its file renamed; another name as it is."""
+    label, path = labelled(name)
+    return f"{label}{rename(Path(path))}" if is_router_file(name) else name
 
 
 def without_ending(name: str) -> str:
@@ -48,8 +64,10 @@ def without_ending(name: str) -> str:
 
 
 def display_name(router: str) -> str:
-    """A router's name in results: of a file no folder and no ending, so that no path of a machine is in a result."""
-    return without_ending(Path(router).name) if is_router_file(router) else router
+    """A router's name in results: of a file the one that it was given, else no folder and no ending, so that no path of
+    a machine is in a result."""
+    label, path = labelled(router)
+    return label.removesuffix("=") or (without_ending(Path(path).name) if is_router_file(router) else router)
 
 
 def code_of(name: str, source: str) -> str:
@@ -74,7 +92,7 @@ def require_distinct_names(routers: Sequence[str]) -> None:
         other = names.setdefault(display_name(router), router)
         if other != router:
             problem = f"{other} and {router} have the same name {display_name(router)!r} in tables"
-            raise InputError("routers", "", f"{problem}; rename one of the files")
+            raise InputError("routers", "", f"{problem}; name one otherwise: NAME={labelled(router)[1]}")
 
 
 def check_router(name: str, source: str, key: str = "") -> None:
@@ -83,13 +101,12 @@ def check_router(name: str, source: str, key: str = "") -> None:
         if kind not in LEARNED and kind not in TUNED:
             raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, TUNED)}")
         return
-    if name.endswith(ROUTER_SUFFIX):
-        if not Path(name).is_file():
+    if (path := router_file(name)) is not None:
+        if name.endswith(RULE_SUFFIX):
+            read_rule(path, source, key)
+        elif not path.is_file():
             remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
-            raise InputError(source, key, f"{name}: no such router file; {remedy}")
-        return
-    if name.endswith(RULE_SUFFIX):
-        read_rule(Path(name), source, key)
+            raise InputError(source, key, f"{path}: no such router file; {remedy}")
         return
     try:
         parse_router_name(name, source, key)
@@ -162,6 +179,23 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
         raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}
     return TrainedSpec(path, weights, metadata, deterministic, devices)
+
+
+def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
+    """Those, as tables name them, whose files hold what was learned: by gradients, or Compass's and Tide's numbers.
+
+    Args:
+        made_in: the folder of the run that makes the scenario's own routers.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+    found = []
+    for name in routers:
+        file = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
+        if file is not None and isinstance(read_router(file), TrainedSpec | CompassRule | TideRule):
+            found.append(display_name(name))
+    return found
 
 
 def write_rule(path: Path, rule: RuleSpec) -> None:

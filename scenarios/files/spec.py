@@ -25,7 +25,7 @@ from policies.goal_control import MAX_WEIGHT
 from policies.interfaces import GROUPS
 from policies.vocabulary import NS_PER_S, nanoseconds
 from policies.waits import problem_with
-from scenarios.files.router_names import is_router_file, router_file
+from scenarios.files.router_names import is_router_file, labelled, router_file
 from scenarios.files.series import read_rates, read_trace
 from scenarios.files.shipped import is_shipped_name, profile_file
 from sim.profile import Count, Loss, NonNegative, Positive, Share
@@ -47,7 +47,7 @@ ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(
 DatasetName = Annotated[
     PossiblePath, FileName(is_image_folder, lambda text: Path(text) if is_image_folder(text) else None)
 ]
-RouterName = Annotated[PossiblePath, FileName(is_router_file, router_file)]
+RouterName = Annotated[PossiblePath, FileName(is_router_file, router_file, labelled)]
 ShareBelowOne = Annotated[float, Field(gt=0, lt=1)]
 
 

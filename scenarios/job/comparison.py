@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.documents import inputs_hash, write_json
 from kit.errors import InputError, nearest
 from kit.parallel import Jobs
-from scenarios.files.router_names import display_name
+from scenarios.files.router_names import display_name, learned_among
 from scenarios.job.job import ScenarioJob
 from scenarios.metrics.comparison import Bounds, ComparisonDocument, compare_results
 from scenarios.metrics.result import Result, Simulator
@@ -16,13 +16,14 @@ from scenarios.metrics.slo import Slo
 from scenarios.runs.engines import able_to_run
 from scenarios.runs.records import write_run
 from scenarios.runs.simulate import run_simulation, simulate_all
+from scenarios.show.profile import spoilt
 from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
 STAGE = "compare"
 RESULTS = "results.json"
 RECORDS = "records"
-RECORDS_FORM = 2  # of the tables' meaning: since 2 `queue_length` is that of the moment when it was sampled
+RECORDS_FORM = 3  # of what is kept: since 3 a result says what was offered
 KEPT_IMAGES = 200_000  # of a run whose record the report shows: beyond, it is gigabytes
 
 
@@ -49,9 +50,13 @@ def compare(
         problem = f"{baseline!r} is not compared here; {nearest(baseline, names)}"
         raise InputError(job.scenario.name, "compare.baseline", problem)
     results = _compared(job, world, engine, jobs)
-    document = compare_results(results, baseline)
+    facts = {
+        "learned": learned_among(section.routers, job.folder.path),
+        "spoilt": [server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
+    }
+    document = compare_results(results, baseline, **facts)
     if bounds is not None:
-        document = compare_results(results, baseline, bounds=bounds(document))
+        document = compare_results(results, baseline, bounds=bounds(document), **facts)
     write_json(job.folder / "comparison.json", document)
     return document
 

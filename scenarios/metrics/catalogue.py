@@ -69,9 +69,9 @@ def _joules(name: str, place: str, title: str, head: str, unit: str, meaning: st
     return Measure(name, tuple(place.split(".")), title, head, meaning, unit=unit, digits=None, better="lower")
 
 
-def _rate(name: str, meaning: str) -> Measure:
+def _rate(name: str, meaning: str, better: Literal["higher"] | None = "higher") -> Measure:
     key = f"{name}_img_s"
-    return Measure(key, (key,), name, name, meaning, unit="images/s", digits=1, better="higher")
+    return Measure(key, (key,), name, name, meaning, unit="images/s", digits=1, better=better)
 
 
 def _images(key: str, meaning: str) -> Measure:
@@ -135,6 +135,7 @@ _ALL: Final = (
             better="lower"),
     Measure("gpu_var_std", ("gpu_var", "std"), "standard deviation of imbalance", "imbalance std",
             "Of the same, over the reports of the run.", digits=4),
+    _rate("offered", "Arrivals in the window's time, divided by that time.", None),
     _rate("throughput", "Completions in the window's time, divided by that time."),
     _percent("extrapolated_share", "time extrapolated", "extrapolated",
              "Share of the run's time in which more batches ran at once on a device than calibration ran together; of "

@@ -75,6 +75,10 @@ class ComparisonDocument(TypedDict):
 
     A row's `failures` are shares of what arrived, by reason; `is_flagged` says that it leaves more than 1 % unserved;
     `by_seed` has the values of `PAIRED`, one a seed.
+
+    Attributes:
+        learned: the routers whose files say that they have learned.
+        spoilt: the servers whose calibration others disturbed to its end.
     """
 
     schema: str
@@ -91,6 +95,8 @@ class ComparisonDocument(TypedDict):
     emulated_slowdowns: list[float]
     own_decision_s: dict[str, float]
     slo: SloDocument | None
+    learned: list[str]
+    spoilt: list[str]
 
 
 Bounds = Mapping[str, Sequence[tuple[float, float]]]
@@ -102,6 +108,8 @@ def compare_results(
     *,
     bounds: Bounds | None = None,
     references: Mapping[str, ParetoPoint] | None = None,
+    learned: Sequence[str] = (),
+    spoilt: Sequence[str] = (),
 ) -> ComparisonDocument:
     """One row a router, in the order of first appearance; changes are against the baseline's run of the same seed.
 
@@ -109,6 +117,7 @@ def compare_results(
         baseline: the router that changes and paired differences are to; `random` by default, where it is among them.
         bounds: by cost (a name of `COSTS`), points (accuracy, least cost that any router can have).
         references: by cost, from where hypervolume is counted; by default the worst of the routers on both axes.
+        learned, spoilt: see `ComparisonDocument`.
 
     Raises:
         InputError: `baseline` is no router of the results.
@@ -139,6 +148,8 @@ def compare_results(
         emulated_slowdowns=sorted({k for result in results for k in result["emulated_slowdowns"]}),
         own_decision_s=charged_decisions(results),
         slo=results[0]["slo"],
+        learned=list(learned),
+        spoilt=list(spoilt),
     )
 
 

@@ -1,27 +1,57 @@
-"""How routers stand to each other in one world: who beats whom at comparable accuracy, and whether chance could do it.
+"""Which router wins in one world: the one rule, which the box, the report and the pages ask.
+
+Who keeps the floor of accuracy and serves at least 99 % can win: the one with the lowest p99 latency does (or energy an
+image, at a p99 within its limit, where the scenario tunes for that). Chance names no winner: over at least `MIN_RUNS`
+runs the paired 95 % interval of its lead over each of the others must leave out that they are equal. All that can't be
+told from the first tie with it.
 
 It computes from finished documents alone (a comparison, a validation), and knows neither sentence nor picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.metrics.fidelity import PairDocument, ValidationDocument, is_flagged, middle_load
-from scenarios.metrics.statistics import MeanInterval, PairedDifference, estimate, paired_difference
+from scenarios.metrics.slo import SloDocument
+from scenarios.metrics.statistics import MeanInterval, PairedRatio, estimate, paired_ratio
 
-COMPARABLE: Final = 0.1 / 100  # of accuracy: who is less accurate by more is no match, however quick
+MIN_RUNS: Final = 5  # of fewer a 95 % interval is hardly known: with three it is 2.2 times as wide as with many
+ABOUT: Final = 0.1 / 100  # of accuracy: a floor is kept to a tenth of a point
 ROUNDING: Final = 1e-9  # of means of accuracies
-_LATENCY = MEASURES["latency_mean_s"]
+P99, ENERGY, MEAN = (MEASURES[name] for name in ("latency_p99_s", "energy_per_image_j", "latency_mean_s"))
 
 InWorld = Literal["simulated", "hardware"]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What routers are held to: by which measure the least wins, at which floor of accuracy and limit of the p99."""
+
+    objective: Measure = P99
+    floor: float | None = None
+    p99_limit_s: float | None = None
+
+    @classmethod
+    def of(cls, slo: SloDocument | None) -> Promise:
+        """As results tell it."""
+        if slo is None:
+            return cls()
+        if slo.get("objective") == "energy":
+            return cls(ENERGY, slo["floor"] or None, slo["p99_limit_s"] or None)
+        return cls(P99, slo["floor"] or None)
+
+    def missed_by(self, one: RankedRouter) -> bool:
+        """Whether it breaks the floor, or a limit that comes with the objective."""
+        is_below = self.floor is not None and one.accuracy < self.floor - ABOUT - ROUNDING
+        return is_below or (self.p99_limit_s is not None and one.p99_s > self.p99_limit_s)
 
 
 @dataclass(frozen=True)
@@ -29,102 +59,155 @@ class RankedRouter:
     """A router with what it reached.
 
     Attributes:
-        accuracy: mean over its runs.
-        latency_s: mean latencies (or those that were asked for), by what runs of two routers have in common: the seed
-            (of the mean over its repeats), or, where there is one seed, the repeat.
+        accuracy: over many runs as long as these, as far as that is known: what a floor is of.
+        p99_s: the mean of its runs' p99 latencies.
+        values: of the objective, by what runs of two routers have in common: the seed (of the mean over its repeats),
+            or, where there is one seed, the repeat.
     """
 
     router: str
     accuracy: float
-    latency_s: Mapping[int, float]
+    p99_s: float
+    values: Mapping[int, float]
 
     @cached_property
-    def mean_s(self) -> float:
-        """Its mean latency over its runs."""
-        return float(np.mean(list(self.latency_s.values())))
+    def mean(self) -> float:
+        """Of the objective, over its runs."""
+        return float(np.mean(list(self.values.values())))
 
     @property
-    def interval_s(self) -> MeanInterval:
-        """Its mean latency with the 95 % interval."""
-        return estimate(list(self.latency_s.values()))
+    def interval(self) -> MeanInterval:
+        """The same with the 95 % interval."""
+        return estimate(list(self.values.values()))
 
-    def is_match_for(self, other: RankedRouter) -> bool:
-        """Whether it is as accurate as the other, or hardly less."""
-        return self.accuracy >= other.accuracy - COMPARABLE - ROUNDING
+    def lead(self, other: RankedRouter) -> PairedRatio:
+        """Its objective as a multiple of the other's, over the runs that both have."""
+        common = sorted(self.values.keys() & other.values.keys())
+        return paired_ratio([self.values[run] for run in common], [other.values[run] for run in common])
 
-    def beats(self, other: RankedRouter) -> bool:
-        """Quicker, and a match in accuracy; whether by more than chance `lead` tells."""
-        return self is not other and self.is_match_for(other) and self.mean_s < other.mean_s
-
-    def lead(self, other: RankedRouter) -> PairedDifference:
-        """Its mean latency less the other's, over the runs that both have."""
-        common = sorted(self.latency_s.keys() & other.latency_s.keys())
-        return paired_difference([self.latency_s[run] for run in common], [other.latency_s[run] for run in common])
+    def differs(self, other: RankedRouter) -> bool:
+        """Whether chance does not explain its lead, or lag."""
+        found = self.lead(other)
+        return found["runs"] >= MIN_RUNS and found["differs"] is True
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The routers of one world; `left_out` are those that serve too little, or have no latency."""
+    """The routers of one world.
 
-    candidates: tuple[RankedRouter, ...]
-    left_out: tuple[str, ...]
+    Attributes:
+        able: those that can win, the best first.
+        missed: those that break what is promised; `left_out`: those that serve too little, or can't be judged.
+    """
 
-    def of(self, router: str) -> RankedRouter | None:
-        """That router; None where it is not there, or left out."""
-        return next((each for each in self.candidates if each.router == router), None)
+    promise: Promise
+    able: tuple[RankedRouter, ...]
+    missed: tuple[RankedRouter, ...] = ()
+    left_out: tuple[str, ...] = ()
 
-    def beaten_by(self, one: RankedRouter) -> list[RankedRouter]:
-        """Whom it beats, the quickest first."""
-        return sorted((each for each in self.candidates if one.beats(each)), key=lambda each: each.mean_s)
+    @classmethod
+    def by(cls, promise: Promise, judged: Iterable[RankedRouter], left_out: Iterable[str] = ()) -> Ranking:
+        """Those that can be judged, sorted out."""
+        ranked = sorted(judged, key=lambda one: one.mean)
+        missed = tuple(filter(promise.missed_by, ranked))
+        return cls(promise, tuple(one for one in ranked if one not in missed), missed, tuple(left_out))
+
+    @property
+    def judged(self) -> tuple[RankedRouter, ...]:
+        """All of whom something is known."""
+        return (*self.able, *self.missed)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are two that can win, and too few runs to tell which does."""
+        return len(self.able) > 1 and min(self.able[0].lead(one)["runs"] for one in self.able[1:]) < MIN_RUNS
+
+    @property
+    def tied(self) -> tuple[RankedRouter, ...]:
+        """All that can't be told from the first one, without it."""
+        return tuple(one for one in self.able[1:] if not one.differs(self.able[0]))
 
     @property
     def winner(self) -> RankedRouter | None:
-        """Find the router that nobody beats and that beats most; None where nobody beats anybody."""
-        unbeaten = [one for one in self.candidates if not any(each.beats(one) for each in self.candidates)]
-        best = max(unbeaten, key=lambda one: (len(self.beaten_by(one)), -one.mean_s), default=None)
-        return best if best is not None and self.beaten_by(best) else None
+        """None for a tie, and where fewer than two can win."""
+        return self.able[0] if len(self.able) > 1 and not self.tied else None
 
-    def next_of(self, winner: RankedRouter) -> RankedRouter:
-        """Whom a winner is to be measured by: the quickest that is a match for it, else the quickest that it beats."""
-        beaten = self.beaten_by(winner)
-        return next((each for each in beaten if each.is_match_for(winner)), beaten[0])
+    @property
+    def first(self) -> tuple[str, ...]:
+        """Who has won, or ties: the best, and who can't be told from it."""
+        return tuple(one.router for one in (*self.able[:1], *self.tied))
 
-    def baseline_of(self, one: RankedRouter, rules: Sequence[str]) -> RankedRouter | None:
-        """The quickest of these rules that is a match for it."""
-        able = [each for each in self.candidates if each.router in rules and each.is_match_for(one)]
-        return min(able, key=lambda each: each.mean_s, default=None)
+    def of(self, router: str | None) -> RankedRouter | None:
+        """That router, where it can win."""
+        return next((one for one in self.able if one.router == router), None)
 
 
-def compared(comparison: ComparisonDocument) -> Ranking:
-    """How routers stand in a simulated comparison."""
-    axis, ranked, left_out = accuracy_measure(comparison["rows"]), [], []
+def compared(comparison: ComparisonDocument, of: Measure | None = None) -> Ranking:
+    """How routers stand in a simulated comparison; `of`: by another measure than the objective."""
+    promise, axis = Promise.of(comparison["slo"]), accuracy_measure(comparison["rows"])
+    judged, left_out = [], []
     for row in comparison["rows"]:
-        values = row["by_seed"][_LATENCY.name]
+        values, p99_s = row["by_seed"][(of or promise.objective).name], P99.of(row)["mean"]
         accuracy = axis.of(row)["mean"]
-        if row["is_flagged"] or None in values or accuracy is None:
+        if row["is_flagged"] or None in (*values, p99_s, accuracy):
             left_out.append(row["router"])
         else:
-            ranked.append(RankedRouter(row["router"], accuracy, dict(zip(row["seeds"], values, strict=True))))
-    return Ranking(tuple(ranked), tuple(left_out))
+            by_seed = dict(zip(row["seeds"], values, strict=True))
+            judged.append(RankedRouter(row["router"], accuracy, p99_s, by_seed))
+    return Ranking.by(promise, judged, left_out)
 
 
-def validated(validation: ValidationDocument, world: InWorld, of: Measure = _LATENCY) -> Ranking:
-    """How routers stand in one world of a validation, at the load that charts show; `of`: by which of the latencies."""
+def validated(
+    validation: ValidationDocument,
+    world: InWorld,
+    *,
+    of: Measure | None = None,
+    promise: Promise | None = None,
+    long_run: Mapping[str, float | None] | None = None,
+) -> Ranking:
+    """How routers stand in one world of a validation, at the load that charts show.
+
+    Args:
+        of: by another measure than the objective.
+        promise: instead of what the validation's runs tell.
+        long_run: by router the expected accuracy in many simulated runs, such as a comparison's. A few runs can't tell
+            who keeps a floor: of twenty seconds of bursts the accuracies of two seeds differ by a point. On executors
+            counts by how much they differ from simulation of the same arrivals.
+    """
     load = middle_load(row["load"] for row in validation["rows"])
-    rows = [row for row in validation["rows"] if row["load"] == load]
     pairs = [pair for pair in validation["pairs"] if pair["load"] == load]
-    is_expected = all(pair[world]["expected_accuracy"] is not None for pair in pairs)
-    axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
-    ranked, left_out = [], []
-    for row in rows:
+    if promise is None:
+        promise = Promise.of(pairs[0]["hardware"]["slo"] if pairs else None)
+    judged, left_out = [], []
+    for row in (row for row in validation["rows"] if row["load"] == load):
         its_pairs = [pair for pair in pairs if pair["router"] == row["router"]]
-        accuracies = [axis.of(pair[world]) for pair in its_pairs]
-        latency_s = by_run(its_pairs, world, of)
-        if is_flagged(row["served"]) or None in accuracies or latency_s is None:
+        values, p99_s = by_run(its_pairs, world, of or promise.objective), by_run(its_pairs, world, P99)
+        accuracy = _accuracy(pairs, its_pairs, world, (long_run or {}).get(row["router"]))
+        if is_flagged(row["served"]) or values is None or p99_s is None or accuracy is None:
             left_out.append(row["router"])
         else:
-            ranked.append(RankedRouter(row["router"], float(np.mean(accuracies)), latency_s))
-    return Ranking(tuple(ranked), tuple(left_out))
+            judged.append(RankedRouter(row["router"], accuracy, float(np.mean(list(p99_s.values()))), values))
+    return Ranking.by(promise, judged, left_out)
+
+
+def _accuracy(
+    pairs: Sequence[PairDocument], own: Sequence[PairDocument], world: InWorld, long_run: float | None
+) -> float | None:
+    is_expected = all(pair[each]["expected_accuracy"] is not None for pair in pairs for each in (world, "simulated"))
+    axis = MEASURES["expected_accuracy" if is_expected else "accuracy"]
+    here, simulated = (by_run(own, each, axis) for each in (world, "simulated"))
+    if here is None:
+        return None
+    reached = float(np.mean(list(here.values())))
+    if long_run is None or simulated is None:
+        return reached
+    return long_run + reached - float(np.mean(list(simulated.values())))
+
+
+def long_run_accuracies(comparison: ComparisonDocument | None) -> dict[str, float | None]:
+    """By router, what a comparison's runs tell of the accuracy in the long run."""
+    rows: Sequence[Mapping[str, Any]] = [] if comparison is None else comparison["rows"]
+    return {row["router"]: MEASURES["expected_accuracy"].of(row)["mean"] for row in rows}
 
 
 def by_run(pairs: Sequence[PairDocument], world: InWorld, measure: Measure) -> dict[int, float] | None:

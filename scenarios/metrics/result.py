@@ -204,6 +204,7 @@ class Result(TypedDict):
     energy_j: Spread
     energy_per_image_j: EnergyPerImage
     gpu_var: Spread
+    offered_img_s: float
     throughput_img_s: float
     duration_s: float
     warmup_s: float
@@ -344,6 +345,7 @@ def summarise(
         energy_j=_spread(requests.energy_j[done]),
         energy_per_image_j=energy_per_image(run.devices, duration_s, images["completed"]),
         gpu_var=_spread(run.gpu_var),
+        offered_img_s=_count(counted) * NS_PER_S / (window_ns[1] - window_ns[0]),
         throughput_img_s=_rate_img_s(requests, latencies_s, window_ns, None),
         duration_s=duration_s,
         warmup_s=window.warmup_s,

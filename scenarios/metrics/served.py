@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from scenarios.metrics.result import Result, Shares
 
 LIMIT: Final = 0.01  # of what arrived
+CARRIED: Final = 0.9  # of what is offered: who completes less meanwhile has a queue that grows, drained or not
 FLAG: Final = " !"  # behind a flagged router's name
 
 
@@ -41,6 +42,11 @@ def leaves_many(shares: Mapping[str, Any]) -> bool:
     """Whether more than `LIMIT` was not served: such a router, or world, is flagged and wins nothing."""
     known = [share for share in (shares["unserved"], shares["failed"]) if share is not None]
     return max(known, default=0.0) > LIMIT
+
+
+def is_saturated(offered_img_s: float | None, completed_img_s: float | None) -> bool:
+    """Whether so much less is completed than arrives that a queue grows; unknown is not."""
+    return None not in (offered_img_s, completed_img_s) and (completed_img_s or 0.0) < CARRIED * (offered_img_s or 0.0)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

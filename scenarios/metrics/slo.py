@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, NotRequired, TypedDict
+from typing import Final, Literal, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,13 @@ class Slo:
 
     Attributes:
         later: what takes their place in mid-run: (from when, floor, limit), ascending, 0 for none of that kind.
+        objective: what is to be least where these are kept: the p99 latency, or energy an image.
     """
 
     floor: float | None = None
     p99_limit_s: float | None = None
     later: tuple[tuple[float, float, float], ...] = ()
+    objective: Literal["latency", "energy"] = "latency"
 
     @classmethod
     def of(cls, scenario: Scenario) -> Slo:
@@ -47,6 +49,7 @@ class Slo:
             first.floor if has_floor else None,
             first.p99_limit_s if has_limit else None,
             tuple((each.at_s, each.floor, each.p99_limit_s) for each in rest),
+            scenario.tuning.objective,
         )
 
 
@@ -61,7 +64,7 @@ class SloDocument(TypedDict):
     """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
 
     `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
-    are any: how often `slo.schedule` changes that while they last.
+    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency.
     """
 
     floor: float | None
@@ -69,6 +72,7 @@ class SloDocument(TypedDict):
     window_s: float
     windows: int
     changes: NotRequired[int]
+    objective: NotRequired[Literal["energy"]]
 
 
 class SloAttainment(TypedDict):
@@ -107,6 +111,8 @@ def slo_document(slo: Slo, edges_ns: Counts) -> SloDocument:
     document = SloDocument(floor=floor, p99_limit_s=limit_s, window_s=window_s, windows=len(edges_ns) - 1)
     if changes:
         document["changes"] = changes
+    if slo.objective == "energy":
+        document["objective"] = slo.objective
     return document
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import hypot, sqrt
+from math import exp, hypot, log, sqrt
 from typing import TypedDict
 
 import numpy as np
@@ -49,6 +49,24 @@ class PairedDifference(TypedDict):
 
     difference: MeanInterval
     percent: MeanInterval
+    differs: bool | None
+
+
+class PairedRatio(TypedDict):
+    """A router's numbers as a multiple of another's, over the runs of both: the geometric mean, and its 95 % interval.
+
+    The interval is the paired t-test's of the logarithms, so that it never reaches 0. Null where there is too little,
+    or a number is none that a ratio can be of.
+
+    Attributes:
+        runs: that both have.
+        differs: whether the interval leaves 1 out; null where there is none.
+    """
+
+    ratio: float | None
+    low: float | None
+    high: float | None
+    runs: int
     differs: bool | None
 
 
@@ -105,3 +123,17 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
         percent=estimate([change_pct(one, other) for one, other in pairs]),
         differs=None if mean is None or half_width is None else abs(mean) > half_width,
     )
+
+
+def paired_ratio(values: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio:
+    """Of two numbers run by run."""
+    pairs = list(zip(values, others, strict=True))
+    found = PairedRatio(ratio=None, low=None, high=None, runs=len(pairs), differs=None)
+    logs = [log(one / other) for one, other in pairs if one is not None and other is not None and min(one, other) > 0]
+    interval = estimate(logs)
+    if interval["mean"] is None or len(logs) < len(pairs):
+        return found
+    mean, half = interval["mean"], interval["ci95"]
+    if half is None:
+        return {**found, "ratio": exp(mean)}
+    return {**found, "ratio": exp(mean), "low": exp(mean - half), "high": exp(mean + half), "differs": abs(mean) > half}

@@ -1,21 +1,23 @@
-"""What a reader asks first, and its answers: did a learned router win, can the simulation be trusted, what next.
+"""What a reader asks first, and its answers: which router won, can the simulation be trusted, what next.
 
 Facts of a run's comparison and validation, and the case that each answer is; the sentences are `templates/answers.j2`.
-How far off simulation is, is told of the router and load where it is worst: a mean over routers would hide it.
+Who wins says `scenarios.metrics.ranking` alone. How far off simulation is, is told of the router and load where it is
+worst: a mean over routers would hide it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil
-from typing import Any, Final, Literal
+from math import ceil, log
+from typing import Any, Final, Literal, NamedTuple
 
-from scenarios.files.made_routers import LEARNED, TUNED_HERE
 from scenarios.metrics.catalogue import MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import RankCorrelation, Row, ValidationDocument, is_flagged
-from scenarios.metrics.ranking import RankedRouter, Ranking, compared, validated
+from scenarios.metrics.ranking import MIN_RUNS, InWorld, RankedRouter, Ranking, compared, long_run_accuracies, validated
+from scenarios.metrics.served import is_saturated
+from scenarios.metrics.statistics import estimate
 from scenarios.show.numbers import plural
 from scenarios.show.table import framed
 from scenarios.show.validation import emulated_devices, is_host_busy, rows_at_middle
@@ -25,12 +27,12 @@ from scenarios.terminal.screen import screen_width
 
 Mood = Literal["yes", "no", "open"]
 TrustCase = Literal["not run", "unserved", "unpromised", "order alone", "yes", "latencies alone", "no"]
-WON, TRUSTED, NEXT = "Did a learned router win?", "Can the simulation be trusted?", "What to do next?"
-LADDER: Final = f"{TUNED_HERE}ladder"  # what a learned router is set beside, whoever else is quicker
+WON, TRUSTED, NEXT = "Which router won?", "Can the simulation be trusted?", "What to do next?"
 _UNSERVED: Final[tuple[Mood, TrustCase]] = "no", "unserved"
 _MAX_SEEDS: Final = 200  # more are no advice
 _WELL_KEPT: Final = 0.95  # of the windows
 _MEAN, _P99, _ATTAINMENT = (MEASURES[name] for name in ("latency_mean_s", "latency_p99_s", "slo_attainment"))
+_OFFERED, _COMPLETED = (MEASURES[name] for name in ("offered_img_s", "throughput_img_s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,8 @@ class Answer:
 def answers(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> list[Answer]:
     """The three of them; none where neither document has two routers side by side."""
     validation = validation if validation is not None and validation["rows"] else None
-    contests = []
-    if validation is not None:
-        contests.append(_contest(_on_executors(validation), validated(validation, "hardware")))
-    if comparison is not None:
-        contests.append(_contest(_in_simulation(comparison), compared(comparison)))
-    if max((len(each.ranking.candidates) + len(each.ranking.left_out) for each in contests), default=0) < 2:
+    contests = list(_contests(comparison, validation))
+    if max((each.routers for each in contests), default=0) < 2:
         return []
     most = _best_attainment(comparison)
     sentences = [say("answers", "won", each) for each in contests]
@@ -77,6 +75,16 @@ def box_text(entries: Sequence[Answer], width: int | None) -> str:
     return framed(((each.question, each.text) for each in entries), width)
 
 
+def _contests(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Iterator[Contest]:
+    """One a world, executors first."""
+    learned = frozenset(() if comparison is None else comparison["learned"])
+    if validation is not None:
+        ranking = validated(validation, "hardware", long_run=long_run_accuracies(comparison))
+        yield Contest(_on_executors(validation), ranking, learned, _saturated_on_executors(validation))
+    if comparison is not None:
+        yield Contest(_in_simulation(comparison), compared(comparison), learned, _saturated_in(comparison))
+
+
 def _on_executors(validation: ValidationDocument) -> str:
     """Where a validation's hardware runs were made, and how many."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
@@ -91,59 +99,67 @@ def _in_simulation(comparison: ComparisonDocument) -> str:
     return f"in simulation ({provenance(comparison).partition(';')[0]}, {plural(seeds, 'seed')})"
 
 
-# ------------------------------------------------------------------------------------------- did a learned router win?
+# -------------------------------------------------------------------------------------------------- which router won?
+
+
+class Saturated(NamedTuple):
+    """A router that completes less than arrives, in images a second."""
+
+    router: str
+    offered_img_s: float
+    completed_img_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What became of the learned routers in one world.
+    """What became of the routers in one world.
 
     Attributes:
         where: the world, and how much was run there.
-        case: which sentence of the template it is.
-        one, other: whom that sentence sets beside whom.
+        learned: the routers that have learned.
     """
 
     where: str
     ranking: Ranking
-    mood: Mood
-    case: Literal["left out", "rules", "nobody", "lost", "not shown", "won"]
-    one: RankedRouter | None = None
-    other: RankedRouter | None = None
+    learned: frozenset[str]
+    saturated: Sequence[Saturated] = ()
 
     @property
-    def beside(self) -> Iterator[tuple[RankedRouter, RankedRouter]]:
-        """Each learned router, and the rules that no other sentence sets it beside: the quickest that is as accurate,
-        and the tuned ladder."""
-        rules = [each.router for each in self.ranking.candidates if each.router not in LEARNED]
-        for one in _learned(self.ranking):
-            ladder = self.ranking.of(LADDER)
-            ladder = ladder if ladder is not None and ladder.is_match_for(one) and one.is_match_for(ladder) else None
-            beside = (self.ranking.baseline_of(one, rules), ladder)
-            for rule in {each.router: each for each in beside if each is not None}.values():
-                if (one, rule) != (self.one, self.other):
-                    yield one, rule
+    def routers(self) -> int:
+        """How many there are."""
+        return len(self.ranking.judged) + len(self.ranking.left_out)
+
+    @property
+    def case(self) -> Literal["nobody", "alone", "open", "tie", "won"]:
+        """Which sentence of the template it is."""
+        if len(self.ranking.able) < 2:
+            return "alone" if self.ranking.able else "nobody"
+        return "won" if self.ranking.winner else "open" if self.ranking.is_open else "tie"
+
+    @property
+    def mood(self) -> Mood:
+        """Good where somebody has won."""
+        return "yes" if self.case == "won" else "no" if self.case == "nobody" else "open"
+
+    @property
+    def behind(self) -> list[RankedRouter]:
+        """Learned routers that could have won, and neither have nor tie, each to be told by how much."""
+        return [one for one in self.ranking.able if one.router in self.learned and one.router not in self.ranking.first]
 
 
-def _learned(ranking: Ranking) -> list[RankedRouter]:
-    return [each for each in ranking.candidates if each.router in LEARNED]
+def _saturated_in(comparison: ComparisonDocument) -> list[Saturated]:
+    means = [(row["router"], *(each.of(row)["mean"] for each in (_OFFERED, _COMPLETED))) for row in comparison["rows"]]
+    return [Saturated(*each) for each in means if is_saturated(*each[1:])]
 
 
-def _contest(where: str, ranking: Ranking) -> Contest:
-    learned, winner = _learned(ranking), ranking.winner
-    baseline = None if winner is None else ranking.next_of(winner)
-    if not learned and any(name in LEARNED for name in ranking.left_out):
-        return Contest(where, ranking, "no", "left out")
-    if not learned:
-        return Contest(where, ranking, "open", "rules", winner, baseline)
-    if winner is None or baseline is None:
-        return Contest(where, ranking, "no", "nobody")
-    one, other = winner, baseline
-    if winner.router not in LEARNED:
-        one, other = min(learned, key=lambda each: (not each.is_match_for(winner), each.mean_s)), winner
-    if one.is_match_for(other) and not one.lead(other)["differs"]:
-        return Contest(where, ranking, "open", "not shown", one, other)
-    return Contest(where, ranking, *(("yes", "won") if one is winner else ("no", "lost")), one, other)
+def _saturated_on_executors(validation: ValidationDocument) -> list[Saturated]:
+    found = []
+    for row in rows_at_middle(validation["rows"]):
+        runs = [p["hardware"] for p in validation["pairs"] if (p["router"], p["load"]) == (row["router"], row["load"])]
+        offered, completed = (estimate([each.of(run) for run in runs])["mean"] for each in (_OFFERED, _COMPLETED))
+        if offered is not None and completed is not None and is_saturated(offered, completed):
+            found.append(Saturated(row["router"], offered, completed))
+    return found
 
 
 def _best_attainment(comparison: ComparisonDocument | None) -> dict[str, Any] | None:
@@ -164,6 +180,7 @@ class Trust:
     Attributes:
         apart, alike: pairs of routers that executors tell apart, and those of them that simulation orders so.
         named: whom simulation of the same arrivals had named as winner, if that is another one.
+        spoilt: servers whose calibration others disturbed to its end.
         farthest: the largest error of each latency.
     """
 
@@ -172,6 +189,7 @@ class Trust:
     apart: int = 0
     alike: int = 0
     named: RankedRouter | None = None
+    spoilt: Sequence[str] = ()
     farthest: Sequence[Mapping[str, Any]] = ()
     is_metered: bool = True
     devices: str = ""
@@ -179,21 +197,25 @@ class Trust:
 
 
 def _trusted(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> tuple[Mood, Trust]:
+    spoilt = [] if comparison is None else comparison["spoilt"]
     if validation is None:
-        return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison))
+        return "open", Trust("not run", origin="" if comparison is None else origin_text(comparison), spoilt=spoilt)
     rows = [row for row in validation["rows"] if not is_flagged(row["served"])]
     judged = [met for row in rows for measure in (_MEAN, _P99) if (met := row["met"][measure.stem]) is not None]
     apart = sum(each["separated_pairs"] for each in validation["ranking"])
     alike = sum(map(_alike_pairs, validation["ranking"]))
     order: Mood = "open" if not apart else "yes" if alike == apart else "no"
     mood, case = _judged(judged, order) if rows else _UNSERVED
-    real, simulated = validated(validation, "hardware").winner, validated(validation, "simulated").winner
+    long_run = long_run_accuracies(comparison)
+    worlds: tuple[InWorld, InWorld] = ("hardware", "simulated")
+    real, simulated = (validated(validation, world, long_run=long_run).winner for world in worlds)
     several = len({row["load"] for row in validation["rows"]}) > 1
     return mood, Trust(
         case,
         apart=apart,
         alike=alike,
         named=simulated if real and simulated and simulated.router != real.router else None,
+        spoilt=spoilt,
         farthest=[each for measure in (_MEAN, _P99) if (each := _worst(rows, measure, several))],
         is_metered=not any("energy" in name for pair in validation["pairs"] for name in pair["not_applicable"]),
         devices=emulated_devices(validation),
@@ -235,26 +257,25 @@ def _worst(rows: Sequence[Row], measure: Measure, several: bool) -> dict[str, An
 
 def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] | None) -> dict[str, Any]:
     """Facts for at most a few sentences, the most useful one first."""
-    ranking = contests[0].ranking
-    winner = ranking.winner
-    baseline = None if winner is None else ranking.next_of(winner)
+    ranking, case = contests[0].ranking, contests[0].case
     return {
-        "left_out": any(each.ranking.left_out for each in contests),
+        "is_saturated": any(each.saturated or each.ranking.left_out for each in contests),
         "is_poorly_kept": most is not None and _ATTAINMENT.of(most)["mean"] < _WELL_KEPT,
         "trusted": trusted,
-        "winner": winner,
-        "baseline": baseline,
+        "case": case,
+        "ranking": ranking,
+        "missed": ranking.missed and not ranking.able,
         "word": "seeds" if trusted.case == "not run" else "runs",
-        "needed": None if winner is None or baseline is None else _runs_needed(winner, baseline),
-        "is_rule": winner is not None and winner.router not in LEARNED and bool(_learned(ranking)),
+        "least": MIN_RUNS,
+        "needed": _runs_needed(ranking.able[0], ranking.tied[0]) if case == "tie" else None,
     }
 
 
 def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:
     """About how many would show their difference (an interval narrows with the root of their number), where it is
     more than there are, and somebody could make them."""
-    lead, runs = one.lead(other)["difference"], len(one.latency_s)
-    if not lead["mean"] or not lead["ci95"]:
+    lead = one.lead(other)
+    if lead["ratio"] is None or lead["high"] is None or not log(lead["ratio"]):
         return None
-    needed = ceil(runs * (lead["ci95"] / lead["mean"]) ** 2)
-    return needed if runs < needed <= _MAX_SEEDS else None
+    needed = ceil(lead["runs"] * (log(lead["high"] / lead["ratio"]) / log(lead["ratio"])) ** 2)
+    return needed if lead["runs"] < needed <= _MAX_SEEDS else None

@@ -33,7 +33,7 @@ from scenarios.metrics import pareto
 from scenarios.metrics.catalogue import COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import ValidationDocument
-from scenarios.metrics.ranking import RankedRouter, compared, validated
+from scenarios.metrics.ranking import P99, RankedRouter, compared, validated
 from scenarios.show.words import flagged
 from scenarios.terminal.screen import visible
 
@@ -176,31 +176,31 @@ def standings(
 ) -> dict[str, list[RankedRouter]]:
     """The routers that executors ran, in both worlds, else those that were compared."""
     if validation is not None and validation["rows"]:
-        real, promised = validated(validation, "hardware"), validated(validation, "simulated")
-        paired = [promised.of(one.router) for one in real.candidates]
-        return {WORLDS[0]: [paired for paired in paired if paired is not None], WORLDS[1]: list(real.candidates)}
-    return {} if comparison is None else {WORLDS[0]: list(compared(comparison).candidates)}
+        real, promised = (validated(validation, world, of=P99).judged for world in ("hardware", "simulated"))
+        ran = {one.router for one in real}
+        return {WORLDS[0]: [one for one in promised if one.router in ran], WORLDS[1]: list(real)}
+    return {} if comparison is None else {WORLDS[0]: list(compared(comparison, P99).judged)}
 
 
 def ranking_chart(worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[str, str]) -> Figure:
-    """A line a router, the quickest above: mean latency, hollow simulated and filled measured, beside the accuracy."""
-    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean_s)]
+    """A line a router, the quickest above: p99 latency, hollow simulated and filled measured, beside the accuracy."""
+    routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
     with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
-        intervals = [one.interval_s for candidates in worlds.values() for one in candidates]
+        intervals = [one.interval for candidates in worlds.values() for one in candidates]
         _frame_costs(left, [(1000 * (of["mean"] or 0.0), 1000 * (of["ci95"] or 0.0)) for of in intervals], 5)
         for (world, candidates), offset in zip(worlds.items(), offsets, strict=True):
             for one in candidates:
-                place, half_ms = routers.index(one.router) + offset, 1000 * (one.interval_s["ci95"] or 0.0)
+                place, half_ms = routers.index(one.router) + offset, 1000 * (one.interval["ci95"] or 0.0)
                 style: Any = {"color": colors[one.router], "fillstyle": FILLS[world], "marker": "o", "markersize": 6}
-                _interval(left, "x", 1000 * one.mean_s, half_ms, place, colors[one.router])
-                left.plot(1000 * one.mean_s, place, **style)
+                _interval(left, "x", 1000 * one.mean, half_ms, place, colors[one.router])
+                left.plot(1000 * one.mean, place, **style)
                 right.plot(100 * one.accuracy, place, **style)
         left.set_yticks(range(len(routers)), [label_of(router) for router in routers])
         left.set_ylim(len(routers) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(4))
         right.margins(x=0.15)
-        left.set(xlabel=MEASURES["latency_mean_s"].axis)
+        left.set(xlabel=P99.axis)
         right.set(xlabel=MEASURES["accuracy"].axis)
         style = {"marker": "o", "linestyle": "none", "color": "#444"}
         handles = [Line2D([], [], fillstyle=FILLS[world], **style) for world in worlds]

@@ -157,5 +157,5 @@ def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Pat
             spec = read_router(path, deterministic=scenario.training.deterministic, devices=devices)
         return RouterMaker(name, str(path), spec=spec)
     if (path := router_file(name)) is not None:  # it has its own mode
-        return RouterMaker(name, name, spec=read_router(path, devices=devices))
+        return RouterMaker(name, str(path), spec=read_router(path, devices=devices))
     return RouterMaker(name, scenario.name, key)

@@ -126,6 +126,11 @@ class World:
         parts = [(p.provenance, p.power.provenance, p.concurrency.provenance) for p in self.profiles]
         return Provenance.weakest(*(provenance for part in parts for provenance in part))
 
+    def profile_of(self, server: str) -> Profile:
+        """Of the server with that name."""
+        names = [each.name for each in self.scenario.cluster.named_servers]
+        return self.profiles[names.index(server)]
+
     @property
     def device_names(self) -> tuple[str, ...]:
         """Each server's; one that is slowed down is another device to a router."""
