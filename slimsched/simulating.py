@@ -136,7 +136,8 @@ def compare(
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times.
+        routers: by name, file, or `NAME=FILE` for another name in tables, instead of the scenario's
+            (`compare.routers`); may be given several times.
         seeds: instead of the scenario's (`compare.seeds`); may be given several times.
         engine: as for `simulate`; `auto` goes on with the one that has begun the comparison.
         jobs: runs beside each other, each in a process of its own; by default one a core, or one where work is little.

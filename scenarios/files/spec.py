@@ -862,7 +862,8 @@ class CompareSection(StrictModel):
     routers: Routers = Field(
         ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
         description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
-        "`module:Class`, or one that this run makes: `ppo`, `tide`, `tuned:KIND` for a rule",
+        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, `tide`, `tuned:KIND` for a "
+        "rule",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
     baseline: RouterName | None = Field(

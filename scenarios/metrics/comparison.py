@@ -20,7 +20,7 @@ from scenarios.metrics.result import Engine, Result, charged_decisions
 from scenarios.metrics.served import leaves_many, served
 from scenarios.metrics.signatures import tally
 from scenarios.metrics.slo import SloDocument
-from scenarios.metrics.statistics import change_pct, estimate, paired_difference
+from scenarios.metrics.statistics import change_pct, estimate, paired_difference, paired_ratio
 
 BASELINE = "random"
 _AVERAGED = tuple(dict.fromkeys(measure.keys[0] for measure in MEASURES.values() if measure.is_averaged))
@@ -33,7 +33,7 @@ ACCURACY_DIGITS = 9  # sums of the same priors differ beyond them
 
 
 class Paired(TypedDict):
-    """Differences seed by seed against one router; a row has `router`, `seeds` and a difference a measure."""
+    """Differences seed by seed against one router; a row has `router`, `seeds`, and differences and ratios."""
 
     against: str
     rows: list[dict[str, Any]]
@@ -189,8 +189,8 @@ def _paired(by_router: Mapping[str, Sequence[Result]], baseline: str) -> Paired:
         common = [run for run in runs if run["seed"] in others]
         row: dict[str, Any] = {"router": router, "seeds": [run["seed"] for run in common]}
         for measure in PAIRED:
-            values = [measure.of(run) for run in common]
-            row[measure.name] = paired_difference(values, [measure.of(others[run["seed"]]) for run in common])
+            both = [[measure.of(run) for run in each] for each in (common, [others[run["seed"]] for run in common])]
+            row[measure.name] = {**paired_difference(*both), "ratio": paired_ratio(*both)}
         rows.append(row)
     return Paired(against=baseline, rows=rows)
 

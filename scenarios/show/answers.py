@@ -143,8 +143,9 @@ class Contest:
 
     @property
     def behind(self) -> list[RankedRouter]:
-        """Learned routers that could have won, and neither have nor tie, each to be told by how much."""
-        return [one for one in self.ranking.able if one.router in self.learned and one.router not in self.ranking.first]
+        """Learned routers that lose to the first by more than chance, but for the one that it is set beside anyhow."""
+        lost = (one for one in self.ranking.able[2:] if one.router not in self.ranking.first)
+        return [one for one in lost if one.router in self.learned]
 
 
 def _saturated_in(comparison: ComparisonDocument) -> list[Saturated]:

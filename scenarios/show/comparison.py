@@ -7,7 +7,7 @@ from typing import Any
 
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
-from scenarios.show.numbers import NONE, change, number, shown
+from scenarios.show.numbers import NONE, number, ratio_change, shown
 from scenarios.show.table import Column, Table, column, columns, to_text
 from scenarios.show.wording import lines_of
 from scenarios.show.words import (
@@ -89,11 +89,11 @@ def _origin(measure: Measure, comparison: ComparisonDocument) -> str:
 
 
 def _changes(comparison: ComparisonDocument) -> tuple[list[Column], dict[str, list[str]]]:
-    """The differences to the baseline seed by seed, in percent of its numbers."""
+    """The ratios to the baseline's numbers seed by seed, as changes in percent."""
     if (paired := comparison["paired"]) is None:
         return [], {}
     measures = _CHANGES.values()
-    cells = {row["router"]: [change(row[each.name]["percent"]) for each in measures] for row in paired["rows"]}
+    cells = {row["router"]: [ratio_change(row[each.name]["ratio"]) for each in measures] for row in paired["rows"]}
     return columns(*_CHANGES), cells
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scenarios.metrics.catalogue import Measure
 
 if TYPE_CHECKING:
-    from scenarios.metrics.statistics import MeanInterval
+    from scenarios.metrics.statistics import MeanInterval, PairedRatio
 
 NONE = "-"
 PLUS_MINUS = " +-"  # plain ASCII; pages write ± instead
@@ -53,6 +53,15 @@ def shown(measure: Measure, value: Any) -> str:
 def change(estimate: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
     """A change or an error in percent, with its sign."""
     return interval(estimate, 1, signed=True, unit=unit)
+
+
+def ratio_change(found: PairedRatio) -> str:
+    """`-10.3 (-14.1 to -6.3) %` of a ratio and its interval, which never passes -100 %; `-` for none."""
+    if found["ratio"] is None:
+        return NONE
+    known = [each for each in (found["ratio"], found["low"], found["high"]) if each is not None]
+    mean, *ends = (number(each - 1, 1, 100, signed=True) for each in known)
+    return f"{mean} ({' to '.join(ends)}) %" if ends else f"{mean} %"
 
 
 def places(value: float, counting: int) -> int:

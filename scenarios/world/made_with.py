@@ -78,7 +78,7 @@ def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tup
     found = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
     found |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
     for server, profile in zip(scenario.cluster.named_servers, profiles, strict=True):
-        found[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json())[:16]
+        found[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json(exclude_none=True))[:16]
     return found | {"the accuracies": inputs_hash(sorted(top1.items()))[:16]}
 
 

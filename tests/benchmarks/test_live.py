@@ -14,7 +14,6 @@ from benchmarks.__main__ import main
 from benchmarks.study.live import (
     SCHEMA,
     Measured,
-    WorldOutcome,
     known_in,
     make_page,
     measured_in,
@@ -33,6 +32,7 @@ from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.settings import FEWEST
 from scenarios.metrics.comparison import compare_results
 from scenarios.metrics.fidelity import ValidationDocument
+from scenarios.metrics.ranking import Ranking
 from scenarios.metrics.statistics import estimate
 from scenarios.runs.bound import router_load_of, window_rates_img_s
 from scenarios.runs.folder import RunFolder
@@ -61,7 +61,7 @@ def measured(path: Path, *routers: Any, floor: float | None = None, odd: float =
     return {**kept, "floor": floor}
 
 
-def both(found: Measured) -> tuple[WorldOutcome, WorldOutcome]:
+def both(found: Measured) -> tuple[Ranking, Ranking]:
     return outcome(found, "simulated"), outcome(found, "hardware")
 
 
@@ -92,7 +92,7 @@ def test_a_tie_is_no_win_and_where_simulation_named_a_third_it_was_wrong(tmp_pat
     simulated, real = both(measured(tmp_path / "tie", *tie, odd=0.2))
     assert (real.winner, real.first, said_so(simulated, real)) == (None, (T, L), "open")
     assert said_so(*both(measured(tmp_path / "third", *tie, (F, 0.5, 2.0, 0.95), odd=0.2))) == "no"
-    alone = WorldOutcome(simulated.able[1:], (), (), ())
+    alone = replace(simulated, able=simulated.able[1:])
     assert (alone.winner, alone.first, said_so(alone, real)) == (None, (L,), "open")
 
 
@@ -101,16 +101,16 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
     quick = [(T, 0.5, 0.5, 0.9489), (L, 1.2, 1.25, 0.95), (F, 1.3, 1.5, 0.9491)]
     found = measured(tmp_path / "run", *quick, floor=0.95)
     real = outcome(found, "hardware")
-    assert (real.winner, real.below) == (L, (T,))
+    assert ([real.first], [one.router for one in real.missed]) == ([(L,)], [T])
     assert outcome({**found, "floor": 0.96}, "hardware").winner is None
     found = measured(tmp_path / "alike", (T, 0.9, 1.0, 0.95), (L, 1.2, 1.25, 0.95), floor=0.95)
     hard = {**found, "accuracy": dict.fromkeys((T, L), estimate([0.96])), "floor": 0.96}
-    assert outcome(hard, "hardware").winner == T, "both worlds' runs are at 0.95"
+    assert outcome(hard, "hardware").first == (T,), "both worlds' runs are at 0.95"
     for pair in found["pairs"]:
         if pair["router"] == T:
             pair["hardware"]["expected_accuracy"] = 0.948
-    assert outcome(found, "hardware").below == (T,)
-    assert outcome(found, "simulated").winner == T
+    assert [one.router for one in outcome(found, "hardware").missed] == [T]
+    assert outcome(found, "simulated").first == (T,)
 
 
 def test_what_tide_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
