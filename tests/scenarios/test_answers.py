@@ -149,7 +149,7 @@ def test_fewer_than_five_runs_name_no_winner() -> None:
     won, _, after = told(comparison(("tide", 1.0, 0.95), (LADDER, 3.0, 0.95), wobble=WOBBLE[:4]), None)
     assert won.mood == "open"
     assert won.text.startswith("In simulation (datasheet, 4 seeds) no winner can be named: so few runs tell nothing of")
-    assert "The lowest p99 latency has tide (learned), 985" in won.text
+    assert "The lowest p99 latency has tide (learned), 995.00 ms" in won.text
     assert after.text.endswith("Make 5 seeds a router or more: fewer tell nothing of chance.")
 
 

@@ -122,6 +122,7 @@ def test_one_seed_decides_nothing() -> None:
     assert paired is not None
     assert paired["rows"][1]["latency_mean_s"] == {
         "difference": {"mean": -1.0, "ci95": None}, "percent": {"mean": -50.0, "ci95": None}, "differs": None,
+        "ratio": {"ratio": 0.5, "low": None, "high": None, "runs": 1, "differs": None},
     }  # fmt: skip
     assert compare_results([run("jsq", 0, 0.7, 1.0)])["paired"] is None
     with pytest.raises(InputError, match="did you mean 'jsq'"):

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from policies.rules.compass import CompassRule
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
+from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
 from scenarios.files.reading import load_scenario, relative_paths
-from scenarios.files.router_names import display_name, write_rule
+from scenarios.files.router_names import display_name, learned_among, write_rule
 from scenarios.world.materials import load_world
 from scenarios.world.routers import deciding_in
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
+from tests.scenarios.test_engines import save_router, world_of
 
 RULE = LadderRule(rungs=((1.0, 1.0), (0.5, 0.5)), thresholds=(3.0,), group=8, made_by={"seed": 1})
 
@@ -51,6 +54,37 @@ def test_rules_are_compared_on_the_command_line(tmp_path: Path, capsys: pytest.C
     rule = str(tmp_path / "rules" / "mine.rule.yaml")
     assert main(["simulate", str(path), "--router", rule, "--json", "-", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["router"] == "mine"
+
+
+def test_a_file_has_the_name_in_tables_that_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`NAME=FILE`, in a scenario or by a flag; else two files of one name can't be told apart."""
+    path, rules = with_rule(tmp_path), tmp_path / "rules"
+    path.write_text(path.read_text().replace("rules/mine", "quick=rules/mine"))
+    write_rule(tmp_path / "mine.rule.yaml", LadderRule(rungs=RULE.rungs, thresholds=(1.0,)))
+    scenario = load_scenario(path)
+    assert scenario.compare.routers[1] == f"quick={rules / 'mine.rule.yaml'}"
+    assert relative_paths(scenario, tmp_path).compare.routers[1] == "quick=rules/mine.rule.yaml"
+    command = ["compare", str(path), "--out", str(tmp_path / "run"), "--seed", "0", "--quiet"]
+    both = [f"{rules / 'mine.rule.yaml'}", f"{tmp_path / 'mine.rule.yaml'}"]
+    assert main([*command, "--router", both[0], "--router", both[1]]) == 2
+    assert f"have the same name 'mine' in tables; name one otherwise: NAME={both[1]}" in capsys.readouterr().err
+    assert main([*command, "--router", both[0], "--router", f"soon={both[1]}", "--json", "-"]) == 0
+    assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["mine", "soon"]
+    assert main([*command, "--router", f"soon={tmp_path / 'none.rule.yaml'}"]) == 2
+    assert f"{tmp_path / 'none.rule.yaml'}: no such file" in capsys.readouterr().err
+
+
+def test_who_has_learned_says_its_file_and_not_its_name(tmp_path: Path) -> None:
+    """What gradients or a search left in it: of any name, and of the names that a run gives its own."""
+    world = world_of(tmp_path)
+    save_router(world, tmp_path / "jsq.safetensors", deterministic=True)
+    save_router(world, tmp_path / "router.safetensors", deterministic=True)
+    rules = {"tide.rule.yaml": LadderRule(), "ladder.rule.yaml": TideRule(), "any.rule.yaml": CompassRule()}
+    for name, rule in rules.items():
+        write_rule(tmp_path / name, rule)
+    files = [str(tmp_path / name) for name in ("jsq.safetensors", *rules)]
+    assert learned_among([*files, f"mine={files[0]}", "jsq", "compass"], tmp_path) == ["jsq", "ladder", "any", "mine"]
+    assert learned_among(["ppo", "tide", "tuned:ladder"], tmp_path) == ["ppo", "tuned:ladder"]
 
 
 def test_a_router_that_was_tuned_elsewhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
