@@ -33,8 +33,8 @@ OF_A_WORLD: Final = (
 )
 """The parts of a scenario that every simulation reads."""
 _NOTHING: Final = "nothing"
-_PLAYED: Final = frozenset({"emulated", "slowdown"})  # by a device that is measured by nobody
-_WATCHED: Final = frozenset({"device", "checkpoint_epochs", "probe_epochs"})  # where and how often, not what
+_PLAYED: Final = {"emulated", "slowdown"}  # by a device that is measured by nobody
+_WATCHED: Final = {"device", "checkpoint_epochs", "probe_epochs"}  # where and how often, not what
 
 
 def of_network(scenario: Scenario) -> MadeWith:
@@ -105,7 +105,9 @@ def require_same(
     Raises:
         InputError: something differs; it names the file and the first such setting.
     """
-    for key in {**wanted, **found} if found else ():
+    if not found:
+        return
+    for key in {**wanted, **found}:
         there, here = found.get(key), wanted.get(key)
         if there != here and not (is_brought and None in (there, here)):
             told = (_NOTHING if each is None else f"{each:.200}" for each in (there, here))
