@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from kit.documents import inputs_hash, write_json
@@ -50,13 +51,13 @@ def compare(
         problem = f"{baseline!r} is not compared here; {nearest(baseline, names)}"
         raise InputError(job.scenario.name, "compare.baseline", problem)
     results = _compared(job, world, engine, jobs)
-    facts = {
-        "learned": learned_among(section.routers, job.folder.path),
-        "spoilt": [server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
-    }
-    document = compare_results(results, baseline, **facts)
+    compared = partial(
+        compare_results, results, baseline, learned=learned_among(section.routers, job.folder.path),
+        spoilt=[server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
+    )  # fmt: skip
+    document = compared()
     if bounds is not None:
-        document = compare_results(results, baseline, bounds=bounds(document), **facts)
+        document = compared(bounds=bounds(document))
     write_json(job.folder / "comparison.json", document)
     return document
 
