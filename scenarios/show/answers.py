@@ -260,7 +260,7 @@ def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] |
     """Facts for at most a few sentences, the most useful one first."""
     ranking, case = contests[0].ranking, contests[0].case
     return {
-        "is_saturated": any(each.saturated or each.ranking.left_out for each in contests),
+        "is_saturated": any(map(_is_too_much, contests)),
         "is_poorly_kept": most is not None and _ATTAINMENT.of(most)["mean"] < _WELL_KEPT,
         "trusted": trusted,
         "case": case,
@@ -270,6 +270,12 @@ def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] |
         "least": MIN_RUNS,
         "needed": _runs_needed(ranking.able[0], ranking.tied[0]) if case == "tie" else None,
     }
+
+
+def _is_too_much(contest: Contest) -> bool:
+    """Whether not even the best router serves what arrives."""
+    able = contest.ranking.able
+    return any(each.router == able[0].router for each in contest.saturated) if able else bool(contest.ranking.left_out)
 
 
 def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:

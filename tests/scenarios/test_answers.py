@@ -263,7 +263,8 @@ def test_who_serves_too_little_has_not_won() -> None:
     won, _, after = told(compare_results(runs), None)
     assert "The lowest p99 latency has tuned:ladder, 1000.00 ms" in won.text
     assert won.text.endswith("Not judged, for too much is unserved or unknown: ppo.")
-    assert after.text.startswith("Lower the rate, or add a server")
+    assert "Lower the rate" not in after.text
+    assert told(compare_results([runs[0], {**runs[0], "router": "jsq"}]), None)[2].text.startswith("Lower the rate")
 
 
 def test_a_busy_host_comes_before_other_advice() -> None:
