@@ -94,6 +94,7 @@ def test_the_best_rule_at_the_floor_tells_what_there_is(hard: World) -> None:
     frame = headroom_frame(rows, {"hard": hard}).set_index("without")
     assert frame.loc["links", ["mean_pct", "p99_pct"]].tolist() == pytest.approx([-2.0, -2.0])
     assert frame.loc[BOUND, "mean_pct"] == pytest.approx(-95.0)
+    assert frame.loc["links", "accuracy_pct"] == pytest.approx(75.0)
     assert frame["is_little"].all()
     rows[1] = row("hard", "links", ladder=(0.098, 0.28, 0.75))
     assert headroom_frame(rows, {"hard": hard})["most_pct"].tolist() == pytest.approx([100 * 0.02 / 0.3] * 3)
