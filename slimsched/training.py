@@ -15,6 +15,7 @@ from slimsched.working import announcing_compilation, begin, load, spread, tell_
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from torch import nn
 
 
 @verb
@@ -81,21 +82,25 @@ def train(
 
 def save_router(
     scenario: Scenario | str | Path,
-    layers: Sequence[tuple[ArrayLike, ArrayLike]],
+    layers: Sequence[tuple[ArrayLike, ArrayLike]] | nn.Sequential,
     out: str | Path,
     *,
     deterministic: bool = False,
 ) -> Path:
     """Write what another library has learned on `SlimCluster-v0` as a router's file.
 
-    The network takes an observation of the environment and has a tanh after each layer but the last. The last one gives
-    the logits of server, width and group, side by side (and of the hold, where `training.holds_s` names waits). The
-    router chooses each part by its logits, among what is not masked: of widths, those that the chosen server holds.
+    The network takes an observation of the environment and has a tanh, or a ReLU, after each layer but the last. The
+    last one gives the logits of server, width and group, side by side (and of the hold, where `training.holds_s` names
+    waits). The router chooses each part by its logits, among what is not masked: of widths, those that the chosen
+    server holds.
+
+    Of a `torch.nn.Sequential` what stands between two activations may be anything affine, such as a scaling of inputs.
+    The file is only written if it gives the module's own logits on 256 observations.
 
     Args:
         scenario: the one that was learned on; what `load` returned, or takes.
-        layers: from the input on, each its weights (outputs, inputs) and its biases (outputs,), as `torch.nn.Linear`
-            has them.
+        layers: a `torch.nn.Sequential`; or from the input on, with a tanh between them, each layer's weights
+            (outputs, inputs) and biases (outputs,), as `torch.nn.Linear` has them.
         out: the file, `NAME.safetensors`. A router that is there is replaced, another file is not.
         deterministic: the router takes the most probable of each part; else it draws, as libraries do in training.
 
@@ -103,7 +108,8 @@ def save_router(
         The file, which is a router's name wherever one is expected.
 
     Raises:
-        InputError: the network does not fit the scenario, or the file can't be written.
+        InputError: the network does not fit the scenario, computes what no router's file can hold, or the file can't
+            be written.
 
     Example:
         ```python
@@ -111,8 +117,7 @@ def save_router(
 
         seen, chosen = 2 + 3 * 3, 3 + 4 + 6  # by 3 servers; of servers, 4 widths and 6 groups
         network = nn.Sequential(nn.Linear(seen, 64), nn.Tanh(), nn.Linear(64, chosen))
-        layers = [(each.weight.detach(), each.bias.detach()) for each in network if isinstance(each, nn.Linear)]
-        path = slimsched.save_router(short, layers, "untrained.safetensors")
+        path = slimsched.save_router(short, network, "untrained.safetensors")
         print(slimsched.simulate(short, path).router)
         ```
     """

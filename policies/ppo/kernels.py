@@ -38,6 +38,7 @@ from policies.ppo.layout import (
     OUTPUT,
     OUTPUTS,
     RECORD,
+    RECTIFIED,
     REWARD,
     SERVERS,
     SOURCE,
@@ -85,7 +86,7 @@ def forward(weights: Singles, sizes: Ints, scratch: Singles, rows: int) -> None:
         multiply(scratch, target, scratch, source, inputs, 1, weights, weight, rows, inputs, outputs)
         if layer < layers - 1:
             for i in range(target, target + rows * outputs):
-                scratch[i] = tanh(scratch[i])
+                scratch[i] = max(_ZERO, scratch[i]) if sizes[RECTIFIED] else tanh(scratch[i])
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing

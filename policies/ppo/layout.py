@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kit.checkpoint import Tensors
 from kit.jit import Ints, Singles
-from policies.ppo.spec import PolicySpec
+from policies.ppo.spec import RELU, PolicySpec
 from policies.ppo.vectors import LANES
 
 TILE: Final = 32  # decisions that go through the network together: their activations stay in the first cache
@@ -26,7 +26,8 @@ LAYERS: Final = 4
 ACTIVATIONS: Final = 5  # numbers a tile's activations take in the scratch memory
 OUTPUT: Final = 6  # where the last layer's outputs begin there
 HOLDS: Final = 7  # 1 + H, or 0 where the policy may not hold
-FIRST: Final = 8
+RECTIFIED: Final = 8  # whether hidden layers are rectified (ReLU), else tanh
+FIRST: Final = 9
 
 STRIDE: Final = 6
 INPUTS: Final = 0  # padded: rows of the weights
@@ -61,16 +62,18 @@ class Layout:
         observed: 2 + 3N, the length of an observation.
         head_sizes: (N, W, G), or (N, W, G, 1 + H).
         hidden: the sizes of the shared layers.
+        is_rectified: they have ReLU in place of tanh.
     """
 
     observed: int
     head_sizes: tuple[int, ...]
     hidden: tuple[int, ...]
+    is_rectified: bool = False
 
     @classmethod
     def of(cls, spec: PolicySpec, hidden: tuple[int, ...]) -> Layout:
         """For a router's shape."""
-        return cls(spec.observation.size, spec.head_sizes, hidden)
+        return cls(spec.observation.size, spec.head_sizes, hidden, spec.activation == RELU)
 
     @property
     def parameters(self) -> int:
@@ -94,7 +97,7 @@ class Layout:
         last = layers[-1]
         activations = last[TARGET] + TILE * last[OUTPUTS]
         heads, holds = self.head_sizes[:3], sum(self.head_sizes[3:])
-        head = [*heads, self.observed, len(layers), activations, last[TARGET], holds]
+        head = [*heads, self.observed, len(layers), activations, last[TARGET], holds, int(self.is_rectified)]
         return np.array([*head, *(number for layer in layers for number in layer)], np.int64)
 
     def _layers(self) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from kit import checkpoint
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import Floats
-from policies.ppo.spec import PolicySpec
+from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, Hold
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class PPORouter:
         """(2 + 3N,) -> (L,): the heads side by side."""
         hidden = observation
         for weight, bias in self._layers:
-            hidden = np.tanh(hidden @ weight + bias)
+            hidden = hidden @ weight + bias
+            hidden = np.maximum(hidden, 0) if self.spec.activation == RELU else np.tanh(hidden)
         weight, bias = self._heads
         return np.asarray(hidden @ weight + bias)
 

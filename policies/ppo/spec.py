@@ -6,11 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import inf
+from typing import Final
 
 from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.waits import Waits, problem_with
+
+TANH: Final = "tanh"  # after each layer but the last; ours have it
+RELU: Final = "relu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +28,9 @@ class PolicySpec:
         power_limits_w: (N,) each server's device power limit.
         devices: (N,) the names of the servers' devices, or nothing where they are not known.
         holds_s: (H,) the waits to choose from, ascending; empty: there is no fourth head, and nobody is held.
+        activation: what stands after each layer but the last: `TANH` or `RELU`.
 
-    Raises `ValueError` where waits do not ascend, or are none.
+    Raises `ValueError` where waits do not ascend, or are none, or the activation is unknown.
     """
 
     segments: int
@@ -34,11 +39,14 @@ class PolicySpec:
     power_limits_w: tuple[float, ...]
     devices: tuple[str, ...] = ()
     holds_s: tuple[float, ...] = ()
+    activation: str = TANH
 
     def __post_init__(self) -> None:
         problem = problem_with(self.holds_s, inf)
         if problem:
             raise ValueError(f"holds_s: {problem}")
+        if self.activation not in (TANH, RELU):
+            raise ValueError(f"activation {self.activation!r:.40}; known are {TANH} and {RELU}")
 
     @classmethod
     def of(
@@ -99,6 +107,8 @@ class PolicySpec:
         given = asdict(self)
         if not self.holds_s:
             del given["holds_s"]  # as the files that there are
+        if self.activation == TANH:
+            del given["activation"]
         return json.dumps(given)
 
     @classmethod
@@ -112,6 +122,7 @@ class PolicySpec:
             tuple(float(limit_w) for limit_w in found["power_limits_w"]),
             tuple(str(device) for device in found["devices"]),
             tuple(float(wait_s) for wait_s in found.get("holds_s", ())),
+            str(found.get("activation", TANH)),
         )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,17 +15,22 @@ import numpy.typing as npt
 from kit import checkpoint
 from kit.errors import InputError
 from policies.ppo.router import PPORouter
-from policies.ppo.spec import PolicySpec
+from policies.ppo.spec import RELU, TANH, PolicySpec
 from scenarios.files.made_routers import ROUTER_SUFFIX
 from scenarios.learn.train import spec_of
 from scenarios.terminal.places import writable_file
 from scenarios.world.world import World
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 Layers = Sequence[tuple[npt.ArrayLike, npt.ArrayLike]]
 """Of a network, from its input: weights (outputs, inputs) and biases (outputs,), as `torch.nn.Linear` has them."""
+PROVED: Final = 256  # observations on which a module and its file are held against each other
+NEAR: Final = 1e-3  # of the largest logit: float32 adds in another order
 
 
-def write_router(world: World, layers: Layers, path: Path, deterministic: bool) -> None:
+def write_router(world: World, layers: Layers | nn.Sequential, path: Path, deterministic: bool) -> None:
     """A router's file for a world; what it takes is told at `slimsched.save_router`.
 
     Raises:
@@ -30,15 +38,98 @@ def write_router(world: World, layers: Layers, path: Path, deterministic: bool) 
     """
     if path.suffix != ROUTER_SUFFIX:
         raise InputError("out", "", f"{path}: the file of a learned router ends with {ROUTER_SUFFIX}")
-    router = PPORouter(spec := spec_of(world), _tensors(layers, spec), deterministic=deterministic)
+    spec = spec_of(world)
+    if isinstance(layers, Sequence):
+        router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
+    else:
+        router = _of_module(layers, spec, deterministic)
     _require_a_router(writable_file(path))
     router.save(path)
 
 
+# ------------------------------------------------------------------------------------------------------- of a module
+
+
+def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> PPORouter:
+    """Of a `torch.nn.Sequential`, whose own logits the router must have.
+
+    Raises:
+        InputError: it is another module, or computes what a router's file can't hold.
+    """
+    import torch
+    from torch import nn
+
+    if not isinstance(given, nn.Sequential):
+        problem = f"a {type(given).__name__}: give the torch.nn.Sequential that makes logits of an observation"
+        raise InputError("layers", "", f"{problem}, or (weights, biases) of each layer")
+    module = deepcopy(given).cpu().double().eval()
+    kinds, parts = {nn.Tanh: TANH, nn.ReLU: RELU}, list(_flat(module))
+    found = {kinds[type(part)] for part in parts if type(part) in kinds}
+    if len(found) > 1:
+        raise InputError("layers", "", "have Tanh and ReLU; a router has one of them after all layers but the last")
+    seen = torch.as_tensor(_observations(spec), dtype=torch.float64)
+    try:
+        with torch.no_grad():
+            layers = list(_folded(parts, tuple(kinds), seen.shape[1]))
+            wanted = module(seen).numpy()
+    except (RuntimeError, TypeError, ValueError) as error:
+        problem = f"do not take {len(seen)} observations of {seen.shape[1]} numbers ({str(error).splitlines()[0]:.200})"
+        raise InputError("layers", "", problem) from None
+    spec = replace(spec, activation=next(iter(found), TANH))
+    router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
+    logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in seen])
+    apart = float(np.abs(logits - wanted).max())
+    if not apart <= NEAR * max(1.0, float(np.abs(wanted).max())):
+        names = ", ".join(dict.fromkeys(type(part).__name__ for part in parts if type(part) not in (nn.Linear, *kinds)))
+        problem = f"give other logits than a router of them, by up to {apart:.3g}"
+        remedy = "a router has Linear, one of Tanh and ReLU after each but the last, and besides what is affine"
+        raise InputError("layers", "", f"{problem}; {remedy} (input scaling, say); look at: {names or 'forward hooks'}")
+    return router
+
+
+def _flat(module: nn.Sequential) -> Iterator[nn.Module]:
+    from torch import nn
+
+    for part in module:
+        yield from _flat(part) if isinstance(part, nn.Sequential) else (part,)
+
+
+def _folded(parts: Sequence[nn.Module], kinds: tuple[type, ...], inputs: int) -> Iterator[tuple[Any, Any]]:
+    """What stands between two activations as one layer, found by what it makes of nothing and of each input alone."""
+    import torch
+
+    def layer(chain: Sequence[nn.Module], inputs: int) -> tuple[Tensor, Tensor]:
+        values = torch.cat([torch.zeros(1, inputs), torch.eye(inputs)]).double()
+        for part in chain:
+            values = part(values)
+        return (values[1:] - values[0]).T, values[0]
+
+    chain = list[Any]()
+    for part in parts:
+        if isinstance(part, kinds):
+            yield (made := layer(chain, inputs))
+            chain, inputs = [], len(made[1])
+        else:
+            chain.append(part)
+    yield layer(chain, inputs)
+
+
+def _observations(spec: PolicySpec) -> npt.NDArray[np.float32]:
+    """Of idle and of full clusters alike (`policies.observation`), the same ones every time."""
+    rng = np.random.default_rng(0)
+    counts = np.log1p(10.0 ** rng.uniform(-1, 5, (PROVED, spec.observation.size)))
+    shares = rng.random((PROVED, spec.observation.size))
+    is_share = [place >= 2 and (place - 2) % 3 > 0 for place in range(spec.observation.size)]
+    return np.where(is_share, shares, counts).astype(np.float32)
+
+
+# --------------------------------------------------------------------------------------------------------- of layers
+
+
 def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
     """By the names of `PolicyNetwork`, as float32."""
-    weights = [np.asarray(weight, np.float32) for weight, _ in layers]
-    biases = [np.asarray(bias, np.float32) for _, bias in layers]
+    weights = [_plain(weight) for weight, _ in layers]
+    biases = [_plain(bias) for _, bias in layers]
     sizes = [spec.observation.size, *(bias.size for bias in biases[:-1]), sum(spec.head_sizes)]
     wanted = [((b, a), (b,)) for a, b in pairwise(sizes)]
     if [(weight.shape, bias.shape) for weight, bias in zip(weights, biases, strict=True)] != wanted:
@@ -55,6 +146,11 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
         for name, *values in zip(names, weights, biases, strict=True)
         for part, value in zip(("weight", "bias"), values, strict=True)
     }
+
+
+def _plain(values: Any) -> npt.NDArray[np.float32]:
+    """A tensor that learns is taken as it is now."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, np.float32)
 
 
 def _require_a_router(path: Path) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import slimsched
 from kit.documents import read_json
@@ -258,6 +260,60 @@ def test_a_network_that_does_not_fit_is_told(scenario: Path, shapes: list[tuple[
     with pytest.raises(InputError, match=f"^layers: .*{problem}"):
         slimsched.save_router(scenario, layers_for(*shapes), "theirs.safetensors")
     assert not Path("theirs.safetensors").exists()
+
+
+class Scaled(nn.Module):
+    """A user's own: what is seen, centred and scaled."""
+
+    def forward(self, seen: torch.Tensor) -> torch.Tensor:
+        return (seen - 3.0) / 0.7
+
+
+def module_of(*parts: nn.Module, seen: int = 8) -> nn.Sequential:
+    """For 2 servers, 2 widths and 6 groups."""
+    torch.manual_seed(0)
+    return nn.Sequential(*parts, nn.Linear(seen, 16), nn.Tanh(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("rectified", [False, True])
+def test_a_module_of_torch_is_a_router(scenario: Path, rectified: bool) -> None:
+    """Its scaling and its activation come along; it is left as it was, in the midst of learning."""
+    inner = module_of(Scaled(), nn.BatchNorm1d(8))
+    if rectified:
+        inner[3] = nn.ReLU()
+    module = nn.Sequential(inner, nn.Identity())
+    module(torch.rand(20, 8)).sum().backward()  # the batch norm has statistics of its own now
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    path = slimsched.save_router(scenario, module, "mine.safetensors")
+    assert module.training
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(value.grad is not None for value in module.parameters())
+    module.eval()
+    seen = torch.rand(50, 8) * 9
+    wanted = module(seen).detach().numpy()
+    found = [PPORouter.load(path).logits(each.numpy()) for each in seen]
+    assert np.array(found) == pytest.approx(wanted, abs=1e-4)
+    assert slimsched.simulate(scenario, path).router == "mine"
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        (module_of(nn.LayerNorm(8)), "give other logits than a router of them, by up to .*look at: LayerNorm"),
+        (module_of(nn.Linear(8, 8), nn.GELU()), "look at: GELU"),
+        (module_of(nn.Linear(8, 8), nn.ReLU()), "have Tanh and ReLU; a router has one of them"),
+        (module_of(seen=11), r"do not take 256 observations of 8 numbers \("),
+        (module_of(), ""),
+        (nn.Linear(8, 10), r"a Linear: give the torch\.nn\.Sequential"),
+    ],
+)
+def test_a_module_that_no_file_can_hold_is_told(scenario: Path, module: Any, problem: str) -> None:
+    if not problem:
+        module.register_forward_hook(lambda *seen: 2 * seen[2])
+        problem = "look at: forward hooks"
+    with pytest.raises(InputError, match=f"^layers: .*{problem}"):
+        slimsched.save_router(scenario, module, "mine.safetensors")
+    assert not Path("mine.safetensors").exists()
 
 
 def test_a_routers_file_takes_no_other_files_place(scenario: Path) -> None:

@@ -22,9 +22,8 @@ from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
 from policies.ppo.compiled import CompiledRouter, code_of
-from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
-from policies.ppo.spec import PolicySpec
+from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
 from tests.policies.cluster_views import WIDTHS, choice_of, server, view
 from tests.policies.ppo.problems import GROUPS, HOLDS_S, masked_softmax, network_of, spec_of, tensors_of
@@ -55,7 +54,7 @@ def any_view(servers: int, rng: np.random.Generator) -> ClusterView:
 class Torch(NamedTuple):
     """What torch says of a view: each head's logits, masked servers and widths at -inf."""
 
-    network: PolicyNetwork
+    network: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     spec: PolicySpec
 
     def heads(self, seen: ClusterView, chosen: int) -> list[npt.NDArray[np.float64]]:
@@ -74,10 +73,23 @@ def router_of(servers: int, deterministic: bool) -> tuple[Torch, PPORouter]:
     return Torch(network, spec), PPORouter(spec, tensors_of(network), deterministic=deterministic)
 
 
+def rectified_of(servers: int) -> tuple[Torch, PPORouter]:
+    """The same with ReLU, of another library's."""
+    spec = replace(spec_of(servers), activation=RELU)
+    torch.manual_seed(servers)
+    last = torch.nn.Linear(16, sum(spec.head_sizes))
+    first, second = torch.nn.Linear(spec.observation.size, 32), torch.nn.Linear(32, 16)
+    module = torch.nn.Sequential(first, torch.nn.ReLU(), second, torch.nn.ReLU(), last)
+    named = {"trunk.0": first, "trunk.1": second, "heads": last}
+    tensors = {f"{name}.{part}": value.numpy() for name, of in named.items() for part, value in of.state_dict().items()}
+    return Torch(lambda seen: (module(seen),), spec), PPORouter(spec, tensors, deterministic=True)
+
+
 @pytest.mark.parametrize("servers", [1, 3, 10, 64])
-def test_the_most_probable_is_torchs(servers: int) -> None:
+@pytest.mark.parametrize("rectified", [False, True])
+def test_the_most_probable_is_torchs(servers: int, rectified: bool) -> None:
     """1000 views: each head takes the largest of torch's logits; a near-tie may fall otherwise, and is counted."""
-    reference, router = router_of(servers, deterministic=True)
+    reference, router = rectified_of(servers) if rectified else router_of(servers, deterministic=True)
     rng, ties = np.random.default_rng(servers), 0
     for _ in range(1000):
         seen = any_view(servers, rng)
