@@ -68,7 +68,7 @@ def check_model(network: str, /) -> CommandResult:
     broken = broken_rules(named)
     unchecked = unchecked_rules(broken)
     words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
-    lines = [f"{words[name]:<9}  {rule}" for name, (rule, _) in RULES.items()]
-    lines += [f"{name}: {problem}" for name, problem in broken.items()]
+    lines = [f"{words[name]:<9}  {rule}" for name, (rule, *_) in RULES.items()]
+    lines += [f"{name}: {problem}\n  remedy: {RULES[name][2]}" for name, problem in broken.items()]
     document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": broken}
     return CommandResult(document, "\n".join(lines), code=1 if broken else 0)

@@ -40,15 +40,21 @@ def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
     assert thrifty["accuracy"] < jsq["accuracy"]
 
 
-def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "scenario"),
+    [
+        ('own_network:Perceptron {"features": 256}', "scenario.yaml"),
+        ('residual:Residual {"channels": 32}', "residual.yaml"),
+    ],
+)
+def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str, scenario: str) -> None:
     """Up to its accuracy; the whole job is the release's."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     command = ("-m", "slimsched", "model")
-    rules = said_by(folder, *command, "check", 'own_network:Perceptron {"features": 256}').splitlines()
+    rules = said_by(folder, *command, "check", network).splitlines()
     assert len(rules) == 10
     assert all(line.startswith("kept ") for line in rules)
-    for step in ("train",):
-        said_by(folder, *command, step, "scenario.yaml", "--out", str(run))
+    said_by(folder, *command, "train", scenario, "--out", str(run))
     top1 = load_accuracy(run / "accuracy.json").top1()
     assert len(top1) == 27
     assert 0.25 < top1[0.25, 0.25, 0.25] < top1[1.0, 1.0, 1.0] < 1.0  # by chance it would be 0.125

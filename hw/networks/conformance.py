@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hw.networks.counting import counted
 from hw.networks.registry import Network, model_hash
@@ -106,6 +106,15 @@ def _knows_no_neighbours(subject: Subject) -> None:
         alone = subject.model.forward_segment(x[:1], *key)
         if not torch.allclose(together[:1], alone, RELATIVE, ABSOLUTE):
             raise _BrokenError(f"at {key} an image's result depends on the others of its batch")
+
+
+def _has_no_batch_norm(model: SlimmableModel) -> None:
+    """Told by its name, and first: it breaks other rules as well, by its buffers and because it is no weight of ours."""
+    found = [name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if found:
+        several = f"{', '.join(found[:3])}{' ...' if len(found) > 3 else ''}"
+        problem = "an image's result depends on its batch while it learns, and its statistics would be of one width"
+        raise _BrokenError(f"{several}: BatchNorm: {problem}")
 
 
 def _serves_from_instances(subject: Subject) -> None:
@@ -211,20 +220,61 @@ def _can_learn(subject: Subject) -> None:
 
 
 Check = Callable[[Subject], None]
-RULES: dict[str, tuple[str, Check]] = {
-    "spec": ("built twice with the same options, it is the same network without its weights", _says_its_spec),
-    "slices": ("the weights at a width are leading slices of those at every larger one", _slices_its_weights),
-    "shapes": ("what a segment gives depends, in shape, on the segment and its width alone", _gives_its_shapes),
-    "no state": ("a forward pass changes neither input nor weights, and gives the same again", _keeps_no_state),
-    "no neighbours": ("an image's result does not depend on the other images of its batch", _knows_no_neighbours),
+RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether it is kept, and how it is
+    "spec": (
+        "built twice with the same options, it is the same network without its weights",
+        _says_its_spec,
+        "make all of it from the class's options, and call super().__init__(); keep weights as floats",
+    ),
+    "slices": (
+        "the weights at a width are leading slices of those at every larger one",
+        _slices_its_weights,
+        "weight_shapes(segment, width, previous_width) names parameters of the class, with the shape of the part of "
+        "each; segments count from 1, and previous_width is 0 for the first",
+    ),
+    "shapes": (
+        "what a segment gives depends, in shape, on the segment and its width alone",
+        _gives_its_shapes,
+        "run_segment(self, segment, weights, x) takes images of the spec's input_shape in segment 1, elsewhere what "
+        "the segment before gives; the last gives (images, classes)",
+    ),
+    "no state": (
+        "a forward pass changes neither input nor weights, and gives the same again",
+        _keeps_no_state,
+        "compute in run_segment alone: no operation in place on x, no counters, no dropout",
+    ),
+    "no neighbours": (
+        "an image's result does not depend on the other images of its batch",
+        _knows_no_neighbours,
+        "normalize each image by itself: GroupNorm with a constant number of channels a group, or LayerNorm",
+    ),
     "instances": (
         "an instance computes what the network does, from its own weights, at every width up to its own",
         _serves_from_instances,
+        "run_segment takes all that it multiplies by from `weights`, by name, and nothing from self; and `flatten` or "
+        "`reshape`, where `view` fails",
     ),
-    "memory": ("an instance holds its own weights and no others", _holds_its_own_memory),
-    "cost": ("multiply-accumulates, parameters and activation bytes are what is counted", _counts_its_cost),
-    "order": ("a wider segment costs no less, and full width more than the narrowest", _costs_more_when_wider),
-    "gradients": ("at full width every parameter learns", _can_learn),
+    "memory": (
+        "an instance holds its own weights and no others",
+        _holds_its_own_memory,
+        "leave `instance` and `instance_bytes` as SlimmableModel has them",
+    ),
+    "cost": (
+        "multiply-accumulates, parameters and activation bytes are what is counted",
+        _counts_its_cost,
+        "leave `cost` out, or correct it; it is counted on `meta` tensors, so run_segment has no .item(), no fixed "
+        "device and no tensor of self",
+    ),
+    "order": (
+        "a wider segment costs no less, and full width more than the narrowest",
+        _costs_more_when_wider,
+        "let each width take part of what the next wider one takes",
+    ),
+    "gradients": (
+        "at full width every parameter learns",
+        _can_learn,
+        "name each parameter in weight_shapes and use it in run_segment, or leave it out of the class",
+    ),
 }
 _BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
 
@@ -234,9 +284,9 @@ def broken_rules(network: Network) -> dict[str, str]:
     torch.manual_seed(0)
     model = network.build()
     with torch.no_grad():
-        broken = _found("spec", lambda: _stir(model))
+        broken = _found("no neighbours", lambda: _has_no_batch_norm(model)) | _found("spec", lambda: _stir(model))
         subject = Subject(network, model, {})
-        for name, (_, check) in RULES.items():
+        for name, (_, check, _) in RULES.items():
             if name == "shapes":
                 broken |= _found("shapes", lambda: subject.inputs.update(_inputs(model)))
             if name not in (*broken, *unchecked_rules(broken)):
@@ -281,5 +331,5 @@ def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
 def require_conformance(network: Network) -> None:
     """Raise `InputError` with the first rule that a network breaks."""
     for name, problem in broken_rules(network).items():
-        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem})"
+        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem}): {RULES[name][2]}"
         raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")

@@ -15,6 +15,7 @@ from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, s
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.networks.slimresnet import SlimResNet
 from kit.errors import InputError, WorkError
+from slimsched.cli import main
 from tests.hw.worlds import TINY_NETWORK
 
 
@@ -219,6 +220,31 @@ def test_a_broken_rule_is_found(fault: str, rule: str) -> None:
     assert rule in broken_rules(network)
     with pytest.raises(InputError, match="breaks a rule"):
         require_conformance(network)
+
+
+class Normed(Pooled):
+    """With a layer that does not fit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        found = super().run_segment(segment, weights, x)
+        return self.norm(found) if segment == 1 and found.shape[1] == 8 else found
+
+
+def test_batch_norm_is_told_by_name_and_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what to take in its place; what else it breaks comes after it."""
+    network = Network("tests.hw.test_networks:Normed")
+    name, problem = next(iter(broken_rules(network).items()))
+    assert name == "no neighbours"
+    assert problem.startswith("norm: BatchNorm: ")
+    with pytest.raises(InputError, match=r"norm: BatchNorm: .*: normalize each image by itself: GroupNorm"):
+        require_conformance(network)
+    assert main(["model", "check", network.name]) == 1
+    told = capsys.readouterr().out
+    assert told.count("  remedy: ") == len(broken_rules(network))
 
 
 def test_every_broken_rule_is_told(capsys: pytest.CaptureFixture[str]) -> None:
