@@ -109,7 +109,7 @@ def _knows_no_neighbours(subject: Subject) -> None:
 
 
 def _has_no_batch_norm(model: SlimmableModel) -> None:
-    """Told by its name, and first: it breaks other rules as well, by its buffers and because it is no weight of ours."""
+    """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
     found = [name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if found:
         several = f"{', '.join(found[:3])}{' ...' if len(found) > 3 else ''}"
