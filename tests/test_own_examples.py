@@ -41,13 +41,13 @@ def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("network", "scenario"),
+    ("network", "scenario", "least"),
     [
-        ('own_network:Perceptron {"features": 256}', "scenario.yaml"),
-        ('residual:Residual {"channels": 32}', "residual.yaml"),
+        ('own_network:Perceptron {"features": 256}', "scenario.yaml", 0.25),
+        ('residual:Residual {"channels": 16}', "residual.yaml", 0.15),
     ],
 )
-def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str, scenario: str) -> None:
+def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str, scenario: str, least: float) -> None:
     """Up to its accuracy; the whole job is the release's."""
     folder, run = copy_of("own-network", tmp_path), tmp_path / "run"
     command = ("-m", "slimsched", "model")
@@ -57,7 +57,7 @@ def test_the_own_network_keeps_the_rules_and_learns(tmp_path: Path, network: str
     said_by(folder, *command, "train", scenario, "--out", str(run))
     top1 = load_accuracy(run / "accuracy.json").top1()
     assert len(top1) == 27
-    assert 0.25 < top1[0.25, 0.25, 0.25] < top1[1.0, 1.0, 1.0] < 1.0  # by chance it would be 0.125
+    assert least < top1[0.25, 0.25, 0.25] < top1[1.0, 1.0, 1.0] < 1.0  # by chance it would be 0.125
 
 
 def shown_in(file: Path) -> list[str]:
