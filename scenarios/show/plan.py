@@ -41,17 +41,18 @@ def format_plan(plan: Plan) -> str:
 
 
 def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:
-    """What a comparison alone says of it: who wins, and where its passes run; nothing where nobody wins."""
-    winner = compared(comparison).winner
-    if winner is None:
+    """What a comparison alone says of it: the best router, and where its passes run; nothing where none can win."""
+    ranking = compared(comparison)
+    if not ranking.able:
         return []
-    runs = [result for result in results if result["router"] == winner.router]
-    row = next(row for row in comparison["rows"] if row["router"] == winner.router)
+    best, tied = ranking.able[0], [each.router for each in ranking.tied]
+    runs = [result for result in results if result["router"] == best.router]
+    row = next(row for row in comparison["rows"] if row["router"] == best.router)
     passes: Counter[str] = Counter()
     for result in runs:
         passes.update({server["name"]: server["images"] for server in result["servers"]})
     shares = {server: count / (passes.total() or 1) for server, count in passes.items()}
-    return [Answer(WHERE, say("plan", "short", row, winner, shares))]
+    return [Answer(WHERE, say("plan", "short", row, best.accuracy, tied, shares))]
 
 
 def servers_table(plan: Plan) -> Table:

@@ -80,10 +80,11 @@ def test_the_command_finds_the_same(
 
 
 def test_a_comparison_says_it_in_short(made: tuple[Path, Plan], tmp_path: Path) -> None:
-    """Of its winner alone: with one server in two as fast, two thirds of the passes and one."""
+    """Of its best router alone; one of two servers is twice as fast, and has two thirds of the passes."""
     table = slimsched.compare(made[0], ["weighted-random", "round-robin"], range(5), out=tmp_path / "run")
     (answer,) = short_plan(table.document, table.results)
-    assert answer.text.startswith("In simulation weighted-random: a p99 of ")
+    told = "In simulation weighted-random (or round-robin: not statistically significant): a p99 of "  # two runs
+    assert answer.text.startswith(told)
     fast, slow = (int(share) for share in re.findall(r"(?:fast|slow) runs (\d+) % of the passes", answer.text))
     assert fast + slow == pytest.approx(100, abs=1)
     assert fast == pytest.approx(67, abs=6)
