@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from kit.jit import Ints
 from policies.compiled.compass import CompassMemory, Weights
@@ -53,6 +54,7 @@ from policies.compiled.rules import (
 from policies.goal_control import GoalControl
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
 from policies.rules import compass, controlled, groups, infaas, lookahead, milp, placements, slackfit, widths
+from policies.rules.candidates import CandidateNetwork
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
 from policies.rules.price import Price
@@ -231,6 +233,9 @@ class _Writer:
             setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
         if router.control is not None:
             memory.control_at = self._control(router.control)
+        memory.costs_at = self._plan.add(np.zeros(servers * len(router.widths)))
+        if router.network is not None:
+            self._add_network(router.network, router.seen, memory)
         watched = np.array([(each.work, each.busy, each.done) for each in router.servers])
         self._head.counts_to_come = 1
         self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64).ravel()]))
@@ -245,6 +250,12 @@ class _Writer:
 
         self._keep.append(keep)
         return self._finished()
+
+    def _add_network(self, network: CandidateNetwork, seen: npt.NDArray[np.float64], memory: CompassMemory) -> None:
+        memory.hidden, memory.sharpness = len(network.bias), network.sharpness
+        memory.network_at, memory.inputs_at = self._plan.add(network.numbers), self._plan.add(seen)
+        memory.reluctance_at = self._plan.add(np.zeros(self._config.servers * len(self._config.widths)))
+        memory.sums_at = self._plan.add(np.zeros(3 * memory.hidden))
 
     def _table(self, rows: Sequence[Sequence[int]]) -> int:
         """Numbers for each width."""

@@ -12,6 +12,7 @@ no state of their own.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,38 +85,20 @@ class Progress:
     episodes: int = 0
 
 
-class Trainer:
-    """Trains a router for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
+class TrainingLoop(ABC):
+    """Trains for `knobs.decisions` decisions, over all clusters together; `run` is its loop.
 
     Args:
-        begin: makes the clusters; it is given the number of their first episode, 0 unless a run is resumed.
         knobs: Eq. 5 and Eq. 8-13.
         seed: of weights, minibatches and episodes.
-        spec: the router's shape.
-        deterministic: the mode that the router is given.
-        threads: that learn, 1 or 2.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[int], Rollouts],
-        knobs: PPOKnobs,
-        seed: int,
-        spec: PolicySpec,
-        deterministic: bool = False,
-        threads: int = 2,
-    ) -> None:
-        self.knobs, self.seed, self.spec, self.deterministic = knobs, seed, spec, deterministic
+    def __init__(self, knobs: PPOKnobs, seed: int) -> None:
+        self.knobs, self.seed = knobs, seed
         self.progress = Progress()
-        network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
-        tensors = {name: value.numpy() for name, value in network.state_dict().items()}
-        self.learner = Learner(Layout.of(spec, knobs.hidden), knobs, tensors, threads)
         self._minibatches = stream(seed, "ppo:minibatches")
-        self._begin = begin
-        self._rollouts: Rollouts | None = None
-        self._forgotten = 0
 
-    def run(self, log: Log | None = None, checkpoint_dir: Path | None = None, resume: bool = False) -> PPORouter:
+    def run(self, log: Log | None = None, checkpoint_dir: Path | None = None, resume: bool = False) -> None:
         """All of it, from the start or from the folder's checkpoint.
 
         Raises:
@@ -133,7 +116,102 @@ class Trainer:
                 self.save(path)
         if path is not None:
             self.save(path)
-        return self.router()
+
+    @abstractmethod
+    def iterate(self) -> dict[str, float] | None:
+        """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
+
+    @abstractmethod
+    def header(self) -> dict[str, str]:
+        """What a router's file says of the policy."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """What else the learner remembers, as plain data."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:
+        """The policy's, and the optimizer's."""
+
+    @abstractmethod
+    def put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
+        """Take over what `tensors` and `state` gave."""
+
+    @abstractmethod
+    def differences(self, metadata: Mapping[str, str]) -> list[str]:
+        """What a checkpoint's header says otherwise."""
+
+    def save(self, path: Path) -> None:
+        """Everything that `restore` needs; the router alone can be read from it, too."""
+        weights, moments = self.tensors()
+        tensors = {checkpoint.POLICY + name: value for name, value in weights.items()}
+        tensors |= {_OPTIMIZER + name: value for name, value in moments.items()}
+        training = {
+            "knobs": asdict(self.knobs),
+            "seed": self.seed,
+            "progress": asdict(self.progress),
+            "minibatches": self._minibatches.bit_generator.state,
+            "state": self.state(),
+        }
+        checkpoint.write(path, tensors, self.header() | {"training": json.dumps(training)})
+
+    def restore(self, path: Path) -> None:
+        """Continue from what `save` wrote; `InputError` where that was another training run."""
+        tensors, metadata = checkpoint.read(path)
+        if "training" not in metadata:
+            raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
+        moments = {name.removeprefix(_OPTIMIZER): each for name, each in tensors.items() if name.startswith(_OPTIMIZER)}
+        try:
+            training = json.loads(metadata["training"])
+            self._require_same(path, metadata, training)
+            self.put(policy_weights(tensors), moments, training["state"])
+            self.progress = Progress(**training["progress"])
+            self._minibatches.bit_generator.state = training["minibatches"]
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            problem = f"not a checkpoint of this version, or damaged ({error!r:.300}); remove it to begin anew"
+            raise InputError(str(path), "", problem) from error
+
+    def _require_same(self, path: Path, metadata: Mapping[str, str], training: Mapping[str, Any]) -> None:
+        mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}
+        theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
+        differ = [name for name, value in mine.items() if theirs.get(name) != value]
+        differ += ["seed"] * (training["seed"] != self.seed)
+        differ += self.differences(metadata)
+        if differ:
+            remedy = "resume with the settings it was begun with, or start anew in another folder"
+            raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")
+
+
+class Trainer(TrainingLoop):
+    """Of the paper's policy.
+
+    Args:
+        begin: makes the clusters; it is given the number of their first episode, 0 unless a run is resumed.
+        knobs, seed: as in `TrainingLoop`.
+        spec: the router's shape.
+        deterministic: the mode that the router is given.
+        threads: that learn, 1 or 2.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int], Rollouts],
+        knobs: PPOKnobs,
+        seed: int,
+        spec: PolicySpec,
+        deterministic: bool = False,
+        threads: int = 2,
+    ) -> None:
+        super().__init__(knobs, seed)
+        self.spec, self.deterministic = spec, deterministic
+        network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
+        tensors = {name: value.numpy() for name, value in network.state_dict().items()}
+        self.learner = Learner(Layout.of(spec, knobs.hidden), knobs, tensors, threads)
+        self._begin = begin
+        self._rollouts: Rollouts | None = None
+        self._forgotten = 0
 
     def iterate(self) -> dict[str, float] | None:
         """Decide until an update is due and make it; the log's scalars, or None where the decisions ran out before."""
@@ -177,48 +255,26 @@ class Trainer:
 
     def router(self) -> PPORouter:
         """The policy as it is now."""
-        weights = self.learner.layout.unpack(self.learner.weights)
-        return PPORouter(self.spec, weights, deterministic=self.deterministic)
+        return PPORouter(self.spec, self.tensors()[0], deterministic=self.deterministic)
 
-    def save(self, path: Path) -> None:
-        """Everything that `restore` needs; the router alone can be read from it, too (`PPORouter.load`)."""
-        weights = self.learner.layout.unpack(self.learner.weights)
-        tensors = {checkpoint.POLICY + name: value for name, value in weights.items()}
-        tensors |= {_OPTIMIZER + name: value for name, value in self.learner.moments().items()}
-        training = {
-            "knobs": asdict(self.knobs),
-            "seed": self.seed,
-            "progress": asdict(self.progress),
-            "minibatches": self._minibatches.bit_generator.state,
-        }
-        checkpoint.write(path, tensors, header(self.spec, self.deterministic) | {"training": json.dumps(training)})
+    def header(self) -> dict[str, str]:
+        """See `TrainingLoop`."""
+        return header(self.spec, self.deterministic)
 
-    def restore(self, path: Path) -> None:
-        """Continue from what `save` wrote; `InputError` where that was another training run."""
-        tensors, metadata = checkpoint.read(path)
-        if "training" not in metadata:
-            raise InputError(str(path), "", "this is a router alone; training resumes from its own checkpoint")
-        moments = {name.removeprefix(_OPTIMIZER): each for name, each in tensors.items() if name.startswith(_OPTIMIZER)}
-        try:
-            training = json.loads(metadata["training"])
-            self._require_same(path, metadata["spec"], training)
-            self.learner.put(policy_weights(tensors), moments)
-            self.progress = Progress(**training["progress"])
-            self._minibatches.bit_generator.state = training["minibatches"]
-        except InputError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            problem = f"not a checkpoint of this version, or damaged ({error!r:.300}); remove it to begin anew"
-            raise InputError(str(path), "", problem) from error
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
-    def _require_same(self, path: Path, spec: str, training: Mapping[str, Any]) -> None:
-        mine = {name: value for name, value in asdict(self.knobs).items() if name not in _MAY_CHANGE}
-        theirs = training["knobs"] | {"hidden": tuple(training["knobs"]["hidden"])}
-        differ = [name for name, value in mine.items() if theirs.get(name) != value]
-        differ += ["seed"] * (training["seed"] != self.seed)
-        theirs_of = PolicySpec.from_json(spec)
-        differ += ["holds_s"] * (theirs_of.holds_s != self.spec.holds_s)
-        differ += ["cluster"] * (replace(theirs_of, holds_s=self.spec.holds_s) != self.spec)
-        if differ:
-            remedy = "resume with the settings it was begun with, or start anew in another folder"
-            raise InputError(str(path), "", f"begun with another {', '.join(differ)}; {remedy}")
+    def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:
+        """See `TrainingLoop`."""
+        return self.learner.layout.unpack(self.learner.weights), self.learner.moments()
+
+    def put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
+        """See `TrainingLoop`."""
+        self.learner.put(weights, moments)
+
+    def differences(self, metadata: Mapping[str, str]) -> list[str]:
+        """See `TrainingLoop`."""
+        theirs = PolicySpec.from_json(metadata["spec"])
+        differ = ["holds_s"] * (theirs.holds_s != self.spec.holds_s)
+        return differ + ["cluster"] * (replace(theirs, holds_s=self.spec.holds_s) != self.spec)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import exp, log, log1p
+from math import exp, inf, log, log1p
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
@@ -29,6 +29,18 @@ from pydantic import Field
 from kit.strict import StrictModel
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
+from policies.rules.candidates import (
+    FEW,
+    SERVER,
+    SETTING,
+    WIDTH,
+    CandidateNetwork,
+    inputs_of,
+    reluctance,
+    write_server,
+    write_setting,
+    write_width,
+)
 from policies.rules.context import RouterContext, is_up
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
@@ -48,7 +60,6 @@ from policies.rules.widths import held_width
 from policies.vocabulary import IMAGE, NS_PER_S, Choice, ClusterView, HoldRule, WorkKey
 
 UNIT_BATCH: Final = 8
-FEW: Final = 8.0  # requests: from here on counts matter by their logarithm
 MANY: Final = 32.0  # candidates
 MAX_LOG_PRICE: Final = 20.0  # either way
 MAX_AGE: Final = 4.0  # units
@@ -187,6 +198,13 @@ def log_price(
     return min(MAX_LOG_PRICE, max(-MAX_LOG_PRICE, value))
 
 
+def write_rates(out: Reals, at: int, rates: Rates) -> None:
+    """The rates, as a network's inputs."""
+    out[at + 7] = min(MAX_RATE, rates.fast_rate) - 1.0
+    out[at + 8] = min(MAX_RATE, rates.middle_rate) - 1.0
+    out[at + 9] = min(MAX_RATE, rates.slow_rate) - 1.0
+
+
 def server_cost(weights: Numbers, work: float, slow: float, to_come: float, transfer: float, stay: float) -> float:
     """What the server alone costs."""
     return work * exp(weights.trust * log(slow)) + weights.to_come * to_come + weights.transfer * transfer - stay
@@ -222,6 +240,8 @@ class Compass(Steered):
         more, stay: (segments,) of the price's logarithm, and the bonus for staying.
         joules: (servers, segments, widths) what they cost.
         control: keeps goals: the price falls and rises with it.
+        network: adds to what a candidate costs (`policies.rules.candidates`); None for Compass itself.
+        seen: what a network is told of the last decision.
     """
 
     costs: CostModel
@@ -243,6 +263,11 @@ class Compass(Steered):
     middle_rate: float = 0.0
     slow_rate: float = 0.0
     servers: list[Seen] = field(default_factory=list)
+    network: CandidateNetwork | None = None
+    seen: Reals = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.seen = np.zeros(inputs_of(len(self.servers), len(self.widths)))
 
     def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
         """Decide for the view's candidate block; nothing is drawn."""
@@ -254,12 +279,12 @@ class Compass(Steered):
         load = inside / max(1, sum(is_up(server) for server in servers))
         age = (view.now_ns - view.head_entered_ns) / unit_ns
         more = self.more[segment] - (0.0 if self.control is None else self.control.step(view))
-        price = exp(log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more))
-        rung = sum(price > threshold for threshold in self.thresholds)
+        price = log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more)
+        rung = sum(exp(price) > threshold for threshold in self.thresholds)
         if self.control is not None:
             self.control.end = end_of_dial(rung, len(self.rungs))
         taken = min(self.groups[-1], view.candidates)
-        best, choice = 0.0, Choice(-1, 0.0, self.groups[-1])
+        costs = [inf] * (len(servers) * len(self.widths))
         for index, seen in enumerate(servers):
             work = outstanding_ns(self.costs, view, index) / unit_ns
             follow_server(self.servers[index], work, passed)
@@ -268,28 +293,49 @@ class Compass(Steered):
             wanted = self.widths.index(held_width(self.widths, seen.widths, self.rungs[rung][segment]))
             base = self._server_cost(view, index, work)
             for width in range(len(self.widths)):
-                if not seen.widths[width]:
-                    continue
-                cost = base + self._width_cost(view, index, width, wanted, taken)
-                if choice.server < 0 or cost < best:
-                    best, choice = cost, Choice(index, self.widths[width], self.groups[-1])
+                if seen.widths[width]:
+                    cost = base + self._width_cost(view, index, width, wanted, taken)
+                    costs[index * len(self.widths) + width] = cost
+        if self.network is not None:
+            self._write_setting(view, load, age, price)
+            costs = self._corrected(costs, self.network)
+        server, width = divmod(costs.index(min(costs)), len(self.widths))
+        choice = Choice(server, self.widths[width], self.groups[-1])
         self._note(view, choice, taken)
         return choice
+
+    def _write_setting(self, view: ClusterView, load: float, age: float, price: float) -> None:
+        place = (view.head.segment - 1) / max(1, len(self.more) - 1)
+        candidates = min(1.0, view.candidates / MANY)
+        write_setting(self.seen, 0, load, view.fifo_length, candidates, min(MAX_AGE, age), price, place)
+        write_rates(self.seen, 0, self)
+
+    def _corrected(self, costs: Sequence[float], network: CandidateNetwork) -> list[float]:
+        """What the candidates cost with what the network says of them."""
+        least, scores = min(costs), network.scores(self.seen, len(self.servers), len(self.widths))
+        pairs = zip(costs, scores.ravel().tolist(), strict=True)
+        return [inf if cost == inf else network.sharpness * reluctance(cost, least) - score for cost, score in pairs]
 
     def _server_cost(self, view: ClusterView, server: int, work: float) -> float:
         segments = len(self.more)
         to_come = sum(count * (segments - key.segment) for key, count in view.servers[server].outstanding.items())
         stay = self.stay[view.head.segment - 1] if view.head.location == server else 0.0
         moved = transfer_ns(self.costs, view, server) / self.unit_ns
-        slow = slowness(self.servers[server])
-        return server_cost(self.weights, work, slow, to_come * self.stage[server], moved, stay)
+        slow, to_come_units = slowness(self.servers[server]), to_come * self.stage[server]
+        if self.network is not None:
+            is_here = 1.0 if view.head.location == server else 0.0
+            write_server(self.seen, SETTING + SERVER * server, work, slow, to_come_units, moved, is_here)
+        return server_cost(self.weights, work, slow, to_come_units, moved, stay)
 
     def _width_cost(self, view: ClusterView, server: int, width: int, wanted: int, taken: int) -> float:
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
         batch = batch_ns(self.costs, server, key, taken) / self.unit_ns
         load = load_ns(self.costs, view, server, self.widths, key.width) / self.unit_ns
-        steps = abs(width - wanted) * (4.0 / len(self.widths))
-        return width_cost(self.weights, batch, load, steps) + self.joules[server][key.segment - 1][width]
+        steps = (width - wanted) * (4.0 / len(self.widths))
+        if self.network is not None:
+            place, share = server * len(self.widths) + width, width / max(1, len(self.widths) - 1)
+            write_width(self.seen, SETTING + SERVER * len(self.servers) + WIDTH * place, batch, load, steps, share)
+        return width_cost(self.weights, batch, load, abs(steps)) + self.joules[server][key.segment - 1][width]
 
     def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
         """What the block adds to its server's work."""
@@ -327,9 +373,12 @@ class CompassRule(RuleSpec):
         accurate[0] = -1.0
         return Space("CompassSpace", first, _SPREAD.to_vector(), accurate, rule)
 
-    def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
+    def make(
+        self, context: RouterContext, source: str = "router", key: str = "", network: CandidateNetwork | None = None
+    ) -> RoutingPolicy:
         """See `RuleSpec`; a `hold` of the file's own takes the place of the numbers'."""
         router = self.chooser(context, source, key)
+        router.network = network
         hold = self.hold.rule() if self.hold is not None else hold_of(self.numbers, context.config, router.unit_ns)
         return HoldingRouter(router, hold)
 

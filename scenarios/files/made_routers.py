@@ -7,16 +7,18 @@ from typing import Final
 
 from policies.registry import TIDE, TUNED
 
-PPO: Final = "ppo"  # in a file of numbers: what PPO learned
-LEARNED: Final = (PPO, TIDE)  # in a scenario: the routers that its run trains
+PPO: Final = "ppo"  # in a file of numbers: what it learned
+PPO_PAPER: Final = "ppo-paper"  # the same of the paper's
+BY_GRADIENTS: Final = (PPO, PPO_PAPER)
+LEARNED: Final = (*BY_GRADIENTS, TIDE)  # in a scenario: the routers that its run trains
 TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
-MADE_KINDS: Final = (PPO, *TUNED)  # of all that a run can make
+MADE_KINDS: Final = (*BY_GRADIENTS, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
 RULE_SUFFIX: Final = ".rule.yaml"
 
 
 def made_kind(name: str) -> str | None:
-    """Of a router that a scenario's own run makes: `ppo`, `tide`, or the kind of rule that it tunes; else None."""
+    """Of a router that a scenario's own run makes: one of `LEARNED`, or the kind of rule that it tunes; else None."""
     if name in LEARNED:
         return name
     return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
@@ -34,7 +36,9 @@ def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:
 
 def made_file(kind: str) -> str:
     """What a run folder calls the router of that kind which it made."""
-    return f"router{ROUTER_SUFFIX}" if kind == PPO else f"{kind}{RULE_SUFFIX}"
+    if kind == PPO:
+        return f"router{ROUTER_SUFFIX}"
+    return f"{kind}{ROUTER_SUFFIX if kind in BY_GRADIENTS else RULE_SUFFIX}"
 
 
 def score_file(kind: str) -> str:

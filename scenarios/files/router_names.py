@@ -24,7 +24,15 @@ from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
 from policies.rules.tide import TideRule
-from scenarios.files.made_routers import LEARNED, PPO, ROUTER_SUFFIX, RULE_SUFFIX, made_file, made_kind
+from scenarios.files.made_routers import (
+    BY_GRADIENTS,
+    LEARNED,
+    PPO,
+    ROUTER_SUFFIX,
+    RULE_SUFFIX,
+    made_file,
+    made_kind,
+)
 
 if TYPE_CHECKING:
     from policies.ppo.router import PPORouter
@@ -111,7 +119,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
     try:
         parse_router_name(name, source, key)
     except InputError as error:
-        problem = f"{error.problem}, or one that the run makes: `ppo`, `tide`, `tuned:KIND` for a rule"
+        problem = f"{error.problem}, or one that the run makes: `ppo`, `ppo-paper`, `tide`, `tuned:KIND` for a rule"
         if name.endswith((".yaml", ".yml")):
             problem = f"{name}: no router's file has this ending; a rule's file ends in {RULE_SUFFIX}: rename it"
         raise InputError(source, key, problem) from None
@@ -132,7 +140,7 @@ def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str,
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpec:
-    """What PPO has learned, as a file holds it; the file is read no more.
+    """What the paper's PPO has learned, as a file holds it; the file is read no more.
 
     Attributes:
         path: the file's, for messages.
@@ -164,7 +172,7 @@ class TrainedSpec:
 
 
 def read_router(path: Path, *, deterministic: bool | None = None, devices: Sequence[str] = ()) -> RouterSpec:
-    """What a router's file holds: a rule, or what PPO has learned (then see `TrainedSpec`).
+    """What a router's file holds: a rule, `ppo` (`policies.ppo.candidate_router`), or the paper's (see `TrainedSpec`).
 
     Raises:
         InputError: it is missing, damaged, or of another version.
@@ -175,8 +183,13 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
 
     tensors, metadata = checkpoint.read(path)
     kind = checkpoint.kind_in(metadata)
-    if kind != PPO:
-        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed is {PPO!r}")
+    if kind not in BY_GRADIENTS:
+        allowed = " and ".join(map(repr, BY_GRADIENTS))
+        raise InputError(str(path), "kind", f"found {kind!r}: this version has no such router; allowed are {allowed}")
+    if kind == PPO:
+        from policies.ppo.candidate_router import CandidateSpec
+
+        return CandidateSpec.of(tensors, metadata, str(path))
     weights = {name: tensor for name, tensor in tensors.items() if name.startswith(checkpoint.POLICY)}
     return TrainedSpec(path, weights, metadata, deterministic, devices)
 
@@ -193,7 +206,8 @@ def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
     found = []
     for name in routers:
         file = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
-        if file is not None and isinstance(read_router(file), TrainedSpec | CompassRule | TideRule):
+        is_numbers = file is not None and file.name.endswith(ROUTER_SUFFIX)
+        if file is not None and (is_numbers or isinstance(read_router(file), CompassRule | TideRule)):
             found.append(display_name(name))
     return found
 

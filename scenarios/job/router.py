@@ -1,7 +1,7 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-PPO learns by gradients (`scenarios.learn.train`); Tide and other rules (`tuned:KIND`) by direct search over
-whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
+`ppo` and the paper's learn by gradients (`scenarios.learn.train`); Tide and other rules (`tuned:KIND`) by direct search
+over whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from kit.checkpoint import read
 from kit.documents import read_json, write_json
 from kit.memo import Memo
 from kit.parallel import Jobs
+from policies.interfaces import RoutingPolicy
+from policies.ppo.candidate_router import CandidateSpec
 from policies.ppo.router import CHECKPOINT, PPORouter
-from scenarios.files.made_routers import PPO, made_name, score_file, training_file
+from scenarios.files.made_routers import BY_GRADIENTS, PPO, made_name, score_file, training_file
 from scenarios.job.job import ScenarioJob
 from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
-from scenarios.learn.train import require_trainable, score_router, train_world
+from scenarios.learn.train import require_trainable, score_router, train_candidates, train_world
 from scenarios.learn.tune import knobs_of, tune_world
 from scenarios.learn.tuned_files import save_tuned, tuned_text
 from scenarios.metrics.result import Score
@@ -42,7 +44,8 @@ def make_routers(
     """Make the routers of these kinds; what each was scored, by kind.
 
     Args:
-        says_scores: tell PPO's score once it is trained, for whoever has other results to show.
+        says_scores: tell the score of what learned by gradients once it is trained, for whoever has other results to
+            show.
         jobs: where direct search runs.
 
     Raises:
@@ -50,7 +53,8 @@ def make_routers(
         FloorError: no setting of a kind keeps the accuracy that is asked for.
     """
     return {
-        kind: make_ppo(job, world, says_scores) if kind == PPO else make_tuned(job, world, kind, jobs) for kind in kinds
+        kind: make_ppo(job, world, kind, says_scores) if kind in BY_GRADIENTS else make_tuned(job, world, kind, jobs)
+        for kind in kinds
     }
 
 
@@ -81,31 +85,39 @@ def make_tuned(job: ScenarioJob, world: World, kind: str, jobs: Jobs = MAX_THREA
     return document
 
 
-def make_ppo(job: ScenarioJob, world: World, says_score: bool = False) -> Score:
-    """Train PPO in simulation, and score it on both engines."""
-    given, target, path = job.scenario, job.folder / score_file(PPO), job.made(PPO)
+def make_ppo(job: ScenarioJob, world: World, kind: str = PPO, says_score: bool = False) -> Score:
+    """Train `ppo`, or the paper's, in simulation, and score it on both engines."""
+    given, target, path = job.scenario, job.folder / score_file(kind), job.made(kind)
     length = (given.duration_s, given.warmup_s)  # of what slices are taken from, and of the run that scores
-    training = given.training.model_dump(mode="json")
-    fingerprint = job.fingerprint(*job.world_parts(is_training=True), training, length, given.seed)
+    parts = [given.training.model_dump(mode="json")]
+    parts += [given.tuning.model_dump(mode="json", include={"floor", "matching_runs", "control"})] * (kind == PPO)
+    fingerprint = job.fingerprint(*job.world_parts(is_training=True), *parts, length, given.seed, kind)
 
     def work() -> Sequence[Path]:
         require_trainable(world)
-        router, scalars = train_router(job, world, fingerprint)
-        score = score_router(world, lambda: router, PPO, given.seed)
+        router, scalars = train_router(job, world, kind, fingerprint)
+        score = score_router(world, lambda: _fresh(router, world), kind, given.seed)
         router.save(path, made_by={MADE_WITH: dict(world.made_with)})
-        write_json(job.folder / training_file(PPO), scalars)
+        write_json(job.folder / training_file(kind), scalars)
         write_json(target, score)
         if says_score:
             job.say(f"train: {format_score(score)}")
-        return [path, job.folder / training_file(PPO), target]
+        return [path, job.folder / training_file(kind), target]
 
-    job.stage("train", fingerprint, work)
+    job.stage("train" if kind == PPO else f"train-{kind}", fingerprint, work)
     document: Score = job.folder.read_json(target.name)
     return document
 
 
-def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPORouter, list[dict[str, float]]]:
-    """Train PPO for a world; returns the router and the scalars of every update."""
+def _fresh(router: PPORouter | CandidateSpec, world: World) -> RoutingPolicy:
+    """The paper's remembers nothing."""
+    return router if isinstance(router, PPORouter) else router.make(world.context)
+
+
+def train_router(
+    job: ScenarioJob, world: World, kind: str, fingerprint: str
+) -> tuple[PPORouter | CandidateSpec, list[dict[str, float]]]:
+    """Train for a world; returns the router and the scalars of every update."""
     folder = job.folder / "training" / fingerprint[:12]
     checkpoint, history = folder / CHECKPOINT, folder / "scalars.json"
     if job.folder.drop_damaged(checkpoint, read) or job.folder.drop_damaged(history, read_json):
@@ -122,5 +134,6 @@ def train_router(job: ScenarioJob, world: World, fingerprint: str) -> tuple[PPOR
             write_json(history, scalars)
             progress.set(done)
 
-        router = train_world(world, folder, seed=job.scenario.seed, on_progress=tell)
+        train = train_candidates if kind == PPO else train_world
+        router = train(world, folder, seed=job.scenario.seed, on_progress=tell)
     return router, scalars

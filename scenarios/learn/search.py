@@ -98,6 +98,15 @@ class FloorMultiplier:
         self._gains, self._sum, self._last = gains, start, 0.0
         self.value = max(0.0, start)
 
+    @property
+    def state(self) -> tuple[float, float, float]:
+        """All that it remembers; may be set."""
+        return self.value, self._sum, self._last
+
+    @state.setter
+    def state(self, state: tuple[float, float, float]) -> None:
+        self.value, self._sum, self._last = state
+
     def update(self, shortfall: float) -> float:
         """The new price after a shortfall (negative where the floor was passed)."""
         proportional, integral, derivative = self._gains

@@ -21,8 +21,9 @@ from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
 from kit.parallel import Jobs
 from policies.registry import KINDS, TUNED
+from policies.rules.compass import CompassRule
 from policies.rules.costs import efficient_tuples
-from policies.rules.specs import POINT, FixedRule, LadderRule, RuleSpec, Space
+from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, RuleSpec, Space
 from scenarios.learn.evaluator import (
     MAX_THREADS,
     Decisions,
@@ -318,6 +319,23 @@ def _find_shift(
             break
     able = [shift for shift, (_, scores) in kept.items() if unserved(scores) <= LIMIT]  # they come first
     return kept[min(able or kept)] if kept else None
+
+
+def match_level(world: World, knobs: TuningKnobs, make: Callable[[float], RouterSpec], first: float) -> float:
+    """The level of Compass' price, near the first, at which the floor is about kept; raises `FloorError` if none is."""
+    space = Space("level", np.array([first]), np.ones(1), np.array([-1.0]), lambda values: CompassRule())
+    with workers_of() as workers:
+        evaluator = Evaluator(world, knobs, workers)
+        runs = [evaluator.full(number) for number in range(knobs.matching_runs)]
+
+        def measure(values: Reals) -> list[RunScore]:
+            return evaluator.measure([(make(float(values[0])), run) for run in runs])
+
+        found = _find_shift(space, space.start, measure, knobs.floor)
+        if found is None:
+            most = mean_accuracy(measure(space.start - space.reach))
+            raise FloorError(_too_low("ppo", evaluator, most))
+    return float(found[0][0])
 
 
 def able_tuples(evaluator: Evaluator) -> list[tuple[float, ...]]:

@@ -24,7 +24,6 @@ from kit.documents import read_json, with_remedy, write_json
 from kit.errors import InputError, WorkError
 from kit.files import TEMPORARY, file_hash
 from kit.memo import Memo, rows_in
-from policies.registry import TUNED
 from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its scenario, and who is at work in it
@@ -60,7 +59,7 @@ _COMMANDS: Final = {  # of a stage, where it is not its name
     "compare": "compare",
     "validate": "validate",
     "train": "train",
-    **{f"train-{kind}": "train" for kind in TUNED},
+    **{f"train-{kind}": "train" for kind in MADE_KINDS},
 }
 _LONGEST_COMMAND: Final = 200  # characters of a command line
 

@@ -26,7 +26,7 @@ from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.made_routers import MADE_KINDS, PPO, made_name, training_file
+from scenarios.files.made_routers import BY_GRADIENTS, MADE_KINDS, made_name, training_file
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import ComparisonDocument
@@ -395,7 +395,7 @@ def _training(material: Material) -> Iterator[tuple[str, str, Markup]]:
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
         panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
         curve = charts.training_curve([step["decisions"] for step in steps], panels)
-        yield made_name(kind), "update's" if kind == PPO else "generation's best", charts.to_svg(curve)
+        yield made_name(kind), "update's" if kind in BY_GRADIENTS else "generation's best", charts.to_svg(curve)
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:

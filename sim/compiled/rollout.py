@@ -220,21 +220,77 @@ def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int)
     return count
 
 
-class Rollouts:
-    """Many clusters of one kind, each in an episode of its own (a `policies.ppo.trainer.Rollouts`).
+class Episodes:
+    """Many clusters of one kind, each in an episode of its own.
 
     Args:
         cluster: what is simulated.
         run_of: an episode's run by its seed; cut at its horizon.
-        spec: the policy's shape.
-        hidden: the sizes of its shared layers.
-        seed: of the episodes, and of what the policy draws in them.
+        seed: of the episodes, and of what a policy draws in them.
         clusters: how many are carried along.
-        threads: how many work at once.
         first_episode: the number of the first; a resumed training goes on with the next.
 
     Raises:
         UnsupportedScenario: something that only the reference can do.
+    """
+
+    def __init__(
+        self, cluster: ClusterSpec, run_of: Callable[[int], RunSpec], seed: int, clusters: int, first_episode: int
+    ) -> None:
+        self.decisions = 0
+        self._rounds, self._empty = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        self._first_episode, self._run_of, self._seed = first_episode, run_of, seed
+        self._program = program_of(cluster)
+        self._runs: list[RunRow] = []
+        self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
+        for index in range(clusters):
+            self._runs.append(self.new_run(index))
+            self._place(index)
+
+    @property
+    def episodes(self) -> int:
+        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's slowdown."""
+        return self._first_episode + len(self._rounds) * int(self._rounds.max())
+
+    def new_run(self, index: int) -> RunRow:
+        """A cluster's next episode."""
+        number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
+        self._rounds[index] += 1
+        run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
+        run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
+        if self._rounds[index] == 1:  # cut at a time of its own, so that later episodes are out of step
+            run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
+        return run
+
+    def _place(self, index: int) -> None:
+        run = self._runs[index]
+        self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
+
+    def _help(self, index: int, status: int) -> None:
+        """What compiled code can't do: the next episode, or larger pools."""
+        run = self._runs[index]
+        if status == ENDED:
+            self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
+            if self._empty[index] > _MAX_EMPTY:
+                raise WorkError(
+                    f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
+                )
+            self._runs[index] = self.new_run(index)
+        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
+            run.grow(status)
+        else:
+            raise WorkError(problem_of(status))
+        self._place(index)
+
+
+class Rollouts(Episodes):
+    """Of the paper's policy (a `policies.ppo.trainer.Rollouts`).
+
+    Args:
+        cluster, run_of, seed, clusters, first_episode: as in `Episodes`.
+        spec: the policy's shape.
+        hidden: the sizes of its shared layers.
+        threads: how many work at once.
     """
 
     def __init__(
@@ -249,30 +305,16 @@ class Rollouts:
         threads: int = 1,
         first_episode: int = 0,
     ) -> None:
-        self.decisions = 0
-        self._forgotten, self._rounds = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
-        self._first_episode = first_episode
-        self._run_of, self._spec, self._seed = run_of, spec, seed
-        self._program = program_of(cluster)
+        super().__init__(cluster, run_of, seed, clusters, first_episode)
+        self._forgotten, self._spec = np.zeros(clusters, np.int64), spec
         self._layout = Layout.of(spec, hidden)
         self._sizes, self._groups = self._layout.sizes(), np.array(spec.groups, np.int64)
         self._waits_ns = np.array(spec.waits.waits_ns, np.int64)
         self._terms = np.zeros((clusters, _TERMS))
         self._credited = 0
-        self._runs: list[RunRow] = []
-        self._rows_at, self._parameters_at = np.zeros(clusters, np.int64), np.zeros(clusters, np.int64)
         self._columns: Experience | None = None
         self._threads = threads
-        self._empty = np.zeros(clusters, np.int64)
         self._chunks = [slice(first, min(first + CHUNK, clusters)) for first in range(0, clusters, CHUNK)]
-        for index in range(clusters):
-            self._runs.append(self._new_run(index))
-            self._place(index)
-
-    @property
-    def episodes(self) -> int:
-        """A number that no episode has had. Each cluster has every C-th, so that none depends on another's slowdown."""
-        return self._first_episode + len(self._rounds) * int(self._rounds.max())
 
     @property
     def forgotten(self) -> int:
@@ -330,37 +372,11 @@ class Rollouts:
         found = complete.reshape(clusters, most)
         return columns.rows(np.concatenate([found[c, :n] for c, n in enumerate(completed.tolist())]))
 
-    # ----------------------------------------------------------------------------------------------------- episodes
-
-    def _new_run(self, index: int) -> RunRow:
-        number = self._first_episode + index + len(self._rounds) * int(self._rounds[index])
-        self._rounds[index] += 1
-        run = RunRow(self._program, self._run_of(derived_seed(self._seed, f"ppo:episode:{number}")), keeps=False)
-        run.cluster.draws_salt = derived_seed(self._seed, f"ppo:draws:{number}")
-        if self._rounds[index] == 1:  # cut at a time of its own, so that later episodes are out of step
-            run.cluster.horizon_ns = run.cluster.horizon_ns * (index + 1) // len(self._rounds)
-        return run
-
-    def _place(self, index: int) -> None:
-        run = self._runs[index]
-        self._rows_at[index], self._parameters_at[index] = addressed(run.row), addressed(run.shape.parameters)
-
     def _help(self, index: int, status: int) -> None:
-        """What compiled code can't do: the next episode, or larger pools."""
         run = self._runs[index]
         if status == ENDED:
-            self._empty[index] = self._empty[index] + 1 if run.cluster.decision == 0 else 0
-            if self._empty[index] > _MAX_EMPTY:
-                raise WorkError(
-                    f"{_MAX_EMPTY} episodes in a row ended without a single decision: there is nothing to learn from"
-                )
             self._forgotten[index] += _count_waiting(run) + run.cluster.dropped
-            self._runs[index] = self._new_run(index)
-        elif status in (REQUESTS_FULL, INSTANCES_FULL, BLOCKS_FULL, MESSAGES_FULL):
-            run.grow(status)
-        else:
-            raise WorkError(problem_of(status))
-        self._place(index)
+        super()._help(index, status)
 
     def _carry(self, stride: int) -> tuple[Experience, Numbers]:
         """New columns, with the decisions that still wait at the head of each cluster's part."""

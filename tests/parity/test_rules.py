@@ -22,6 +22,7 @@ from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
 from policies.plan_of import plan_of
 from policies.records import RunRecord
+from policies.rules.candidates import SHAPES, CandidateNetwork
 from policies.rules.compass import CompassRule, Numbers
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlSpec
@@ -203,6 +204,21 @@ def compass(**changes: Any) -> MakeRouter:
     return lambda scenario, context: rule.chooser(context)
 
 
+def ppo(sharpness: float, **changes: Any) -> MakeRouter:
+    """A network whose preferences are about as large as Compass' costs, or all that counts; no hold, as above."""
+    rng = np.random.default_rng(7)
+    tensors = {f"{name}.weight": rng.normal(size=(6, inputs)) for name, inputs in SHAPES.items()}
+    tensors |= {"setting.bias": rng.normal(size=6), "last.weight": rng.normal(size=(1, 6))}
+    network = CandidateNetwork.of({**tensors, "sharpness": np.array([sharpness])})
+
+    def make(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+        router = CompassRule(numbers=Numbers(**changes)).chooser(context)
+        router.network = network
+        return router
+
+    return make
+
+
 def controlled_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return CompassRule(control=own_goals(scenario, context)).chooser(context)
 
@@ -292,6 +308,8 @@ ROUTERS: dict[str, MakeRouter] = {
     "compass": compass(),
     "compass, wary and frugal": compass(trust=1.0, joules=0.5, level=-3.0),
     "controlled compass": controlled_compass,
+    "ppo": ppo(1.0),
+    "ppo from scratch": ppo(0.0, level=-3.0),
     "milp with a server to spare": spare,
     "rule file": of_file,
     "all drawn": all_drawn,

@@ -211,7 +211,8 @@ def test_a_router_file_of_another_kind_is_told_before_the_work(
     checkpoint.write(path, {"tide.values": np.zeros(33)}, {"kind": "tide", "segments": "4"})
     assert validate(tmp_path, verb="run") == 2
     error = capsys.readouterr().err
-    assert "tide.safetensors: kind: found 'tide': this version has no such router; allowed is 'ppo'" in error
+    allowed = "allowed are 'ppo' and 'ppo-paper'"
+    assert f"tide.safetensors: kind: found 'tide': this version has no such router; {allowed}" in error
     assert "Traceback" not in error
     path.write_bytes(path.read_bytes()[:-9])
     assert validate(tmp_path, verb="run") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import read_rule
 from scenarios.job.job import ScenarioJob
 from scenarios.job.router import make_ppo
-from scenarios.learn.train import score_router, train_world
+from scenarios.learn.train import score_router, train_candidates, train_world
 from scenarios.runs.simulate import run_simulation
 from scenarios.world.materials import make_world
 from scenarios.world.world import World
@@ -76,11 +77,11 @@ def test_a_router_is_trained_and_both_engines_score_it(tmp_path: Path, capsys: p
 
 def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
     """The file has them; what was learned is scored alike on both engines; the new head is logged."""
-    router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo]"
+    router = "router: {max_batching_delay_s: 0.02}\ncompare: {routers: [random, ppo-paper]"
     changes = ("compare: {routers: [random, ppo]", router), ("checkpoint_every: 1", "holds_s: [0.002, 0.01]")
     path = write(tmp_path, *changes)
     assert train(path, "--quiet") == 0
-    assert PPORouter.load(tmp_path / "run" / "router.safetensors").spec.holds_s == (0.002, 0.01)
+    assert PPORouter.load(tmp_path / "run" / "ppo-paper.safetensors").spec.holds_s == (0.002, 0.01)
     [scalars] = (tmp_path / "run").rglob("scalars.json")
     assert "entropy/hold" in scalars.read_text()
 
@@ -130,7 +131,8 @@ def test_the_score_is_of_a_run_that_nobody_trained_on(tmp_path: Path) -> None:
     assert score["reward"] == pytest.approx(sum(b.reward.total for b in record.blocks) / len(record.blocks))
 
 
-def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("train_one", [train_world, train_candidates])
+def test_an_interrupted_training_goes_on(train_one: Callable[..., Any], tmp_path: Path) -> None:
     """From its checkpoint, up to the decisions that it lacks."""
     world, told = world_of(tmp_path), []
     folder = tmp_path / "training"
@@ -141,8 +143,8 @@ def test_an_interrupted_training_goes_on(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_world(world, folder, seed=0, on_progress=stop)
-    train_world(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
+        train_one(world, folder, seed=0, on_progress=stop)
+    train_one(world, folder, seed=0, on_progress=lambda done, _: told.append(done))
     assert told[1] < told[3] < told[1] + 2 * (told[1] - told[0])  # the third update was told, but not kept
     assert told[2] < told[-1]
 

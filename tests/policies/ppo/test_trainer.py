@@ -28,7 +28,9 @@ def weights(router: PPORouter) -> dict[str, bytes]:
 def test_it_finds_the_best_arm_of_every_context() -> None:
     """The optimum is known, depends on what is seen, and is paid for late: the likeliest choice is it."""
     knobs = replace(KNOBS, decisions=60_000, batch=1000, minibatch=250, eps_decay=30_000)
-    router = Trainer(BanditRollouts, knobs, 0, SPEC).run()
+    trainer = Trainer(BanditRollouts, knobs, 0, SPEC)
+    trainer.run()
+    router = trainer.router()
     seen = np.random.default_rng(0).random((500, SPEC.observation.size)).astype(np.float32)
     logits = router.logits(seen)
     clear = np.abs(seen[:, 2] - 0.5) > 0.1
@@ -39,10 +41,12 @@ def test_it_finds_the_best_arm_of_every_context() -> None:
 
 def test_same_seed_twice_gives_equal_weights() -> None:
     """Training is a function of its seed, whatever the threads: to the bit with the same, otherwise with another."""
-    first, same, other = (
-        weights(Trainer(BanditRollouts, KNOBS, seed, SPEC, threads=threads).run())
-        for seed, threads in ((1, 1), (1, 2), (2, 2))
-    )
+    trainers = [
+        Trainer(BanditRollouts, KNOBS, seed, SPEC, threads=threads) for seed, threads in ((1, 1), (1, 2), (2, 2))
+    ]
+    for trainer in trainers:
+        trainer.run()
+    first, same, other = (weights(trainer.router()) for trainer in trainers)
     assert first == same
     assert first != other
 
@@ -126,10 +130,13 @@ def test_resume_continues_with_weights_moments_and_new_episodes(tmp_path: Path) 
 
 def test_a_folder_is_resumed_and_a_finished_run_decides_nothing_more(tmp_path: Path) -> None:
     """With more decisions it goes on from there; what is in the folder is a router, too."""
-    done = Trainer(BanditRollouts, KNOBS, 0, SPEC).run(None, tmp_path)
+    trainer = Trainer(BanditRollouts, KNOBS, 0, SPEC)
+    trainer.run(None, tmp_path)
+    done = trainer.router()
     assert weights(PPORouter.load(tmp_path / CHECKPOINT)) == weights(done)
     idle = Trainer(BanditRollouts, KNOBS, 0, SPEC)
-    assert weights(idle.run(None, tmp_path, resume=True)) == weights(done)
+    idle.run(None, tmp_path, resume=True)
+    assert weights(idle.router()) == weights(done)
     assert idle._rollouts is None
     more = Trainer(BanditRollouts, replace(KNOBS, decisions=5200, checkpoint_every=7), 0, SPEC)
     more.run(None, tmp_path, resume=True)
