@@ -23,6 +23,7 @@ _KINDS: Final = {
     "slimsched.jobs": "a scenario of training jobs, for `slimsched jobs compare` and the like",
     "slimsched.jobpolicy": "a policy for training jobs, for `slimsched jobs compare --policy`",
     "slimsched.profile": "a device's profile, for a scenario's servers and `slimsched profile show`",
+    "slimsched.clusters": "what clusters are drawn from, for `slimsched train --over`",
     "slimsched.rule": "a router's rule, for --router and a scenario's routers",
     "slimsched.sheet": "a GPU's data sheet, for `slimsched profile synth`",
 }

@@ -114,7 +114,7 @@ class Holds(Generic[Line]):
             return
         requests, wait_ns = self._rule.requests[segment - 1], self._rule.wait_ns[segment - 1]
         if self._rule.arrivals_ns:
-            requests += int(min(self.rate * self._rule.arrivals_ns[segment - 1], self._most))
+            requests = max(requests, int(min(self.rate * self._rule.arrivals_ns[segment - 1], self._most)))
         requests = min(requests, self._most)
         if len(members) < requests and wait_ns > 0:
             self.begin(line, members, requests, wait_ns, now_ns)

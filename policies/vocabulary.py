@@ -212,7 +212,8 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Attributes:
         requests: (S,) until so many wait in the line; 1 holds nobody.
         wait_ns: (S,) for so long at most; 0 holds nobody.
-        arrivals_ns: (S,) as many more have to wait as images arrive within this time, at the rate seen; or none of it.
+        arrivals_ns: (S,) as many have to wait as images arrive within this time, at the rate seen, where they are more;
+            or none of it.
     """
 
     requests: tuple[int, ...]

@@ -72,6 +72,11 @@ class ClusterSpec:
     supervision: Supervision = field(default_factory=Supervision)
     host: HostTable | None = None
 
+    @property
+    def block_ns(self) -> int:
+        """What a block costs the router's host, decided and returned, beyond its images."""
+        return self.decision_ns + (0 if self.host is None else self.host.decision[0] + self.host.returned[0])
+
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:

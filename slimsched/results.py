@@ -16,7 +16,7 @@ from kit.results import Document, OwnDocument, is_plain
 if TYPE_CHECKING:
     from scenarios.metrics.comparison import ComparisonDocument
     from scenarios.metrics.fidelity import ValidationDocument
-    from scenarios.metrics.result import Result, Score
+    from scenarios.metrics.result import ClustersScore, Result, Score
 
 LABELS = ("scenario", "router", "seed", "mode", "engine", "provenance", "accuracy_provenance")
 """Of a run: what ran, where and on what."""
@@ -310,11 +310,12 @@ class TrainedRouter:
 
     Attributes:
         router: its file, which is a router's name wherever one is expected.
-        score: `slimsched.score/1` (docs/metrics.md).
+        score: `slimsched.score/1` (docs/metrics.md), or `slimsched.clusters-score/1` where it was trained over drawn
+            clusters.
     """
 
     router: Path
-    score: Score = field(repr=False)
+    score: Score | ClustersScore = field(repr=False)
 
     @property
     def kind(self) -> str:
@@ -351,7 +352,7 @@ class Training(OwnDocument):
     def require_whole(self) -> None:
         """Raises `WorkError` where a router completed nothing on the run that it was scored on."""
         for each in self.routers:
-            if "shares" in each.score and not each.score["shares"]["completed"]:
+            if "change" not in each.score and not each.score["shares"]["completed"]:
                 problem = f"the trained {each.kind} completed nothing on the run that it was scored on"
                 remedy = "train it for longer (--set training.decisions=N, tuning.decisions=N), or lower the rate"
                 raise WorkError(f"{problem}; {remedy}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from kit.errors import InputError, nearest
-from slimsched.arguments import Changes, Out, Scenario, ScenarioLike
+from slimsched.arguments import Changes, File, Out, Scenario, ScenarioLike, changes_of
 from slimsched.results import TrainedRouter, Training
-from slimsched.working import announcing_compilation, begin, load, spread, tell_overload, verb
+from slimsched.working import announcing_compilation, begin, load, observer, spread, tell_overload, verb
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
 @verb
 def train(
-    scenario: ScenarioLike,
+    scenario: ScenarioLike | None = None,
     /,
     routers: Annotated[Sequence[str], Parameter(name="--router", alias="-r")] = (),
     *,
+    over: File | None = None,
     ray: str | None = None,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Training:
     """Train routers in simulation.
 
-    PPO learns by gradients, rules by direct search over whole runs.
+    PPO learns by gradients, rules by direct search over whole runs. Compass learns for one scenario, or over clusters
+    that are drawn at random.
 
     Interrupted, the same call goes on from its last checkpoint.
 
@@ -38,6 +40,8 @@ def train(
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: which kinds, such as ppo, tide or ladder (docs/routers.md); may be given several times. By default
             those that the scenario's own run makes, PPO where it names none.
+        over: in place of a scenario: a file of what clusters are drawn from, or `clusters`, which ships; the router is
+            `compass`.
         ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
         out: the run folder, which keeps the routers' files; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys: seed, training.decisions, tuning.floor,
@@ -57,6 +61,10 @@ def train(
     """
     from scenarios.files.made_routers import MADE_KINDS, PPO, made_kind, made_kinds
 
+    if over is not None:
+        return _train_over(scenario, routers, Path(over), out, changes)
+    if scenario is None:
+        raise InputError("SCENARIO", "", "missing; name one (`slimsched list` shows them), or --over clusters")
     session = begin(scenario, changes, out)
     given = session.scenario
     kinds = tuple(made_kind(name) or name for name in routers)
@@ -78,6 +86,26 @@ def train(
             scores = make_routers(job, world, kinds, jobs=places)
     made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
     return Training(routers=made, folder=session.folder)
+
+
+def _train_over(
+    scenario: ScenarioLike | None, routers: Sequence[str], over: Path, out: Out, changes: Changes | None
+) -> Training:
+    from policies.registry import COMPASS
+    from scenarios.job.over import make_compass
+    from scenarios.learn.clusters import read_clusters
+    from scenarios.runs.folder import RunFolder
+    from scenarios.terminal.places import writable_folder
+
+    if scenario is not None:
+        raise InputError("--over", "", "takes the place of a scenario; name one of both")
+    if any(kind != COMPASS for kind in routers):
+        raise InputError("--router", "", f"over drawn clusters {COMPASS} alone is trained; leave --router out")
+    given = read_clusters(over, changes_of(changes))
+    folder = RunFolder(writable_folder(Path("runs") / given.name if out is None else Path(out)), observer().remark)
+    with folder.opened(), announcing_compilation((), "compiled"):
+        path, score = make_compass(given, folder, quiet=observer().quiet)
+    return Training(routers=(TrainedRouter(path, score),), folder=folder.path)
 
 
 def save_router(

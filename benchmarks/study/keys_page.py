@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from jobs.spec import JobsScenario, PolicyFile
 from scenarios.files.spec import Scenario
+from scenarios.learn.clusters import Clusters
 
 _HEAD = """# The keys of a scenario file
 
@@ -35,13 +36,22 @@ _POLICY_HEAD = """# The keys of a policy's file
 
 `NAME.jobpolicy.yaml`, for policies that no name means: other numbers of preemption, other combinations.
 """
+_CLUSTERS_HEAD = """# The keys of a file of what clusters are drawn from
+
+Made from `scenarios/learn/clusters.py` by `python -m benchmarks.study.keys_page`: edit the descriptions there.
+
+`slimsched train --over FILE` trains Compass over such clusters ([Compass](routers.md#compass)). The file that ships is
+`scenarios/data/clusters.yaml`. Of a list each item is as likely; an item that is named twice is twice as likely. A pair
+of numbers is a range: all of it is as likely in the logarithm, but for `load`.
+"""
 _BOUNDS = {"gt": "above {}", "ge": "from {}", "lt": "below {}", "le": "to {}"}
 
 
 def pages() -> dict[str, str]:
     """Each page of `docs`: one table a section, in the file's order."""
     jobs = f"{_page(JobsScenario, _JOBS_HEAD)}\n{_page(PolicyFile, _POLICY_HEAD)}"
-    return {"scenario-keys.md": _page(Scenario, _HEAD), "jobs-scenario-keys.md": jobs}
+    clusters = _page(Clusters, _CLUSTERS_HEAD)
+    return {"scenario-keys.md": _page(Scenario, _HEAD), "clusters-keys.md": clusters, "jobs-scenario-keys.md": jobs}
 
 
 def _page(document: type[BaseModel], head: str) -> str:

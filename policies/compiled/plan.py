@@ -15,7 +15,7 @@ from policies.compiled.layout import NONE, Plan
 from policies.interfaces import CostModel, RouterConfig
 from policies.vocabulary import IMAGE, NS_PER_S, ROUTER, WorkKey
 
-MOST_KEPT: Final = 24  # tables
+MOST_KEPT: Final = 1024  # tables: four for each of as many clusters as a router is trained over at once
 Table = Literal["image", "batch", "transfer", "load"]
 
 

@@ -24,11 +24,12 @@ from math import exp, inf, log, log1p
 from typing import Annotated, Any, ClassVar, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from kit.strict import StrictModel
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
-from policies.interfaces import CostModel, RouterConfig, RoutingPolicy
+from policies.interfaces import CostModel, RoutingPolicy
 from policies.rules.candidates import (
     FEW,
     SERVER,
@@ -78,39 +79,57 @@ class Numbers(StrictModel):
     Attributes:
         level: the logarithm of the price with nobody inside, and its `rise` with that of the load.
         segments: what the price's logarithm has more at a segment, at four places from the first to the last one.
+        short_rise, short_segments, short_host: what these, and `first_host`, have more where servers' memory holds
+            nothing of all instances; where it holds half, half of it. There a step to another width costs a load.
         fifo, candidates, age, fast, middle, slow: the same for each of these features.
         to_come, transfer, batch, load, joules: how much each of these costs.
         stay: the bonus for staying, from the first to the last segment.
         trust: the power of a server's slowness by which its work counts.
         distance: what a step away from the width that the price asks for costs.
-        first_requests, later_requests: until how many a line waits at segment 1, and at the others.
-        first_arrivals, later_arrivals: until as many more wait as images arrive in so many units, at the rate seen.
+        first_requests, later_requests: until how many a line waits at segment 1, and at the others; or, where more,
+        first_arrivals, later_arrivals: as many as arrive in so many units, at the rate seen, for each block that
+            servers may have: so devices have large batches; or, where more,
+        first_host, later_host: as many as arrive while the router's host decides an image's whole way if it is alone
+            in its blocks, so many times: at 1, the host is about busy.
         first_wait, later_wait: for how long at most, in units.
     """
 
-    level: float = -6.19
-    rise: From0 = 2.07
-    segments: Four = (0.22, 0.59, 0.46, -0.33)
-    fifo: float = 0.31
-    candidates: float = 1.34
-    age: float = 1.51
-    fast: float = -0.33
-    middle: float = -0.1
-    slow: float = -0.75
-    to_come: float = 1.15
-    transfer: float = 1.75
-    batch: float = 1.54
-    load: From0 = 5.0
-    joules: From0 = 0.0
-    stay: Four = (0.0, 0.08, 0.64, 0.04)
+    level: float = -6.99
+    rise: From0 = 2.3
+    segments: Four = (0.0, 0.77, 1.01, -0.48)
+    short_rise: float = -0.72
+    short_segments: Four = (3.07, 2.05, -0.02, 0.45)
+    short_host: float = 1.0
+    fifo: float = 0.42
+    candidates: float = 1.39
+    age: float = 1.0
+    fast: float = -0.57
+    middle: float = 0.11
+    slow: float = -0.91
+    to_come: float = 1.32
+    transfer: float = 2.4
+    batch: float = 1.65
+    load: From0 = 2.46
+    joules: From0 = 0.02
+    stay: Four = (0.05, 0.3, 0.55, 0.3)
     trust: From0 = 0.0
-    distance: From0 = 10.0
-    first_requests: Annotated[float, Field(ge=1)] = 32.0
-    first_arrivals: From0 = 0.0
-    first_wait: From0 = 0.2
+    distance: From0 = 4.09
+    first_requests: Annotated[float, Field(ge=1)] = 3.0
+    first_arrivals: From0 = 2.0
+    first_host: From0 = 1.7
+    first_wait: From0 = 0.45
     later_requests: Annotated[float, Field(ge=1)] = 1.0
-    later_arrivals: From0 = 0.0
-    later_wait: From0 = 0.35
+    later_arrivals: From0 = 0.3
+    later_host: From0 = 0.3
+    later_wait: From0 = 0.2
+
+    def where_held(self, shares: Sequence[float]) -> Numbers:
+        """With what is more where memory is short: `rise` and `segments` are then what counts."""
+        short = 1.0 - sum(shares) / len(shares) if shares else 0.0
+        rise = max(0.0, self.rise + short * self.short_rise)
+        segments = tuple(usual + short * more for usual, more in zip(self.segments, self.short_segments, strict=True))
+        host = max(0.0, self.first_host + short * self.short_host)
+        return self.model_copy(update={"rise": rise, "segments": segments, "first_host": host})
 
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
@@ -129,11 +148,18 @@ class Numbers(StrictModel):
         return np.hstack([getattr(self, name) for name in type(self).model_fields])
 
 
-_SPREAD: Final = Numbers(  # how far a search looks
-    level=0.4, rise=0.2, segments=(0.3,) * 4, fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
+def places_of(names: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """(K,) which values of a vector of `Numbers` these fields have."""
+    return np.hstack([np.full(np.size(field_.default), name in names) for name, field_ in Numbers.model_fields.items()])
+
+
+SPREAD: Final = Numbers(  # how far a search looks
+    level=0.4, rise=0.2, segments=(0.3,) * 4, short_rise=0.4, short_segments=(0.6,) * 4, short_host=0.4,
+    fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
     to_come=0.3, transfer=0.4, batch=0.4, load=1.5, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=3.0,
-    first_requests=6.0, first_arrivals=0.1, first_wait=0.06, later_requests=2.0, later_arrivals=0.1, later_wait=0.1,
-)  # fmt: skip
+    first_requests=2.0, first_arrivals=0.6, first_host=0.3, first_wait=0.06,
+    later_requests=1.0, later_arrivals=0.3, later_host=0.3, later_wait=0.1,
+).to_vector()  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------- what both engines compute
@@ -353,25 +379,25 @@ class CompassRule(RuleSpec):
 
     Attributes:
         numbers: what was searched; those that ship where it is not given.
-        control: that it keeps goals, for which its price moves; left alone where it is not given.
+        control: that it keeps goals, for which its price moves: those of the operator, if nothing else is said.
     """
 
     KIND: ClassVar[str] = "compass"
 
     numbers: Numbers = Field(default_factory=Numbers)
-    control: ControlSpec | None = None
+    control: ControlSpec | None = Field(default_factory=ControlSpec)
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
         """All of its numbers, from those that ship; accuracy rises as the level falls."""
 
         def rule(values: Reals) -> CompassRule:
-            return cls(numbers=Numbers.of_vector(values))
+            return cls(numbers=Numbers.of_vector(values), control=None)
 
         first = Numbers().to_vector()
         accurate = np.zeros_like(first)
         accurate[0] = -1.0
-        return Space("CompassSpace", first, _SPREAD.to_vector(), accurate, rule)
+        return Space("CompassSpace", first, SPREAD, accurate, rule)
 
     def make(
         self, context: RouterContext, source: str = "router", key: str = "", network: CandidateNetwork | None = None
@@ -379,13 +405,13 @@ class CompassRule(RuleSpec):
         """See `RuleSpec`; a `hold` of the file's own takes the place of the numbers'."""
         router = self.chooser(context, source, key)
         router.network = network
-        hold = self.hold.rule() if self.hold is not None else hold_of(self.numbers, context.config, router.unit_ns)
+        hold = self.hold.rule() if self.hold is not None else hold_of(router.weights, context, router.unit_ns)
         return HoldingRouter(router, hold)
 
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Compass:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
-        config, costs, its = context.config, context.costs, self.numbers
+        config, costs, its = context.config, context.costs, self.numbers.where_held(context.held_shares)
         rungs, thresholds = priced_rungs(context, source, key)
         servers = range(config.servers)
         unit_ns = unit_of(context)
@@ -394,7 +420,8 @@ class CompassRule(RuleSpec):
         for way_ns in ways_ns:
             capacity += unit_ns / way_ns
         most = MAX_STRETCH * max(1.0, its.rise)  # as far as leads to loads that are 3.5 times as large
-        control = None if self.control is None else self.control.make(config, source, key, most)
+        is_asked = config.top1 or "control" in self.model_fields_set  # else it goes without where it can't
+        control = self.control.make(config, source, key, most) if self.control is not None and is_asked else None
         return Compass(
             costs=costs,
             widths=config.widths,
@@ -427,9 +454,11 @@ def along(places: Sequence[float], segments: int) -> tuple[float, ...]:
     return tuple(values.tolist())
 
 
-def hold_of(numbers: Numbers, config: RouterConfig, unit_ns: float) -> HoldRule:
+def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRule:
     """By segment, until how many and for how long lines wait; no longer in all than the core allows."""
-    limit_ns = config.max_batching_delay_ns
+    config = context.config
+    limit_ns, host_ns = config.max_batching_delay_ns, config.segments * context.block_ns
+    block_ns = unit_ns / config.servers / config.outstanding_blocks
 
     def along_segments(first: int, later: int) -> tuple[int, ...]:
         return first, *([later] * (config.segments - 1))
@@ -437,7 +466,10 @@ def hold_of(numbers: Numbers, config: RouterConfig, unit_ns: float) -> HoldRule:
     return HoldRule(
         along_segments(round(numbers.first_requests), round(numbers.later_requests)),
         along_segments(*(min(limit_ns, round(wait * unit_ns)) for wait in (numbers.first_wait, numbers.later_wait))),
-        along_segments(*(round(span * unit_ns) for span in (numbers.first_arrivals, numbers.later_arrivals))),
+        along_segments(
+            round(max(numbers.first_arrivals * block_ns, numbers.first_host * host_ns)),
+            round(max(numbers.later_arrivals * block_ns, numbers.later_host * host_ns)),
+        ),
     )
 
 

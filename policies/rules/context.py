@@ -27,6 +27,8 @@ class RouterContext:
         prior: p_acc of Eq. 7.
         power_limits_w: (N,) each server's device power limit.
         deadline_s: end-to-end latency target, where the scenario has one (`slackfit` and `infaas` read it).
+        block_ns: what a block costs the router's host, decided and returned, beyond its images.
+        held_shares: (N,) how much of all instances' memory each server has; empty where all have all of it.
     """
 
     config: RouterConfig
@@ -34,6 +36,8 @@ class RouterContext:
     prior: AccuracyPrior
     power_limits_w: tuple[float, ...]
     deadline_s: float | None = None
+    block_ns: int = 0
+    held_shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -80,10 +81,15 @@ def middle_widths(config: RouterConfig) -> tuple[float, ...]:
     return tuple(widths[min(len(widths) - 1, s + s // 3) * (len(widths) > 1)] for s in range(config.segments))
 
 
-def tuple_cost_s(context: RouterContext, widths: Sequence[float]) -> float:
-    """Expected device time of one image through all segments at these widths, averaged over the servers."""
+def tuple_costs_s(context: RouterContext, tuples: Iterable[tuple[float, ...]]) -> dict[tuple[float, ...], float]:
+    """Expected device time of one image through all segments at each width tuple, averaged over the servers."""
     servers = range(context.config.servers)
-    return sum(path_ns(context.costs, server, widths) for server in servers) / len(servers) / NS_PER_S
+
+    @cache
+    def of_all_ns(key: WorkKey) -> int:
+        return sum(image_ns(context.costs, server, key) for server in servers)
+
+    return {widths: sum(map(of_all_ns, path(widths))) / len(servers) / NS_PER_S for widths in tuples}
 
 
 def held_top1(context: RouterContext) -> dict[tuple[float, ...], float]:
@@ -107,7 +113,7 @@ def efficient_tuples(context: RouterContext) -> list[tuple[float, ...]]:
     neighbor; and that servers can hold. The cost is that of one image through all segments, averaged over the servers.
     """
     known = held_top1(context)
-    cost_s = {widths: tuple_cost_s(context, widths) for widths in known}
+    cost_s = tuple_costs_s(context, known)
     efficient: list[tuple[float, ...]] = []
     best = float("-inf")
     for widths in sorted(known, key=lambda widths: (cost_s[widths], -known[widths], widths)):
@@ -122,16 +128,16 @@ def corner_tuples(context: RouterContext) -> list[tuple[float, ...]]:
 
     They are the corners of the front's convex hull: from each to the next the accuracy lost for the time won grows.
     """
+    efficient = efficient_tuples(context)
+    points = {
+        widths: (cost_s, context.prior.top1[widths]) for widths, cost_s in tuple_costs_s(context, efficient).items()
+    }
     hull: list[tuple[float, ...]] = []
-    for widths in reversed(efficient_tuples(context)):
-        while len(hull) > 1 and not _is_corner(*(_point(context, each) for each in (*hull[-2:], widths))):
+    for widths in reversed(efficient):
+        while len(hull) > 1 and not _is_corner(*(points[each] for each in (*hull[-2:], widths))):
             hull.pop()
         hull.append(widths)
     return hull[::-1]
-
-
-def _point(context: RouterContext, widths: tuple[float, ...]) -> tuple[float, float]:
-    return tuple_cost_s(context, widths), context.prior.top1[widths]
 
 
 def _is_corner(before: tuple[float, float], its: tuple[float, float], after: tuple[float, float]) -> bool:
@@ -179,7 +185,7 @@ def worth_of_steps(context: RouterContext) -> npt.NDArray[np.float64]:
     codes = np.array(list(product(range(widths), repeat=segments)))
     top1 = np.array([context.prior(tuple(config.widths[w] for w in code)) for code in codes])
     steps = (codes[:, :, None] >= np.arange(1, widths)).reshape(len(codes), -1).astype(np.float64)
-    cost_s = np.array([tuple_cost_s(context, tuple(config.widths[w] for w in code)) for code in codes])
+    cost_s = np.array(list(tuple_costs_s(context, (tuple(config.widths[w] for w in code) for code in codes)).values()))
     lacks = np.array([top1[cost_s <= its_s].max() - its for its_s, its in zip(cost_s, top1, strict=True)])
     weight: npt.NDArray[np.float64] = np.sqrt(np.exp(-lacks / EFFICIENT))[:, None]
     terms = np.hstack([np.ones((len(codes), 1)), steps])

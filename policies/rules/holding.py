@@ -21,7 +21,8 @@ class HoldSpec(StrictModel):
     """By segment, until how many requests a line waits, and for how long at most: nobody waits for 1, or for 0 s.
 
     Attributes:
-        arrivals_s: by segment, as many more are waited for as arrive within this time, at the rate seen; or none of it.
+        arrivals_s: by segment, it waits for as many as arrive within this time, at the rate seen, where those are more;
+            or none of it.
     """
 
     requests: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]

@@ -18,7 +18,7 @@ from kit.errors import InputError
 from policies.goal_control import MAX_STRETCH
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
-from policies.rules.costs import corner_tuples, full_widths, path_energy_j, tuple_cost_s
+from policies.rules.costs import corner_tuples, full_widths, path_energy_j, tuple_costs_s
 from policies.rules.price import Price
 from policies.rules.specs import POINT, From0, PlacedRule, Reals, Space
 from policies.rules.widths import Ladder
@@ -91,5 +91,6 @@ def priced_rungs(
 
 def _costs(context: RouterContext, rungs: Sequence[tuple[float, ...]]) -> list[float]:
     """Device time, of which a way at full width is 1."""
-    unit_s = tuple_cost_s(context, full_widths(context.config))
-    return [tuple_cost_s(context, rung) / unit_s for rung in rungs]
+    full = full_widths(context.config)
+    costs_s = tuple_costs_s(context, (*rungs, full))
+    return [costs_s[rung] / costs_s[full] for rung in rungs]

@@ -44,6 +44,12 @@ def accuracy_file(named: str, folder: Path) -> str:
     return str(found) if is_shipped_name(named) and not lies_there(folder / named) and found.is_file() else named
 
 
+def clusters_file(named: Path) -> Path:
+    """The file of what clusters are drawn from; `clusters` is the one that ships."""
+    shipped = SHIPPED / "clusters.yaml"
+    return shipped if str(named) == shipped.stem and not named.exists() else named
+
+
 def scenario_file(named: Path) -> Path:
     """The file of a scenario; a word that is no file is the name of a shipped one: `quickstart`, `live/bursts`.
 

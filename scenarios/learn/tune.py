@@ -20,7 +20,7 @@ from kit.chance import stream
 from kit.errors import InputError, WorkError, nearest
 from kit.memo import Memo
 from kit.parallel import Jobs
-from policies.registry import KINDS, TUNED
+from policies.registry import COMPASS, KINDS, TUNED
 from policies.rules.compass import CompassRule
 from policies.rules.costs import efficient_tuples
 from policies.rules.specs import POINT, FixedRule, LadderRule, RouterSpec, RuleSpec, Space
@@ -154,6 +154,8 @@ def space_of(world: World, kind: str, knobs: TuningKnobs) -> Space | None:
 def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
     """What each search found, matched, and their start where accuracy matching costs little beside a search.
 
+    Compass' start is always among them: it is a router by itself, made for any cluster.
+
     Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
     """
     found: list[Finalist] = []
@@ -168,7 +170,11 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
             if not found:
                 raise
     is_cheap = evaluator.spent.matching <= CHEAP * evaluator.knobs.decisions * len(found)
-    if is_cheap and _start(space) and not any(finalist.origin == ORIGINS[-1] for finalist in found):
+    if (
+        (is_cheap or kind == COMPASS)
+        and _start(space)
+        and not any(finalist.origin == ORIGINS[-1] for finalist in found)
+    ):
         with suppress(FloorError):
             found.append(_matched("start", kind, settled_space, evaluator, _start(settled_space), found[0].history))
     return found

@@ -250,6 +250,27 @@ class Score(TypedDict):
     signatures: list[Signature] | None
 
 
+class ClustersScore(TypedDict):
+    """`slimsched.clusters-score/1`: a router that was trained over drawn clusters, on others that training did not see.
+
+    Attributes:
+        seed: of what was drawn.
+        decisions: simulated in training.
+        clusters, held_back: how many there were in training, and are here.
+        change, change_ci95: by how much the objective (the logarithm of the mean latency, and of the p99 with a weight)
+            is above that of the numbers that training began with, at equal accuracy: the mean over the clusters.
+    """
+
+    schema: str
+    router: str
+    seed: int
+    decisions: int
+    clusters: int
+    held_back: int
+    change: float | None
+    change_ci95: float | None
+
+
 SignatureName = Literal["reward hacking", "VRAM exhaustion", "accuracy collapse", "one-server collapse"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from scenarios.metrics.catalogue import OF_SERVERS
-from scenarios.metrics.result import MAX_LATE, MOST_CPU, Result, Score, cpu_share, lateness_share
+from scenarios.metrics.result import MAX_LATE, MOST_CPU, ClustersScore, Result, Score, cpu_share, lateness_share
 from scenarios.metrics.served import leaves_many, served
 from scenarios.show.numbers import shown
 from scenarios.show.table import Column, Table, column, facts_text, to_text
@@ -42,6 +42,8 @@ def servers_table(result: Result) -> Table:
     return Table([Column("server"), *map(column, OF_SERVERS)], rows)
 
 
-def format_score(score: Score) -> str:
+def format_score(score: Score | ClustersScore) -> str:
     """What a trained router was scored."""
+    if "change" in score:
+        return "\n".join(lines_of("run", "clusters_score", score))
     return "\n".join(lines_of("run", "score", score, leaves_many(score["shares"])))

@@ -275,6 +275,8 @@ class World:
             prior=self.accuracy.prior,
             power_limits_w=tuple(profile.power.cap_w for profile in self.profiles),
             deadline_s=self.scenario.deadline_s,
+            block_ns=self.cluster.block_ns,
+            held_shares=tuple(server.knobs.held_share for server in self.cluster.servers),
         )
 
     def router(self, name: str, made_in: Path | None = None, key: str = "router") -> RoutingPolicy:

@@ -86,7 +86,7 @@ def _begin_by_rule(c: Cluster, p: Parameters, number: int, segment: int, now: in
     if not c.has_hold_rule:
         return
     requests, wait_ns = ints(c)[p.hold_rule_at + segment], ints(c)[p.hold_rule_at + p.segments + segment]
-    requests += int(min(c.arrivals.rate * ints(c)[p.hold_rule_at + 2 * p.segments + segment], p.group))
+    requests = max(requests, int(min(c.arrivals.rate * ints(c)[p.hold_rule_at + 2 * p.segments + segment], p.group)))
     requests = min(requests, p.group)
     if line_at(c, p, number).count < requests and wait_ns > 0:
         _begin(c, p, number, requests, wait_ns, now)

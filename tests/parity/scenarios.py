@@ -98,7 +98,8 @@ class Scenario:
         )
         deadline_s = None if self.run.deadline_ns is None else self.run.deadline_ns / NS_PER_S
         limits_w = tuple(cluster.devices[server.device].cap_mw / 1000 for server in cluster.servers)
-        return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s)
+        held_shares = tuple(server.knobs.held_share for server in cluster.servers)
+        return RouterContext(cluster.router, costs, cluster.prior, limits_w, deadline_s, cluster.block_ns, held_shares)
 
 
 @dataclass

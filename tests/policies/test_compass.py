@@ -48,19 +48,37 @@ def test_a_server_whose_work_does_not_go_down_is_slow(trust: float, chosen: int)
 
 def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
     """Twice as slow a cluster waits twice as long, for as many arrivals of twice the time."""
-    numbers = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, later_requests=2, later_wait=0.02)
+    later = {"later_requests": 2.0, "later_wait": 0.02, "later_arrivals": 0.0, "later_host": 0.0}
+    numbers = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, first_host=2, **later)
     for speed in (1.0, 0.5):
         where = context(LinearCosts(speeds=(speed,) * 6))
         where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))
         unit_ns, made = unit_of(where), CompassRule(numbers=numbers).make(where)
         assert isinstance(made, HoldingRouter)
         waits_ns = (round(0.01 * unit_ns), *(round(0.02 * unit_ns),) * 3)
-        assert made.hold == HoldRule((6, 2, 2, 2), waits_ns, (round(0.1 * unit_ns), 0, 0, 0))
+        span_ns = round(0.1 * unit_ns / where.config.servers / where.config.outstanding_blocks)
+        assert made.hold == HoldRule((6, 2, 2, 2), waits_ns, (span_ns, 0, 0, 0))
+        busy = CompassRule(numbers=numbers).make(replace(where, block_ns=10**9))  # a host that four decisions keep busy
+        assert isinstance(busy, HoldingRouter)
+        assert busy.hold.arrivals_ns == (2 * 4 * 10**9, 0, 0, 0)
         assert unit_ns * speed == pytest.approx(unit_of(context()))
         own = HoldSpec(requests=(3,) * 4, wait_s=(0.001,) * 4)
         held = CompassRule(numbers=numbers, hold=own).make(where)
         assert isinstance(held, HoldingRouter)
         assert held.hold == own.rule()
+
+
+def test_where_memory_is_short_the_price_is_another_one() -> None:
+    """By as much as is missing, on average over the servers; where nothing is, it is the usual one."""
+    numbers = Numbers(rise=2.0, segments=(0.1, 0.2, 0.3, 0.4), short_rise=-1.0, short_segments=(2.0, 1.0, 0.0, -1.0))
+    for all_of_it in ((), (1.0, 1.0)):
+        assert numbers.where_held(all_of_it) == numbers
+    half = numbers.where_held((0.25, 0.75))
+    assert half.rise == 1.5
+    assert half.segments == pytest.approx((1.1, 0.7, 0.3, -0.1))
+    assert numbers.model_copy(update={"short_rise": -9.0}).where_held((0.0,)).rise == 0.0
+    short = replace(context(), held_shares=(0.5,) * context().config.servers)
+    assert CompassRule(numbers=numbers).chooser(short).weights.rise == 1.5
 
 
 def test_its_numbers_are_searched_within_their_bounds() -> None:
@@ -70,7 +88,7 @@ def test_its_numbers_are_searched_within_their_bounds() -> None:
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
     assert (low.level, low.rise, low.first_requests, low.stay) == (-5.0, 0.0, 1.0, (-5.0,) * 4)
     space = CompassRule.space(context(), 0.75)
-    assert space.spec(space.start) == CompassRule()
+    assert space.spec(space.start) == CompassRule(control=None)
     lower = Numbers(level=Numbers().level - 1.0)
-    assert space.spec(space.shifted(space.start, 1.0)) == CompassRule(numbers=lower)
+    assert space.spec(space.shifted(space.start, 1.0)) == CompassRule(numbers=lower, control=None)
     assert isinstance(CompassRule().chooser(context()), Compass)

@@ -188,12 +188,12 @@ def test_a_rule_holds_lines_that_begin_without_a_decision() -> None:
     assert core.next_wake_ns == 30
 
 
-def test_a_rule_holds_until_as_many_more_wait_as_arrive_within_a_time() -> None:
+def test_a_rule_holds_until_as_many_wait_as_arrive_within_a_time() -> None:
     """At the rate over the last tenth of a second or so: many while it is high, none once it has fallen; by segment."""
     core, every_ns = holding(max_batching_delay_ns=10**9, outstanding_blocks=1000), 10**6
-    core.handle(HoldRule((1, 1), (10**9, 10**9), (3 * every_ns, 0)), 0)
+    core.handle(HoldRule((1, 1), (10**9, 10**9), (4 * every_ns, 0)), 0)
     sizes = []
-    for now in range(0, 400 * every_ns, every_ns):
+    for now in range(0, 402 * every_ns, every_ns):
         arrive(core, now, now)
         if core.next_wake_ns == now:
             block = send(core, now, 0)

@@ -21,11 +21,11 @@ from policies.registry import KINDS
 from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.controlled import ControlledLadder, ControlSpec
-from policies.rules.costs import corner_tuples, full_widths, tuple_cost_s
+from policies.rules.costs import corner_tuples, full_widths, path_ns
 from policies.rules.price import MOST, Price
 from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
-from policies.vocabulary import WorkKey
+from policies.vocabulary import NS_PER_S, WorkKey
 from tests.policies.cluster_views import WIDTHS, LinearCosts, choice_of, context, known, server, view
 
 RNG = stream(0, "tide")
@@ -51,6 +51,13 @@ def width(router: Any, fifo: int, **seen: Any) -> float:
 
 
 # --------------------------------------------------------------------------------------------------------------- rungs
+
+
+def tuple_cost_s(context: RouterContext, widths: tuple[float, ...]) -> float:
+    """Of one image through all segments, averaged over the servers."""
+    servers = range(context.config.servers)
+    return sum(path_ns(context.costs, server, widths) for server in servers) / len(servers) / NS_PER_S
+
 
 tables = st.dictionaries(st.sampled_from(TUPLES), st.floats(0.3, 0.9), min_size=1)
 

@@ -1,0 +1,138 @@
+"""Clusters are drawn as their file says and run alike on both engines; training over them repeats itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kit.errors import InputError
+from kit.memo import Memo
+from policies.rules.compass import Numbers
+from scenarios.files.router_names import read_rule
+from scenarios.files.spec import ServerDownFault, StragglerFault
+from scenarios.learn.clusters import drawn_world, read_clusters
+from scenarios.learn.evaluator import SampledRun, Scorer
+from scenarios.learn.over import STEP, Case, ClusterTraining, Generation, rule_of
+from scenarios.metrics.result import Simulator
+from scenarios.runs.simulate import run_simulation
+from sim.compiled.scoring import RunScore
+from slimsched.cli import main
+
+SHIPPED = read_clusters(Path("clusters"), {})
+TINY = SHIPPED.model_copy(
+    update={"clusters": 4, "rounds": 1, "generations": 2, "population": 4, "at_once": 2, "held_back": 2}
+    | {"images": 1500, "servers": (2, 3), "load": (0.2, 0.5)}
+)
+RUN = SampledRun(7)
+
+
+def test_what_is_drawn_lies_where_the_file_says() -> None:
+    for number in range(12):
+        world = drawn_world(SHIPPED, str(number))
+        its = world.scenario
+        assert len(world.cluster.servers) in SHIPPED.servers
+        assert len(set(world.device_names)) <= max(SHIPPED.kinds)
+        slowdowns = {profile.device.emulated_slowdown for profile in world.profiles}
+        assert len(slowdowns) == 1
+        assert SHIPPED.slowdown[0] <= (slowdowns.pop() or 1.0) <= SHIPPED.slowdown[1]
+        assert its.workload.kind in SHIPPED.workloads
+        assert world.mean_rate_img_s is not None
+        assert world.mean_rate_img_s * its.duration_s >= SHIPPED.images / 3
+        assert all(isinstance(fault, ServerDownFault | StragglerFault) for fault in its.faults)
+    same, other = (drawn_world(SHIPPED, name).scenario for name in ("3", "4"))
+    assert drawn_world(SHIPPED, "3").scenario == same != other
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_drawn_cluster_runs_alike_on_both_engines(number: int) -> None:
+    """Compass, with its holds by what the host costs, too."""
+    world = drawn_world(TINY, str(number))
+    its = Numbers(first_requests=1, first_host=0.7, later_host=0.5, trust=1.0)
+    rule = rule_of(its.to_vector(), 0.3)
+    engines: tuple[Simulator, ...] = ("simpy", "compiled")
+    short_s = 0.3 * world.scenario.duration_s
+    (_, one), (_, other) = (
+        run_simulation(world, rule.make(world.context), "compass", 3, duration_s=short_s, engine=engine)
+        for engine in engines
+    )
+    assert one == other
+    assert one.decisions > 10
+
+
+def scored(mean_s: float, accuracy: float, failed: int = 0) -> RunScore:
+    return RunScore(1000, 0, mean_s, 0.005, mean_s, 2 * mean_s, accuracy, 0.1, 500, failed, 0.2)
+
+
+def test_candidates_are_compared_at_equal_accuracy() -> None:
+    """Who slides along the reference's own price of accuracy is no better; who is quicker at both dials is, by that."""
+    pair = (scored(0.020, 0.752), scored(0.018, 0.748))
+    case = Case(Scorer(drawn_world(TINY, "0")), (RUN,), 0.0, (pair,))
+    assert case.cost(pair, 0) == 0
+    quicker = (scored(0.9 * 0.020, 0.752), scored(0.9 * 0.018, 0.748))
+    assert case.cost(quicker, 0) == pytest.approx(1.2 * np.log(0.9))
+    ratio = (0.020 / 0.018) ** 0.2  # a fifth of the way from one dial to the other
+    slid = (scored(0.020 * ratio, 0.7528), scored(0.018 * ratio, 0.7488))
+    assert case.cost(slid, 0) == pytest.approx(0.0, abs=1e-9)
+    assert case.cost((scored(0.017, 0.740), scored(0.0169, 0.739)), 0) > 0  # too far off to be believed
+    assert case.cost((scored(0.9 * 0.020, 0.752, 100), scored(0.9 * 0.018, 0.748, 100)), 0) > 0
+
+
+def test_a_dial_that_is_higher_is_quicker_and_less_accurate() -> None:
+    scorer, numbers = Scorer(drawn_world(TINY, "1")), Numbers().to_vector()
+    wide, narrow = (scorer.score(rule_of(numbers, dial), RUN) for dial in (-STEP, STEP))
+    assert wide.accuracy > narrow.accuracy
+    assert wide.mean_s > narrow.mean_s
+
+
+def test_training_repeats_itself_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    told: list[Generation] = []
+    first = ClusterTraining(TINY, told.append, Memo(tmp_path / "memo", "it")).run()
+    assert [each.number for each in told] == [0, 1]
+    memo = Memo(tmp_path / "memo", "it")
+    count = len(memo.rows)
+    again = ClusterTraining(TINY, told.append, memo).run()
+    assert len(Memo(tmp_path / "memo", "it").rows) == count  # nothing was simulated
+    assert again.numbers == first.numbers != Numbers()
+    assert again.costs.tolist() == first.costs.tolist()
+    assert ClusterTraining(TINY.model_copy(update={"seed": 1}), told.append).run().numbers != first.numbers
+
+
+def test_the_command_writes_a_router_for_any_cluster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes = [f"{key}={value}" for key, value in TINY.model_dump(include=TINY_KEYS).items()]
+    sets = [word for change in changes for word in ("--set", change.replace("(", "[").replace(")", "]"))]
+    assert main(["train", "--over", "clusters", *sets, "--out", "out"]) == 0
+    assert "clusters" in capsys.readouterr().out
+    rule = read_rule(tmp_path / "out/compass.rule.yaml")
+    assert rule.made_by["drawn_from"]["clusters"] == 4
+    assert (
+        main(
+            [
+                "simulate",
+                "main-ten-10g",
+                "--router",
+                "out/compass.rule.yaml",
+                *("--set", "duration_s=3", "--set", "warmup_s=1"),
+            ]
+        )
+        == 0
+    )
+
+
+TINY_KEYS = {"clusters", "rounds", "generations", "population", "at_once", "held_back", "images", "servers", "load"}
+
+
+def test_a_distribution_that_draws_what_cant_run_says_so() -> None:
+    short = TINY.model_copy(update={"short_of_memory": 1.0, "memory": (0.001, 0.002)})
+    with pytest.raises(InputError, match="narrow what it draws from"):
+        drawn_world(short, "0")
+
+
+def test_what_ships_is_the_default(tmp_path: Path) -> None:
+    """The numbers of the file, which says how they were made, are those that are used by name."""
+    shipped = read_rule(Path(__file__).parents[2] / "scenarios/data/routers/compass.rule.yaml")
+    assert shipped.numbers == Numbers()  # type: ignore[attr-defined]
