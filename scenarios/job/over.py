@@ -9,7 +9,7 @@ from hw.version import code_here
 from kit.documents import inputs_hash, write_json
 from kit.memo import Memo
 from policies.registry import COMPASS
-from policies.rules.compass import CompassRule
+from policies.rules.compass import CompassRule, Numbers
 from scenarios.files.made_routers import made_file, score_file, training_file
 from scenarios.files.router_names import write_rule
 from scenarios.learn.clusters import Clusters
@@ -27,7 +27,8 @@ def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> 
         InputError: the distribution draws a cluster that can't run.
     """
     path, target, steps = (folder / name(COMPASS) for name in (made_file, score_file, training_file))
-    drawn_from = given.model_dump(mode="json", by_alias=True)
+    start = Numbers().model_dump(mode="json") | given.start  # those that ship may be others tomorrow
+    drawn_from = given.model_copy(update={"start": start}).model_dump(mode="json", by_alias=True)
     fingerprint = inputs_hash(drawn_from, code_here())
 
     def work() -> Sequence[Path]:

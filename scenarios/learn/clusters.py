@@ -14,7 +14,7 @@ from hw.networks.accuracy import load_accuracy
 from kit import strict
 from kit.chance import stream
 from kit.documents import read_text, with_remedy
-from kit.strict import StrictModel
+from kit.strict import Plain, StrictModel
 from policies.reward import AccuracyPrior
 from policies.rules.compass import unit_of
 from policies.rules.costs import middle_widths, path_ns
@@ -79,7 +79,11 @@ class Clusters(StrictModel):
     straggling: Share = Field(0.15, description="share of the clusters in which a server is slow for a while")
     slower: Span = Field((2.0, 6.0), description="how many times slower it is")
     dying: Share = Field(0.15, description="share of the clusters in which a server is gone for a while")
-    rounds: Count = Field(4, description="of the search; with each the reference is what the last one found")
+    start: Plain = Field(
+        default_factory=dict,
+        description="numbers of Compass that the search begins with; the others are those that ship",
+    )
+    rounds: Count = Field(1, description="of the search; with each the reference is what the last one found")
     generations: Count = Field(40, description="of a round")
     population: Count = Field(16, description="candidates of a generation")
     at_once: Count = Field(28, description="clusters that a generation is tried on")

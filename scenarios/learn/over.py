@@ -18,6 +18,7 @@ import numpy as np
 from cmaes import SepCMA
 
 from hw.host.limits import core_count
+from kit import strict
 from kit.chance import derived_seed, stream
 from kit.memo import Memo
 from policies.rules.compass import SPREAD, CompassRule, Numbers, places_of
@@ -154,7 +155,8 @@ class ClusterTraining:
 
     def run(self) -> Found:
         """From the numbers that ship on."""
-        given, start = self.given, Numbers().to_vector()
+        given = self.given
+        start = strict.validate(Numbers, given.start, f"{given.name}: start").to_vector()
         self._spread = np.where(places_of(PINNED), 0.0, SPREAD)
         scorers = [Scorer(drawn_world(given, str(number))) for number in range(given.clusters)]
         search = SepCMA(

@@ -48,8 +48,9 @@ def test_a_server_whose_work_does_not_go_down_is_slow(trust: float, chosen: int)
 
 def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
     """Twice as slow a cluster waits twice as long, for as many arrivals of twice the time."""
+    first = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, first_host=2)
     later = {"later_requests": 2.0, "later_wait": 0.02, "later_arrivals": 0.0, "later_host": 0.0}
-    numbers = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, first_host=2, **later)
+    numbers = first.model_copy(update=later)
     for speed in (1.0, 0.5):
         where = context(LinearCosts(speeds=(speed,) * 6))
         where = replace(where, config=replace(where.config, max_batching_delay_ns=10**9))

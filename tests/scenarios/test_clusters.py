@@ -14,7 +14,7 @@ from scenarios.files.router_names import read_rule
 from scenarios.files.spec import ServerDownFault, StragglerFault
 from scenarios.learn.clusters import drawn_world, read_clusters
 from scenarios.learn.evaluator import SampledRun, Scorer
-from scenarios.learn.over import STEP, Case, ClusterTraining, Generation, rule_of
+from scenarios.learn.over import Case, ClusterTraining, Generation, rule_of
 from scenarios.metrics.result import Simulator
 from scenarios.runs.simulate import run_simulation
 from sim.compiled.scoring import RunScore
@@ -80,8 +80,8 @@ def test_candidates_are_compared_at_equal_accuracy() -> None:
 
 
 def test_a_dial_that_is_higher_is_quicker_and_less_accurate() -> None:
-    scorer, numbers = Scorer(drawn_world(TINY, "1")), Numbers().to_vector()
-    wide, narrow = (scorer.score(rule_of(numbers, dial), RUN) for dial in (-STEP, STEP))
+    scorer, numbers = Scorer(drawn_world(TINY, "5")), Numbers().to_vector()
+    wide, narrow = (scorer.score(rule_of(numbers, dial), RUN) for dial in (-2.0, 2.0))
     assert wide.accuracy > narrow.accuracy
     assert wide.mean_s > narrow.mean_s
 
