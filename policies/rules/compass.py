@@ -1,10 +1,8 @@
 """Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
 
-Its numbers were searched over drawn clusters, but for what a load and a distance cost: these two were set by hand, on
-`main-vram-10g`. They serve any cluster; `slimsched train` can tune them for one (with few decisions it makes them
-worse). Times count in
-units: what a full-width batch of `UNIT_BATCH` needs for its whole way on the mean server. For the candidate block it
-compares every server and width at once:
+Its numbers are searched over drawn clusters (`scenarios.learn.over`), but for the first segment's hold. They serve any
+cluster; `slimsched train` can tune them for one. Times count in units: what a full-width batch of `UNIT_BATCH` needs for
+its whole way on the mean server. For the candidate block it compares every server and width at once:
 
     cost = wait x slowness + what is still to come + transfer + its own batch + a load that is needed
            - a bonus for staying + joules + distance from the width that a price asks for
@@ -94,34 +92,34 @@ class Numbers(StrictModel):
         first_wait, later_wait: for how long at most, in units.
     """
 
-    level: float = -6.99
-    rise: From0 = 2.3
-    segments: Four = (0.0, 0.77, 1.01, -0.48)
-    short_rise: float = -0.72
-    short_segments: Four = (3.07, 2.05, -0.02, 0.45)
+    level: float = -8.2257
+    rise: From0 = 2.202
+    segments: Four = (0.5922, 0.8736, 0.1423, -1.2123)
+    short_rise: float = -1.3578
+    short_segments: Four = (2.1835, 1.2339, 0.4593, 0.0884)
     short_host: float = 1.0
-    fifo: float = 0.42
-    candidates: float = 1.39
-    age: float = 1.0
-    fast: float = -0.57
-    middle: float = 0.11
-    slow: float = -0.91
-    to_come: float = 1.32
-    transfer: float = 2.4
-    batch: float = 1.65
-    load: From0 = 2.46
-    joules: From0 = 0.02
-    stay: Four = (0.05, 0.3, 0.55, 0.3)
+    fifo: float = -0.2593
+    candidates: float = 1.3912
+    age: float = 0.9398
+    fast: float = -0.1511
+    middle: float = 0.3891
+    slow: float = -0.3323
+    to_come: float = 1.2549
+    transfer: float = 1.8311
+    batch: float = 1.7309
+    load: From0 = 4.46
+    joules: From0 = 0.1182
+    stay: Four = (0.0467, 0.3055, 0.6667, -0.0969)
     trust: From0 = 0.0
-    distance: From0 = 4.09
+    distance: From0 = 5.3563
     first_requests: Annotated[float, Field(ge=1)] = 3.0
     first_arrivals: From0 = 2.0
     first_host: From0 = 1.7
     first_wait: From0 = 0.45
     later_requests: Annotated[float, Field(ge=1)] = 1.0
-    later_arrivals: From0 = 0.3
-    later_host: From0 = 0.3
-    later_wait: From0 = 0.2
+    later_arrivals: From0 = 0.0994
+    later_host: From0 = 0.6098
+    later_wait: From0 = 0.4219
 
     def where_held(self, shares: Sequence[float]) -> Numbers:
         """With what is more where memory is short: `rise` and `segments` are then what counts."""
@@ -379,13 +377,14 @@ class CompassRule(RuleSpec):
 
     Attributes:
         numbers: what was searched; those that ship where it is not given.
-        control: that it keeps goals, for which its price moves: those of the operator, if nothing else is said.
+        control: that it keeps goals, for which its price moves: if nothing is said the operator's floor, as quickly as
+            can be.
     """
 
     KIND: ClassVar[str] = "compass"
 
     numbers: Numbers = Field(default_factory=Numbers)
-    control: ControlSpec | None = Field(default_factory=ControlSpec)
+    control: ControlSpec | None = Field(default_factory=lambda: ControlSpec(p99_limit_s=0.0))
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
