@@ -34,7 +34,7 @@ def test_every_file_and_folder_is_on_it() -> None:
 
 
 def _is_of(name: str, pattern: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace("KIND", "[a-z]+"), name) is not None
+    return re.fullmatch(re.escape(pattern).replace("KIND", "[a-z-]+"), name) is not None
 
 
 def test_every_file_of_a_record_is_on_it() -> None:

@@ -110,7 +110,8 @@ def _knows_no_neighbours(subject: Subject) -> None:
 
 def _has_no_batch_norm(model: SlimmableModel) -> None:
     """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
-    found = [name for name, part in model.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    found = [name for name, part in model.named_modules() if isinstance(part, kinds)]
     if found:
         several = f"{', '.join(found[:3])}{' ...' if len(found) > 3 else ''}"
         problem = "an image's result depends on its batch while it learns, and its statistics would be of one width"

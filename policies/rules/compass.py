@@ -1,8 +1,8 @@
 """Compass: one policy for any cluster, in numbers that no cluster's size or speed is in.
 
 Its numbers are searched over drawn clusters (`scenarios.learn.over`), but for the first segment's hold. They serve any
-cluster; `slimsched train` can tune them for one. Times count in units: what a full-width batch of `UNIT_BATCH` needs for
-its whole way on the mean server. For the candidate block it compares every server and width at once:
+cluster; `slimsched train` can tune them for one. Times count in units: what a full-width batch of `UNIT_BATCH` needs
+for its whole way on the mean server. For the candidate block it compares every server and width at once:
 
     cost = wait x slowness + what is still to come + transfer + its own batch + a load that is needed
            - a bonus for staying + joules + distance from the width that a price asks for
@@ -419,7 +419,7 @@ class CompassRule(RuleSpec):
         for way_ns in ways_ns:
             capacity += unit_ns / way_ns
         most = MAX_STRETCH * max(1.0, its.rise)  # as far as leads to loads that are 3.5 times as large
-        is_asked = config.top1 or "control" in self.model_fields_set  # else it goes without where it can't
+        is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # else it goes without where it can't
         control = self.control.make(config, source, key, most) if self.control is not None and is_asked else None
         return Compass(
             costs=costs,

@@ -20,6 +20,7 @@ from cmaes import SepCMA
 from hw.host.limits import core_count
 from kit import strict
 from kit.chance import derived_seed, stream
+from kit.errors import InputError
 from kit.memo import Memo
 from policies.rules.compass import SPREAD, CompassRule, Numbers, places_of
 from policies.rules.specs import POINT, Reals
@@ -169,6 +170,9 @@ class ClusterTraining:
             for number in range(given.rounds * given.generations):
                 if number % given.generations == 0:
                     cases = self._cases(scorers, start + self._spread * search.mean, workers)
+                    if not cases:
+                        problem = "accuracy has a price in none of the clusters that were drawn, or all drown"
+                        raise InputError(given.name, "clusters", f"{problem}; draw more of them, or others")
                 self._generation(search, start, cases, number, workers)
             found = start + self._spread * search.mean
             others = [Scorer(drawn_world(given, f"held-back-{number}")) for number in range(given.held_back)]

@@ -22,7 +22,7 @@ from slimsched.cli import main
 
 SHIPPED = read_clusters(Path("clusters"), {})
 TINY = SHIPPED.model_copy(
-    update={"clusters": 4, "rounds": 1, "generations": 2, "population": 4, "at_once": 2, "held_back": 2}
+    update={"clusters": 8, "rounds": 1, "generations": 2, "population": 4, "at_once": 2, "held_back": 2}
     | {"images": 1500, "servers": (2, 3), "load": (0.2, 0.5)}
 )
 RUN = SampledRun(7)
@@ -108,7 +108,7 @@ def test_the_command_writes_a_router_for_any_cluster(
     assert main(["train", "--over", "clusters", *sets, "--out", "out"]) == 0
     assert "clusters" in capsys.readouterr().out
     rule = read_rule(tmp_path / "out/compass.rule.yaml")
-    assert rule.made_by["drawn_from"]["clusters"] == 4
+    assert rule.made_by["drawn_from"]["clusters"] == 8
     assert (
         main(
             [
@@ -130,6 +130,12 @@ def test_a_distribution_that_draws_what_cant_run_says_so() -> None:
     short = TINY.model_copy(update={"short_of_memory": 1.0, "memory": (0.001, 0.002)})
     with pytest.raises(InputError, match="narrow what it draws from"):
         drawn_world(short, "0")
+
+
+def test_clusters_that_all_drown_train_nobody() -> None:
+    drowning = TINY.model_copy(update={"clusters": 1, "load": (40.0, 41.0), "busiest": 50.0})
+    with pytest.raises(InputError, match="draw more of them, or others"):
+        ClusterTraining(drowning, lambda _: None).run()
 
 
 def test_what_ships_is_the_default(tmp_path: Path) -> None:
