@@ -80,14 +80,15 @@ def test_the_command_finds_the_same(
 
 
 def test_a_comparison_says_it_in_short(made: tuple[Path, Plan], tmp_path: Path) -> None:
-    """Of its best router alone; one of two servers is twice as fast, and has two thirds of the passes."""
+    """Of its best router alone; one of two servers is twice as fast, so weights give it two thirds of the passes."""
     table = slimsched.compare(made[0], ["weighted-random", "round-robin"], range(5), out=tmp_path / "run")
     (answer,) = short_plan(table.document, table.results)
-    told = "In simulation weighted-random (or round-robin: not statistically significant): a p99 of "  # two runs
-    assert answer.text.startswith(told)
+    names = r"(weighted-random|round-robin)"  # five short runs don't tell one from the other
+    told = re.match(rf"In simulation {names} \(or {names}: not statistically significant\): a p99 of ", answer.text)
+    assert told is not None
     fast, slow = (int(share) for share in re.findall(r"(?:fast|slow) runs (\d+) % of the passes", answer.text))
     assert fast + slow == pytest.approx(100, abs=1)
-    assert fast == pytest.approx(67, abs=6)
+    assert fast == pytest.approx(67 if told[1] == "weighted-random" else 50, abs=6)
 
 
 def test_a_lost_device_carries_nothing(made: tuple[Path, Plan]) -> None:
