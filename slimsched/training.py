@@ -62,6 +62,8 @@ def train(
     from scenarios.files.made_routers import MADE_KINDS, PPO, made_kind, made_kinds
 
     if over is not None:
+        if ray is not None:
+            raise InputError("--ray", "", "spreads searches for one scenario; over drawn clusters leave it out")
         return _train_over(scenario, routers, Path(over), out, changes)
     if scenario is None:
         raise InputError("SCENARIO", "", "missing; name one (`slimsched list` shows them), or --over clusters")

@@ -118,7 +118,6 @@ class CandidateNetwork:
 
 def _add(start: Reals, inputs: Reals, layer: Reals) -> Reals:
     """`start` (..., H), and after it product by product: (..., K) inputs on a (K, H) layer."""
-    products = inputs[..., None] * layer
-    first = np.broadcast_to(start, (*products.shape[:-2], layer.shape[1]))[..., None, :]
-    summed: Reals = np.cumsum(np.concatenate([first, products], axis=-2), axis=-2)[..., -1, :]
-    return summed
+    for number, weights in enumerate(layer):
+        start = start + inputs[..., number, None] * weights
+    return start

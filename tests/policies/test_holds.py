@@ -193,7 +193,7 @@ def test_a_rule_holds_until_as_many_wait_as_arrive_within_a_time() -> None:
     core, every_ns = holding(max_batching_delay_ns=10**9, outstanding_blocks=1000), 10**6
     core.handle(HoldRule((1, 1), (10**9, 10**9), (4 * every_ns, 0)), 0)
     sizes = []
-    for now in range(0, 402 * every_ns, every_ns):
+    for now in range(0, 402 * every_ns, every_ns):  # 402: the last one is held
         arrive(core, now, now)
         if core.next_wake_ns == now:
             block = send(core, now, 0)

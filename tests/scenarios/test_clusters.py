@@ -73,8 +73,11 @@ def test_candidates_are_compared_at_equal_accuracy() -> None:
     quicker = (scored(0.9 * 0.020, 0.752), scored(0.9 * 0.018, 0.748))
     assert case.cost(quicker, 0) == pytest.approx(1.2 * np.log(0.9))
     ratio = (0.020 / 0.018) ** 0.2  # a fifth of the way from one dial to the other
-    slid = (scored(0.020 * ratio, 0.7528), scored(0.018 * ratio, 0.7488))
-    assert case.cost(slid, 0) == pytest.approx(0.0, abs=1e-9)
+    for slid in (
+        (scored(0.020 * ratio, 0.7528), scored(0.018 * ratio, 0.7488)),
+        (scored(0.020 / ratio, 0.7512), scored(0.018 / ratio, 0.7472)),
+    ):
+        assert case.cost(slid, 0) == pytest.approx(0.0, abs=1e-9)
     assert case.cost((scored(0.017, 0.740), scored(0.0169, 0.739)), 0) > 0  # too far off to be believed
     assert case.cost((scored(0.9 * 0.020, 0.752, 100), scored(0.9 * 0.018, 0.748, 100)), 0) > 0
 
