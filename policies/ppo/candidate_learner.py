@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from kit.checkpoint import Tensors
-from kit.errors import WorkError
 from policies.ppo.candidate_experience import MASKED, CandidateExperience
 from policies.ppo.knobs import PPOKnobs
+from policies.ppo.steps import Surrogate, gradient_step
 from policies.rules.candidates import SERVER, SETTING, SHAPES, CandidateNetwork
 
 Reals = npt.NDArray[np.float64]
@@ -239,19 +239,10 @@ class CandidateLearner:
         logits = self.policy.preferences(rows["setting"], rows["server"], rows["width"], rows["reluctance"])
         chances = torch.log_softmax(logits, dim=1)
         log_ratio = chances.gather(1, rows["actions"][:, None]).squeeze(1) - rows["log_prob"]
-        ratio = log_ratio.exp()
-        gain = torch.minimum(ratio * rows["advantage"], ratio.clamp(1 - knobs.clip, 1 + knobs.clip) * rows["advantage"])
+        surrogate = Surrogate.of(log_ratio, rows["advantage"], knobs.clip)
         miss = self.policy.values(rows["setting"], rows["server"]) - rows["target"]
         entropy = -(chances.exp() * chances).sum(1)
-        losses = [each.mean() for each in (-gain, 0.5 * miss**2, entropy)]
-        loss = losses[0] + knobs.value_weight * losses[1] - knobs.entropy_weight * losses[2]
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = float(nn.utils.clip_grad_norm_(self.policy.parameters(), knobs.max_grad_norm))
-        if not np.isfinite(norm):
-            raise WorkError("training diverged: the gradient is not finite; lower candidate_learning_rate")
-        self.optimizer.step()
-        with torch.no_grad():
-            kl = float((ratio - 1 - log_ratio).mean())
-            clipped = float(((ratio - 1).abs() > knobs.clip).float().mean())
-        return [float(losses[0].detach()), float(losses[1].detach()), kl, clipped, float(losses[2].detach()), norm]
+        figures = torch.stack([-surrogate.gain, 0.5 * miss**2, surrogate.kl, surrogate.clipped, entropy]).mean(1)
+        loss = figures[0] + knobs.value_weight * figures[1] - knobs.entropy_weight * figures[4]
+        norm = gradient_step(self.policy, self.optimizer, loss, knobs.max_grad_norm, "candidate_learning_rate")
+        return [*figures.tolist(), norm]

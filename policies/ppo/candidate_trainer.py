@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import torch
-
 from kit import checkpoint
 from kit.errors import WorkError
 from policies.ppo.candidate_experience import CandidateExperience
 from policies.ppo.candidate_learner import CandidateLearner
 from policies.ppo.candidate_router import CandidateSpec
+from policies.ppo.steps import moments_of, put_state
 from policies.ppo.trainer import TrainingLoop
 from policies.rules.candidates import CandidateNetwork
 from policies.rules.compass import CompassRule
-
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # Adam's state of one parameter, by torch's names
 
 
 class CandidateRollouts(Protocol):
@@ -90,21 +87,11 @@ class CandidateTrainer(TrainingLoop):
 
     def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:
         """See `TrainingLoop`."""
-        moments = {
-            f"{moment}.{name}": self.learner.optimizer.state[parameter][moment].numpy().copy()
-            for name, parameter in self.learner.policy.named_parameters()
-            for moment in _MOMENTS
-            if moment in self.learner.optimizer.state[parameter]
-        }
-        return self.learner.policy.tensors(), moments
+        return self.learner.policy.tensors(), moments_of(self.learner.policy, self.learner.optimizer)
 
     def put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
         """See `TrainingLoop`."""
-        policy, optimizer = self.learner.policy, self.learner.optimizer
-        policy.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
-        for name, parameter in policy.named_parameters():
-            known = {moment: moments[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in moments}
-            optimizer.state[parameter] = {moment: torch.from_numpy(value) for moment, value in known.items()}
+        put_state(self.learner.policy, self.learner.optimizer, weights, moments)
         self.learner.average, self.learner.updates = state["average"], state["updates"]
         self.learner.multiplier.state = tuple(state["multiplier"])
 

@@ -1,4 +1,4 @@
-"""The policy in compiled code: the network, drawing from it, and the gradient of PPO's loss.
+"""The policy in compiled code: the network, and drawing from it.
 
 The policy is a product of three categoricals (Eq. 2-6): server, width among those that the server can hold, and group;
 where the policy may hold there is a fourth, over 1 + H outcomes (`policies.waits`). It is one more factor, independent
@@ -18,28 +18,16 @@ import numpy as np
 from kit.jit import Ints, Reals, Singles, entry, ints, kernel, reals, singles
 from policies.observation import Bools
 from policies.ppo.layout import (
-    ACTIVATIONS,
-    ADVANTAGE,
     BIAS,
-    EXPLORED,
     FIRST,
     GROUPS,
     HOLDS,
-    IMAGES,
     INPUTS,
-    KEPT,
     LAYERS,
-    LOG_PROB,
     OBSERVED,
-    OF_GROUP,
-    OF_HOLD,
-    OF_SERVER,
-    OF_WIDTH,
     OUTPUT,
     OUTPUTS,
-    RECORD,
     RECTIFIED,
-    REWARD,
     SERVERS,
     SOURCE,
     STRIDE,
@@ -51,8 +39,7 @@ from policies.ppo.layout import (
 from policies.ppo.vectors import exp, multiply, tanh
 
 _MASKED = np.float32(-1e9)  # exp of it is exactly 0
-_ONE, _HALF, _ZERO = np.float32(1), np.float32(0.5), np.float32(0)
-_TINY = 1e-37  # below any probability that float32 can hold
+_ZERO = np.float32(0)
 
 # --------------------------------------------------------------------------------------------------------- the network
 
@@ -331,277 +318,3 @@ def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: 
     )
     found = (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
     return found * holds + hold if holds else found
-
-
-# ------------------------------------------------------------------------------------------------------------ learning
-
-# Indices into the sums over rows that `gradient` adds to, in the order of `UpdateStats`.
-_POLICY, _VALUE, _KL, _CLIPPED, _ENTROPIES = 0, 1, 2, 3, 4
-
-
-@kernel
-def _normalize(logits: Singles, at: int, shares: Singles, to: int, size: int) -> tuple[float, float]:
-    """One head's centred logits, and their exp, which become probabilities: returns log of its sum, and the entropy."""
-    total = np.float64(0)
-    for k in range(size):
-        total += shares[to + k]
-    scale = np.float32(1 / total)
-    mean = np.float64(0)
-    for k in range(size):
-        shares[to + k] *= scale
-        mean += shares[to + k] * logits[at + k]
-    log_total = math.log(total)
-    return log_total, log_total - mean
-
-
-@kernel
-def _slopes(
-    logits: Singles, at: int, shares: Singles, to: int, size: int, chosen: int, by_choice: float, by_entropy: float
-) -> None:
-    """One head's centred logits and probabilities; the latter become the loss's gradient by the logits.
-
-    `by_choice` is the gradient by the log-probability of what was chosen, `by_entropy` that by the head's entropy.
-    """
-    mean, choice, pull = _ZERO, np.float32(by_choice), np.float32(by_entropy)
-    for k in range(size):
-        mean += shares[to + k] * logits[at + k]
-    for k in range(size):
-        shares[to + k] *= pull * (mean - logits[at + k]) - choice
-    shares[to + chosen] += choice
-
-
-@kernel
-def _mask(logits: Singles, at: int, sizes: Ints, record: Singles, masks: int) -> None:
-    """Mask and centre the heads of one row; what is masked has a large negative number in the record."""
-    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
-    for k in range(servers + widths):
-        logits[at + k] += record[masks + k]
-    for k in range(servers + widths, servers + widths + holds):
-        logits[at + groups + k] += record[masks + k]
-    _centre(logits, at, servers)
-    _centre(logits, at + servers, widths)
-    _centre(logits, at + servers + widths, groups)
-    if holds:
-        _centre(logits, at + servers + widths + groups, holds)
-
-
-@kernel
-def _loss(
-    memory: Singles,
-    at: int,
-    to: int,
-    sizes: Ints,
-    record: Singles,
-    end: int,
-    share: float,
-    clip: float,
-    value_weight: float,
-    entropy_weight: float,
-    sums: Reals,
-) -> None:
-    """One row: centred logits and value at `at`; at `to` their exp, which becomes the loss's slope by each."""
-    servers, widths, groups, holds = sizes[SERVERS], sizes[WIDTHS], sizes[GROUPS], sizes[HOLDS]
-    server, width, group = int(record[end + OF_SERVER]), int(record[end + OF_WIDTH]), int(record[end + OF_GROUP])
-    at_2, to_2 = at + servers, to + servers
-    at_3, to_3 = at_2 + widths, to_2 + widths
-    at_4, to_4 = at_3 + groups, to_3 + groups
-    images = np.float64(record[end + IMAGES])
-    share *= images
-    _, server_entropy = _normalize(memory, at, memory, to, servers)
-    log_widths, width_entropy = _normalize(memory, at_2, memory, to_2, widths)
-    log_groups, group_entropy = _normalize(memory, at_3, memory, to_3, groups)
-
-    likely = np.float64(record[end + KEPT]) * memory[to + server]
-    mixed = max(likely + record[end + EXPLORED], _TINY)
-    score = math.log(mixed) + (memory[at_2 + width] - log_widths) + (memory[at_3 + group] - log_groups)
-    hold = 0
-    if holds:
-        hold = int(record[end + OF_HOLD])
-        log_holds, hold_entropy = _normalize(memory, at_4, memory, to_4, holds)
-        score += memory[at_4 + hold] - log_holds
-        sums[_ENTROPIES + 3] += images * hold_entropy
-    log_ratio = score - record[end + LOG_PROB]
-    ratio = math.exp(log_ratio)
-    gain = ratio * record[end + ADVANTAGE]
-    clipped = min(max(ratio, 1 - clip), 1 + clip) * record[end + ADVANTAGE]
-    miss = np.float64(memory[at_4 + holds] - record[end + REWARD])
-    sums[_POLICY] -= images * min(gain, clipped)
-    sums[_VALUE] += images * 0.5 * miss * miss
-    sums[_KL] += images * (ratio - 1 - log_ratio)
-    sums[_CLIPPED] += images * (abs(ratio - 1) > clip)
-    sums[_ENTROPIES] += images * server_entropy
-    sums[_ENTROPIES + 1] += images * width_entropy
-    sums[_ENTROPIES + 2] += images * group_entropy
-
-    by_choice, by_entropy = (-gain * share if gain <= clipped else 0.0), -entropy_weight * share
-    _slopes(memory, at, memory, to, servers, server, by_choice * likely / mixed, by_entropy)
-    _slopes(memory, at_2, memory, to_2, widths, width, by_choice, by_entropy)
-    _slopes(memory, at_3, memory, to_3, groups, group, by_choice, by_entropy)
-    if holds:
-        _slopes(memory, at_4, memory, to_4, holds, hold, by_choice, by_entropy)
-    memory[to_4 + holds] = np.float32(value_weight * share * miss)
-
-
-@kernel
-def _backward(
-    weights: Singles, transposed: Singles, sizes: Ints, scratch: Singles, rows: int, gradient: Singles
-) -> None:
-    """Add a tile's gradient by the weights, from that by its outputs, which stands in the scratch's second half."""
-    half = sizes[ACTIVATIONS]
-    for layer in range(sizes[LAYERS] - 1, -1, -1):
-        at = FIRST + STRIDE * layer
-        inputs, outputs, source = sizes[at + INPUTS], sizes[at + OUTPUTS], sizes[at + SOURCE]
-        weight, bias, slopes = sizes[at + WEIGHT], sizes[at + BIAS], half + sizes[at + TARGET]
-        multiply(gradient, weight, scratch, source, 1, inputs, scratch, slopes, inputs, rows, outputs)
-        for row in range(rows):
-            for k in range(outputs):
-                gradient[bias + k] += scratch[slopes + row * outputs + k]
-        if layer > 0:
-            below = half + source
-            for i in range(rows * inputs):
-                scratch[below + i] = _ZERO
-            multiply(scratch, below, scratch, slopes, outputs, 1, transposed, weight, rows, outputs, inputs)
-            for i in range(rows * inputs):
-                scratch[below + i] *= _ONE - scratch[source + i] * scratch[source + i]
-
-
-@entry
-def transpose(weights: Singles, sizes: Ints, transposed: Singles) -> None:
-    """Each layer's weights as (outputs, inputs), at the same places; biases are left out."""
-    for layer in range(sizes[LAYERS]):
-        at = FIRST + STRIDE * layer
-        inputs, outputs, weight = sizes[at + INPUTS], sizes[at + OUTPUTS], sizes[at + WEIGHT]
-        for i in range(inputs):
-            for k in range(outputs):
-                transposed[weight + k * inputs + i] = weights[weight + i * outputs + k]
-
-
-@entry
-def record(
-    observation: Singles,
-    server_mask: Bools,
-    width_mask: Bools,
-    actions: Ints,
-    log_prob: Singles,
-    eps: Singles,
-    reward: Singles,
-    hold_mask: Bools,
-    images: Singles,
-    advantage: Singles,
-    records: Singles,
-) -> None:
-    """Bring together what is learned from each decision: rows are visited in random order, and one place is nearer.
-
-    Args:
-        observation, ..., hold_mask: an `Experience`'s.
-        advantage: (B,) normalized.
-        records: (B, `Layout.record`), written: observation, masks as what is added to the logits, and the rest.
-    """
-    observed, servers, widths = observation.shape[1], server_mask.shape[1], width_mask.shape[1]
-    holds = hold_mask.shape[1]
-    end = observed + servers + widths + holds
-    for row in range(len(records)):
-        for k in range(observed):
-            records[row, k] = observation[row, k]
-        valid = 0
-        for k in range(servers):
-            records[row, observed + k] = _ZERO if server_mask[row, k] else _MASKED
-            valid += server_mask[row, k]
-        for k in range(widths):
-            records[row, observed + servers + k] = _ZERO if width_mask[row, k] else _MASKED
-        for k in range(holds):
-            records[row, end - holds + k] = _ZERO if hold_mask[row, k] else _MASKED
-        for head in range(actions.shape[1]):
-            records[row, end + head] = actions[row, head]
-        records[row, end + LOG_PROB] = log_prob[row]
-        records[row, end + KEPT] = _ONE - eps[row]
-        records[row, end + EXPLORED] = eps[row] / np.float32(valid)
-        records[row, end + REWARD] = reward[row]
-        records[row, end + ADVANTAGE] = advantage[row]
-        records[row, end + IMAGES] = images[row]
-
-
-@entry
-def gradient(
-    weights: Singles,
-    transposed: Singles,
-    sizes: Ints,
-    order: Ints,
-    records: Singles,
-    share: float,
-    clip: float,
-    value_weight: float,
-    entropy_weight: float,
-    scratch: Singles,
-    slopes: Singles,
-    sums: Reals,
-) -> None:
-    """The gradient of PPO's loss by the weights, added up over the rows that `order` names.
-
-    Args:
-        weights, transposed, sizes: the network (`transpose` makes the second).
-        order: (R,) rows of the records.
-        records: (B, `Layout.record`), what `record` wrote.
-        share: of an image in the mean, 1 / those of the minibatch.
-        clip, value_weight, entropy_weight: as in `PPOKnobs`.
-        scratch: `Layout.scratch` numbers.
-        slopes: (parameters,) added to.
-        sums: (4 + heads,) added to: policy loss, value loss, KL, clipped, and each head's entropy, each a sum over
-            the rows' images.
-    """
-    columns, output = sizes[FIRST + STRIDE * (sizes[LAYERS] - 1) + OUTPUTS], sizes[OUTPUT]
-    memory, parameters, known = singles(scratch), singles(weights), singles(records)
-    width, outputs = records.shape[1], sizes[SERVERS] + sizes[WIDTHS] + sizes[GROUPS] + sizes[HOLDS] + 1
-    for start in range(0, len(order), TILE):
-        tile = min(TILE, len(order) - start)
-        for i in range(tile):
-            observe(known, order[start + i] * width, sizes, memory, i)
-        forward(parameters, sizes, memory, tile)
-        for i in range(tile):
-            first, at = order[start + i] * width, output + i * columns
-            to, end = at + sizes[ACTIVATIONS], first + width - RECORD
-            _mask(memory, at, sizes, known, first + sizes[OBSERVED])
-            for k in range(columns):
-                memory[to + k] = exp(memory[at + k])
-            _loss(memory, at, to, sizes, known, end, share, clip, value_weight, entropy_weight, sums)
-            for k in range(outputs, columns):
-                memory[to + k] = _ZERO
-        _backward(parameters, singles(transposed), sizes, memory, tile, singles(slopes))
-
-
-@entry
-def adam(
-    weights: Singles,
-    slopes: Singles,
-    first: Singles,
-    second: Singles,
-    step: int,
-    learning_rate: float,
-    max_norm: float,
-) -> float:
-    """One step of Adam (eps 1e-5), the gradient scaled down to `max_norm`; returns the norm that it had.
-
-    The rule of `torch.nn.utils.clip_grad_norm_` and `torch.optim.Adam`. Nothing changes where the norm is not finite.
-
-    Args:
-        weights, first, second: (parameters,) each: the network, and the gradient's mean and mean square; all written.
-        slopes: (2, parameters): the gradient is their sum.
-        step: the number of this step, from 1.
-        learning_rate, max_norm: as in `PPOKnobs`.
-    """
-    square = 0.0
-    for i in range(len(weights)):
-        slope = np.float64(slopes[0, i] + slopes[1, i])
-        square += slope * slope
-    norm = math.sqrt(square)
-    if not math.isfinite(norm):
-        return norm
-    scale = np.float32(min(1.0, max_norm / (norm + 1e-6)))
-    rate, root = np.float32(learning_rate / (1 - 0.9**step)), np.float32(math.sqrt(1 - 0.999**step))
-    by_first, by_second, keep, eps = np.float32(0.1), np.float32(0.001), np.float32(0.999), np.float32(1e-5)
-    for i in range(len(weights)):
-        slope_ = (slopes[0, i] + slopes[1, i]) * scale
-        first[i] += (slope_ - first[i]) * by_first
-        second[i] = second[i] * keep + slope_ * slope_ * by_second
-        weights[i] -= rate * first[i] / (np.sqrt(second[i]) / root + eps)
-    return norm

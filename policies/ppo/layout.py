@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kit.checkpoint import Tensors
 from kit.jit import Ints, Singles
 from policies.ppo.spec import RELU, PolicySpec
 from policies.ppo.vectors import LANES
@@ -23,11 +22,10 @@ WIDTHS: Final = 1
 GROUPS: Final = 2
 OBSERVED: Final = 3  # 2 + 3N
 LAYERS: Final = 4
-ACTIVATIONS: Final = 5  # numbers a tile's activations take in the scratch memory
-OUTPUT: Final = 6  # where the last layer's outputs begin there
-HOLDS: Final = 7  # 1 + H, or 0 where the policy may not hold
-RECTIFIED: Final = 8  # whether hidden layers are rectified (ReLU), else tanh
-FIRST: Final = 9
+OUTPUT: Final = 5  # where the last layer's outputs begin in the scratch memory
+HOLDS: Final = 6  # 1 + H, or 0 where the policy may not hold
+RECTIFIED: Final = 7  # whether hidden layers are rectified (ReLU), else tanh
+FIRST: Final = 8
 
 STRIDE: Final = 6
 INPUTS: Final = 0  # padded: rows of the weights
@@ -36,19 +34,6 @@ WEIGHT: Final = 2  # where they begin in the row of weights
 BIAS: Final = 3
 SOURCE: Final = 4  # where the inputs and outputs of a tile begin in the scratch memory
 TARGET: Final = 5
-
-# Indices into the end of a decision's record, after its observation and the masks of servers, widths and holds.
-OF_SERVER: Final = 0
-OF_WIDTH: Final = 1
-OF_GROUP: Final = 2
-OF_HOLD: Final = 3  # if any
-LOG_PROB: Final = 4
-KEPT: Final = 5  # 1 - eps
-EXPLORED: Final = 6  # eps / N, N counting the valid servers
-REWARD: Final = 7
-ADVANTAGE: Final = 8
-IMAGES: Final = 9
-RECORD: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +67,14 @@ class Layout:
 
     @property
     def scratch(self) -> int:
-        """Numbers of scratch memory that a call of a kernel needs: a tile's activations and their gradients."""
-        return 2 * int(self.sizes()[ACTIVATIONS])
-
-    @property
-    def record(self) -> int:
-        """Numbers in a decision's record, which it is learned from."""
-        servers, widths, _, *holds = self.head_sizes
-        return self.observed + servers + widths + sum(holds) + RECORD
+        """Numbers of scratch memory that a call of a kernel needs: a tile's activations."""
+        return self._layers()[-1][TARGET] + TILE * self._layers()[-1][OUTPUTS]
 
     def sizes(self) -> Ints:
         """All that kernels need to know of the shape: (FIRST + STRIDE layers,) int64."""
         layers = self._layers()
-        last = layers[-1]
-        activations = last[TARGET] + TILE * last[OUTPUTS]
         heads, holds = self.head_sizes[:3], sum(self.head_sizes[3:])
-        head = [*heads, self.observed, len(layers), activations, last[TARGET], holds, int(self.is_rectified)]
+        head = [*heads, self.observed, len(layers), layers[-1][TARGET], holds, int(self.is_rectified)]
         return np.array([*head, *(number for layer in layers for number in layer)], np.int64)
 
     def _layers(self) -> list[tuple[int, ...]]:
@@ -118,10 +95,6 @@ class Layout:
             if name in tensors or not name.startswith("value."):
                 place[...] = tensors[name].T
         return row
-
-    def unpack(self, row: Singles) -> Tensors:
-        """The tensors under their own names and in torch's order of axes, copied."""
-        return {name: place.T.copy() for name, place in self._places(row)}
 
     def _places(self, row: Singles) -> Iterator[tuple[str, Singles]]:
         """Each tensor's name and its part of the row: (inputs, outputs) of a weight, (outputs,) of a bias."""

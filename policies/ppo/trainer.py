@@ -1,7 +1,7 @@
 """Training: collects rewarded decisions, updates the policy, and keeps a checkpoint. It knows no simulator.
 
 Whoever makes the decisions comes through a protocol. The policy stands still while a batch is collected, and so does
-the share of exploration. The same seed gives the same weights, whatever the number of threads.
+the share of exploration. The same seed gives the same weights, however many threads make the decisions.
 
 A checkpoint is written between updates. Resuming from one continues with the very weights, optimizer, counters and
 stream; episodes begin anew (decisions that were still waiting for a reward are lost), each with the seed that its next
@@ -29,6 +29,7 @@ from policies.ppo.learner import Learner
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import CHECKPOINT, PPORouter, header, policy_weights
 from policies.ppo.spec import PolicySpec
+from policies.ppo.steps import moments_of, put_state
 from policies.reward import RewardTerms
 
 _MAY_CHANGE = {"decisions", "checkpoint_every"}  # knobs that a resumed run may have otherwise
@@ -192,7 +193,6 @@ class Trainer(TrainingLoop):
         knobs, seed: as in `TrainingLoop`.
         spec: the router's shape.
         deterministic: the mode that the router is given.
-        threads: that learn, 1 or 2.
     """
 
     def __init__(
@@ -202,13 +202,11 @@ class Trainer(TrainingLoop):
         seed: int,
         spec: PolicySpec,
         deterministic: bool = False,
-        threads: int = 2,
     ) -> None:
         super().__init__(knobs, seed)
         self.spec, self.deterministic = spec, deterministic
         network = PolicyNetwork(spec, knobs.hidden, derived_seed(seed, "ppo:weights"))
-        tensors = {name: value.numpy() for name, value in network.state_dict().items()}
-        self.learner = Learner(Layout.of(spec, knobs.hidden), knobs, tensors, threads)
+        self.learner = Learner(Layout.of(spec, knobs.hidden), knobs, network)
         self._begin = begin
         self._rollouts: Rollouts | None = None
         self._forgotten = 0
@@ -228,7 +226,7 @@ class Trainer(TrainingLoop):
 
     def _collect(self, rollouts: Rollouts, decisions: int) -> Experience:
         before = rollouts.decisions
-        part = rollouts.collect(self.learner.weights, self.knobs.eps(self.progress.decisions), decisions)
+        part = rollouts.collect(self.learner.weights(), self.knobs.eps(self.progress.decisions), decisions)
         if rollouts.decisions == before:
             raise WorkError("no cluster made a decision: there is nothing to learn from")
         self.progress.decisions += rollouts.decisions - before
@@ -267,11 +265,11 @@ class Trainer(TrainingLoop):
 
     def tensors(self) -> tuple[checkpoint.Tensors, checkpoint.Tensors]:
         """See `TrainingLoop`."""
-        return self.learner.layout.unpack(self.learner.weights), self.learner.moments()
+        return self.learner.tensors(), moments_of(self.learner.network, self.learner.optimizer)
 
     def put(self, weights: checkpoint.Tensors, moments: checkpoint.Tensors, state: Mapping[str, Any]) -> None:
         """See `TrainingLoop`."""
-        self.learner.put(weights, moments)
+        put_state(self.learner.network, self.learner.optimizer, weights, moments)
 
     def differences(self, metadata: Mapping[str, str]) -> list[str]:
         """See `TrainingLoop`."""

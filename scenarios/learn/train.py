@@ -115,7 +115,7 @@ def train_world(
             first_episode=first_episode,
         )
 
-    trainer = Trainer(begin, knobs, seed, spec, training.deterministic, threads)
+    trainer = Trainer(begin, knobs, seed, spec, training.deterministic)
     _run(trainer, folder, resume, on_progress)
     return trainer.router()
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributions import Categorical
 
 from policies.observation import Bools, Floats
 from policies.ppo.experience import Experience, empty
 from policies.ppo.kernels import act
-from policies.ppo.knobs import PPOKnobs
 from policies.ppo.layout import Layout
-from policies.ppo.learner import advantages
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.spec import PolicySpec
 from tests.policies.cluster_views import WIDTHS
@@ -121,54 +116,3 @@ def experience_of(
 
 def spec_for(experience: Experience) -> PolicySpec:
     return spec_of(experience.server_mask.shape[1], HOLDS_S if experience.hold_mask.size else ())
-
-
-def torch_loss(
-    network: PolicyNetwork,
-    experience: Experience,
-    knobs: PPOKnobs,
-    rows: npt.NDArray[np.int64] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """PPO's loss over these rows, or all, and its figures: losses, divergence, clipped, the heads' entropies."""
-    chosen = np.arange(len(experience)) if rows is None else rows
-    advantage = torch.from_numpy(advantages(experience.reward, experience.value, experience.images)[chosen])
-    e = experience.rows(chosen)
-    logits, value = network(torch.from_numpy(e.observation))
-    masks = [e.server_mask, e.width_mask, np.ones((len(e), len(GROUPS)), np.bool_), e.hold_mask]
-    parts = torch.split(logits, list(spec_for(experience).head_sizes), dim=-1)
-    heads = [
-        Categorical(logits=part.masked_fill(~torch.from_numpy(mask), -1e9))
-        for part, mask in zip(parts, masks, strict=False)
-    ]
-    actions, eps = torch.from_numpy(e.actions), torch.from_numpy(e.eps)
-    valid = torch.from_numpy(e.server_mask.sum(axis=1))
-    of_server = heads[0].probs.gather(1, actions[:, :1]).squeeze(1)
-    log_prob = torch.log((1 - eps) * of_server + eps / valid)
-    for place, head in enumerate(heads[1:], start=1):
-        log_prob = log_prob + head.log_prob(actions[:, place])  # type: ignore[no-untyped-call]
-    log_ratio = log_prob - torch.from_numpy(e.log_prob)
-    ratio, share = log_ratio.exp(), torch.from_numpy(e.images / e.images.sum())
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - knobs.clip, 1 + knobs.clip) * advantage)
-    missed = 0.5 * (torch.from_numpy(e.reward) - value).square()
-    kl, clipped = ratio - 1 - log_ratio, ((ratio - 1).abs() > knobs.clip).float()
-    entropies = [head.entropy() for head in heads]  # type: ignore[no-untyped-call]
-    figures = torch.stack([-gain, missed, kl, clipped, *entropies]) @ share
-    loss = figures[0] + knobs.value_weight * figures[1] - knobs.entropy_weight * figures[4:].sum()
-    return loss, figures.detach()
-
-
-def torch_update(
-    network: PolicyNetwork, experience: Experience, knobs: PPOKnobs, rng: np.random.Generator
-) -> tuple[torch.optim.Adam, Sequence[float]]:
-    """K epochs of minibatch steps by torch's autograd and Adam; the optimizer, and means of figures and norm."""
-    optimizer, steps = torch.optim.Adam(network.parameters(), lr=knobs.learning_rate, eps=1e-5), []
-    for _ in range(knobs.epochs):
-        order = rng.permutation(len(experience))
-        for rows in np.array_split(order, ceil(len(experience) / knobs.minibatch)):
-            loss, figures = torch_loss(network, experience, knobs, rows)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = torch.nn.utils.clip_grad_norm_(network.parameters(), knobs.max_grad_norm)
-            optimizer.step()
-            steps.append([*figures.tolist(), float(norm)])
-    return optimizer, np.mean(steps, axis=0).tolist()
