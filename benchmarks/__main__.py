@@ -125,7 +125,7 @@ class Grid:
 
 @app.command(name="ablation")
 def _ablation(*scenario: Path, grid: Grid = Grid()) -> None:
-    """What each ingredient of Tide is worth: tuned without it, with the same budget, on seeds that no tuning saw.
+    """What each ingredient of Compass's tuning is worth: each left out, at the same budget, on seeds no tuning saw.
 
     Args:
         scenario: files with a floor to keep.

@@ -8,7 +8,7 @@ what of it stays, moves it for good (`GAIN_PER_S`); so a deficit is not only end
 latency: the share of late images above `AIM`, over a shorter horizon, does the same the other way. With both goals the
 dial follows the more accurate of the two: as accurate as the limit allows, but never less than the floor.
 
-The dial's shift is a logarithm: of Tide's price, of all of a ladder's thresholds, of the lookahead's worth. What is
+The dial's shift is a logarithm: of Compass' price, of all of a ladder's thresholds, of the lookahead's worth. What is
 remembered is bounded, and a controller is left alone where the dial can't follow it, or follows the other one.
 Compiled: `policies.compiled.control`.
 """
@@ -225,7 +225,7 @@ class Steered:
         """
         control = self._goals("weight of energy", weight)
         if not control.weighs:
-            raise ValueError("this router knows no energy; only tide has a weight of it")
+            raise ValueError("this router knows no energy; only compass has a weight of it")
         control.energy_weight = FOLLOW if weight is None else weight
 
     def _goals(self, name: str, value: float | None) -> Goals:

@@ -21,7 +21,6 @@ from policies.compiled.layout import NONE, Plan, WidthRule
 from policies.compiled.lookahead import Ahead
 from policies.compiled.milp import MilpMemory, Replan
 from policies.compiled.plan import PlanRow, Table, cost_table
-from policies.compiled.price import Price as PriceRecord
 from policies.compiled.rules import (
     AT_RANDOM,
     BY_SERVER,
@@ -57,7 +56,6 @@ from policies.rules import compass, controlled, groups, infaas, lookahead, milp,
 from policies.rules.candidates import CandidateNetwork
 from policies.rules.context import ComposedRouter
 from policies.rules.holding import HoldingRouter
-from policies.rules.price import Price
 from policies.vocabulary import HoldRule
 
 Part = TypeVar("Part")
@@ -219,6 +217,7 @@ class _Writer:
         servers, segments = self._config.servers, self._config.segments
         self._require(router.widths == self._config.widths and len(router.servers) == servers)
         self._require(len(router.more) == len(router.stay) == segments)
+        self._require(len(router.thresholds) == len(router.savings) == len(router.rungs) - 1)
         self._choose_from(router.groups)
         self._ask_for(router.costs, "image", "batch", "transfer", "load")
         rule, memory = self._head.width_rule, CompassMemory.blank()
@@ -229,7 +228,7 @@ class _Writer:
             setattr(memory.weights, name, getattr(router.weights, name))
         for name in ("unit_ns", "share", "fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
             setattr(memory, name, getattr(router, name))
-        for name in ("stage", "more", "stay", "joules"):
+        for name in ("stage", "more", "stay", "joules", "savings"):
             setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
         if router.control is not None:
             memory.control_at = self._control(router.control)
@@ -358,11 +357,6 @@ class _Writer:
                 record.rungs_at = self._plan.add([self._codes(rung) for rung in rule.rungs])
                 record.thresholds_at = self._plan.add(np.array(rule.thresholds, np.float64))
                 record.rung_at = self._rung(rule)
-                if rule.price is not None:
-                    record.price_at = self._price(rule.price)
-                if rule.joules:
-                    self._require(len(rule.joules) == len(rule.thresholds))
-                    record.joules_at = self._plan.add(np.array(rule.joules, np.float64))
             case controlled.ControlledLadder() if type(rule.ladder) is widths.Ladder:
                 record.numbers[:] = self._widths(rule.ladder, asked)
                 record.control_at = self._control(rule.control)
@@ -383,11 +377,6 @@ class _Writer:
 
         self._keep.append(keep)
         return at
-
-    def _price(self, price: Price) -> int:
-        its = PriceRecord.blank()
-        its.level, its.rise = price.level, price.rise
-        return self._plan.add(its.numbers)
 
     def _control(self, control: GoalControl) -> int:
         at = self._plan.add(control_row(control))

@@ -10,11 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
-TIDE: Final = "tide"  # in a scenario: the one that its run tunes
-UNTUNED: Final = "tide-untuned"
 COMPASS: Final = "compass"
 _SPECS: Final = "policies.rules.specs"
-_TIDE: Final = "policies.rules.tide:TideRule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,23 +97,9 @@ KINDS: Final[Mapping[str, RouterKind]] = {
             needs_numbers=True,
             is_placed=True,
         ),
-        RouterKind(
-            name=TIDE,
-            help="width tuples at a price that follows the load",
-            spec=_TIDE,
-            is_placed=True,
-        ),
-        RouterKind(
-            name=UNTUNED,
-            help="the same with the numbers that its search begins with",
-            spec=_TIDE,
-            is_placed=True,
-            is_rule=False,
-            is_tuned=False,
-        ),
     )
 }
 TUNED: Final = tuple(kind.name for kind in KINDS.values() if kind.is_tuned)
-CONTROLLED: Final = ("ladder", "lookahead", COMPASS, TIDE)  # kinds with a dial, whose files may have `control`
+CONTROLLED: Final = ("ladder", "lookahead", COMPASS)  # kinds with a dial, whose files may have `control`
 RULES: Final = tuple(kind.name for kind in KINDS.values() if kind.is_rule)  # each has a rule file
-BASELINES: Final = tuple(kind for kind in RULES if kind not in (TIDE, COMPASS))  # what a study holds Tide against
+BASELINES: Final = tuple(kind for kind in RULES if kind != COMPASS)  # what a study holds Compass against

@@ -319,7 +319,7 @@ class TrainedRouter:
 
     @property
     def kind(self) -> str:
-        """`ppo`, or what a scenario calls a rule that its run makes: `tide`, `tuned:ladder`."""
+        """`ppo`, or what a scenario calls a rule that its run makes: `tuned:compass`."""
         return self.score["router"]
 
     @property

@@ -99,7 +99,7 @@ def simulate(
     world = session.world()
     seed = session.scenario.seed if seed is None else seed
     chosen = ready_engine(world, engine, 1, seed)
-    warn_of_routers(world, (named,))
+    warn_of_routers(world, (named,), session.folder)
     tell_overload(world)
     policy, name = world.router(named, session.folder), display_name(named)
     with announcing_compilation((named,), chosen):
@@ -171,7 +171,7 @@ def compare(
     given, job = session.scenario.compare, session.job()
     world = job.world()
     chosen = _engine_for(world, given, engine, jobs or 1, bound)
-    warn_of_routers(world, given.routers)
+    warn_of_routers(world, given.routers, session.folder)
     with job.folder.opened(session.path):
         job.describe()
         with announcing_compilation(given.routers):
@@ -280,7 +280,7 @@ def capacity(
     searched = searching.under_poisson(world)
     runs = CAPACITY_RUNS * (len(chosen_seeds) // 2 + 1)  # most of the seeds say whether a rate is carried
     chosen = ready_engine(searched, "auto", runs, chosen_seeds[0], duration_s=duration_s)
-    warn_of_routers(world, (named,))
+    warn_of_routers(world, (named,), session.folder)
     slo = Slo(floor, p99_s)
     search = searching.Search(display_name(named), chosen_seeds, duration_s, precision, chosen, slo)
     with announcing_compilation((named,), chosen):

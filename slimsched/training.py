@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from kit.errors import InputError, nearest
+from policies.registry import COMPASS
 from slimsched.arguments import Changes, File, Out, Scenario, ScenarioLike, changes_of
 from slimsched.results import TrainedRouter, Training
 from slimsched.working import announcing_compilation, begin, load, observer, spread, tell_overload, verb
@@ -38,8 +39,8 @@ def train(
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        routers: which kinds, such as ppo, tide or ladder (docs/routers.md); may be given several times. By default
-            those that the scenario's own run makes, PPO where it names none.
+        routers: which kinds, such as compass, ppo or ladder (docs/routers.md); may be given several times. By default
+            those that the scenario's own run makes, `compass` where it names none.
         over: in place of a scenario: a file of what clusters are drawn from, or `clusters`, which ships; the router is
             `compass`.
         ray: spread searches over the cores of a running Ray cluster, by the address of its head, or `auto`.
@@ -70,7 +71,7 @@ def train(
     session = begin(scenario, changes, out)
     given = session.scenario
     kinds = tuple(made_kind(name) or name for name in routers)
-    kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*given.compare.routers, *given.validate_.routers)) or (PPO,)
+    kinds = tuple(dict.fromkeys(kinds)) or made_kinds((*given.compare.routers, *given.validate_.routers)) or (COMPASS,)
     for kind in kinds:
         if kind not in MADE_KINDS:
             raise InputError("--router", "", f"{kind!r} can't be trained; {nearest(kind, MADE_KINDS)}")
@@ -93,7 +94,6 @@ def train(
 def _train_over(
     scenario: ScenarioLike | None, routers: Sequence[str], over: Path, out: Out, changes: Changes | None
 ) -> Training:
-    from policies.registry import COMPASS
     from scenarios.job.over import make_compass
     from scenarios.learn.clusters import read_clusters
     from scenarios.runs.folder import RunFolder

@@ -245,12 +245,12 @@ def ready_engine(
     return able_to_run(world, engine, lambda: world.run_spec(seed, duration_s=duration_s), observer().remark)
 
 
-def warn_of_routers(world: World, routers: Sequence[str]) -> None:
+def warn_of_routers(world: World, routers: Sequence[str], made_in: Path) -> None:
     """Warn of routers that were tuned for another cluster, and of those that can't follow what `slo` asks for."""
     from scenarios.world.routers import routers_ignoring_goals, routers_tuned_elsewhere
 
     foreign = routers_tuned_elsewhere(routers, world.device_names, world.cluster)
-    for warning in (*foreign, *routers_ignoring_goals(routers, world.scenario)):
+    for warning in (*foreign, *routers_ignoring_goals(routers, world.scenario, made_in)):
         observer().remark(warning)
 
 
@@ -308,11 +308,12 @@ def spread(ray: str | None, jobs: int | None, own: Callable[[], Jobs]) -> Iterat
 
 def require_made(section: Any, key: str, folder: Path) -> None:
     """Raises `InputError` where a router of the section is one that the scenario's run makes, and it is not there."""
-    from scenarios.files.made_routers import made_file, made_kinds
+    from scenarios.files.made_routers import made_file, made_kinds, made_name
 
     for kind in made_kinds(section.routers):
         if not (folder / made_file(kind)).is_file():
             default = ", ".join(type(section).model_fields["routers"].default)
-            remedy = f"add {kind} to compare.routers, then `slimsched train`"
+            name = made_name(kind)
+            remedy = f"add {name} to compare.routers, then `slimsched train`"
             remedy += f", or name others in {key} (left out, it is: {default})"
-            raise InputError(str(folder), "", f"no {kind} was made yet for this scenario; {remedy}")
+            raise InputError(str(folder), "", f"no {name} was made yet for this scenario; {remedy}")

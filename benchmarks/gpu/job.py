@@ -133,7 +133,7 @@ def quickstart(stand: Stand) -> str:
     scenario["model"]["training"] = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
     scenario["calibration"] = {"budget": "25s", "allow_busy": True}
     scenario["tuning"]["decisions"] = 200_000
-    routers = ("random", "tuned:fixed", "tide")
+    routers = ("random", "tuned:fixed", "tuned:compass")
     scenario["compare"] = {"routers": [*routers], "seeds": [0]}  # a list written twice would be a YAML alias
     scenario["validate"] = {
         "routers": [*routers], "loads": [0.3], "duration_s": "2s", "warmup_s": "0.3s", "repeats": 1, "go_on": True

@@ -9,7 +9,7 @@ module              does
 `results`           from scenario files to `docs/data/results-*.csv` and `docs/results.md`
 `tables`            grids of tuned routers: ablation, faster, fronts, capacity
 `headroom`          what there is to win: tuned rules where a scenario's difficulty is taken away
-`tune`              Tide and its baselines tuned on every main scenario
+`tune`              Compass and its baselines tuned on every main scenario
 `live`              what the scenarios of live serving came to, from run folders to `docs/live.md`
 `jobs_results`      RLTune trained, taken apart and judged; `jobs_page` is what it says
 `pages`             pages of data frames and templates; `pictures` their charts

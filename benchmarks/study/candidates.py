@@ -15,9 +15,9 @@ from kit.documents import inputs_hash
 from kit.errors import InputError, nearest
 from kit.named_files import with_paths
 from policies.interfaces import RoutingPolicy
-from policies.registry import BASELINES, CONTROLLED, TIDE, UNTUNED
+from policies.registry import BASELINES, COMPASS, CONTROLLED
 from policies.rules.placements import PLACEMENT_NAMES
-from policies.rules.specs import LARGEST, FixedRule
+from policies.rules.specs import LARGEST, FixedRule, LadderRule
 from scenarios.files.made_routers import ROUTER_SUFFIX, RULE_SUFFIX
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import display_name, made_by, read_rule
@@ -39,6 +39,7 @@ OVERLOADED_S: Final = 0.1  # with this mean latency a tuned tuple does not carry
 
 LEARNED, TUNED, PLACED, PLAIN = "learned", "tuned", "tuned tuple, placed by", "not tuned"
 TOLD: Final = "told its goals"
+FINE_TUNED: Final = f"{COMPASS}, fine-tuned"  # for its scenario; without these words the one that ships
 GROUPS: Final = (LEARNED, TUNED, TOLD, PLACED, PLAIN)  # in the order of the tables
 FAULTS, MOVING, STATIONARY = LOADS = ("faults", "moving", "stationary")
 
@@ -73,6 +74,11 @@ class Candidate:
     def make(self, world: World) -> RoutingPolicy:
         """A fresh router."""
         return self.maker(world).make(world.context)
+
+
+def tuned_label(kind: str) -> str:
+    """The label of a router of this kind that was tuned for its scenario."""
+    return FINE_TUNED if kind == COMPASS else kind
 
 
 def told(kind: str) -> str:
@@ -171,9 +177,10 @@ def state_of(scenario: Scenario, without: Collection[str] = ("validate_", "train
 
 def _main_candidates(path: Path, world: World, routers: Path) -> tuple[list[Candidate], list[str]]:
     folder, knobs = routers / world.scenario.name, knobs_of(world)
-    found: list[Candidate] = []
+    found = [Candidate(COMPASS, LEARNED, COMPASS)]
+    tuned: dict[str, Path] = {}
     missing: list[str] = []
-    for kind in (TIDE, *BASELINES):
+    for kind in (COMPASS, *BASELINES):
         file = tuned_file(folder, kind)
         failure = failure_path(file)
         if not (file.is_file() or failure.is_file()):
@@ -181,28 +188,21 @@ def _main_candidates(path: Path, world: World, routers: Path) -> tuple[list[Cand
         elif why := why_tune(file, train_command(str(path), kind, knobs), world):
             missing.append(f"{kind}: {_shown(file if file.is_file() else failure)} is stale (`make routers`): {why}")
         elif file.is_file():
-            found.append(Candidate(kind, LEARNED if kind == TIDE else TUNED, str(file), file))
+            tuned[kind] = file
+            found.append(Candidate(tuned_label(kind), LEARNED if kind == COMPASS else TUNED, str(file), file))
         else:
-            found.append(Candidate(f"{kind}, not tuned", PLAIN, _by_name(kind)))
+            found += [Candidate(f"{kind}, not tuned", PLAIN, kind)] if kind != COMPASS else []
             missing.append(failure.read_text(encoding="utf-8").strip())
     if None not in (world.scenario.slo.floor, world.scenario.slo.p99_limit_s):
-        able = [each for each in found if each.label in CONTROLLED and each.file is not None]
-        found += [Candidate(told(each.label), TOLD, each.router, each.file) for each in able]
-    fixed = next((each.file for each in found if each.label == FixedRule.KIND and each.file), None)
-    if fixed is not None:
+        found += [Candidate(told(kind), TOLD, str(file), file) for kind, file in tuned.items() if kind in CONTROLLED]
+    if (fixed := tuned.get(FixedRule.KIND)) is not None:
         found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
-    listed = {candidate.label for candidate in found}
-    plain = [Candidate(f"{name}, not tuned", PLAIN, _by_name(name)) for name in ("ladder", TIDE)]
-    found += [candidate for candidate in plain if candidate.label not in listed]
+    plain = Candidate(f"{LadderRule.KIND}, not tuned", PLAIN, LadderRule.KIND)
+    found += [plain] if plain not in found else []
     found.append(Candidate(BASELINE, PLAIN, BASELINE))
     return found, missing
-
-
-def _by_name(kind: str) -> str:
-    """What a router of that kind is called which nobody has tuned."""
-    return UNTUNED if kind == TIDE else kind
 
 
 def _placed(fixed: Path) -> Iterator[Candidate]:

@@ -14,8 +14,8 @@ from typing import Any, Final
 import pandas as pd
 
 from benchmarks.study import paper
-from benchmarks.study.candidates import FAULTS, LEARNED, MOVING, PLACED, PLAIN, TOLD, TUNED, told
-from policies.registry import TIDE
+from benchmarks.study.candidates import FAULTS, FINE_TUNED, LEARNED, MOVING, PLACED, TOLD, TUNED, told
+from policies.registry import COMPASS
 from scenarios.learn.knobs import TAIL
 from scenarios.metrics.pareto import ParetoPoint, hypervolume
 from scenarios.metrics.statistics import MeanInterval, estimate, paired_difference, widened
@@ -46,7 +46,7 @@ VERSUS: Final = (
     *("attainment_points", "attainment_points_ci95", "attainment_pct", "best_attainment_pct"),
     *("best_attainment_points", "best_attainment_points_ci95", "best_attainment_baseline"),
     *("capacity_pct", "capacity_pct_ci95", "capacity_baseline", "worst_ms", "baseline_worst_ms"),
-    *("hypervolume", "hypervolume_without_tide"),
+    *("hypervolume", "hypervolume_without_compass"),
 )
 """Columns of `results-versus.csv`."""
 LOSSES: Final = ("what", "change", "ci95", "unit", "against", "asked", "holds")
@@ -155,7 +155,7 @@ def _times(found: MeanInterval, factor: float) -> MeanInterval:
 
 
 def is_of(labels: Any, router: str) -> Any:
-    """Of each label whether it is this router, tuned or not: `tide`, or `tide, not tuned`."""
+    """Of each label whether it is this router, tuned or not: `compass`, or `compass, fine-tuned`."""
     return (labels == router) | labels.str.startswith(f"{router}, ")
 
 
@@ -179,22 +179,22 @@ def baselines_of(found: JudgedScenario, router: str) -> pd.DataFrame:
 
 
 def compare_capacity(found: JudgedScenario) -> dict[str, Any]:
-    """Images a second that Tide carries less the most that another tuned router does; empty where none was measured."""
-    baselines = {router: values for router, values in found.carried.items() if router != TIDE}
-    if TIDE not in found.carried or not baselines:
+    """Images a second that Compass carries less the most that a baseline does; empty where none was measured."""
+    baselines = {router: values for router, values in found.carried.items() if router not in (COMPASS, FINE_TUNED)}
+    if COMPASS not in found.carried or not baselines:
         return {}
     baseline = max(baselines, key=lambda router: sum(baselines[router]))
-    change = paired_difference(found.carried[TIDE], baselines[baseline])["percent"]
+    change = paired_difference(found.carried[COMPASS], baselines[baseline])["percent"]
     return {**columns("capacity_pct", change), "capacity_baseline": baseline}
 
 
 def compare_told(found: JudgedScenario) -> dict[str, Any] | None:
-    """Tide told its goals against the other one told that keeps most windows; None without both.
+    """Compass told its goals against the other one told that keeps most windows; None without both.
 
     Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
     """
     able = found.able()
-    able, own = able[(able["group"] == TOLD) & ~able["is_flagged"]], told(TIDE)
+    able, own = able[(able["group"] == TOLD) & ~able["is_flagged"]], told(COMPASS)
     baseline = _most_windows(able[able.index != own])
     if own not in able.index or baseline is None:
         return None
@@ -204,7 +204,7 @@ def compare_told(found: JudgedScenario) -> dict[str, Any] | None:
 def compare_attainment(found: JudgedScenario, router: str) -> dict[str, Any]:
     """Windows that a router keeps less those of the other one, tuned and told nothing, that keeps most; in points."""
     able = found.able().dropna(subset=["attainment_pct"])
-    others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_flagged"] & (able.index != router)]
+    others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_flagged"] & ~is_of(able.index, router)]
     baseline = _most_windows(others)
     if router not in able.index or baseline is None:
         return {}
@@ -226,23 +226,23 @@ def _most_windows(rows: pd.DataFrame) -> str | None:
 
 
 def judge(found: JudgedScenario) -> tuple[dict[str, Any], list[Goal]]:
-    """Tide against the quickest of its baselines: a row of `results-versus.csv`, and of `results-losses.csv`.
+    """Shipped Compass against the quickest baseline: a row of `results-versus.csv`, and those of `results-losses.csv`.
 
     `holds` is "yes" where all goals hold by whole intervals against somebody who was tuned: to be better than those who
     were not is no win. The losses are what was asked and is missed or open, then whoever is better for certain.
     """
-    row: dict[str, Any] = {"scenario": found.name, "load": found.load, "group": "as tuned", "router": TIDE}
-    row |= {"hypervolume": covered(found), "hypervolume_without_tide": covered(found, without=TIDE)}
+    row: dict[str, Any] = {"scenario": found.name, "load": found.load, "group": "as tuned", "router": COMPASS}
+    row |= {"hypervolume": covered(found), "hypervolume_without_compass": covered(found, without=COMPASS)}
     row |= compare_capacity(found)
-    if TIDE not in found.able().index:
-        return {**row, "holds": "?"}, [note("no Tide was run, or it completed nothing")]
-    baselines = baselines_of(found, TIDE)
+    if COMPASS not in found.able().index:
+        return {**row, "holds": "?"}, [note("no Compass was run, or it completed nothing")]
+    baselines = baselines_of(found, COMPASS)
     if baselines.empty:
         return {**row, "holds": "?"}, [nearest(found, "no baseline is as accurate")]
     baseline = str(baselines.index[0])
-    row |= {**compare(found, TIDE, baseline), **compare_attainment(found, TIDE)}
-    row |= {"worst_ms": found.routers.loc[TIDE, "worst_ms"], "baseline_worst_ms": baselines["worst_ms"].iloc[0]}
-    goals = [goal for goal in asked(found, row, found.routers.loc[TIDE], baselines.iloc[0]) if not goal["holds"]]
+    row |= {**compare(found, COMPASS, baseline), **compare_attainment(found, COMPASS)}
+    row |= {"worst_ms": found.routers.loc[COMPASS, "worst_ms"], "baseline_worst_ms": baselines["worst_ms"].iloc[0]}
+    goals = [goal for goal in asked(found, row, found.routers.loc[COMPASS], baselines.iloc[0]) if not goal["holds"]]
     goals.sort(key=lambda goal: goal["holds"] is None)
     missed = any(goal["holds"] is False for goal in goals)
     if not goals:
@@ -251,8 +251,8 @@ def judge(found: JudgedScenario) -> tuple[dict[str, Any], list[Goal]]:
     return row, [*goals, *_worse(found, baselines), *_spoiled(found)]
 
 
-def asked(found: JudgedScenario, row: Mapping[str, Any], tide: pd.Series[Any], baseline: pd.Series[Any]) -> list[Goal]:
-    """All that is asked of Tide in a scenario, the hardest first.
+def asked(found: JudgedScenario, row: Mapping[str, Any], own: pd.Series[Any], baseline: pd.Series[Any]) -> list[Goal]:
+    """All that is asked of Compass in a scenario, the hardest first.
 
     Where servers fail or slow down, a p99 a quarter lower; where the rate moves, more images a second at floor and
     limit, or more accuracy. Everywhere no figure that is worse by more than `WORST_PCT`.
@@ -272,13 +272,13 @@ def asked(found: JudgedScenario, row: Mapping[str, Any], tide: pd.Series[Any], b
         goals.append({**goal, "against": row["best_attainment_baseline"]})
     if row["points"] < -EQUAL_POINTS - ROUNDING:
         goals.append(_short("accuracy", row["points"], "points", f"at least {-EQUAL_POINTS:+.2f} points"))
-    if found.floor is not None and tide["accuracy_pct"] < 100 * found.floor - EQUAL_POINTS:
-        what = f"accuracy {tide['accuracy_pct']:.2f} %"
+    if found.floor is not None and own["accuracy_pct"] < 100 * found.floor - EQUAL_POINTS:
+        what = f"accuracy {own['accuracy_pct']:.2f} %"
         goals.append(_short(what, None, "", f"at least the floor, {100 * found.floor:.2f} %"))
-    if tide["lost_share"] > baseline["lost_share"] + LOST:
-        more = 100 * (tide["lost_share"] - baseline["lost_share"])
+    if own["lost_share"] > baseline["lost_share"] + LOST:
+        more = 100 * (own["lost_share"] - baseline["lost_share"])
         goals.append(_short("images that stay unfinished", more, "points", "no more"))
-    if tide["is_flagged"]:
+    if own["is_flagged"]:
         goals.append(_short("images left unserved", None, "%", "at most 1 %"))
     return goals
 
@@ -313,38 +313,38 @@ def _doubts(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     """Why all goals that hold are no win: nobody who counts is as accurate, or one of those is quicker."""
     if not baselines["group"].isin([TUNED, PLACED]).any():
         return [nearest(found, "no tuned baseline is as accurate")]
-    able, tide = found.able(), found.routers.loc[TIDE]
+    able, own = found.able(), found.routers.loc[COMPASS]
     quicker = able[
         able["group"].isin([TUNED, PLACED])
         & ~able["is_flagged"]
         & ~able.index.isin(baselines.index)
-        & (able["mean_ms"] < tide["mean_ms"])
-        & (able["lost_share"] <= tide["lost_share"] + LOST)
+        & (able["mean_ms"] < own["mean_ms"])
+        & (able["lost_share"] <= own["lost_share"] + LOST)
     ]
     if quicker.empty:
         return []
-    points = quicker["accuracy_pct"].iloc[0] - tide["accuracy_pct"]
+    points = quicker["accuracy_pct"].iloc[0] - own["accuracy_pct"]
     what = "a tuned one is quicker and less accurate: neither is better"
     return [{**note(what), "change": points, "unit": "points", "against": quicker.index[0]}]
 
 
 def nearest(found: JudgedScenario, what: str) -> Goal:
-    """With the most accurate one that was tuned, and its accuracy less Tide's."""
+    """With the most accurate one that was tuned, and its accuracy less Compass's."""
     able = found.able()
     others = able[able["group"].isin([TUNED, PLACED]) & ~able["is_flagged"]]
     if others.empty:
         return note(f"{what}: none has run")
     best = others["accuracy_pct"].idxmax()
-    points = others.loc[best, "accuracy_pct"] - found.routers.loc[TIDE, "accuracy_pct"]
+    points = others.loc[best, "accuracy_pct"] - found.routers.loc[COMPASS, "accuracy_pct"]
     return {**note(f"{what}; the most accurate"), "change": points, "unit": "points", "against": best}
 
 
 def _worse(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
-    """What Tide is worse at for certain: by the seeds' whole interval, by more than `WORST_PCT`.
+    """What Compass is worse at for certain: by the seeds' whole interval, by more than `WORST_PCT`.
 
     A baseline whose searches lie far apart is no less a baseline for that.
     """
-    pairs = [compare(found, TIDE, str(baseline), with_searches=False) for baseline in baselines.index]
+    pairs = [compare(found, COMPASS, str(baseline), with_searches=False) for baseline in baselines.index]
     losses = []
     for stem, what in WORDS.items():
         worse = [(pair[f"{stem}_pct"], pair["baseline"]) for pair in pairs if _is_above(pair, f"{stem}_pct", WORST_PCT)]
@@ -355,15 +355,14 @@ def _worse(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
 
 
 def _spoiled(found: JudgedScenario) -> list[Goal]:
-    """Tide tuned is worse than what its tuning began with."""
-    start = f"{TIDE}, {PLAIN}"
-    if start not in found.able().index:
+    """Fine-tuned for the scenario it is worse than as it ships."""
+    if FINE_TUNED not in found.able().index:
         return []
-    change = compare(found, TIDE, start)
+    change = compare(found, FINE_TUNED, COMPASS)
     if change["points"] > EQUAL_POINTS or not _is_above(change, "mean_pct"):
         return []
-    what = "mean latency, so tuning has not helped,"
-    return [{"what": what, "change": change["mean_pct"], "unit": "%", "against": start, "holds": False}]
+    what = "mean latency of the fine-tuned one, so tuning has not helped,"
+    return [{"what": what, "change": change["mean_pct"], "unit": "%", "against": COMPASS, "holds": False}]
 
 
 def _is_above(row: Mapping[str, Any], name: str, limit: float = 0.0) -> bool:

@@ -20,9 +20,9 @@ from benchmarks.study.judge import columns
 from benchmarks.study.pages import render, rows_of, write_frames
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
-from policies.registry import TIDE
+from policies.registry import COMPASS
 from policies.rules.specs import POINT
-from scenarios.files.made_routers import RULE_SUFFIX
+from scenarios.files.made_routers import RULE_SUFFIX, made_name
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
@@ -38,6 +38,7 @@ from scenarios.show.validation import disturbance_warnings, emulated_devices
 from scenarios.world.materials import default_folder
 
 SCHEMA: Final = "slimsched.live/1"
+FOCAL: Final = made_name(COMPASS)
 FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
 """What a user feels first; then the mean."""
 _ACCURACY: Final = MEASURES["expected_accuracy"]
@@ -70,7 +71,7 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     worse = pd.DataFrame([row for name, each in found.items() for row in worse_rows(name, each)])
     write_frames(docs / "data", {"live-summary": summary, "live-routers": routers, "live-worse": worse})
     given = {"summary": summary, "worse": worse, "missing": missing, "found": found}
-    text = render("live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in found.items()}, tide=TIDE)
+    text = render("live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in found.items()}, focal=FOCAL)
     write_text(docs / "live.md", text)
     lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
     return "\n".join([*lines, *missing])
@@ -176,7 +177,7 @@ def _outcomes(measured: Measured) -> tuple[Ranking, Ranking]:
 
 
 def shown(found: Ranking) -> str | None:
-    """`tide`, `tie: tide, ppo`; None where fewer than two can win."""
+    """`tuned:compass`, `tie: tuned:compass, ppo`; None where fewer than two can win."""
     if found.winner is not None:
         return found.winner.router
     return f"tie: {', '.join(found.first)}" if found.tied else None
@@ -194,7 +195,7 @@ def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
     return "no" if is_certain else "open"
 
 
-def change_over(name: str, found: Ranking, baseline: str | None, router: str = TIDE) -> Row:
+def change_over(name: str, found: Ranking, baseline: str | None, router: str = FOCAL) -> Row:
     """Its p99 against the baseline's, in percent of that, with the interval; unknown where either can't win there."""
     one, other = found.of(router), found.of(baseline)
     lead = paired_ratio([], []) if one is None or other is None else one.lead(other)
@@ -215,9 +216,9 @@ def _pairs_of(measured: Measured, router: str) -> list[PairDocument]:
 
 
 def summary_row(name: str, measured: Measured) -> Row:
-    """Who wins in both worlds, and Tide's p99 against the quickest other that keeps the floor on executors."""
+    """Who wins in both worlds, and Compass's p99 against the quickest other that keeps the floor on executors."""
     simulated, real = _outcomes(measured)
-    baseline = next((one.router for one in real.able if one.router != TIDE), None)
+    baseline = next((one.router for one in real.able if one.router != FOCAL), None)
     cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
     return {
         "scenario": name,
@@ -225,7 +226,7 @@ def summary_row(name: str, measured: Measured) -> Row:
         "wins_in_simulation": shown(simulated),
         "wins_on_executors": shown(real),
         "said_so": said_so(simulated, real),
-        "tides_best_baseline": baseline,
+        "best_baseline": baseline,
         **change_over("p99_predicted_pct", simulated, baseline),
         **change_over("p99_measured_pct", real, baseline),
         "cpu_pct": 100 * max(cpu) if cpu else None,
@@ -234,11 +235,11 @@ def summary_row(name: str, measured: Measured) -> Row:
 
 
 def _points_less(real: Ranking) -> float | None:
-    """By how many points the quickest is behind the next (or, where it beats Tide, behind Tide); None if comparable."""
+    """By how many points the quickest is behind the next (or behind Compass, if that is beaten); None if comparable."""
     if len(real.able) < 2:
         return None
-    best, tide = real.able[0], real.of(TIDE)
-    other = real.able[1] if best.router == TIDE or tide is None else tide
+    best, own = real.able[0], real.of(FOCAL)
+    other = real.able[1] if best.router == FOCAL or own is None else own
     less = other.accuracy - best.accuracy
     return less / POINT if less > ABOUT + ROUNDING else None
 
@@ -266,7 +267,7 @@ def _scaled(name: str, measure: Any, found: MeanInterval) -> Row:
     return columns(title, MeanInterval(mean=mean, ci95=half))
 
 
-def worse_rows(name: str, measured: Measured, router: str = TIDE) -> list[Row]:
+def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
     """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
     found = []
     for baseline in (one.router for one in outcome(measured, "hardware").able if one.router != router):
@@ -279,7 +280,7 @@ def worse_rows(name: str, measured: Measured, router: str = TIDE) -> list[Row]:
             mean = difference["difference"]["mean"]
             if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
                 means = (estimate(list(each.values()))["mean"] or 0.0 for each in (own, other))
-                shown = dict(zip(("tide", "baselines"), (measure.scale * each for each in means), strict=True))
+                shown = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
                 found.append(
                     {"scenario": name, "baseline": baseline, "measure": measure.title, **shown, "unit": measure.unit}
                 )

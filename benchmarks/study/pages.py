@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from benchmarks.study import candidates, judge, pictures, tables
 from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, REMOVALS
 from kit.documents import write_text
+from policies.registry import COMPASS
 from scenarios.show import charts
 
 NONE: Final = "-"
@@ -113,7 +114,7 @@ def results_page(folder: Path) -> None:
     drawn = []
     main = routers[~routers["scenario"].str.startswith("paper")]
     for name, title, frame, draw in (
-        ("results-gains", "Tide against its best baseline", _as_tuned(versus), pictures.gains_chart),
+        ("results-gains", "Compass against its best baseline", _as_tuned(versus), pictures.gains_chart),
         (
             "results-fronts",
             "Accuracy against mean latency, up to four times the quickest router's",
@@ -154,7 +155,7 @@ def _as_tuned(versus: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_counts(versus: pd.DataFrame, little: Collection[str] = ()) -> list[dict[str, Any]]:
-    """By load: of how many scenarios Tide has what is asked for, and in how many that is open.
+    """By load: of how many scenarios Compass has what is asked for, and in how many that is open.
 
     Args:
         little: scenarios in which there is little to win: they are counted apart.
@@ -203,8 +204,8 @@ def headroom_rows(rooms: pd.DataFrame) -> list[list[str]]:
 
 
 def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:
-    """How far Tide's energy lies above the fluid bound under stationary load; no part of a verdict."""
+    """How far Compass's energy lies above the fluid bound under stationary load; no part of a verdict."""
     stationary = scenarios[scenarios["load"] == candidates.STATIONARY]["scenario"]
-    tide = routers[(routers["router"] == "tide") & routers["scenario"].isin(stationary)]
-    over = tide["energy_over_bound_pct"].dropna()
+    own = routers[(routers["router"] == COMPASS) & routers["scenario"].isin(stationary)]
+    over = own["energy_over_bound_pct"].dropna()
     return {"all": len(over), "near": (over <= judge.ENERGY_OVER_PCT).sum(), "least": over.min() if len(over) else None}

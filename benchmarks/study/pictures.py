@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.study.candidates import GROUPS, PLACED
 from benchmarks.study.judge import WORST_PCT, is_of
-from policies.registry import TIDE
+from policies.registry import COMPASS
 from scenarios.metrics.pareto import ParetoPoint, pareto_front
 from scenarios.show.charts import COLORS, canvas
 
@@ -42,8 +42,8 @@ def gains_chart(versus: pd.DataFrame) -> Figure:
         axes.plot([], [], "s", color=COLORS[0], markersize=4, label="p99")
         axes.axvline(0, color="#666", linewidth=0.8)
         lowest, highest = min(-15.0, *(each.min() for each in ends)), max(5.0, *(each.max() for each in ends))
-        axes.set(xlim=(max(-100.0, lowest - 5), min(_EDGE_PCT, highest + 5)), xlabel="Tide less its best baseline, %",
-                 yticks=range(len(shown)), yticklabels=list(shown["scenario"]))  # fmt: skip
+        axes.set(xlim=(max(-100.0, lowest - 5), min(_EDGE_PCT, highest + 5)), yticks=range(len(shown)),
+                 yticklabels=list(shown["scenario"]), xlabel="Compass less its best baseline, %")  # fmt: skip
         axes.grid(visible=False, axis="y")
         axes.legend(loc="best")
     return figure
@@ -60,7 +60,7 @@ def _draw_change(axes: Axes, y: float, row: pd.Series[Any], name: str, color: st
 
 
 def fronts_chart(routers: pd.DataFrame) -> Figure:
-    """A panel a scenario: accuracy against mean latency; dotted is the front without Tide."""
+    """A panel a scenario: accuracy against mean latency; dotted is the front without Compass."""
     return _panels(routers, _draw_front, "mean latency, ms", "expected accuracy, %", is_shared=True)
 
 
@@ -98,18 +98,18 @@ def _draw_front(axes: Axes, routers: pd.DataFrame) -> None:
         return
     edge_ms = _SHOWN_TIMES * able["mean_ms"].min()
     able = able[able["mean_ms"] <= edge_ms]
-    baselines = able[~able["is_flagged"].astype(bool) & ~is_of(able["router"], TIDE)]
+    baselines = able[~able["is_flagged"].astype(bool) & ~is_of(able["router"], COMPASS)]
     front = pareto_front(
         [ParetoPoint(row["router"], row["accuracy_pct"], row["mean_ms"]) for _, row in baselines.iterrows()]
     )
     axes.plot([point.cost for point in front], [point.accuracy for point in front], ":", color="#888", linewidth=1)
     for _, row in able.iterrows():
         color, marker = _LOOKS[row["group"]]
-        is_tide = row["router"] == TIDE
-        size = 11 if is_tide else 4 if row["group"] == PLACED else 5.5
-        label = "Tide" if is_tide else row["group"] + (" ..." if row["group"] == PLACED else "")
+        is_compass = row["router"] == COMPASS
+        size = 11 if is_compass else 4 if row["group"] == PLACED else 5.5
+        label = "Compass" if is_compass else row["group"] + (" ..." if row["group"] == PLACED else "")
         axes.plot(row["mean_ms"], row["accuracy_pct"], marker, color=color, markersize=size, linestyle="none",
-                  label=label, zorder=3 if is_tide else 2)  # fmt: skip
+                  label=label, zorder=3 if is_compass else 2)  # fmt: skip
     axes.set_xlim(0, 1.05 * edge_ms)
     axes.margins(y=0.15)
 

@@ -1,6 +1,6 @@
 """Grids of tuned routers, on seeds that no tuning saw; rows are kept in `docs/data/*.jsonl`.
 
-    python -m benchmarks ablation scenarios/main-mmpp-10g.yaml      # what each ingredient of Tide is worth
+    python -m benchmarks ablation scenarios/main-mmpp-10g.yaml      # what each ingredient of Compass's tuning is worth
     python -m benchmarks faster scenarios/main-mmpp-10g.yaml        # is a router that decides faster ever worse?
     python -m benchmarks fronts scenarios/main-mmpp-10g.yaml        # energy an image within limits of the p99
     python -m benchmarks capacity scenarios/main-mmpp-10g.yaml       # images/s that each tuned router carries
@@ -21,12 +21,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.grid import ROOT, GridRow, Row, read_rows
-from benchmarks.study.candidates import ROUTERS, TOLD, ScenarioCase, state_of, tuned_file
+from benchmarks.study.candidates import ROUTERS, SCENARIOS, TOLD, ScenarioCase, state_of, tuned_file, tuned_label
 from benchmarks.study.judge import EQUAL_POINTS, columns
 from benchmarks.study.tuned_files import why_tune
 from kit.documents import inputs_hash
 from kit.errors import InputError, WorkError
-from policies.registry import CONTROLLED, TIDE
+from policies.registry import COMPASS, CONTROLLED
 from policies.registry import TUNED as TUNED_KINDS
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import RouterSpec, RuleSpec
@@ -147,15 +147,14 @@ def flaws(row: Mapping[str, Any]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ ablation
 
-ALL: Final = "tide, all of it"
+ALL: Final = "compass, all of it"
 CONTROL: Final = "all of it, told to keep the floor while it serves"
 NO_PRICE: Final = "no price: one tuple, whatever the load"
 LADDER: Final = "ladder, the same search"
 NO_TAIL: Final = "the mean alone, no tail"
 SWITCHES: Final[dict[str, dict[str, Any]]] = {
     ALL: {},
-    "placement: sticky, none is picked": {"as_they_are": ("placement",)},
-    "nobody is held": {"as_they_are": ("hold",)},
+    "its numbers' own hold": {"as_they_are": ("hold",)},
     "groups up to the largest": {"as_they_are": ("group",)},
     NO_TAIL: {"tail": 0.0},
     "five times the weight of the tail": {"tail": 1.0},
@@ -177,16 +176,16 @@ def ablation_points(scenarios: Sequence[Path], budget: Budget) -> list[GridRow]:
 
 
 def ablate(budget: Budget, point: GridRow) -> Row:
-    """Tide tuned without one thing, with the same budget."""
+    """Compass tuned without one thing, with the same budget."""
     world, switch = budget.world(point.given), point.key["switch"]
     knobs = budget.knobs(world, **SWITCHES[switch])
     goals = ControlSpec(floor=knobs.floor, p99_limit_s=0.0)
     change = (lambda spec: with_control(spec, goals)) if switch == CONTROL else (lambda spec: spec)
-    return tuned_row(world, KINDS.get(switch, TIDE), knobs, change)
+    return tuned_row(world, KINDS.get(switch, COMPASS), knobs, change)
 
 
 def ablation_frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """A row a scenario and switch; changes against all of Tide."""
+    """A row a scenario and switch; changes against all of Compass."""
     base = {row["scenario"]: row for row in rows if row["switch"] == ALL and "problem" not in row}
     found = []
     for row in rows:
@@ -295,7 +294,7 @@ def faster_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
 # -------------------------------------------------------------------------------------------------------------- fronts
 
-FRONT_KINDS: Final = ("tide", "ladder")
+FRONT_KINDS: Final = (COMPASS, "ladder")
 TIMES: Final = (1.1, 1.5, 2.0, 3.0)  # the lowest p99 of all kinds' quickest rows
 ALIKE: Final = 0.02  # of a limit: one that is so near to another has no row of its own
 QUICKEST: Final = "the quickest"
@@ -368,6 +367,7 @@ def front_frame(rows: Sequence[Row]) -> pd.DataFrame:
 STEP: Final = 1.25  # from a rate to the next, until one is carried and the next is not
 WIDEST: Final = 20.0  # times the scenario's rate, or as small a part of it: beyond, nobody looks
 PRECISION: Final = 0.01
+SHIPPED: Final = tuned_file(SCENARIOS / ROUTERS, COMPASS)
 
 
 def file_digest(path: Path) -> str:
@@ -376,7 +376,7 @@ def file_digest(path: Path) -> str:
 
 
 def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
-    """Every tuned router whose file is of now.
+    """Compass as it ships, and every tuned router whose file is of now.
 
     Raises:
         InputError: a scenario promises no limit or no floor, or has fewer seeds.
@@ -390,17 +390,22 @@ def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
                 raise InputError(str(path), f"slo.{name}", "missing; both a floor and a limit are asked for here")
         if len(its) < seeds:
             raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(its)}")
-        for kind in TUNED_KINDS:
-            if rule_of_now(path, world, kind) is not None:
-                file = file_digest(_router_file(path, kind))
-                key = {"scenario": scenario.name, "router": kind, "file": file, "seeds": list(its[:seeds])}
-                found.append(GridRow(key, state_of(scenario), path))
+        for label, file in _files_of(path, world).items():
+            key = {"scenario": scenario.name, "router": label, "file": file_digest(file), "seeds": list(its[:seeds])}
+            found.append(GridRow(key, state_of(scenario), path))
     return found
+
+
+def _files_of(path: Path, world: World) -> dict[str, Path]:
+    """By label."""
+    kinds = [kind for kind in TUNED_KINDS if rule_of_now(path, world, kind) is not None]
+    return {COMPASS: SHIPPED} | {tuned_label(kind): _router_file(path, kind) for kind in kinds}
 
 
 def capacity_rows(case: ScenarioCase, rows: Sequence[Row]) -> list[Row]:
     """A scenario's rows that are of the very files and state that are here."""
     files = {each.label: file_digest(each.file) for each in case.candidates if each.file and each.group != TOLD}
+    files[COMPASS] = file_digest(SHIPPED)
     state = state_of(case.scenario)
     fitting = [row for row in rows if row["scenario"] == case.name and row["file"] == files.get(row["router"])]
     return [row for row in fitting if GridRow(_carried_key(row), state).inputs == row["inputs"]]
@@ -428,11 +433,10 @@ def find_capacity(_: None, point: GridRow) -> Row:
     The scenario's own arrivals and faults, at more or fewer times their rate. A router serves as it was tuned; one that
     can keep goals also told the floor (`control`), and the better way counts.
     """
-    world, kind, seeds = load_world(point.given), point.key["router"], point.key["seeds"]
-    spec = rule_of_now(point.given, world, kind)
-    assert spec is not None, "it was there"
+    world, seeds = load_world(point.given), point.key["seeds"]
+    spec = read_rule(_files_of(point.given, world)[point.key["router"]])
     ways = {False: _by_seed(world, spec, seeds)}
-    if kind in CONTROLLED:  # the floor alone: told the limit, too, it would be as late as that allows
+    if spec.KIND in CONTROLLED:  # the floor alone: told the limit, too, it would be as late as that allows
         goals = ControlSpec(floor=world.scenario.slo.floor, p99_limit_s=0.0)
         ways[True] = _by_seed(world, with_control(spec, goals), seeds)
     controls = max(ways, key=lambda way: sum(images_s for images_s, _ in ways[way]))

@@ -1,4 +1,4 @@
-"""Tide and its baselines tuned on every main scenario, into `data/routers/` (`make routers`).
+"""Compass and its baselines tuned on every main scenario, into `data/routers/` (`make routers`).
 
 Tuned is what has no file yet, or whose file (or note that there can be none) was made by another command than would be
 used now, for other devices or another way of deciding; it is said why. An interrupted remake goes on with what is left.
@@ -18,7 +18,7 @@ from benchmarks.study.paper import is_replica
 from benchmarks.study.tuned_files import failure_path, note_failure, why_tune
 from kit.errors import InputError, nearest
 from kit.parallel import each
-from policies.registry import BASELINES, TIDE
+from policies.registry import BASELINES, COMPASS
 from scenarios.learn.evaluator import MAX_THREADS
 from scenarios.learn.expected import announced
 from scenarios.learn.tune import FloorError, knobs_of, tune_world
@@ -26,7 +26,7 @@ from scenarios.learn.tuned_files import save_tuned, train_command, tuned_text
 from scenarios.terminal.compiling import telling
 from scenarios.world.materials import load_world
 
-KINDS = (*BASELINES, TIDE)
+KINDS = (*BASELINES, COMPASS)
 
 
 @dataclass(frozen=True)

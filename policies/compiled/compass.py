@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import exp, inf
 
 from kit.jit import Reals, ints, kernel, kernel_of, reals
-from policies.compiled.control import Control, end_of_dial, shift_of
+from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
 from policies.compiled.layout import Plan, Sheet
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, held, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
@@ -26,15 +26,15 @@ class CompassMemory(Record):
     """What `Compass` is told, and remembers; a `Watched` for each server follows.
 
     Its tables: units by server; the price's logarithm, and the bonus for staying, by segment; joules by server, segment
-    and width. At `costs_at`, what each candidate costs at the last decision, infinite where there is none; `best` is
-    the place of the least. With a network (of `hidden` numbers between its layers; 0: there is none) its weights stand
-    at `network_at`, its inputs at `inputs_at`, how dear each candidate was before it at `reluctance_at`, and room for
-    its sums at `sums_at`.
+    and width; savings by threshold. At `costs_at`, what each candidate costs at the last decision, infinite where there
+    is none; `best` is the place of the least. With a network (of `hidden` numbers between its layers; 0: there is none)
+    its weights stand at `network_at`, its inputs at `inputs_at`, how dear each candidate was before it at
+    `reluctance_at`, and room for its sums at `sums_at`.
     """
 
     weights = Weights.blank()
     unit_ns = share = fast_rate = middle_rate = slow_rate = REAL
-    arrived = seen_ns = stage_at = more_at = stay_at = joules_at = control_at = INT
+    arrived = seen_ns = stage_at = more_at = stay_at = joules_at = savings_at = control_at = INT
     costs_at = best = hidden = network_at = inputs_at = reluctance_at = sums_at = INT
     sharpness = REAL
 
@@ -73,8 +73,11 @@ def load_of(plan: Plan, sheet: Sheet, inside: int) -> float:
 def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
     """The width tuple that the price asks for."""
     age, more = (sheet.now_ns - sheet.entered_ns) / its.unit_ns, reals(plan)[its.more_at + sheet.segment]
+    weight = 0.0
     if its.control_at:
-        more -= shift_of(Control(plan, its.control_at), sheet)
+        control = Control(plan, its.control_at)
+        more -= shift_of(control, sheet)
+        weight = weight_of(control, sheet)
     load = load_of(plan, sheet, inside)
     price = log_price(its.weights, its, load, sheet.fifo_length, sheet.candidates, age, more)
     if its.hidden:
@@ -83,7 +86,7 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
         write_rates(reals(plan), its.inputs_at, its)
     rung, rule = 0, plan.width_rule
     for n in range(rule.rung_count - 1):
-        rung += exp(price) > reals(plan)[rule.thresholds_at + n]
+        rung += exp(price) > reals(plan)[rule.thresholds_at + n] - weight * reals(plan)[its.savings_at + n]
     if its.control_at:
         Control(plan, its.control_at).end = end_of_dial(rung, rule.rung_count)
     return rung

@@ -46,7 +46,6 @@ class WidthRule(Record):
     """Which width to choose: one of the rules below, and what it needs."""
 
     rule = tuple_at = rungs_at = rung_count = thresholds_at = rung_at = variants_at = control_at = INT
-    price_at = joules_at = INT
 
 
 class Plan(Record):

@@ -10,10 +10,9 @@ from math import exp
 
 from kit.jit import ints, kernel, reals, reals_at
 from policies.compiled.compass import take_bearing
-from policies.compiled.control import Control, end_of_dial, shift_of, weight_of
+from policies.compiled.control import Control, end_of_dial, shift_of
 from policies.compiled.layout import NONE, OUTSIDE, Plan, Sheet, WidthRule
 from policies.compiled.lookahead import look_ahead
-from policies.compiled.price import Price, price_of
 from policies.compiled.record import INT, REAL, Record
 from policies.compiled.rows import batch_ns, held, is_up, key_of, largest_group, load_ns, seen_at, transfer_ns
 from policies.rules.slackfit import SLACK_BUCKETS
@@ -159,18 +158,12 @@ def requests_per_server(plan: Plan, sheet: Sheet) -> float:
 def rung_of(plan: Plan, sheet: Sheet, rule: WidthRule) -> int:
     """`widths.Ladder`: how many thresholds the load exceeds, or, of those it is below, still exceeds; or
     `controlled.ControlledLadder`."""
-    load, weight = requests_per_server(plan, sheet), 0.0
-    if rule.price_at:
-        load = price_of(Price(plan, rule.price_at), load)
+    load = requests_per_server(plan, sheet)
     if rule.control_at:
-        control = Control(plan, rule.control_at)
-        load *= exp(-shift_of(control, sheet))
-        weight = weight_of(control, sheet)
+        load *= exp(-shift_of(Control(plan, rule.control_at), sheet))
     down, stay, now = 0, 0, Rung(plan, rule.rung_at)
     for n in range(rule.rung_count - 1):
         threshold = reals(plan)[rule.thresholds_at + n]
-        if weight > 0.0 and rule.joules_at:
-            threshold -= weight * reals(plan)[rule.joules_at + n]
         down += load > threshold
         stay += load > threshold * now.share
     now.rung = max(down, min(now.rung, stay))

@@ -7,8 +7,9 @@ for its whole way on the mean server. For the candidate block it compares every 
     cost = wait x slowness + what is still to come + transfer + its own batch + a load that is needed
            - a bonus for staying + joules + distance from the width that a price asks for
 
-The price is Tide's (`policies.rules.tide`), but it differs by segment, and heeds the FIFO, the candidates, the oldest
-one's age and the arrival rate. How slow a server is is seen from what it did and what its profile expects. Lines wait
+The price is how much accuracy device time must bring: it asks for the width tuple that has most left after it. It
+rises with the load, differs by segment, and heeds the FIFO, the candidates, the oldest one's age and the arrival rate.
+How slow a server is is seen from what it did and what its profile expects. Lines wait
 by segment, without a decision (`policies.holds`).
 
 What both engines compute stands in plain functions, which `policies.compiled.compass` compiles.
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from kit.errors import InputError
 from kit.strict import StrictModel
 from policies.goal_control import MAX_STRETCH, GoalControl, Steered, end_of_dial
 from policies.interfaces import CostModel, RoutingPolicy
@@ -44,17 +46,19 @@ from policies.rules.context import RouterContext, is_up
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import (
     batch_ns,
+    corner_tuples,
     full_widths,
     load_ns,
     middle_widths,
     outstanding_ns,
     path,
+    path_energy_j,
     path_ns,
     transfer_ns,
+    tuple_costs_s,
 )
 from policies.rules.holding import HoldingRouter
-from policies.rules.specs import From0, Reals, RuleSpec, Space
-from policies.rules.tide import priced_rungs
+from policies.rules.specs import POINT, From0, Reals, RuleSpec, Space
 from policies.rules.widths import held_width
 from policies.vocabulary import IMAGE, NS_PER_S, Choice, ClusterView, HoldRule, WorkKey
 
@@ -257,13 +261,14 @@ class Compass(Steered):
 
     Attributes:
         groups: the group sizes; always the largest.
-        rungs, thresholds: the width tuples that are worth their time, and the prices between them (`Tide`).
+        rungs, thresholds: the width tuples that are worth their time, and the prices between them (`priced_rungs`).
+        savings: for each threshold, by how much it falls for each unit of a joule's weight.
         unit_ns: a unit of time.
         share: of the capacity of a unit that one image is, at middle widths.
         stage: (servers,) units that an image's segment takes, on average, at middle widths.
         more, stay: (segments,) of the price's logarithm, and the bonus for staying.
         joules: (servers, segments, widths) what they cost.
-        control: keeps goals: the price falls and rises with it.
+        control: keeps goals: the price falls and rises with it, and joules are weighed.
         network: adds to what a candidate costs (`policies.rules.candidates`); None for Compass itself.
         seen: what a network is told of the last decision.
     """
@@ -274,6 +279,7 @@ class Compass(Steered):
     weights: Numbers
     rungs: tuple[tuple[float, ...], ...]
     thresholds: tuple[float, ...]
+    savings: tuple[float, ...]
     unit_ns: float
     share: float
     stage: tuple[float, ...]
@@ -302,9 +308,12 @@ class Compass(Steered):
         self.seen_ns = view.now_ns
         load = inside / max(1, sum(is_up(server) for server in servers))
         age = (view.now_ns - view.head_entered_ns) / unit_ns
-        more = self.more[segment] - (0.0 if self.control is None else self.control.step(view))
+        more, weight = self.more[segment], 0.0
+        if self.control is not None:
+            more, weight = more - self.control.step(view), self.control.weight(view)
         price = log_price(self.weights, self, load, view.fifo_length, view.candidates, age, more)
-        rung = sum(exp(price) > threshold for threshold in self.thresholds)
+        steps = zip(self.thresholds, self.savings, strict=True)
+        rung = sum(exp(price) > threshold - weight * saving for threshold, saving in steps)
         if self.control is not None:
             self.control.end = end_of_dial(rung, len(self.rungs))
         taken = min(self.groups[-1], view.candidates)
@@ -411,7 +420,7 @@ class CompassRule(RuleSpec):
         """See `RuleSpec`."""
         self.check(context.config, source, key)
         config, costs, its = context.config, context.costs, self.numbers.where_held(context.held_shares)
-        rungs, thresholds = priced_rungs(context, source, key)
+        rungs, thresholds, savings = priced_rungs(context, source, key)
         servers = range(config.servers)
         unit_ns = unit_of(context)
         ways_ns = [path_ns(costs, server, middle_widths(config)) for server in servers]
@@ -420,7 +429,9 @@ class CompassRule(RuleSpec):
             capacity += unit_ns / way_ns
         most = MAX_STRETCH * max(1.0, its.rise)  # as far as leads to loads that are 3.5 times as large
         is_asked = config.top1 or self.control != ControlSpec(p99_limit_s=0.0)  # else it goes without where it can't
-        control = self.control.make(config, source, key, most) if self.control is not None and is_asked else None
+        control = None
+        if self.control is not None and is_asked:
+            control = self.control.make(config, source, key, most, weighs=True)
         return Compass(
             costs=costs,
             widths=config.widths,
@@ -428,6 +439,7 @@ class CompassRule(RuleSpec):
             weights=its,
             rungs=rungs,
             thresholds=thresholds,
+            savings=savings,
             unit_ns=unit_ns,
             share=1.0 / capacity,
             stage=tuple(way_ns / config.segments / unit_ns for way_ns in ways_ns),
@@ -437,6 +449,27 @@ class CompassRule(RuleSpec):
             control=control,
             servers=[Seen() for _ in servers],
         )
+
+
+def priced_rungs(
+    context: RouterContext, source: str, key: str
+) -> tuple[tuple[tuple[float, ...], ...], tuple[float, ...], tuple[float, ...]]:
+    """The width tuples that are worth their time, the most accurate first, and of each step to the next one two things:
+    the price from which it pays, and by how much that falls for each point of accuracy that a joule is worth.
+
+    They are the corners of the accuracy table's front over device time, of which a way at full width is 1.
+
+    Raises:
+        InputError: the accuracy table has no tuple of the core's widths.
+    """
+    rungs, full = tuple(corner_tuples(context)), full_widths(context.config)
+    if not rungs:
+        raise InputError(source, key, f"the accuracy table has no tuple of the widths {context.config.widths}")
+    costs_s = tuple_costs_s(context, (*rungs, full))
+    ways = np.diff([costs_s[rung] / costs_s[full] for rung in rungs])
+    top1 = np.diff([context.prior(rung) for rung in rungs])
+    energies_j = np.diff([path_energy_j(context, rung) for rung in rungs])
+    return rungs, tuple((top1 / ways).tolist()), tuple((POINT * energies_j / ways).tolist())
 
 
 def unit_of(context: RouterContext) -> float:

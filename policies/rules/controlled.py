@@ -1,4 +1,4 @@
-"""A ladder, or Tide, that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
+"""A ladder that keeps goals: its thresholds rise and fall together (`policies.goal_control`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ControlSpec(StrictModel):
     Attributes:
         floor: of mean accuracy; 0 for none.
         p99_limit_s: of the p99 latency; 0 for none.
-        energy_weight: what a joule an image costs, in points of accuracy; only Tide heeds it.
+        energy_weight: what a joule an image costs, in points of accuracy; only Compass heeds it.
     """
 
     floor: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -44,7 +44,7 @@ class ControlSpec(StrictModel):
             problem = f"the core has no accuracy table: it knows those of up to {MAX_TUPLES} width tuples"
             raise InputError(source, key, f"{problem}; leave `control` out")
         if self.energy_weight is not None and not weighs:
-            problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take tide"
+            problem = f"is {self.energy_weight:g}, but this kind knows no energy; leave it out, or take compass"
             raise InputError(source, f"{key}.energy_weight", problem)
         best = max(config.top1)
         if self.floor is not None and self.floor > best:
@@ -74,7 +74,6 @@ class ControlledLadder(Steered):
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
-        scale = exp(-self.control.step(view))
-        rung = self.ladder.rung_of(view, scale, self.control.weight(view))
+        rung = self.ladder.rung_of(view, exp(-self.control.step(view)))
         self.control.end = end_of_dial(rung, len(self.ladder.thresholds) + 1)
         return self.ladder.width_at(rung, view, server)

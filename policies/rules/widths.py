@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from policies.rules.context import drawn, is_up
-from policies.rules.price import Price
 from policies.vocabulary import ClusterView
 
 
@@ -52,17 +51,15 @@ def requests_per_server(view: ClusterView) -> float:
 class Ladder:
     """Width tuples by load: each threshold that the load exceeds is one rung down.
 
-    The load is (FIFO length + outstanding requests) per server that is up, or a price; a request takes its segment's
-    width from the rung of the moment, so it may pass segments on different rungs. With hysteresis the ladder stays on a
-    lower rung until the load is no more than so much of the threshold; it has one rung for the whole cluster.
+    The load is (FIFO length + outstanding requests) per server that is up; a request takes its segment's width from the
+    rung of the moment, so it may pass segments on different rungs. With hysteresis the ladder stays on a lower rung
+    until the load is no more than so much of the threshold; it has one rung for the whole cluster.
 
     Attributes:
         rungs: width tuples, the most accurate first.
         thresholds: of the load, ascending, one fewer than rungs.
         hysteresis: a share in [0, 1); a rung is left upwards at its threshold times (1 - hysteresis).
         rung: where it is now. Asked again at the same load, it is still there.
-        price: of that load, which then counts in its place.
-        joules: for each threshold, by how much it falls for each unit of energy's weight; empty where that is nothing.
     """
 
     widths: tuple[float, ...]
@@ -70,22 +67,16 @@ class Ladder:
     thresholds: tuple[float, ...]
     hysteresis: float = 0.0
     rung: int = 0
-    price: Price | None = None
-    joules: tuple[float, ...] = ()
 
     def __call__(self, view: ClusterView, server: int, rng: np.random.Generator) -> float:
         """The width for the view's candidate block on that server."""
         return self.width_at(self.rung_of(view), view, server)
 
-    def rung_of(self, view: ClusterView, scale: float = 1.0, weight: float = 0.0) -> int:
-        """How many thresholds the load exceeds, of which only `scale` counts; `weight` is that of a joule."""
-        load = requests_per_server(view)
-        load = (load if self.price is None else self.price.of(load)) * scale
-        thresholds = self.thresholds
-        if weight > 0.0 and self.joules:
-            thresholds = tuple(each - weight * joules for each, joules in zip(thresholds, self.joules, strict=True))
-        down = sum(load > threshold for threshold in thresholds)
-        stay = sum(load > threshold * (1 - self.hysteresis) for threshold in thresholds)
+    def rung_of(self, view: ClusterView, scale: float = 1.0) -> int:
+        """How many thresholds the load exceeds, of which only `scale` counts."""
+        load = requests_per_server(view) * scale
+        down = sum(load > threshold for threshold in self.thresholds)
+        stay = sum(load > threshold * (1 - self.hysteresis) for threshold in self.thresholds)
         self.rung = max(down, min(self.rung, stay))
         return self.rung
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from policies.registry import TIDE, TUNED
+from policies.registry import TUNED
 
 PPO: Final = "ppo"  # in a file of numbers: what it learned
 PPO_PAPER: Final = "ppo-paper"  # the same of the paper's
-BY_GRADIENTS: Final = (PPO, PPO_PAPER)
-LEARNED: Final = (*BY_GRADIENTS, TIDE)  # in a scenario: the routers that its run trains
+BY_GRADIENTS: Final = (PPO, PPO_PAPER)  # in a scenario: the routers that its run trains
 TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run tunes
 MADE_KINDS: Final = (*BY_GRADIENTS, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
@@ -18,15 +17,15 @@ RULE_SUFFIX: Final = ".rule.yaml"
 
 
 def made_kind(name: str) -> str | None:
-    """Of a router that a scenario's own run makes: one of `LEARNED`, or the kind of rule that it tunes; else None."""
-    if name in LEARNED:
+    """Of a router that a scenario's own run makes: one of `BY_GRADIENTS`, or the kind of a tuned rule; else None."""
+    if name in BY_GRADIENTS:
         return name
     return name.removeprefix(TUNED_HERE) if name.startswith(TUNED_HERE) else None
 
 
 def made_name(kind: str) -> str:
     """What a scenario calls the router of that kind which its run makes."""
-    return kind if kind in LEARNED else f"{TUNED_HERE}{kind}"
+    return kind if kind in BY_GRADIENTS else f"{TUNED_HERE}{kind}"
 
 
 def made_kinds(routers: Sequence[str]) -> tuple[str, ...]:

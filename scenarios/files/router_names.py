@@ -23,10 +23,9 @@ from policies.registry import TUNED
 from policies.rules.compass import CompassRule
 from policies.rules.context import RouterContext
 from policies.rules.specs import RouterSpec, RuleSpec
-from policies.rules.tide import TideRule
 from scenarios.files.made_routers import (
     BY_GRADIENTS,
-    LEARNED,
+    MADE_KINDS,
     PPO,
     ROUTER_SUFFIX,
     RULE_SUFFIX,
@@ -106,7 +105,7 @@ def require_distinct_names(routers: Sequence[str]) -> None:
 def check_router(name: str, source: str, key: str = "") -> None:
     """Whether a name can be a router: raises `InputError` for an unknown one, or for a file that is not there."""
     if (kind := made_kind(name)) is not None:
-        if kind not in LEARNED and kind not in TUNED:
+        if kind not in MADE_KINDS:
             raise InputError(source, key, f"{name!r}: no such rule is tuned; {nearest(kind, TUNED)}")
         return
     if (path := router_file(name)) is not None:
@@ -119,7 +118,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
     try:
         parse_router_name(name, source, key)
     except InputError as error:
-        problem = f"{error.problem}, or one that the run makes: `ppo`, `ppo-paper`, `tide`, `tuned:KIND` for a rule"
+        problem = f"{error.problem}, or one that the run makes: `ppo`, `ppo-paper`, `tuned:KIND` for a rule"
         if name.endswith((".yaml", ".yml")):
             problem = f"{name}: no router's file has this ending; a rule's file ends in {RULE_SUFFIX}: rename it"
         raise InputError(source, key, problem) from None
@@ -194,8 +193,14 @@ def read_router(path: Path, *, deterministic: bool | None = None, devices: Seque
     return TrainedSpec(path, weights, metadata, deterministic, devices)
 
 
+def spec_of(name: str, made_in: Path) -> RouterSpec:
+    """A router with its parameters, by its name or from its file; `made_in`: the folder of the run that makes it."""
+    path = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
+    return parse_router_name(name) if path is None else read_router(path)
+
+
 def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
-    """Those, as tables name them, whose files hold what was learned: by gradients, or Compass's and Tide's numbers.
+    """Those, as tables name them, whose files hold what was learned: by gradients, or Compass's numbers.
 
     Args:
         made_in: the folder of the run that makes the scenario's own routers.
@@ -207,7 +212,7 @@ def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
     for name in routers:
         file = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
         is_numbers = file is not None and file.name.endswith(ROUTER_SUFFIX)
-        if file is not None and (is_numbers or isinstance(read_router(file), CompassRule | TideRule)):
+        if file is not None and (is_numbers or isinstance(read_router(file), CompassRule)):
             found.append(display_name(name))
     return found
 

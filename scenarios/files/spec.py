@@ -797,7 +797,7 @@ class TuningSection(StrictModel):
     )
     control: bool = Field(
         False,
-        description="whether a tuned `ladder`, `lookahead`, `compass` or `tide` [keeps the "
+        description="whether a tuned `ladder`, `lookahead` or `compass` [keeps the "
         "goals](routers.md#keeping-goals) that `slo` asks for while it serves",
     )
 
@@ -845,7 +845,7 @@ class SloSection(StrictModel):
     floor: Share | None = Field(None, description="mean accuracy to keep; null: `tuning.floor`, where there is one")
     p99_limit_s: Seconds | None = Field(None, description="most that the p99 latency may be; null for no limit")
     energy_weight: EnergyWeight = Field(
-        0.0, description="points of accuracy (0.01) that a joule an image is worth: what Tide pays for energy"
+        0.0, description="points of accuracy (0.01) that a joule an image is worth: what Compass pays for energy"
     )
     schedule: tuple[GoalSection, ...] = Field(
         (), description="changes of these in mid-run, ascending in time", max_length=10_000
@@ -873,9 +873,9 @@ class CompareSection(StrictModel):
     """The simulated comparison: every router with every seed."""
 
     routers: Routers = Field(
-        ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "ppo"),
+        ("random", "jsq", "shortest-delay", "sticky", "ladder", "slackfit", "compass"),
         description="by name ([all of them](routers.md)), a rule file (`*.rule.yaml`), a trained router's file, "
-        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, `ppo-paper`, `tide`, "
+        "`NAME=FILE` (NAME in tables), `module:Class`, or one that this run makes: `ppo`, `ppo-paper`, "
         "`tuned:KIND` for a rule",
     )
     seeds: Seeds = Field((0, 1, 2), description="one run each; intervals are over them")
@@ -894,7 +894,7 @@ class CompareSection(StrictModel):
 class ValidateSection(StrictModel):
     """The same workload in simulation and on real executors."""
 
-    routers: Routers = Field(("random", "jsq", "ppo"), description="as in `compare`")
+    routers: Routers = Field(("random", "jsq", "compass"), description="as in `compare`")
     seeds: Seeds = Field((0,), description="one pair of runs each")
     duration_s: Seconds | None = Field(None, description="length of each run; null for the scenario's")
     warmup_s: SecondsOrZero | None = Field(None, description="left out of the figures; null for the scenario's")

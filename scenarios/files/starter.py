@@ -32,8 +32,8 @@ cluster:
 # 0.15, dwell_s: 0.5}}; other kinds: docs/scenario-keys.md.
 workload: {{kind: poisson, rate_img_s: {rate:g}}}
 
-# Who is compared (`slimsched list routers`), and on how many draws of the arrivals. For `tide` or `ppo`: add
-# it to compare.routers, then `slimsched train`.
+# Who is compared (`slimsched list routers`), and on how many draws of the arrivals. For `tuned:compass` or `ppo`:
+# add it to compare.routers, then `slimsched train`.
 compare:
   routers: [{routers}]
   seeds: [0, 1, 2]

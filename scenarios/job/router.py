@@ -1,7 +1,7 @@
 """The stages `train` and `train-KIND`: the routers that a scenario's own run makes, trained in simulation and scored.
 
-`ppo` and the paper's learn by gradients (`scenarios.learn.train`); Tide and other rules (`tuned:KIND`) by direct search
-over whole runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
+`ppo` and the paper's learn by gradients (`scenarios.learn.train`); rules (`tuned:KIND`) by direct search over whole
+runs (`scenarios.learn.tune`): all with the same settings, runs and floor of accuracy.
 """
 
 from __future__ import annotations

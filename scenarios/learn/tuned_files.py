@@ -12,7 +12,6 @@ from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RuleSpec
-from policies.rules.tide import TideRule
 from scenarios.files.router_names import write_rule
 from scenarios.files.spec import Scenario
 from scenarios.learn.knobs import TuningKnobs
@@ -63,7 +62,7 @@ def train_command(scenario: str, kind: str, knobs: TuningKnobs) -> str:
 
 def with_control(spec: RuleSpec, control: ControlSpec = FOLLOWING) -> RuleSpec:
     """The same router, told to keep goals: those of the operator, if nothing else is said."""
-    assert isinstance(spec, CompassRule | LadderRule | LookaheadRule | TideRule), "one of policies.registry.CONTROLLED"
+    assert isinstance(spec, CompassRule | LadderRule | LookaheadRule), "one of policies.registry.CONTROLLED"
     return spec.model_copy(update={"control": control})
 
 

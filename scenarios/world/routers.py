@@ -12,13 +12,13 @@ from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
-from policies.registry import CONTROLLED, TIDE, TUNED, UNTUNED
+from policies.registry import COMPASS, CONTROLLED, TUNED
 from policies.rules.context import RouterContext
-from policies.rules.specs import RouterSpec
-from policies.rules.tide import TideRule
+from policies.rules.lookahead import LookaheadRule
+from policies.rules.specs import LadderRule, RouterSpec
 from policies.vocabulary import NS_PER_S
 from scenarios.files.made_routers import made_file, made_kind
-from scenarios.files.router_names import code_of, made_by, read_router, router_file
+from scenarios.files.router_names import code_of, made_by, read_router, router_file, spec_of
 from scenarios.files.spec import Scenario
 from sim.cluster import ClusterSpec
 
@@ -84,33 +84,40 @@ def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], clus
             yield f"warning: {name} was tuned for another way of deciding ({there}; here: {here}); tune it here as well"
 
 
-def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario) -> Iterator[str]:
-    """A warning for routers that can't follow what the operator asks for.
+def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: Path) -> Iterator[str]:
+    """A warning for routers that don't follow what the operator asks for.
 
-    Those without `control` are not told of a promise that stays: it is what results are held against.
+    Nobody is told of a promise that stays: it is what results are held against. `made_in`: as for `maker_of`.
     """
     asked = scenario.slo.goals(scenario.tuning.floor)
     goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in asked)]
-    stays = not scenario.slo.schedule and "energy_weight" not in goals
-    specs = {name: read_router(path) for name in dict.fromkeys(routers) if (path := router_file(name)) is not None}
-    controlled = [name for name, spec in specs.items() if getattr(spec, "control", None) is not None]
-    deaf = [] if stays else [name for name in dict.fromkeys(routers) if name not in controlled]
-    if deaf:
-        told = ", ".join(f"slo.{goal}" for goal in goals)
-        remedy = f"{', '.join(CONTROLLED)} do, with `control` in their files (tuning.control)"
-        yield f"warning: {', '.join(deaf)} can't follow {told}; {remedy}"
-    careless = [name for name in controlled if not isinstance(specs[name], TideRule) and "energy_weight" in goals]
-    if careless:
-        yield f"warning: {', '.join(careless)} can't follow slo.energy_weight; of all kinds only tide can"
+    if not scenario.slo.schedule and "energy_weight" not in goals:
+        return
+    deaf: dict[tuple[str, ...], list[str]] = {}
+    for name in dict.fromkeys(routers):
+        deaf.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)
+    for ignored, names in deaf.items():
+        if ignored:
+            kinds = (COMPASS,) if "energy_weight" in ignored else CONTROLLED
+            told, able = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
+            remedy = f"what can is {able}, with `control` in the router's file (tuning.control)"
+            yield f"warning: {', '.join(names)} can't follow {told}; {remedy}"
+
+
+def _ignored(spec: RouterSpec, goals: Sequence[str]) -> tuple[str, ...]:
+    """Without `control` all; else those of its own, and joules where it knows none."""
+    control = getattr(spec, "control", None)
+    if control is None:
+        return tuple(goals)
+    joules = ("energy_weight",) if isinstance(spec, LadderRule | LookaheadRule) else ()
+    return tuple(goal for goal in goals if goal in joules or getattr(control, goal) is not None)
 
 
 def _how_to_make(name: str, scenario: Scenario) -> str:
     kind, named = made_kind(name), name in (*scenario.compare.routers, *scenario.validate_.routers)
     train = "run `slimsched train` first" + ("" if named else f", with {name} in compare.routers")
-    if named or kind not in TUNED:
-        return train
-    plain = f"; as it is before tuning it is called {UNTUNED}" if kind == TIDE else ""
-    return f"{train}, or name the file that `slimsched train --router {kind}` makes{plain}"
+    file = f", or name the file that `slimsched train --router {kind}` makes"
+    return train if named or kind not in TUNED else train + file
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from benchmarks.study.tuned_files import note_failure
+from policies.rules.compass import CompassRule
 from policies.rules.specs import LadderRule, RuleSpec
-from policies.rules.tide import TideRule
 from scenarios.files.router_names import write_rule
 from scenarios.learn.tuned_files import world_of_now
 from scenarios.world.materials import load_world
@@ -21,7 +21,7 @@ WORLD = ("devices", "deciding", "load")  # what a router's file says of the worl
 
 
 def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
-    """A scenario with a tuned ladder and a Tide beside it."""
+    """A scenario with a tuned ladder and a tuned Compass beside it."""
     document = yaml.safe_load(write_scenario(folder).read_text())
     (folder / "tiny.yaml").unlink()
     workload = {"kind": "mmpp", "rate_img_s": 200, "burst_factor": 2, "burst_share": 0.3, "dwell_s": 0.2}
@@ -29,7 +29,7 @@ def write_case(folder: Path, name: str = "main-tiny", **changes: Any) -> Path:
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(document))
     write_tuned(path, "ladder")
-    write_tuned(path, "tide")
+    write_tuned(path, "compass")
     return path
 
 
@@ -52,5 +52,5 @@ def write_tuned(
         return
     making = {"command": command, **world_of_now(world)}
     making |= {name: value for name, value in changed.items() if name in making} | dict(told or {})
-    rule = rule or (TideRule() if kind == "tide" else RULE)
+    rule = rule or (CompassRule(control=None) if kind == "compass" else RULE)
     write_rule(place / f"{kind}.rule.yaml", rule.model_copy(update={"made_by": making}))

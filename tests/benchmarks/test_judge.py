@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from benchmarks.study.candidates import TOLD, told
+from benchmarks.study.candidates import FINE_TUNED, TOLD, told
 from benchmarks.study.judge import (
     JudgedScenario,
     baselines_of,
@@ -51,15 +51,15 @@ def router(
     return {"runs": runs, "row": row}
 
 
-def tide(mean_ms: float, **changes: Any) -> Router:
-    return router("tide", mean_ms, group="learned", **changes)
+def compass(mean_ms: float, **changes: Any) -> Router:
+    return router("compass", mean_ms, group="learned", **changes)
 
 
 def found(*routers: Router, load: str = "moving", carries: float | None = 106.0, **changes: Any) -> JudgedScenario:
-    """A scenario in which Tide carries so many images/s, and the ladder 100."""
+    """A scenario in which Compass carries so many images/s, and the ladder 100."""
     rows = pd.DataFrame([each["row"] for each in routers])
     carried: dict[str, list[float]] = (
-        {} if carries is None else {"tide": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
+        {} if carries is None else {"compass": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
     )
     return JudgedScenario(
         name="main-x",
@@ -83,13 +83,13 @@ def test_the_best_rival_is_the_quickest_that_is_comparable() -> None:
     rows = (
         router("quick", 5, accuracy=75.44, group="not tuned"),
         router("lazy", 5, unfinished=10),
-        router("tide, not tuned", 5, group="not tuned"),
+        router(FINE_TUNED, 5, group="learned"),
         router(told("ladder"), 5, group=TOLD),
         router("ladder", 10, accuracy=75.46),
         router("slow", 11, accuracy=70.0),
     )
-    case = found(tide(8), *rows)
-    assert list(baselines_of(case, "tide").index) == ["ladder", "slow"]
+    case = found(compass(8), *rows)
+    assert list(baselines_of(case, "compass").index) == ["ladder", "slow"]
     row, _ = judge(case)
     assert (row["baseline"], row["holds"]) == ("ladder", "yes")
     assert row["mean_pct"] == pytest.approx(-20)
@@ -119,7 +119,7 @@ def test_the_best_rival_is_the_quickest_that_is_comparable() -> None:
 def test_what_is_asked_for(load: str, changes: dict[str, Any], carries: float | None, missed: list[str]) -> None:
     """More carried, or a lower tail under faults; and nowhere any figure worse by more than 1 %."""
     figures = {"mean_ms": 10, "p99_ms": 30, "energy": 0.03, **changes}
-    row, goals = judge(found(tide(**figures), router("ladder", 10, p99_ms=30), load=load, carries=carries))
+    row, goals = judge(found(compass(**figures), router("ladder", 10, p99_ms=30), load=load, carries=carries))
     assert text_of(goals) == missed, "what is missed stands twice where it is worse for certain, too"
     assert row["holds"] == ("open" if carries is None else "no" if missed else "yes")
 
@@ -127,17 +127,17 @@ def test_what_is_asked_for(load: str, changes: dict[str, Any], carries: float | 
 @pytest.mark.parametrize(
     ("rows", "holds", "said"),
     [
-        ([tide(5), router("ladder", 4, accuracy=75.0)], "?", "no baseline is as accurate; the most accurate open"),
-        ([router("ladder", 10)], "?", "no Tide was run, or it completed nothing open"),
-        ([tide(5, accuracy=75.44), router("ladder", 10, accuracy=75.44)], "no", "accuracy 75.44 % missed"),
-        ([tide(5), router("ladder", 10, accuracy=75.56)], "no", "accuracy missed"),
+        ([compass(5), router("ladder", 4, accuracy=75.0)], "?", "no baseline is as accurate; the most accurate open"),
+        ([router("ladder", 10)], "?", "no Compass was run, or it completed nothing open"),
+        ([compass(5, accuracy=75.44), router("ladder", 10, accuracy=75.44)], "no", "accuracy 75.44 % missed"),
+        ([compass(5), router("ladder", 10, accuracy=75.56)], "no", "accuracy missed"),
         (
-            [tide(5), router("plain", 10, group="not tuned"), router("ladder", 4, accuracy=75.4)],
+            [compass(5), router("plain", 10, group="not tuned"), router("ladder", 4, accuracy=75.4)],
             "open",
             "no tuned baseline is as accurate; the most accurate open",
         ),
         (
-            [tide(8), router("milp", 5, accuracy=75.44), router("fixed", 1600, accuracy=75.0)],
+            [compass(8), router("milp", 5, accuracy=75.44), router("fixed", 1600, accuracy=75.0)],
             "open",
             "a tuned one is quicker and less accurate: neither is better open",
         ),
@@ -152,16 +152,16 @@ def test_what_is_no_win(rows: list[Router], holds: str, said: str) -> None:
 def test_a_win_still_tells_what_is_worse_for_certain() -> None:
     """Against any baseline, by the seeds alone; and that tuning has not helped."""
     other = router("infaas", 11, p99_ms=15, std_ms=0.5)
-    start = router("tide, not tuned", 6, group="not tuned")
-    case = found(tide(8), router("ladder", 10), other, start, spreads={"infaas": {"latency_p99_s": 0.7}})
+    start = router(FINE_TUNED, 10.67, group="learned")
+    case = found(compass(8), router("ladder", 10), other, start, spreads={"infaas": {"latency_p99_s": 0.7}})
     row, goals = judge(case)
     assert row["holds"] == "yes"
     assert [(goal["what"], round(goal["change"]), goal["against"]) for goal in goals] == [
         ("p99", 60, "infaas"),
         ("standard deviation", 100, "infaas"),
-        ("mean latency, so tuning has not helped,", 33, "tide, not tuned"),
+        ("mean latency of the fine-tuned one, so tuning has not helped,", 33, "compass"),
     ]
-    noisy = found(tide(8, p99_ms=32, spread=0.3), router("ladder", 10, p99_ms=30, spread=-0.1), load="stationary")
+    noisy = found(compass(8, p99_ms=32, spread=0.3), router("ladder", 10, p99_ms=30, spread=-0.1), load="stationary")
     assert all(goal["holds"] is None for goal in judge(noisy)[1]), "higher, but not for certain"
 
 
@@ -174,30 +174,30 @@ def test_intervals_are_paired_and_hold_how_sure_tuning_is() -> None:
     spreads = spreads_in({"final_scores": final_scores})
     assert spreads["latency_mean_s"] == pytest.approx(0.1)
     assert spreads_in({"final_scores": final_scores[:1]}) == spreads_in({}) == {}
-    case = found(tide(8, spread=0.5), router("ladder", 10, spread=0.5))
-    assert compare(case, "tide", "ladder")["mean_pct_ci95"] == pytest.approx(0, abs=1e-9)
-    for routers, half in ((["ladder"], 8.0), (["ladder", "tide"], 8.0 * 2**0.5)):
+    case = found(compass(8, spread=0.5), router("ladder", 10, spread=0.5))
+    assert compare(case, "compass", "ladder")["mean_pct_ci95"] == pytest.approx(0, abs=1e-9)
+    for routers, half in ((["ladder"], 8.0), (["ladder", "compass"], 8.0 * 2**0.5)):
         both = replace(case, spreads=dict.fromkeys(routers, spreads))
-        row = compare(both, "tide", "ladder")
+        row = compare(both, "compass", "ladder")
         assert (row["mean_pct"], row["mean_pct_ci95"]) == pytest.approx((-20, half))
-    assert compare(both, "tide", "ladder", with_searches=False)["mean_pct_ci95"] == pytest.approx(0, abs=1e-9)
+    assert compare(both, "compass", "ladder", with_searches=False)["mean_pct_ci95"] == pytest.approx(0, abs=1e-9)
 
 
 def test_who_is_told_goals_is_compared_with_those_who_are_too() -> None:
     """With who keeps most windows, then the more accurate; its windows also with the most as tuned."""
     ladder = router(told("ladder"), 7, group=TOLD, accuracy=75.8, kept=0.6)
     lookahead = router(told("lookahead"), 9, group=TOLD, accuracy=75.7, kept=0.7)
-    its = router(told("tide"), 6, group=TOLD, accuracy=75.85, kept=0.75)
-    row = compare_told(found(tide(8), router("fixed", 10, kept=0.9), its, ladder, lookahead))
+    its = router(told("compass"), 6, group=TOLD, accuracy=75.85, kept=0.75)
+    row = compare_told(found(compass(8), router("fixed", 10, kept=0.9), its, ladder, lookahead))
     assert row is not None
-    assert (row["baseline"], row["best_attainment_baseline"]) == (told("lookahead"), "tide")
+    assert (row["baseline"], row["best_attainment_baseline"]) == (told("lookahead"), "compass")
     assert row["attainment_points"] == pytest.approx(5)
     assert row["points"] == pytest.approx(0.15)
     as_many = router(told("lookahead"), 9, group=TOLD, accuracy=75.7, kept=0.6)
     equal = compare_told(found(its, as_many, ladder))
     assert equal is not None
     assert equal["baseline"] == told("ladder")
-    assert compare_told(found(tide(8), ladder, lookahead)) is None
+    assert compare_told(found(compass(8), ladder, lookahead)) is None
 
 
 def test_hypervolume_is_of_a_fixed_plane() -> None:
@@ -205,8 +205,8 @@ def test_hypervolume_is_of_a_fixed_plane() -> None:
     share = (75.5 - 70.3) / (76.43 - 70.3) * (50 - 10) / 50
     others = (router("random", 90), router("lazy", 4, unfinished=11))
     assert covered(found(router("ladder", 10), *others)) == pytest.approx(share)
-    learned = (tide(5), router("tide, not tuned", 6, group="not tuned"))
-    assert covered(found(router("ladder", 10), *learned), without="tide") == pytest.approx(share)
+    learned = (compass(5), router(FINE_TUNED, 10.67, group="learned"))
+    assert covered(found(router("ladder", 10), *learned), without="compass") == pytest.approx(share)
 
 
 def test_the_replica_is_held_against_the_paper() -> None:

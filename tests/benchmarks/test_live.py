@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.study.live import (
+    FOCAL,
     SCHEMA,
     Measured,
     known_in,
@@ -24,7 +25,6 @@ from benchmarks.study.live import (
 )
 from kit.documents import read_json, write_json
 from kit.errors import InputError
-from policies.registry import TIDE
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
@@ -65,7 +65,7 @@ def both(found: Measured) -> tuple[Ranking, Ranking]:
     return outcome(found, "simulated"), outcome(found, "hardware")
 
 
-T, L, F = "tide", LADDER, FIXED
+T, L, F = FOCAL, LADDER, FIXED
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_who_misses_the_floor_wins_nothing(tmp_path: Path) -> None:
     assert outcome(found, "simulated").first == (T,)
 
 
-def test_what_tide_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
+def test_what_compass_is_worse_at_and_at_which_accuracy_is_told(tmp_path: Path) -> None:
     lost = measured(tmp_path / "lost", (T, 0.9, 1.3, 0.95), (L, 1.2, 1.0, 0.92), floor=0.9)
     worse = pd.DataFrame(worse_rows("lost", lost))
-    assert worse.loc[worse["measure"] == "p99 latency", ["tide", "baselines"]].values.tolist() == [
+    assert worse.loc[worse["measure"] == "p99 latency", ["compass", "baselines"]].values.tolist() == [
         pytest.approx([1300, 1000])
     ]
     assert summary_row("lost", lost)["winner_less_accurate_points"] == pytest.approx(3.0)
@@ -146,7 +146,7 @@ def test_what_is_missing_is_told_and_what_was_measured_stays(
     assert "`live-day` is begun and not finished: `slimsched run" in capsys.readouterr().out
     page = tmp_path / "docs/live.md"
     first = page.read_text()
-    assert "- **Tide wins** in `live-bursts`.\n" in first
+    assert "- **Compass wins** in `live-bursts`.\n" in first
     assert "- `live-crowd` is not measured yet: `slimsched run scenarios/live/crowd.yaml`\n" in first
     assert str(tmp_path) not in first + (tmp_path / "docs/data/live.json").read_text(), "no machine's paths"
     shutil.rmtree(tmp_path / "runs" / "live-bursts")
@@ -174,8 +174,11 @@ def test_the_page_is_made_of_the_figures_beside_it(tmp_path: Path) -> None:
     make_page(sorted(LIVE.glob("*.yaml")), Path("no runs here"), tmp_path)
     page = (tmp_path / "live.md").read_text(encoding="utf-8")
     assert Path("docs/live.md").read_text(encoding="utf-8") == page
-    for name in ("live.json", "live-summary.csv", "live-routers.csv", "live-worse.csv"):
-        assert (tmp_path / "data" / name).read_text() == Path("docs/data", name).read_text()
+    kept, made = (
+        {path.name: path.read_text() for path in folder.glob("live*")}
+        for folder in (Path("docs/data"), tmp_path / "data")
+    )
+    assert kept == made
     told = [line for line in Path("README.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `live-")]
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `live-")]
     assert told == [f"{' | '.join(row[:4])} |" for row in rows]
@@ -191,7 +194,7 @@ def test_routers_are_tuned_and_compared_on_runs_like_the_measured_ones(path: Pat
     timed = [fault for fault in found.faults if isinstance(fault, ServerDownFault | StragglerFault)]
     assert all((fault.end_s or found.duration_s) < found.duration_s for fault in timed), "it is over before the run is"
     assert set(found.validate_.seeds) < set(found.compare.seeds), "the comparison tells what they have in the long run"
-    assert {"tuned:infaas", "tuned:lookahead", "tuned:ladder", TIDE} <= set(found.validate_.routers)
+    assert {"tuned:infaas", "tuned:lookahead", "tuned:ladder", FOCAL} <= set(found.validate_.routers)
     assert set(found.validate_.routers) < set(found.compare.routers)
 
 

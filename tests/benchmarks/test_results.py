@@ -19,10 +19,12 @@ from benchmarks.study.candidates import (
     read_case,
     scenario_files,
     state_of,
+    tuned_label,
 )
 from benchmarks.study.pictures import gains_chart
 from benchmarks.study.results import make_results
 from policies.rules.specs import FixedRule
+from policies.vocabulary import FOLLOW_NS
 from scenarios.files.spec import Scenario
 from tests.benchmarks.cases import RULE, write_case, write_tuned
 from tests.fuzz.base import base as fuzz_base
@@ -82,7 +84,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_router_has_a_row_above_its_bound(made: Path) -> None:
     routers = pages.read_frames(made / "docs/data", "results-")["routers"]
-    assert sorted(routers["router"]) == ["ladder", "ladder, not tuned", "random", "tide", "tide, not tuned"]
+    assert sorted(routers["router"]) == ["compass", "compass, fine-tuned", "ladder", "ladder, not tuned", "random"]
     assert (routers[["energy_over_bound_pct", "latency_over_bound_pct"]] > 0).all(axis=None)
     assert (routers["lost_images"] == 0).all()
     assert not any(
@@ -184,14 +186,15 @@ def test_a_change_beyond_the_charts_edge_is_an_arrow_with_its_figure() -> None:
 
 def test_what_is_stale_or_not_to_be_tuned_is_named_and_hides_nothing(tmp_path: Path) -> None:
     path = write_case(tmp_path)
-    write_tuned(path, "tide", changes={"tuning.decisions": "15000000"})
+    write_tuned(path, "compass", changes={"tuning.decisions": "15000000"})
     write_tuned(path, "milp", changes={"tuning.floor": "0.75"})
     (tmp_path / ROUTERS / "slackfit.failed.txt").write_text("slackfit: the most was 0.7\n")
     case = read_case(path)
     shown = [candidate.label for candidate in case.candidates]
-    assert shown == ["ladder", "slackfit, not tuned", "ladder, not tuned", "tide, not tuned", "random"]
+    assert shown == ["compass", "ladder", "slackfit, not tuned", "ladder, not tuned", "random"]
     assert set(case.missing) > {
-        "tide: `routers/main-tiny/tide.rule.yaml` is stale (`make routers`): tuning.decisions 15000000, now 40000000",
+        "compass: `routers/main-tiny/compass.rule.yaml` is stale (`make routers`): "
+        "tuning.decisions 15000000, now 40000000",
         "milp: `routers/main-tiny/milp.failed.txt` is stale (`make routers`): tuning.floor 0.75, now 0.8",
         "slackfit: the most was 0.7",
         "infaas: no `routers/main-tiny/infaas.rule.yaml` (`make routers`)",
@@ -216,10 +219,10 @@ def test_those_with_a_dial_also_run_told_what_is_promised(tmp_path: Path) -> Non
     path.write_text(yaml.safe_dump({**document, "slo": {"floor": 0.8, "p99_limit_s": 0.05}}))
     case = read_case(path)
     labels = {each.label: each for each in case.candidates}
-    for kind in ("tide", "ladder"):
-        plain, told = labels[kind].make(case.world), labels[f"{kind}, told its goals"].make(case.world)
-        assert getattr(plain, "control", None) is None
-        assert getattr(told, "control", None) is not None
+    for kind in ("compass", "ladder"):
+        plain, told = labels[tuned_label(kind)].make(case.world), labels[f"{kind}, told its goals"].make(case.world)
+        limits_ns = [getattr(getattr(each, "control", None), "limit_ns", 0) for each in (plain, told)]
+        assert limits_ns == [0, FOLLOW_NS]
     inputs = [point.inputs for point in runs.run_points(case)]
     assert len(set(inputs)) == len(inputs)
 

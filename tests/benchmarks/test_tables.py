@@ -87,7 +87,7 @@ def test_limits_are_common_and_set_by_who_serves() -> None:
 
 def test_who_missed_the_limit_the_floor_or_images_is_hollow_and_on_no_line() -> None:
     def point(limit_ms: float | None, p99_ms: float, **changes: Any) -> Row:
-        return row(9, router="tide", limit="x", limit_ms=limit_ms, p99_ms=p99_ms, **changes)
+        return row(9, router="compass", limit="x", limit_ms=limit_ms, p99_ms=p99_ms, **changes)
 
     good = [point(None, 10.0, image_j=0.3), point(30.0, 20.0), point(30.0, 25.0, image_j=0.25)]
     bad = [point(30.0, 31.0), point(30.0, 22.0, unserved=0.02), point(30.0, 23.0, accuracy=0.7494)]
@@ -98,7 +98,7 @@ def test_who_missed_the_limit_the_floor_or_images_is_hollow_and_on_no_line() -> 
     lines = [(np.asarray(line.get_xdata()).tolist(), line.get_fillstyle()) for line in axes.lines]
     drawn = [line for line in lines if line[0]]
     assert drawn == [([10.0, 20.0], "full"), ([10.0, 20.0, 25.0], "full"), ([31.0, 22.0, 23.0], "none")]
-    assert axes.get_legend_handles_labels()[1] == ["tide", HOLLOW]
+    assert axes.get_legend_handles_labels()[1] == ["compass", HOLLOW]
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -183,7 +183,9 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
 ) -> None:
     """As tuned, or told the floor alone; a row of another file is not shown."""
     path = write_case(tmp_path, slo={"floor": 0.8, "p99_limit_s": 0.05})
-    carries = {None: [(100.0, SCORE), (300.0, SCORE)], ControlSpec(floor=0.8, p99_limit_s=0.0): [(190.0, SCORE)] * 2}
+    by_itself, controlled = ([(each, SCORE) for each in rates] for rates in ((100.0, 300.0), (190.0, 190.0)))
+    goals, own = ControlSpec(floor=0.8, p99_limit_s=0.0), ControlSpec(p99_limit_s=0.0)
+    carries = {None: by_itself, own: by_itself, goals: controlled}
     monkeypatch.setattr(tables, "_by_seed", lambda _, spec, seeds: carries[getattr(spec, "control", None)])
     json = tmp_path / tables.CAPACITY
     command = ["capacity", str(path), "--seeds", "2", "--json", str(json), "--jobs", "1"]
@@ -191,15 +193,21 @@ def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
     rows = {each["router"]: each for each in read_rows(json)}
     assert {name: (each["controls"], each["images_s"]) for name, each in rows.items()} == {
         "ladder": (False, [100.0, 300.0]),
-        "tide": (False, [100.0, 300.0]),
+        "compass, fine-tuned": (False, [100.0, 300.0]),
+        "compass": (False, [100.0, 300.0]),
     }
-    assert len(tables.capacity_rows(read_case(path), list(rows.values()))) == 2
+    assert len(tables.capacity_rows(read_case(path), list(rows.values()))) == 3
     ladder = tmp_path / PLACE / "ladder.rule.yaml"
     ladder.write_text(f"# by another search\n{ladder.read_text()}")
-    assert [each["router"] for each in tables.capacity_rows(read_case(path), list(rows.values()))] == ["tide"]
+    assert [each["router"] for each in tables.capacity_rows(read_case(path), list(rows.values()))] == [
+        "compass",
+        "compass, fine-tuned",
+    ]
     carries[None] = []
     assert main(command) == 0
-    assert {each["router"]: each["controls"] for each in read_rows(json)} == {"ladder": True, "tide": False}
+    assert {each["router"]: each["controls"] for each in read_rows(json)} == dict.fromkeys(rows, False) | {
+        "ladder": True
+    }
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def warm_up(*, compiled: bool = True) -> None:
             (Path(folder) / name).write_bytes(content)
         there, here = Path.cwd(), Path(folder)
         os.chdir(here)
-        for router in ("random", "tide.rule.yaml", "ppo.safetensors"):
+        for router in ("random", "compass.rule.yaml", "ppo.safetensors"):
             for engine in ("compiled", "simpy") if compiled else ("simpy",):
                 words = ("tiny.yaml", "--router", router, "--engine", engine, "--quiet", "--json", "a.json")
                 assert main(["simulate", *words]) == 0, "what every call finds is valid"

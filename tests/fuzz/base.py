@@ -23,7 +23,7 @@ RULES = {
     "fixed": "schema: slimsched.rule/1\nkind: fixed\nplacement: jsq\ngroup: largest\ntuple: [0.5, 1.0]\n",
     "infaas": "schema: slimsched.rule/1\nkind: infaas\nplacement: sticky\ngroup: largest\n"
     "floor: 0.7\ntarget_s: 0.02\nup: 0.04\ndown: 0.46\n",
-    "tide": "schema: slimsched.rule/1\nkind: tide\nplacement: jsq\ngroup: largest\nlevel: -5.5\nrise: 1.2\n",
+    "compass": "schema: slimsched.rule/1\nkind: compass\ngroup: largest\nnumbers: {level: -5.5, rise: 1.2}\n",
 }
 
 

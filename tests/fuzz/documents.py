@@ -15,7 +15,7 @@ FILES = {
     "tuning_file": ("rates.csv", "trace.csv"),
     "accuracy": ("accuracy.json",),
     "checkpoint": ("model.safetensors", "ppo.safetensors"),
-    "routers": ("random", "jsq", "ppo", "sticky", "ladder.rule.yaml", "tide.rule.yaml", "fixed:0.5,1", "milp"),
+    "routers": ("random", "jsq", "ppo", "sticky", "ladder.rule.yaml", "compass.rule.yaml", "fixed:0.5,1", "milp"),
     "column": ("count", "minute"),
     "time_column": ("time_s", "size"),
     "network": ("digits", "a:B"),

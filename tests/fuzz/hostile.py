@@ -21,12 +21,12 @@ NUMBERS: Final = (
 )  # fmt: skip
 WORDS: Final = (
     "", "null", "~", "true", "yes", "on", "No", "TRUE", "auto", "all", "none", "measured", "random", "ppo", "jsq",
-    "tide",
-    "ladder", "fixed", "fixed:", "fixed:1,1", "fixed:nan,1", "fixed:1,1@sticky", "slackfit@", "@", "a:b", "os:system",
-    "tests.fuzz.cases:Case", "..", "../..", "/", "/dev/zero", "/proc/self/mem", "fast", "slow", "a100", "no-such",
-    "2024-01-01", "2024-01-01 10:00:00", "2024-13-45", "<script>alert(1)</script>", "$(touch made)", "${HOME}", "%s%n",
-    "{0.__class__}", "{{7*7}}", "\\x00", "'", "\u202etxt.exe", "🙂", "a" * 10_000, "ﬁ", "İ", "\u2028", "pipe",
-    "folder", "dangling", "loop", "null", "link.json", "fast.yaml", "ladder.rule.yaml", "tide.rule.yaml",
+    "compass", "ladder", "fixed", "fixed:", "fixed:1,1", "fixed:nan,1", "fixed:1,1@sticky", "slackfit@", "@", "a:b",
+    "os:system", "tests.fuzz.cases:Case", "..", "../..", "/", "/dev/zero", "/proc/self/mem", "fast", "slow", "a100",
+    "no-such", "2024-01-01", "2024-01-01 10:00:00", "2024-13-45", "<script>alert(1)</script>", "$(touch made)",
+    "${HOME}", "%s%n", "{0.__class__}", "{{7*7}}", "\\x00", "'", "\u202etxt.exe", "🙂", "a" * 10_000, "ﬁ", "İ",
+    "\u2028", "pipe",
+    "folder", "dangling", "loop", "null", "link.json", "fast.yaml", "ladder.rule.yaml", "compass.rule.yaml",
     "ppo.safetensors",
 )  # fmt: skip
 YAML_NODES: Final = (

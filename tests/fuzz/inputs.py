@@ -58,7 +58,7 @@ def profiles() -> st.SearchStrategy[Case]:
 
 def rules() -> st.SearchStrategy[Case]:
     """A rule's file changed."""
-    names = ("ladder.rule.yaml", "fixed.rule.yaml", "infaas.rule.yaml", "tide.rule.yaml")
+    names = ("ladder.rule.yaml", "fixed.rule.yaml", "infaas.rule.yaml", "compass.rule.yaml")
 
     def of(name: str) -> st.SearchStrategy[Case]:
         return _changed_text(name).map(lambda new: _case("rule", name, new, (*SIMULATE, "--router", name)))
@@ -251,7 +251,7 @@ def _text_of(action: Taken) -> st.SearchStrategy[str]:
         ending = ".svg" if name == "--plot" else ""
         return st.sampled_from(PLACES).map(lambda place: place + ending)
     sane = {
-        "--router": ("random", "jsq", "ladder.rule.yaml", "tide.rule.yaml", "ppo.safetensors", "ppo", "fixed:0.5,1"),
+        "--router": ("random", "jsq", "ladder.rule.yaml", "compass.rule.yaml", "ppo.safetensors", "ppo", "fixed:0.5,1"),
         "--seed": ("0", "1", "7"), "--engine": ("simpy", "compiled"), "--jobs": ("1", "2"), "--duration": ("0.5",
         "500ms"),
         "--precision": ("0.1", "0.5"), "--accuracy": ("0.5", "0.9"),

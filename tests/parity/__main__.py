@@ -22,7 +22,7 @@ from sim.compiled import UnsupportedScenario
 from sim.compiled.simulation import CompiledSimulation
 from tests.parity.compare import Engine, compare, play, reference
 from tests.parity.draws import GivenDraws, SeededDraws, shrink
-from tests.parity.scenarios import draw_with_tide
+from tests.parity.scenarios import draw_with_compass
 
 CHUNK = 100
 
@@ -47,7 +47,7 @@ class Found:
 
 def run_seed(seed: int) -> dict[str, Any]:
     """One scenario on both engines."""
-    scenario = draw_with_tide(SeededDraws(seed), f"seed {seed}")
+    scenario = draw_with_compass(SeededDraws(seed), f"seed {seed}")
     moments = list(play(reference, scenario))
     record = moments[-1].record
     assert record is not None
@@ -103,12 +103,12 @@ def show_smallest(seed: int) -> None:
     """A failing scenario, made simple."""
 
     def differs(numbers: list[int]) -> bool:
-        scenario = draw_with_tide(GivenDraws(numbers), f"seed {seed}, shrunk")
+        scenario = draw_with_compass(GivenDraws(numbers), f"seed {seed}, shrunk")
         return compare(scenario, _supported) is not None
 
     draws = SeededDraws(seed)
-    print(compare(draw_with_tide(draws, f"seed {seed}"), CompiledSimulation))
-    scenario = draw_with_tide(GivenDraws(shrink(draws.drawn, differs)), f"seed {seed}, shrunk")
+    print(compare(draw_with_compass(draws, f"seed {seed}"), CompiledSimulation))
+    scenario = draw_with_compass(GivenDraws(shrink(draws.drawn, differs)), f"seed {seed}, shrunk")
     print(compare(scenario, CompiledSimulation))
     for part in (scenario.cluster.router, scenario.cluster.supervision, *scenario.cluster.servers, scenario.run):
         print(part)

@@ -23,9 +23,9 @@ from policies.holds import RATE_NS
 from policies.interfaces import RouterConfig, RoutingPolicy, top1_of
 from policies.names import make_router
 from policies.reward import AccuracyPrior, RewardWeights
+from policies.rules.compass import CompassRule, Numbers
 from policies.rules.context import RouterContext
 from policies.rules.controlled import ControlSpec
-from policies.rules.tide import TideRule
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, Choice, ClusterView, GoalSet, Hold, HoldRule
 from sim.accuracy import BernoulliCorrectness, Correctness, MatrixCorrectness
 from sim.cluster import ClusterSpec, RunSpec
@@ -84,8 +84,8 @@ class Scenario:
             return Script(config, self.choices)
         if self.policy_name == "one":
             return OneServer(config)
-        if self.policy_name == "tide":
-            return drawn_tide(SeededDraws(self.run.seed)).make(self.context())
+        if self.policy_name == "compass":
+            return drawn_compass(SeededDraws(self.run.seed)).chooser(self.context())
         return make_router(self.policy_name, self.context())
 
     def context(self) -> RouterContext:
@@ -474,10 +474,10 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
     return _with_goals(draws, step_ns, found) if draws.chance(40) else found
 
 
-def draw_with_tide(draws: Draws, name: str) -> Scenario:
-    """One in which, at times, Tide decides; that is drawn last, and changes nothing else."""
+def draw_with_compass(draws: Draws, name: str) -> Scenario:
+    """One in which, at times, Compass decides; that is drawn last, and changes nothing else."""
     found = draw_scenario(draws, name)
-    return replace(found, policy_name="tide") if draws.chance(10) else found
+    return replace(found, policy_name="compass") if draws.chance(10) else found
 
 
 def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
@@ -489,18 +489,14 @@ def _with_goals(draws: Draws, step_ns: int, scenario: Scenario) -> Scenario:
     return replace(scenario, run=replace(scenario.run, goals=goals), own_limit_ns=own_ns)
 
 
-def drawn_tide(draws: Draws) -> TideRule:
+def drawn_compass(draws: Draws) -> CompassRule:
     """Any numbers, with which widths differ; goals are the operator's, or nearly none of them its own."""
     control = None
     if draws.chance(70):
         floor, weight = draws.pick((None, 0.35, 0.0)), draws.pick((None, 1e-3, 1e3, 1e6))
         control = ControlSpec(floor=floor, energy_weight=weight)
-    return TideRule(
-        level=draws.pick((0.0, -0.7, 0.5, -2.0)),
-        rise=draws.pick((0.7, 0.0, 0.3, 2.0)),
-        placement=draws.pick(("sticky", "shortest-delay", "jsq", "power-of-two")),
-        control=control,
-    )
+    level, rise = draws.pick((-1.0, -1.7, -0.5, -3.0)), draws.pick((0.7, 0.0, 0.3, 2.0))
+    return CompassRule(numbers=Numbers(level=level, rise=rise, trust=draws.pick((0.0, 1.0))), control=control)
 
 
 def _draw_goal(draws: Draws, step_ns: int) -> GoalSet:

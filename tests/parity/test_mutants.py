@@ -24,7 +24,7 @@ from tests.parity.mutants import ROWS, UNNOTICEABLE, Mutant, mutants, stop_when_
 from tests.parity.scenarios import Scenario, draw_scenario
 
 pytestmark = pytest.mark.mutants
-DRAWN, TIDES = 120, 120
+DRAWN = 120
 COMMUTING = (
     "transfer end and",
     "unload end and",
@@ -38,10 +38,10 @@ MUTANTS = mutants()
 
 @cache
 def scenarios() -> list[Scenario]:
-    """The scenes, drawn scenarios, some of them with Tide, and last the pairs."""
+    """The scenes, drawn scenarios, each with Compass, too, and last the pairs."""
     drawn = [draw_scenario(SeededDraws(seed), f"seed {seed}") for seed in range(DRAWN)]
-    tides = [replace(each, name=f"{each.name}, tide", policy_name="tide") for each in drawn[:TIDES]]
-    return [*(each.scenario for each in scenes()), *drawn, *tides, *(each.scenario for each in pairs())]
+    compasses = [replace(each, name=f"{each.name}, compass", policy_name="compass") for each in drawn]
+    return [*(each.scenario for each in scenes()), *drawn, *compasses, *(each.scenario for each in pairs())]
 
 
 @cache

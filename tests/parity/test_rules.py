@@ -34,7 +34,6 @@ from policies.rules.milp import make_milp
 from policies.rules.placements import PLACEMENT_NAMES, RandomPlacement, RoundRobin, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
 from policies.rules.specs import FixedRule, LadderRule
-from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from sim.accuracy import MatrixCorrectness
@@ -134,26 +133,6 @@ def limited(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return LadderRule(thresholds=(1.0, 2.5, 4.0, 8.0), control=control).make(context)
 
 
-def tide(placement: str, level: float = -2.0, **changes: Any) -> MakeRouter:
-    """At prices at which widths differ."""
-    rule = TideRule(level=level, placement=placement, **changes)
-    return lambda scenario, context: rule.make(context)
-
-
-def controlled_tide(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    return TideRule(level=-2.0, control=own_goals(scenario, context)).make(context)
-
-
-def frugal(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
-    """A joule costs about half of what the steps between the rungs are worth."""
-    control = ControlSpec(floor=0.0, p99_limit_s=0.0, energy_weight=20.0 / tide_joules(context))
-    return TideRule(level=-2.0, control=control).make(context)
-
-
-def tide_joules(context: RouterContext) -> float:
-    return max(path_energy_j(context, full_widths(context.config)), 1e-3)
-
-
 def small_groups(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return SlackFitRule(placement="jsq", group=context.config.groups[0]).make(context)
 
@@ -223,6 +202,13 @@ def controlled_compass(scenario: Scenario, context: RouterContext) -> RoutingPol
     return CompassRule(control=own_goals(scenario, context)).chooser(context)
 
 
+def weighing_compass(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
+    """A joule costs about half of what the steps between the rungs are worth."""
+    weight = 20.0 / max(path_energy_j(context, full_widths(context.config)), 1e-3)
+    control = ControlSpec(floor=0.0, p99_limit_s=0.0, energy_weight=weight)
+    return CompassRule(numbers=Numbers(level=-3.0), control=control).chooser(context)
+
+
 def controlled_lookahead(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     return LookaheadRule(control=own_goals(scenario, context)).make(context)
 
@@ -285,10 +271,6 @@ ROUTERS: dict[str, MakeRouter] = {
     "two ladders": two_ladders,
     **{f"controlled ladder@{name}": controlled(name) for name in ("sticky", "shortest-delay")},
     "ladder with a limit": limited,
-    **{f"tide@{name}": tide(name) for name in ("sticky", "shortest-delay", "power-of-two-speed")},
-    "tide, steep": tide("sticky", rise=3.0),
-    "controlled tide": controlled_tide,
-    "frugal tide": frugal,
     **{f"infaas@{name}": infaas(name) for name in ("sticky", "shortest-delay", "jsq", "power-of-two-speed")},
     **{f"slackfit@{name}": slackfit(name, 0.2) for name in ("sticky", "shortest-delay", "power-of-two", "jiq")},
     **{f"{name} by name": named(name) for name in ("ladder", "slackfit", "infaas", "milp", "lookahead")},
@@ -301,13 +283,13 @@ ROUTERS: dict[str, MakeRouter] = {
     "lookahead": lookahead(),
     **{f"{name}, loads": ladder(name, counts_loads=True) for name in COSTED},
     "infaas, loads": infaas("packed", counts_loads=True),
-    "tide, loads": tide("shortest-delay", counts_loads=True),
     "slackfit, loads": slackfit("least-work", 0.2, counts_loads=True),
     "lookahead, loads": lookahead(counts_loads=True),
     "controlled lookahead": controlled_lookahead,
     "compass": compass(),
     "compass, wary and frugal": compass(trust=1.0, joules=0.5, level=-3.0),
     "controlled compass": controlled_compass,
+    "compass that weighs joules": weighing_compass,
     "ppo": ppo(1.0),
     "ppo from scratch": ppo(0.0, level=-3.0),
     "milp with a server to spare": spare,
@@ -393,8 +375,8 @@ def test_rules_differ_where_they_are_compared() -> None:
 @pytest.mark.parametrize("mutant", source_mutants("policies.rules."), ids=lambda mutant: mutant.name)
 def test_a_broken_price_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some router in some scenario decides otherwise with it, in Python, than its plan."""
-    tides = [each for each in ROUTERS if "tide" in each]
-    expected = {(each, number): record_of(each, number) for each in tides for number in range(len(scenarios()))}
+    priced = ("compass", "compass that weighs joules", "ladder@sticky")
+    expected = {(each, number): record_of(each, number) for each in priced for number in range(len(scenarios()))}
     mutant.break_it(monkeypatch)
 
     def broken(name: str, number: int) -> RunRecord:
@@ -415,7 +397,7 @@ def simulation(number: int = 0) -> CompiledSimulation:
 
 @pytest.mark.parametrize(
     "name",
-    ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn", "controlled tide"],
+    ["round-robin", "slow ladder@shortest-delay", "infaas@shortest-delay", "milp", "all drawn", "controlled compass"],
 )
 def test_a_router_goes_on_from_what_it_remembers(name: str) -> None:
     """One router for two runs is no good idea, but it is the same bad idea with a plan."""

@@ -1,20 +1,72 @@
-"""What Compass heeds beyond the price that it shares with Tide: loads, slow servers, and holds in its own units."""
+"""What Compass heeds: the price of device time, joules, loads, slow servers, and holds in its own units."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise, product
+from math import exp
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.rules.compass import Compass, CompassRule, Numbers, unit_of
+from kit.errors import InputError
+from policies.interfaces import RouterConfig
+from policies.plan_of import plan_of
+from policies.reward import AccuracyPrior
+from policies.rules.compass import Compass, CompassRule, Numbers, priced_rungs, unit_of
+from policies.rules.context import RouterContext
+from policies.rules.costs import full_widths, path_energy_j, tuple_costs_s
 from policies.rules.holding import HoldingRouter, HoldSpec
+from policies.rules.specs import POINT
 from policies.vocabulary import HoldRule, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
 NOTHING, ALL = (False,) * 4, (True,) * 4
 COSTS = LinearCosts(reload_s=0.01)
+TUPLES = list(product((0.25, 1.0), repeat=4))
+
+
+@given(
+    st.dictionaries(st.sampled_from(TUPLES), st.floats(0.3, 0.9), min_size=1),
+    st.lists(st.floats(-12, 4), min_size=1, max_size=12),
+    st.sampled_from([0.0, 1.0, 20.0]),
+)
+def test_a_price_asks_for_the_tuple_that_is_worth_most(
+    table: dict[tuple[float, ...], float], levels: list[float], weight: float
+) -> None:
+    """Of all in the table: accuracy less device time (a way at full width is 1) at the price, and joules at theirs."""
+    its = replace(context(servers=2), prior=AccuracyPrior(table))
+    rungs, thresholds, savings = priced_rungs(its, "router", "")
+    assert all(0 < one < other for one, other in pairwise(thresholds)), "none is superfluous"
+    full = full_widths(its.config)
+    costs_s = tuple_costs_s(its, (*table, full))
+    for price in map(exp, levels):
+        rung = sum(price > each - weight * saving for each, saving in zip(thresholds, savings, strict=True))
+        worth = {
+            widths: top1 - price * costs_s[widths] / costs_s[full] - weight * POINT * path_energy_j(its, widths)
+            for widths, top1 in table.items()
+        }
+        assert worth[rungs[rung]] == pytest.approx(max(worth.values()), abs=1e-9)
+
+
+@pytest.mark.parametrize("widths", [(1.0,), (0.5, 1.0)])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_where_there_is_little_to_choose_it_decides_all_the_same(widths: tuple[float, ...], servers: int) -> None:
+    """A single width, a table of a single tuple, one server: with a compiled form, too."""
+    config = RouterConfig(4, widths, (((True,) * len(widths),) * 4,) * servers, top1=(0.76,))
+    its = RouterContext(config, LinearCosts(), AccuracyPrior({(1.0,) * 4: 0.76}), (250.0,) * servers)
+    router = CompassRule().chooser(its)
+    assert plan_of(router, its.config) is not None
+    seen = view(*[server(widths=(True,) * len(widths))] * servers, fifo=5000)
+    assert router.choose(seen, np.random.default_rng(0)).width == 1.0
+
+
+def test_a_table_without_a_tuple_of_the_networks_widths_is_refused() -> None:
+    with pytest.raises(InputError, match=r"the accuracy table has no tuple of the widths \(0.25, 0.5, 0.75, 1.0\)"):
+        CompassRule().make(replace(context(), prior=AccuracyPrior({(0.3,) * 4: 0.7})))
 
 
 def test_it_goes_where_what_it_wants_is_loaded_or_loading() -> None:

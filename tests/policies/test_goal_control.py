@@ -30,11 +30,11 @@ from policies.goal_control import (
 )
 from policies.interfaces import MAX_TUPLES, limit_ns_of, top1_of
 from policies.names import rule_from_dict
+from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.holding import HoldSpec
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RouterSpec
-from policies.rules.tide import TideRule
 from policies.vocabulary import FOLLOW_NS, ClusterView
 from tests.policies.cluster_views import TABLE, choice_of, context, known, server, view
 
@@ -253,10 +253,10 @@ def test_a_ladder_climbs_later_where_it_served_too_little() -> None:
     assert choice_of(router, short, RNG).width == 0.25
 
 
-def test_tide_pays_less_for_time_where_it_served_too_little() -> None:
+def test_compass_pays_less_for_time_where_it_served_too_little() -> None:
     widths = []
     for accuracy in (0.70, 0.80):
-        router = TideRule(control=ControlSpec(floor=FLOOR)).chooser(known())
+        router = CompassRule(control=ControlSpec(floor=FLOOR)).chooser(known())
         widths.append(router.choose(served(view(server(), fifo=32), accuracy), RNG).width)
     assert widths[0] > widths[1]
 
@@ -284,9 +284,9 @@ def test_a_lookahead_pays_more_for_accuracy_where_it_served_too_little(
 
 
 def test_a_floor_is_set_in_mid_run_where_a_router_controls() -> None:
-    router = TideRule(control=ControlSpec()).chooser(known())
-    plain = TideRule().chooser(known())
-    seen = served(view(server(), fifo=48), 0.70)
+    router = CompassRule(control=ControlSpec()).chooser(known())
+    plain = CompassRule(control=None).chooser(known())
+    seen = served(view(server(), fifo=16), 0.70)
     assert router.choose(seen, RNG) == plain.choose(seen, RNG)
     router.set_floor(FLOOR)
     later = changed(seen, now_ns=2 * SECOND, completed=400, accuracy_sum=400 * 0.70)
@@ -299,8 +299,7 @@ HOLD = HoldSpec(requests=(2,) * 4, wait_s=(0.01,) * 4)
 @pytest.mark.parametrize(
     "spec",
     [
-        TideRule(control=ControlSpec()),
-        TideRule(control=ControlSpec(), hold=HOLD),
+        CompassRule(control=ControlSpec()),
         LadderRule(control=ControlSpec()),
         LadderRule(control=ControlSpec(), hold=HOLD),
     ],
@@ -320,16 +319,16 @@ def test_goals_are_set_on_the_router_that_a_file_makes(spec: RouterSpec) -> None
             router.set_p99_limit(wrong)
     with pytest.raises(ValueError, match=r"no width tuple is as accurate as 0.9; the best has 0.7643"):
         router.set_floor(0.9)
-    if isinstance(spec, TideRule):
+    if isinstance(spec, CompassRule):
         router.set_energy_weight(2.0)
         assert router.control.energy_weight == 2.0
     else:
-        with pytest.raises(ValueError, match="knows no energy; only tide"):
+        with pytest.raises(ValueError, match="knows no energy; only compass"):
             router.set_energy_weight(2.0)
 
 
 def test_goals_of_a_router_without_control_cant_be_set() -> None:
-    for spec in (TideRule(), LadderRule(hold=HOLD)):
+    for spec in (CompassRule(control=None), LadderRule(hold=HOLD)):
         router: Any = spec.make(known())
         for set_goal in (router.set_floor, router.set_p99_limit, router.set_energy_weight):
             with pytest.raises(ValueError, match="made without `control`"):
@@ -343,19 +342,19 @@ def test_a_ladder_climbs_earlier_where_many_were_late() -> None:
         assert choice_of(router, seen, RNG).width == width, late
 
 
-def test_tide_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None:
+def test_compass_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None:
     """The weight is the operator's or its own; the floor counts for more."""
     seen = view(server(), fifo=1)
-    plain = TideRule().chooser(known()).choose(seen, RNG).width
-    router = TideRule(control=ControlSpec()).chooser(known())
+    plain = CompassRule(control=None).chooser(known()).choose(seen, RNG).width
+    router = CompassRule().chooser(known())
     assert router.choose(seen, RNG).width == plain == 1.0
     assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 0.25
     router.set_energy_weight(0.0)
     assert router.choose(changed(seen, goal_energy_weight=50.0), RNG).width == 1.0
     for weight, width in ((50.0, 0.25), (1.0, 1.0)):
-        own = TideRule(control=ControlSpec(energy_weight=weight)).chooser(known())
+        own = CompassRule(control=ControlSpec(energy_weight=weight)).chooser(known())
         assert own.choose(seen, RNG).width == width, weight
-    short = TideRule(control=ControlSpec(energy_weight=50.0, floor=FLOOR)).chooser(known())
+    short = CompassRule(control=ControlSpec(energy_weight=50.0, floor=FLOOR)).chooser(known())
     assert short.choose(served(seen, 0.60), RNG).width > 0.25
 
 
@@ -363,7 +362,10 @@ def test_tide_pays_for_joules_and_less_where_the_floor_would_be_missed() -> None
     ("spec", "words"),
     [
         (ControlSpec(floor=0.9), r"control.floor: no width tuple is as accurate as 0.9; the best has 0.7643"),
-        (ControlSpec(energy_weight=1.0), r"control.energy_weight: is 1, but this kind knows no energy; .* take tide"),
+        (
+            ControlSpec(energy_weight=1.0),
+            r"control.energy_weight: is 1, but this kind knows no energy; .* take compass",
+        ),
     ],
 )
 def test_goals_that_a_router_cant_have_are_refused(spec: ControlSpec, words: str) -> None:

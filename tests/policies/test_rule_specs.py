@@ -21,7 +21,6 @@ from policies.rules.milp import Milp, MilpRule
 from policies.rules.placements import PLACEMENT_NAMES, PowerOfTwo, ShortestDelay, Sticky
 from policies.rules.slackfit import SlackFit, SlackFitRule
 from policies.rules.specs import MIN_STEP, FixedRule, LadderRule, RuleSpec
-from policies.rules.tide import TideRule
 from policies.rules.widths import FixedWidths, Ladder
 from tests.policies.cluster_views import context, known
 
@@ -40,8 +39,7 @@ SOME: tuple[RuleSpec, ...] = (
     LookaheadRule(),
     CompassRule(numbers=Numbers(level=-5.0, stay=(0.1, 0.2, 0.3, 0.4)), control=ControlSpec(), group=8),
     FixedRule(hold=HoldSpec(requests=(1,) * 4, wait_s=(0.002, 0, 0, 0), arrivals_s=(0.001, 0, 0, 0))),
-    TideRule(),
-    TideRule(level=-4.0, rise=1.0, placement="jsq", counts_loads=True, hold=HOLD, control=ControlSpec(floor=0.75)),
+    LadderRule(placement="jsq", counts_loads=True, hold=HOLD, control=ControlSpec(floor=0.75)),
     LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
 )
 
@@ -174,7 +172,7 @@ def test_bad_files_name_file_key_value_and_what_is_allowed(changes: dict[str, An
         ({"kind": "lookahead", "blocks": 0}, "blocks", ["found 0", "greater than or equal to 1"]),
         ({"kind": "milp", "utilization": 0}, "utilization", ["found 0", "greater than 0"]),
         ({"kind": "milp", "period_s": 0.001}, "period_s", ["found 0.001", "greater than or equal to 0.01"]),
-        ({"kind": "tide", "level": "low"}, "level", ["found 'low'", "valid number"]),
+        ({"kind": "compass", "numbers": {"level": "low"}}, "numbers.level", ["found 'low'", "valid number"]),
     ],
 )
 def test_parameters_have_limits(document: dict[str, Any], key: str, words: list[str]) -> None:

@@ -19,7 +19,7 @@ from kit.errors import InputError, WorkError
 from policies import rules
 from policies.interfaces import RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.names import ROUTER_NAMES, CheckedRouter, OwnRouter, make_router, parse_router_name
-from policies.registry import KINDS, UNTUNED, RouterKind
+from policies.registry import KINDS, RouterKind
 from policies.reward import AccuracyPrior
 from policies.rules.context import ComposedRouter, RouterContext
 from policies.rules.costs import efficient_tuples, outstanding_ns, spread
@@ -48,7 +48,6 @@ ALL_NAMES = (
     "ladder:4,8@round-robin",
     "slackfit@random",
     "infaas@shortest-delay",
-    "tide@shortest-delay",
 )
 
 
@@ -567,7 +566,7 @@ def test_a_row_of_the_registry_is_true(kind: RouterKind) -> None:
     assert kind.is_rule == (issubclass(spec, RuleSpec) and kind.name == spec.KIND)
     assert kind.is_placed == issubclass(spec, PlacedRule)
     assert not kind.numbers or kind.numbers in {each.alias or name for name, each in spec.model_fields.items()}
-    assert hasattr(spec, "space") == (kind.is_tuned or kind.name == UNTUNED)  # which is tuned under another name
+    assert hasattr(spec, "space") == kind.is_tuned
     router = spec().make(context())
     assert callable(router.choose)
     assert f"`{kind.name}" in Path("docs/routers.md").read_text()

@@ -25,8 +25,8 @@ from tests.scenarios.test_result import WINDOW, record, request
 LADDER, FIXED = "tuned:ladder", "tuned:fixed"
 HARDWARE: Any = {"mode": "hardware", "engine": "torch"}
 WOBBLE = (0.98, 0.99, 1.0, 1.01, 1.02)
-CLEAR = ("tide", 0.98, 1.0, 0.95), (LADDER, 1.24, 1.25, 0.9495)
-LOST = ("tide", 1.25, 1.3, 0.95), (LADDER, 1.0, 1.0, 0.95)
+CLEAR = ("compass", 0.98, 1.0, 0.95), (LADDER, 1.24, 1.25, 0.9495)
+LOST = ("compass", 1.25, 1.3, 0.95), (LADDER, 1.0, 1.0, 0.95)
 
 
 def result(router: str, latency_s: float, accuracy: float, seed: int = 0, **changes: Any) -> Result:
@@ -38,9 +38,9 @@ def result(router: str, latency_s: float, accuracy: float, seed: int = 0, **chan
 def comparison(
     *found: tuple[str, float, float], wobble: tuple[float, ...] = WOBBLE, slo: Slo = NO_SLO, **facts: Any
 ) -> ComparisonDocument:
-    """Of (router, latency, accuracy), over seeds that are slow or quick for all alike; `tide` and `ppo` learned."""
+    """Of (router, latency, accuracy), over seeds that are slow or quick for all alike; `compass` and `ppo` learned."""
     runs = [result(r, s * by, top1, seed, slo=slo) for r, s, top1 in found for seed, by in enumerate(wobble)]
-    return compare_results(runs, learned=["tide", "ppo"], **facts)
+    return compare_results(runs, learned=["compass", "ppo"], **facts)
 
 
 def validation(
@@ -70,16 +70,16 @@ NO_FLOOR = "No floor of accuracy is asked for (`slo.floor`), so accuracy decides
 
 def test_executors_come_first() -> None:
     """By how much, beside whom, and at which accuracy; what simulation says of it comes after, with its own runs."""
-    found = comparison(("tide", 0.9, 0.95), (LADDER, 1.2, 0.95), wobble=(*WOBBLE, 0.97))
+    found = comparison(("compass", 0.9, 0.95), (LADDER, 1.2, 0.95), wobble=(*WOBBLE, 0.97))
     won, _, after = told(found, validation(*CLEAR))
     assert won.mood == "yes"
     assert won.text == (
-        "On real executors (5 runs a router) tide (learned) wins: p99 latency 1000.00 ms at 95.00 % accuracy, 20.0 % "
-        f"below that of tuned:ladder (-20.0 to -20.0 %; 95.00 % accuracy). {NO_FLOOR} In simulation (datasheet, 6 "
-        "seeds) tide (learned) wins: p99 latency 895.50 ms at 95.00 % accuracy, 25.0 % below that of tuned:ladder "
+        "On real executors (5 runs a router) compass (learned) wins: p99 latency 1000.00 ms at 95.00 % accuracy, 20.0 "
+        f"% below that of tuned:ladder (-20.0 to -20.0 %; 95.00 % accuracy). {NO_FLOOR} In simulation (datasheet, 6 "
+        "seeds) compass (learned) wins: p99 latency 895.50 ms at 95.00 % accuracy, 25.0 % below that of tuned:ladder "
         f"(-25.0 to -25.0 %; 95.00 % accuracy). {NO_FLOOR}"
     )
-    assert after.text.endswith("Take tide, and try it under another load.")
+    assert after.text.endswith("Take compass, and try it under another load.")
 
 
 FLOOR = "The floor of 94.00 % accuracy"
@@ -89,10 +89,10 @@ FLOOR = "The floor of 94.00 % accuracy"
     ("found", "mood", "texts"),
     [
         (
-            [(LADDER, 1.0, 0.95), ("tide", 1.2, 0.95), ("ppo", 5.0, 0.95), (FIXED, 1.1, 0.95)],
+            [(LADDER, 1.0, 0.95), ("compass", 1.2, 0.95), ("ppo", 5.0, 0.95), (FIXED, 1.1, 0.95)],
             "yes",
             ["tuned:ladder wins: p99 latency 1000.00 ms at 95.00 % accuracy, 9.1 % below that of tuned:fixed (",
-             "The p99 latency of tide (learned), 1200.00 ms at 95.00 % accuracy, is 20.0 % above that of tuned:ladder",
+             "The p99 latency of compass (learned), 1200.00 ms at 95.00 % accuracy, is 20.0 % above that of",
              "The p99 latency of ppo (learned), 5000.00 ms at 95.00 % accuracy, is 400.0 % above", f"{FLOOR}: kept by"],
         ),
         (
@@ -122,13 +122,15 @@ def test_who_won(found: list[tuple[str, float, float]], mood: str, texts: list[s
 def test_energy_wins_where_the_scenario_tunes_for_it() -> None:
     """At a p99 within its limit, and not the lowest p99."""
     runs = []
-    for router, latency_s, energy_j in (("tide", 2.0, 1.0), (LADDER, 1.0, 3.0), ("ppo", 5.0, 0.1)):
+    for router, latency_s, energy_j in (("compass", 2.0, 1.0), (LADDER, 1.0, 3.0), ("ppo", 5.0, 0.1)):
         for seed, by in enumerate(WOBBLE):
             one = result(router, latency_s * by, 0.95, seed, slo=Slo(0.9, 3.0, objective="energy"))
             one["energy_per_image_j"]["total"] = energy_j * by
             runs.append(one)
     won, *_ = told(compare_results(runs), None)
-    assert "tide wins: energy per image 1.00 J/image at 95.00 % accuracy, 66.7 % below that of tuned:ladder" in won.text
+    assert (
+        "compass wins: energy per image 1.00 J/image at 95.00 % accuracy, 66.7 % below that of tuned:ladder" in won.text
+    )
     assert (
         "The floor of 90.00 % accuracy and the p99 limit of 3000.00 ms: broken by ppo (95.00 %, 5000.00 ms)."
         in won.text
@@ -137,25 +139,25 @@ def test_energy_wins_where_the_scenario_tunes_for_it() -> None:
 
 @pytest.mark.parametrize("mean_s", [1.05, 0.95])
 def test_what_is_not_significant_is_no_win_and_no_loss(mean_s: float) -> None:
-    won, _, after = told(None, validation(("tide", 1.0, mean_s, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05))
+    won, _, after = told(None, validation(("compass", 1.0, mean_s, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05))
     assert won.mood == "open"
-    assert won.text.startswith("On real executors (5 runs a router) it is a tie of t")
+    assert won.text.startswith("On real executors (5 runs a router) it is a tie of ")
     assert "not statistically significant" in won.text
     assert "runs would tell" in after.text
 
 
 def test_fewer_than_five_runs_name_no_winner() -> None:
     """However far apart: of three an interval is hardly known."""
-    won, _, after = told(comparison(("tide", 1.0, 0.95), (LADDER, 3.0, 0.95), wobble=WOBBLE[:4]), None)
+    won, _, after = told(comparison(("compass", 1.0, 0.95), (LADDER, 3.0, 0.95), wobble=WOBBLE[:4]), None)
     assert won.mood == "open"
     assert won.text.startswith("In simulation (datasheet, 4 seeds) no winner can be named: so few runs tell nothing of")
-    assert "The lowest p99 latency has tide (learned), 995.00 ms" in won.text
+    assert "The lowest p99 latency has compass (learned), 995.00 ms" in won.text
     assert after.text.endswith("Make 5 seeds a router or more: fewer tell nothing of chance.")
 
 
 def test_how_many_runs_would_tell() -> None:
     """An interval narrows with the root of their number: a difference of half its interval needs four times as many."""
-    found = validation(("tide", 1.0, 1.05, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05)
+    found = validation(("compass", 1.0, 1.05, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05)
     one, other = validated(found, "hardware").able
     lead: Any = one.lead(other)
     needed = ceil(5 * (log(lead["high"] / lead["ratio"]) / log(lead["ratio"])) ** 2)
@@ -166,39 +168,39 @@ def test_how_many_runs_would_tell() -> None:
 
 def test_a_few_runs_do_not_decide_who_keeps_the_floor() -> None:
     """The comparison does; on executors with what those lost of the accuracy of the same arrivals."""
-    found = validation(("tide", 1.0, 1.0, 0.93), (LADDER, 1.2, 1.25, 0.93))
+    found = validation(("compass", 1.0, 1.0, 0.93), (LADDER, 1.2, 1.25, 0.93))
     for pair in found["pairs"]:
         pair["hardware"]["slo"]["floor"] = 0.94
     assert told(None, found)[0].text.startswith("Nobody can win on real executors")
-    one = comparison(("tide", 1.0, 0.95), (LADDER, 1.2, 0.95), slo=Slo(0.94))
-    assert told(one, found)[0].text.startswith("On real executors (5 runs a router) tide (learned) wins")
+    one = comparison(("compass", 1.0, 0.95), (LADDER, 1.2, 0.95), slo=Slo(0.94))
+    assert told(one, found)[0].text.startswith("On real executors (5 runs a router) compass (learned) wins")
     for pair in found["pairs"]:
-        pair["hardware"]["expected_accuracy"] = 0.91 if pair["router"] == "tide" else 0.93
-    assert f"{FLOOR}: broken by tide (93.00 %)." in told(one, found)[0].text
+        pair["hardware"]["expected_accuracy"] = 0.91 if pair["router"] == "compass" else 0.93
+    assert f"{FLOOR}: broken by compass (93.00 %)." in told(one, found)[0].text
 
 
 def test_what_spoils_an_answer_is_in_it() -> None:
     """Who completes less than arrives, though all is worked off in the end; and who was calibrated among others."""
-    one = comparison(("tide", 1.0, 0.95), (LADDER, 1.2, 0.95), spoilt=["cpu0"])
+    one = comparison(("compass", 1.0, 0.95), (LADDER, 1.2, 0.95), spoilt=["cpu0"])
     for row, completed in zip(one["rows"], (899.0, 901.0), strict=True):
         row["offered_img_s"], row["throughput_img_s"] = estimate([1000.0] * 5), estimate([completed] * 5)
     won, trusted, after = told(one, None)
-    assert won.text.endswith("Saturated: tide (1000.0 images/s offered, 899.0 completed).")
+    assert won.text.endswith("Saturated: compass (1000.0 images/s offered, 899.0 completed).")
     assert "SPOILT: other programs disturbed the calibration of cpu0 to its end" in trusted.text
     assert after.text.startswith("Lower the rate, or add a server")
-    assert "Calibrate cpu0 again on a quiet host. Take tide" in after.text
+    assert "Calibrate cpu0 again on a quiet host. Take compass" in after.text
 
 
 def test_a_promise_is_told_and_that_nobody_keeps_it() -> None:
     """Who keeps most of it; what to do where that is too little; nothing of who is flagged."""
     runs = []
-    for router, kept, unserved in (("tide", 0.5, 0.0), (LADDER, 0.25, 0.0), ("lost", 1.0, 0.5)):
+    for router, kept, unserved in (("compass", 0.5, 0.0), (LADDER, 0.25, 0.0), ("lost", 1.0, 0.5)):
         one = result(router, 1.0, 0.95, slo=Slo(0.9, 0.01))
         one["slo_attainment"], one["shares"]["unserved"] = {"both": kept, "floor": kept, "p99_limit": kept}, unserved
         runs.append(one)
     won, *_ = told(compare_results(runs), None)
     assert "Promised is an accuracy of at least 90.00 % and a p99 of at most 10.00 ms in each of 3 windows" in won.text
-    assert won.text.endswith(": tide keeps most, 50.0 % of them.")
+    assert won.text.endswith(": compass keeps most, 50.0 % of them.")
     runs[2]["shares"]["unserved"] = 0.0
     for kept, is_told in ((0.9, True), (0.99, False)):
         runs[2]["slo_attainment"] = {"both": kept, "floor": kept, "p99_limit": kept}
@@ -216,13 +218,13 @@ ORDER = (
 @pytest.mark.parametrize(
     ("found", "mood", "texts"),
     [
-        (CLEAR, "yes", [YES, "mean latency -2.0 % (tide, 5 % allowed)"]),
+        (CLEAR, "yes", [YES, "mean latency -2.0 % (compass, 5 % allowed)"]),
         ((*CLEAR, (FIXED, 3.0, 2.0, 0.95)), "open", [ORDER, "mean latency +50.0 % (tuned:fixed, 5 % allowed); p99"]),
         ((*CLEAR, (FIXED, 1.5, 3.0, 0.95)), "open", ["mean latency -50.0 % (tuned:fixed, 5 % allowed)"]),
         (
-            (("tide", 0.9, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95)),
+            (("compass", 0.9, 1.3, 0.95), (LADDER, 1.2, 1.0, 0.95)),
             "no",
-            ["No. It orders 0 of 1 pair of routers", "It had named another winner: tide."],
+            ["No. It orders 0 of 1 pair of routers", "It had named another winner: compass."],
         ),
     ],
 )
@@ -237,7 +239,7 @@ def test_simulation_is_judged_by_the_router_that_it_is_farthest_off_for(
 
 def test_what_nobody_checked_is_said() -> None:
     """Nothing ran; or the devices were emulated; or power was a formula."""
-    one = comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95))
+    one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     unknown, after = told(one, None)[1:]
     assert unknown.text.startswith("Not known: nothing of this was run on executors. Its devices come from datasheets")
     assert "slimsched validate" in after.text
@@ -251,7 +253,7 @@ def test_what_nobody_checked_is_said() -> None:
         pair["hardware"]["emulated_slowdowns"] = [20.0]
         pair["not_applicable"] = {}
     won, trusted, _ = told(None, found)
-    assert won.text.startswith("On executors whose devices are emulated x20 (5 runs a router) tide wins")
+    assert won.text.startswith("On executors whose devices are emulated x20 (5 runs a router) compass wins")
     assert trusted.text.endswith("The devices were emulated x20: nothing is said of real ones.")
     found["pairs"][0]["not_applicable"] = {"energy_per_image": "modelled"}
     assert "Energy was not metered on the hardware: nothing here checks it." in told(None, found)[1].text
@@ -277,17 +279,17 @@ def test_a_busy_host_comes_before_other_advice() -> None:
 
 def test_nothing_side_by_side_has_no_box() -> None:
     """Saturated runs alone check nothing, either."""
-    one, found = comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95)), validation(*CLEAR)
+    one, found = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95)), validation(*CLEAR)
     found["rows"] = []
     assert answers(one, found) == answers(one, None)
-    assert answers(None, found) == answers(None, None) == answers(comparison(("tide", 1.0, 0.95)), None) == []
+    assert answers(None, found) == answers(None, None) == answers(comparison(("compass", 1.0, 0.95)), None) == []
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, None])
 def test_all_fits_the_terminal(width: int | None) -> None:
     """The box and every table below it; the box is never wider than is good to read."""
     found = validation(*CLEAR)
-    one = comparison(("tide", 1.0, 0.95), (LADDER, 1.25, 0.95))
+    one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     box = box_text(answers(one, found), width).splitlines()
     assert {len(line) for line in box} == {min(width or 100, 100)}
     if width is not None:
@@ -324,10 +326,10 @@ def test_leads_are_paired() -> None:
 
 def test_the_picture_shows_who_ran() -> None:
     """Both worlds of a validation; of a comparison alone the simulated side."""
-    found = validation(("tide", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.95))
-    worlds = standings(comparison(("tide", 1.0, 0.95)), found)
-    means_s = [next(one.mean for one in worlds[world] if one.router == "tide") for world in WORLDS]
+    found = validation(("compass", 0.9, 1.0, 0.95), (LADDER, 1.2, 1.25, 0.95))
+    worlds = standings(comparison(("compass", 1.0, 0.95)), found)
+    means_s = [next(one.mean for one in worlds[world] if one.router == "compass") for world in WORLDS]
     assert means_s == [pytest.approx(0.9), pytest.approx(1.0)]
-    ((world, (alone,)),) = standings(comparison(("tide", 1.0, 0.95)), None).items()
+    ((world, (alone,)),) = standings(comparison(("compass", 1.0, 0.95)), None).items()
     assert world == WORLDS[0]
     assert alone.accuracy == pytest.approx(0.95)

@@ -95,7 +95,7 @@ HANDED = """(async () => {
 @pytest.fixture(scope="module", params=["alike", "far apart"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A usual one, and one whose means lie far apart, with intervals wider than any page."""
-    names = ("random", "tuned:lookahead", "tide")
+    names = ("random", "tuned:lookahead", "tuned:compass")
     usual = {} if request.param == "alike" else {"slower": lambda index, seed: 40.0**index * (1.0 + 2.0 * seed)}
     return build_report(
         run_folder(tmp_path_factory.mktemp("run"), routers=names, seeds=(0, 1), profiles=("a", "b"), **usual)

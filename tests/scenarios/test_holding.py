@@ -10,8 +10,7 @@ import pytest
 
 from kit.chance import stream
 from policies.rules.holding import HoldingRouter, HoldSpec
-from policies.rules.specs import FixedRule
-from policies.rules.tide import TideRule
+from policies.rules.specs import FixedRule, LadderRule
 from policies.vocabulary import HoldRule
 from scenarios.files.router_names import read_rule, write_rule
 from scenarios.world.materials import load_world
@@ -41,10 +40,10 @@ def finished_ns(world: World, name: str, limit_ns: int) -> np.ndarray[tuple[int]
 
 def test_what_a_file_holds_is_held(world: World, tmp_path: Path) -> None:
     """Written, read back, and no longer the same run, but where nobody may be held."""
-    rule, tide = tmp_path / "held.rule.yaml", tmp_path / "tide.rule.yaml"
+    rule, ladder = tmp_path / "held.rule.yaml", tmp_path / "ladder.rule.yaml"
     write_rule(rule, FixedRule(placement="sticky", hold=EAGER))
-    write_rule(tide, TideRule(hold=EAGER))
-    for path, before in ((rule, "fixed:1,1,1,1@sticky"), (tide, "tide-untuned")):
+    write_rule(ladder, LadderRule(hold=EAGER))
+    for path, before in ((rule, "fixed:1,1,1,1@sticky"), (ladder, "ladder")):
         held = finished_ns(world, str(path), 16_000_000)
         assert (held != finished_ns(world, before, 16_000_000)).any()
         assert (finished_ns(world, str(path), 0) == finished_ns(world, before, 0)).all()

@@ -205,14 +205,14 @@ def test_a_router_file_of_another_kind_is_told_before_the_work(
     tmp_path: Path, no_work: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one message."""
-    text = calibrated_here(SCENARIO).replace("[random]", "[random, tide.safetensors]")
+    text = calibrated_here(SCENARIO).replace("[random]", "[random, old.safetensors]")
     monkeypatch.setattr(sys.modules[__name__], "SCENARIO", text)
-    path = tmp_path / "tide.safetensors"
-    checkpoint.write(path, {"tide.values": np.zeros(33)}, {"kind": "tide", "segments": "4"})
+    path = tmp_path / "old.safetensors"
+    checkpoint.write(path, {"old.values": np.zeros(33)}, {"kind": "old", "segments": "4"})
     assert validate(tmp_path, verb="run") == 2
     error = capsys.readouterr().err
     allowed = "allowed are 'ppo' and 'ppo-paper'"
-    assert f"tide.safetensors: kind: found 'tide': this version has no such router; {allowed}" in error
+    assert f"old.safetensors: kind: found 'old': this version has no such router; {allowed}" in error
     assert "Traceback" not in error
     path.write_bytes(path.read_bytes()[:-9])
     assert validate(tmp_path, verb="run") == 2

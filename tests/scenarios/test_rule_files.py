@@ -11,7 +11,6 @@ from policies.rules.compass import CompassRule
 from policies.rules.context import ComposedRouter
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import LadderRule
-from policies.rules.tide import TideRule
 from policies.rules.widths import Ladder
 from scenarios.files.reading import load_scenario, relative_paths
 from scenarios.files.router_names import display_name, learned_among, write_rule
@@ -79,12 +78,12 @@ def test_who_has_learned_says_its_file_and_not_its_name(tmp_path: Path) -> None:
     world = world_of(tmp_path)
     save_router(world, tmp_path / "jsq.safetensors", deterministic=True)
     save_router(world, tmp_path / "router.safetensors", deterministic=True)
-    rules = {"tide.rule.yaml": LadderRule(), "ladder.rule.yaml": TideRule(), "any.rule.yaml": CompassRule()}
+    rules = {"compass.rule.yaml": LadderRule(), "ladder.rule.yaml": CompassRule()}
     for name, rule in rules.items():
         write_rule(tmp_path / name, rule)
     files = [str(tmp_path / name) for name in ("jsq.safetensors", *rules)]
-    assert learned_among([*files, f"mine={files[0]}", "jsq", "compass"], tmp_path) == ["jsq", "ladder", "any", "mine"]
-    assert learned_among(["ppo", "tide", "tuned:ladder"], tmp_path) == ["ppo", "tuned:ladder"]
+    assert learned_among([*files, f"mine={files[0]}", "jsq", "compass"], tmp_path) == ["jsq", "ladder", "mine"]
+    assert learned_among(["ppo", "tuned:compass", "tuned:ladder"], tmp_path) == ["ppo", "tuned:ladder"]
 
 
 def test_a_router_that_was_tuned_elsewhere_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,9 +129,9 @@ def test_who_cant_follow_what_is_asked_for_is_told_once(tmp_path: Path, capsys: 
         (
             "{floor: 0.7, schedule: [{at_s: 0.5, p99_limit_s: 1}]}",
             False,
-            [f"jsq, {rule} can't follow slo.floor, slo.p99_limit_s; ladder, lookahead, compass, tide do, with"],
+            [f"jsq, {rule} can't follow slo.floor, slo.p99_limit_s; what can is ladder, lookahead, compass, with"],
         ),
-        ("{energy_weight: 3}", True, [f"{rule} can't follow slo.energy_weight; of all kinds only tide can"]),
+        ("{energy_weight: 3}", True, [f"{rule} can't follow slo.energy_weight; what can is compass, with `control`"]),
     ):
         path.write_text(f"{text}slo: {slo}\n")
         write_rule(rule, ladder if control else ladder.model_copy(update={"control": None}))

@@ -17,7 +17,7 @@ from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network
-from policies.registry import BASELINES, TIDE
+from policies.registry import BASELINES, COMPASS
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.files.shipped import scenario_file
@@ -153,7 +153,7 @@ def not_of_now(scenario: Path) -> dict[str, str]:
     return {kind: why for kind, why in reasons.items() if why}
 
 
-TUNED_HERE = (TIDE, *BASELINES)
+TUNED_HERE = (*BASELINES, COMPASS)
 MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))
 
 

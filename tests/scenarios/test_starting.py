@@ -76,7 +76,7 @@ def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "slimsched", "init", "asked.yaml", "--gpu", "t4"]
     begun = subprocess.Popen(words, cwd=tmp_path, stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True)
     os.close(theirs)
-    os.write(ours, b"wifi\n10gbe\n\nrandom tide\n2s\n")
+    os.write(ours, b"wifi\n10gbe\n\nrandom sticky\n2s\n")
     seen = b""
     try:
         while chunk := os.read(ours, 4096):
@@ -98,4 +98,4 @@ def test_on_a_terminal_it_asks(tmp_path: Path) -> None:
     assert "did you mean 'wifi5'" in text
     scenario = load_scenario(tmp_path / "asked.yaml")
     assert [(server.profile, server.link) for server in scenario.cluster.named_servers] == [("t4", "10gbe")]
-    assert (scenario.compare.routers, scenario.duration_s) == (("random", "tide"), 2)
+    assert (scenario.compare.routers, scenario.duration_s) == (("random", "sticky"), 2)

@@ -86,35 +86,39 @@ def test_a_policy_with_waits_is_trained(tmp_path: Path) -> None:
     assert sum("entropy/hold" in log for log in logs) == 1
 
 
-def test_tide_and_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its file and its score, and not again; what is compared decides by these files."""
-    routers = 'compare: {routers: [tide, "tuned:fixed", ppo], seeds: [0]}'
-    tuning = f"{routers}\ntuning: {{decisions: 2000, episode_s: 0.5, matching_runs: 1}}"
+    routers = 'compare: {routers: ["tuned:compass", "tuned:fixed", ppo], seeds: [0]}'
+    tuning = f"{routers}\nvalidate: {{routers: [ppo]}}\ntuning: {{decisions: 2000, episode_s: 0.5, matching_runs: 1}}"
     path = write(tmp_path, ("compare: {routers: [random, ppo], seeds: [0]}", tuning))
     run = tmp_path / "run"
     with pytest.MonkeyPatch.context() as patch:  # what opens torch can't be opened: this is told before
         for stage in ("scenarios.job.comparison", "scenarios.job.validation"):
             patch.setitem(sys.modules, stage, None)
-        for command, kind, key in (("compare", "tide", "compare"), ("validate", "ppo", "validate")):
+        for command, name, key in (("compare", "tuned:compass", "compare"), ("validate", "ppo", "validate")):
             assert main([command, str(path), "--out", str(run), "--quiet"]) == 2
             told = capsys.readouterr().err
             assert (
-                f"no {kind} was made yet for this scenario; add {kind} to compare.routers, then `slimsched train`"
+                f"no {name} was made yet for this scenario; add {name} to compare.routers, then `slimsched train`"
                 in told
             )
             assert f", or name others in {key}.routers (left out, it is: random, jsq," in told
     assert train(path, "--json", "-") == 0
     made = json.loads(capsys.readouterr().out)["routers"]
-    assert [each["score"]["router"] for each in made] == ["tide", "tuned:fixed", "ppo"]
+    assert [each["score"]["router"] for each in made] == ["tuned:compass", "tuned:fixed", "ppo"]
     files = [Path(each["router"]) for each in made]
-    assert [file.name for file in files] == ["tide.rule.yaml", "fixed.rule.yaml", "router.safetensors"]
+    assert [file.name for file in files] == ["compass.rule.yaml", "fixed.rule.yaml", "router.safetensors"]
     before = [file.read_bytes() for file in files]
     assert train(path) == 0
     told = capsys.readouterr().err
-    assert all(f"{stage}: skipped" in told for stage in ("train", "train-tide", "train-fixed"))
+    assert all(f"{stage}: skipped" in told for stage in ("train", "train-compass", "train-fixed"))
     assert [file.read_bytes() for file in files] == before
     assert main(["compare", str(path), "--out", str(run), "--quiet", "--json", "-"]) == 0
-    assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["tide", "tuned:fixed", "ppo"]
+    assert [row["router"] for row in json.loads(capsys.readouterr().out)["rows"]] == [
+        "tuned:compass",
+        "tuned:fixed",
+        "ppo",
+    ]
     by_name = world_of(tmp_path).router("tuned:fixed", run)
     assert read_rule(files[1]).make(world_of(tmp_path).context).width == by_name.width  # type: ignore[attr-defined]
 

@@ -82,7 +82,7 @@ def test_every_kind_keeps_the_floor_on_the_runs_it_was_set_on(world: World, kind
         assert all(n - spent[0] < KNOBS.decisions for n in spent[:-1]), "it stops at its budget"
 
 
-@pytest.mark.parametrize("kind", ["ladder", "tide", "fixed"])
+@pytest.mark.parametrize("kind", ["ladder", "compass", "fixed"])
 def test_what_is_expected_is_about_what_is_spent(world: World, kind: str) -> None:
     """In all within a factor of two, each part within one of three; what is told on the way ends with what is spent."""
     knobs, told = replace(KNOBS, floor=0.75, searches=2, decisions=100_000), list[Decisions]()
@@ -115,9 +115,9 @@ def test_before_it_begins_tuning_says_how_much_it_will_take(
 
 def test_the_same_seed_finds_the_same_and_another_one_another(world: World) -> None:
     knobs = replace(KNOBS, floor=0.75)
-    one, again = tune_world(world, "tide", knobs), tune_world(world, "tide", knobs)
+    one, again = tune_world(world, "ladder", knobs), tune_world(world, "ladder", knobs)
     assert one.values == pytest.approx(again.values, abs=0)
-    assert not np.allclose(one.values, tune_world(world, "tide", replace(knobs, seed=1)).values)
+    assert not np.allclose(one.values, tune_world(world, "ladder", replace(knobs, seed=1)).values)
 
 
 def test_a_floor_that_cant_be_kept_leaves_word_of_the_most(
@@ -160,12 +160,12 @@ def test_the_objective_is_the_mean_with_a_share_of_the_tail() -> None:
 
 def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> None:
     with pytest.raises(InputError, match=r"possible is up to 0\.7643"):
-        tune_world(world, "tide", replace(KNOBS, floor=0.8))
+        tune_world(world, "ladder", replace(KNOBS, floor=0.8))
     with pytest.raises(InputError, match="ladder"):
         tune_world(world, "lader", KNOBS)
 
 
-@pytest.mark.parametrize("kind", ["tide", "ladder"])
+@pytest.mark.parametrize("kind", ["compass", "ladder"])
 def test_the_command_writes_a_file_that_runs(
     scenario: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,7 +223,7 @@ def test_an_interrupted_search_goes_on(
 ) -> None:
     """What was measured is not simulated again, and what is found is the same."""
     knobs, path = replace(KNOBS, floor=0.75), tmp_path / "scores.jsonl"
-    whole, runs = tune_world(world, "tide", knobs), list[int]()
+    whole, runs = tune_world(world, "ladder", knobs), list[int]()
     one = Scorer.score
 
     def counted(self: Scorer, *arguments: Any) -> Any:
@@ -236,22 +236,22 @@ def test_an_interrupted_search_goes_on(
 
     monkeypatch.setattr(Scorer, "score", counted)
     with pytest.raises(KeyboardInterrupt):
-        tune_world(world, "tide", knobs, on_progress=interrupt, memo=Memo(path, "tide"))
+        tune_world(world, "ladder", knobs, on_progress=interrupt, memo=Memo(path, "ladder"))
     before, lost = len(runs), 0
     if damage != "none":
         lines = path.read_bytes().splitlines(keepends=True)
         lost = len(json.loads(lines[-1]))
         path.write_bytes(b"".join(lines[:-1]) + lines[-1][:-9])
     runs.clear()
-    again = tune_world(world, "tide", knobs, memo=Memo(path, "tide"))
+    again = tune_world(world, "ladder", knobs, memo=Memo(path, "ladder"))
     assert np.array_equal(again.values, whole.values)
     assert (again.spec, again.spent, again.history) == (whole.spec, whole.spent, whole.history)
     first = len(runs)
     runs.clear()
-    tune_world(world, "tide", knobs, memo=Memo(path, "tide"))
+    tune_world(world, "ladder", knobs, memo=Memo(path, "ladder"))
     assert not runs
     assert before > lost or damage == "none"
-    assert first + before - lost == sum(map(len, Memo(path, "tide").rows))
+    assert first + before - lost == sum(map(len, Memo(path, "ladder").rows))
 
 
 def test_energy_is_saved_within_the_limit_of_latency(world: World) -> None:

@@ -15,11 +15,11 @@ from policies.interfaces import RoutingPolicy
 from policies.names import make_router
 from policies.records import COMPLETED
 from policies.replay import replay_run
+from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import FixedRule, LadderRule, RouterSpec, RuleSpec
-from policies.rules.tide import TideRule
 from policies.vocabulary import (
     FOLLOW_NS,
     NS_PER_S,
@@ -72,11 +72,11 @@ CONTROL = ControlSpec(floor=FLOOR)
 @pytest.mark.parametrize(
     ("plain", "its"),
     [
-        (TideRule(), TideRule(control=CONTROL)),
+        (CompassRule(control=None), CompassRule(control=CONTROL)),
         (LadderRule(), LadderRule(control=CONTROL)),
         (LookaheadRule(worth_s=0.02), LookaheadRule(worth_s=0.02, control=CONTROL)),
     ],
-    ids=["tide", "ladder", "lookahead"],
+    ids=["compass", "ladder", "lookahead"],
 )
 def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_img_s: float) -> None:
     """From 0.3 to 0.97 of what the cluster carries at the floor; as it was tuned, either is some points off."""
@@ -88,7 +88,7 @@ def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_im
 
 
 @pytest.mark.parametrize(("rate_img_s", "limit_s"), [(1800, 0.018), (2600, 0.03)])
-@pytest.mark.parametrize("make", [TideRule, LadderRule, LookaheadRule])
+@pytest.mark.parametrize("make", [CompassRule, LadderRule, LookaheadRule])
 def test_a_limit_is_kept_at_any_load_and_used(
     make: Callable[..., RouterSpec], rate_img_s: float, limit_s: float
 ) -> None:
@@ -105,18 +105,18 @@ def test_a_limit_is_kept_at_any_load_and_used(
 
 
 def joules_an_image(weight: float) -> tuple[float, float]:
-    """And accuracy, of Tide."""
+    """And accuracy, of Compass."""
     run = worlds.run(
         cluster(), worlds.poisson_s(900, 20), 20, detail=False, goals=((0, GoalSet(energy_weight=weight)),)
     )
     engine = CompiledSimulation(cluster(), run)
-    engine.finish(router(TideRule(control=ControlSpec()), run), stream(0, "floors"))
+    engine.finish(router(CompassRule(), run), stream(0, "floors"))
     columns = engine.columns()
     priors, place = tuples_run(columns.requests, columns.requests.status == COMPLETED, cluster().prior)
     return sum(device.energy_j for device in columns.devices) / len(place), float(priors[place].mean())
 
 
-def test_the_more_a_joule_is_worth_the_fewer_tide_takes() -> None:
+def test_the_more_a_joule_is_worth_the_fewer_compass_takes() -> None:
     """A step of a quarter is worth 2.5 points here, and takes 5 mJ: so it is paid for up to 500 points a joule."""
     free, cheap, dear = (joules_an_image(weight) for weight in (0.0, 300.0, 700.0))
     assert free == cheap
@@ -136,7 +136,9 @@ def test_expected_energy_is_what_full_batches_take_above_idle() -> None:
     assert taken_j == pytest.approx(expected_j, rel=0.01)
 
 
-@pytest.mark.parametrize("plain", [LadderRule(), TideRule(), LookaheadRule(worth_s=0.002)], ids=lambda spec: spec.KIND)
+@pytest.mark.parametrize(
+    "plain", [LadderRule(), CompassRule(control=None), LookaheadRule(worth_s=0.002)], ids=lambda spec: spec.KIND
+)
 def test_a_floor_beyond_the_dials_end_is_missed_at_loads_that_are_not_much_longer(plain: RuleSpec) -> None:
     """A little above what the cluster carries at the floor: queues by 3.5 times at most, not by 20."""
     _, p99_ms = last_minute(plain, 3300, 90)
