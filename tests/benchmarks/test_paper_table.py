@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
 import pytest
 from scipy.optimize import nnls
 
+from benchmarks.__main__ import main
 from benchmarks.study.paper_table import (
     FILE,
     PUBLISHED_PCT,
@@ -61,12 +60,11 @@ def test_a_wider_segment_is_always_better(table: PaperTable) -> None:
     assert steps == 768
 
 
-def test_the_file_is_what_the_program_prints(table: PaperTable) -> None:
+def test_the_file_is_what_the_program_prints(table: PaperTable, capsys: pytest.CaptureFixture[str]) -> None:
     """The committed file equals the regenerated table within 1e-6, and no hand has touched its form."""
     assert completed() == pytest.approx(np.array(table.shares), abs=1e-6)
-    printed = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "paper-table"], capture_output=True, text=True, check=True
-    ).stdout
+    assert main(["paper-table"]) == 0
+    printed = capsys.readouterr().out
     committed = FILE.read_text()
     assert printed.splitlines()[:8] == committed.splitlines()[:8]
     assert len(printed.splitlines()) == len(committed.splitlines())

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from benchmarks.speed.harness import in_turns
-from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack
 from hw.device import DeviceSpec
 from hw.devices.instances import Instances
 from hw.networks.slimresnet import PRESETS, SlimResNet
@@ -33,6 +32,8 @@ def test_turns_alternate_and_ratios_are_of_a_round() -> None:
 
 
 def test_the_one_piece_is_what_serves_and_the_plain_stack_has_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack  # it opens torchvision, and that dynamo
+
     model, device = SlimResNet(PRESETS["slimresnet-tiny"]), DeviceSpec("cpu")
     place = torch.device("cpu")
     weights = Instances(model, None, device, place)  # type: ignore[arg-type]

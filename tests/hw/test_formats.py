@@ -9,6 +9,7 @@ import torch
 
 from hw.device import DeviceSpec
 from hw.devices.formats import AGREES, WORTH, Way, quickest, race, raced
+from hw.host.apart import here
 from hw.networks.registry import ModelFile
 from kit.errors import InputError, WorkError
 
@@ -64,10 +65,18 @@ def test_other_labels_are_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert half.agreement == pytest.approx(0.66, abs=0.1)
 
 
-def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(path: Path, tmp_path: Path) -> None:
+def test_a_race_leaves_nothing_behind_and_tells_what_is_wrong(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It runs in a process of its own; a file that is no model is the user's mistake, a lost device is not."""
     assert [way.device for way in race(ModelFile(path), (LAST, FIRST), 1)] == [LAST, FIRST]
+    monkeypatch.setattr("hw.devices.formats.apart", here)  # each such process opens torch anew
     with pytest.raises(InputError):
         race(ModelFile(tmp_path / "none.safetensors"), (LAST, FIRST), 1)
-    with pytest.raises(WorkError, match="cuda:0 can't be timed"):
+
+    def lost(device: DeviceSpec) -> torch.device:
+        raise WorkError("the device is lost")
+
+    monkeypatch.setattr("hw.devices.formats.open_device", lost)
+    with pytest.raises(WorkError, match="cuda:0 can't be timed: the device is lost"):
         race(ModelFile(path), (DeviceSpec(kind="cuda"),), 1)

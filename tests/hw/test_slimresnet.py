@@ -28,7 +28,12 @@ class Strided(SlimResNet):
         super().__init__(SlimResNetConfig(2, 9, 5, 8, 2, 2, strides=(2, 2)))
 
 
-OURS = [*map(Network, PRESETS), TINY_NETWORK, Network("tests.hw.test_slimresnet:Strided")]
+LARGE = {"large-digit-pairs", "slimresnet18"}  # many seconds; of one code with the others
+OURS = [
+    *(pytest.param(Network(name), marks=[pytest.mark.release] if name in LARGE else []) for name in PRESETS),
+    TINY_NETWORK,
+    Network("tests.hw.test_slimresnet:Strided"),
+]
 
 
 @pytest.mark.parametrize("network", OURS, ids=lambda network: network.name)

@@ -32,7 +32,7 @@ class Drained(Watched):
         super()._tell_router(event)
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 40), st.integers(0, 2), st.booleans()), max_size=8),
     st.sampled_from(["location", "any"]),

@@ -21,6 +21,7 @@ from policies.vocabulary import (
     TimerFired,
 )
 from sim.cluster import ClusterSpec, Simulation
+from sim.compiled.simulation import CompiledSimulation
 from sim.costs import ProfileCosts
 from sim.host import HostTable
 from tests import worlds
@@ -51,16 +52,19 @@ def quick(host: HostTable | None = None, servers: int = 1, decision_ns: int = 0,
     return replace(spec, host=host)
 
 
-def simulate(spec: ClusterSpec, arrivals: Any, horizon_s: float, group: int = 1, **changes: Any) -> RunRecord:
+def simulate(
+    spec: ClusterSpec, arrivals: Any, horizon_s: float, group: int = 1, engine: Any = Simulation, **changes: Any
+) -> RunRecord:
     run = worlds.run(spec, arrivals, horizon_s, **changes)
-    return Simulation(spec, run).run(Alone(group), np.random.default_rng(0))
+    record: RunRecord = engine(spec, run).run(Alone(group), np.random.default_rng(0))
+    return record
 
 
 def in_stage(record: RunRecord, stage: str) -> list[int]:
     return [request.stages_ns[STAGES.index(stage)] for request in record.requests if request.status == "completed"]
 
 
-# ------------------------------------------------------------------------------------------------------------- theory
+# --------------------------------------------------------------------- theory: on the quick engine, whose bits are alike
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
@@ -70,7 +74,7 @@ def test_images_wait_for_the_host_as_in_an_m_d_1_queue(load: float) -> None:
     spec = quick(HostTable(decision=(cost_ns, 0), returned=(0, 0)), decision_ns=decision_ns)
     means_ms = []
     for seed in range(10):
-        record = simulate(spec, worlds.poisson_s(load * 1000, 8.0, seed), 8.0)
+        record = simulate(spec, worlds.poisson_s(load * 1000, 8.0, seed), 8.0, engine=CompiledSimulation)
         means_ms.append(np.mean(in_stage(record, "router_wait")) / MS)
     expected_ms = load / (2 * (1 - load))
     half_ms = 3.25 * np.std(means_ms, ddof=1) / np.sqrt(len(means_ms))  # a 99 % interval of ten runs
@@ -92,11 +96,11 @@ def test_books_that_are_kept_after_a_block_has_gone_delay_the_next_one_alone() -
 
 def test_spread_costs_wait_longer_by_pollaczek_and_khinchine() -> None:
     """The same mean, but costs that differ: the wait grows by (1 + c^2), c^2 = 1 where each is nothing or twice D."""
-    means_ms = [
-        np.mean(in_stage(simulate(quick(host), worlds.poisson_s(500.0, 40.0), 40.0), "router_wait")) / MS
-        for spread in ((), (0.0, 2.0))
-        for host in [HostTable(decision=(MS, 0), returned=(0, 0), spread=spread)]
-    ]
+    means_ms = []
+    for spread in ((), (0.0, 2.0)):
+        spec = quick(HostTable(decision=(MS, 0), returned=(0, 0), spread=spread))
+        record = simulate(spec, worlds.poisson_s(500.0, 40.0), 40.0, engine=CompiledSimulation)
+        means_ms.append(np.mean(in_stage(record, "router_wait")) / MS)
     assert means_ms == pytest.approx([0.5, 1.0], rel=0.12)
 
 

@@ -13,7 +13,7 @@ from tests import worlds
 from tests.laws.test_conservation import Scenario, scenarios
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenarios())
 def test_a_stored_log_replays_to_identical_commands(scenario: Scenario) -> None:
     """Through JSON and back, faults included."""

@@ -15,7 +15,8 @@ import slimsched
 from tests.test_docs import ROOT
 
 SHOWN = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
-MEASURING = ("slimsched.calibrate(", "slimsched.run(")  # minutes
+MEASURING = ("slimsched.calibrate(", "slimsched.validate(")  # about a minute each
+LONG = (*MEASURING, "slimsched.run(")
 
 
 def _examples() -> list[str]:
@@ -45,17 +46,18 @@ def run(examples: list[str], folder: Path) -> str:
 @pytest.mark.slow
 def test_the_examples_run(tmp_path: Path) -> None:
     """One after another, in an empty folder; nothing but them is printed."""
-    examples = [example for example in _examples() if not any(each in example for each in MEASURING)]
-    assert len(examples) == len(_examples()) - 2 == 10
+    examples = [example for example in _examples() if not any(each in example for each in LONG)]
+    assert len(examples) == len(_examples()) - 3 == 9
     lines = run(examples, tmp_path).splitlines()
     assert "paper 2.0 ['fast0', 'fast1', 'slow']" in lines
     assert len(lines) == sum(example.count("print(") for example in examples) + 2  # one of them is in a loop of three
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"short", "learning", "live"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"short", "learning"}
 
 
-@pytest.mark.workers
 @pytest.mark.release
-def test_the_example_of_measuring_runs(tmp_path: Path) -> None:
-    """A minute of real time: an emulated device, and what serving costs here."""
-    (example,) = [example for example in _examples() if MEASURING[0] in example]
-    assert "emulated-rtx-2080-ti-x4.yaml" in run([example], tmp_path)
+def test_the_examples_of_measuring_run(tmp_path: Path) -> None:
+    """In real time: an emulated device is calibrated, and real servers are held against their simulation."""
+    examples = [example for example in _examples() if any(each in example for each in MEASURING)]
+    validated, calibrated = run(examples, tmp_path).splitlines()
+    assert "'throughput_img_s': " in validated
+    assert "emulated-rtx-2080-ti-x4.yaml" in calibrated

@@ -56,6 +56,7 @@ def test_no_descriptor_is_left() -> None:
     assert descriptors_left(range(10)) == 0
 
 
+@pytest.mark.mutants
 @pytest.mark.parametrize(("number", "first"), [*enumerate(SHOWN_BY)], ids=THERE)
 def test_each_fault_that_was_there_is_found(number: int, first: int) -> None:
     """Put back into a process of its own."""
