@@ -32,7 +32,7 @@ def test_turns_alternate_and_ratios_are_of_a_round() -> None:
 
 
 def test_the_one_piece_is_what_serves_and_the_plain_stack_has_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack  # it opens torchvision, and that dynamo
+    from benchmarks.speed.slimming import FULL, OpenedNetwork, plain_stack  # opens torchvision
 
     model, device = SlimResNet(PRESETS["slimresnet-tiny"]), DeviceSpec("cpu")
     place = torch.device("cpu")

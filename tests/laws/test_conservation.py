@@ -198,7 +198,7 @@ def test_conservation_memory_little_and_energy(scenario: Scenario) -> None:
 def test_causality_and_fifo_within_a_key(scenario: Scenario) -> None:
     """A block is asked for, sent, arrives and ends in that order; no request of a key overtakes another at a server.
 
-    The stages of a completed request are its latency: nothing is counted twice, and only who was tried again lost time.
+    The stages of a completed request add up to its latency, and only who was tried again has lost time.
     """
     spec, run = scenario.cluster, scenario.run
     _, record = worlds.simulate(spec, run)

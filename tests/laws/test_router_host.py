@@ -64,7 +64,7 @@ def in_stage(record: RunRecord, stage: str) -> list[int]:
     return [request.stages_ns[STAGES.index(stage)] for request in record.requests if request.status == "completed"]
 
 
-# --------------------------------------------------------------------- theory: on the quick engine, whose bits are alike
+# -------------------------------------------------------------------- theory: on the quick engine, whose bits are alike
 
 
 @pytest.mark.parametrize("load", [0.3, 0.7])
