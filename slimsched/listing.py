@@ -89,18 +89,18 @@ def _device_lines(device: DeviceDescription) -> Iterator[str]:
 
 
 def _table(kind: str, entries: list[dict[str, str]]) -> str:
-    """On a terminal each in a line of it."""
+    """Each in a line."""
     from scenarios.show.table import GAP, Column, Table, to_text
     from scenarios.terminal.screen import screen_width
 
     if not entries:
         return f"no {kind.removesuffix('s')} lies in this folder, nor in ./{kind}"
     width = screen_width()
-    room = None if width is None else width - GAP - max(len(each["name"]) for each in entries)
+    room = max(width - GAP - max(len(each["name"]) for each in entries), 20)
     rows = []
     for each in entries:
         about = each["about"] if each["ships"] else f"here: {each['about']}"
-        rows.append([each["name"], about if room is None else shorten(about, max(room, 20), placeholder=" ...")])
+        rows.append([each["name"], shorten(about, room, placeholder=" ...")])
     return to_text([Table([Column(kind), Column("", is_text=True)], rows)], width)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -20,33 +21,36 @@ def _run(result: RunResult) -> str:
 
 def _comparison(result: Comparison) -> str:
     from scenarios.show.answers import format_answers
-    from scenarios.show.comparison import format_comparison
+    from scenarios.show.summary import format_summary
 
-    return _apart(format_answers(result.document, None), format_comparison(result.document))
+    return _apart(format_answers(result.document, None), format_summary(result.document, None), _rest(result.folder))
 
 
 def _validation(result: Validation) -> str:
-    from scenarios.show.validation import format_validation
+    from scenarios.show.answers import format_answers
+    from scenarios.show.summary import format_summary
 
-    return format_validation(result.document)
+    return _apart(format_answers(None, result.document), format_summary(None, result.document), _rest(result.folder))
 
 
 def _job(result: Job) -> str:
     from scenarios.show.answers import format_answers
-    from scenarios.show.comparison import format_comparison
     from scenarios.show.plan import short_plan
+    from scenarios.show.summary import format_summary
     from scenarios.show.table import to_text
-    from scenarios.show.validation import format_validation
     from scenarios.terminal.screen import screen_width
 
     comparison = result.comparison.document
     validation = None if result.validation is None else result.validation.document
     return _apart(
         format_answers(comparison, validation, short_plan(comparison, result.comparison.results)),
-        format_comparison(comparison),
-        "" if validation is None else format_validation(validation),
+        format_summary(comparison, validation),
         to_text(["\n".join(result.endings)], screen_width()) + f"\nreport: {result.report}",
     )
+
+
+def _rest(folder: Path) -> str:
+    return f"all other numbers, and charts: slimsched report {folder}"
 
 
 def _capacity(result: Capacity) -> str:

@@ -200,7 +200,7 @@ class Campaign:
             return [(None, self.plan.base_img_s)]
         reference = reference_img_s(run for run in self.runs if run["kind"] == "saturated")
         if not reference:
-            raise WorkError("a saturated run completed no image on the hardware: no capacity to take shares of")
+            raise WorkError("a saturated run completed no image on executors: no capacity to take shares of")
         return [(load, load * reference) for load in self.plan.section.loads]
 
     def _saturated(self, router: str) -> Iterator[FinishedRun]:

@@ -142,7 +142,7 @@ def validate_world(
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
     total = round(plan.duration_s * plan.hardware_runs)
-    with Progress("real executors", total, unit="second", quiet=quiet) as progress:
+    with Progress("executors", total, unit="second", quiet=quiet) as progress:
 
         def tell(state: Any) -> None:
             progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
@@ -193,6 +193,6 @@ def whole_runs(folder: RunFolder, rows: Sequence[Mapping[str, Any]], repeats: in
     if any(run["kind"] == "saturated" for run in gone):
         gone = runs
     if gone:
-        told = f"{len(gone)} of {len(runs)} hardware runs are made again: no real run repeats another to the digit"
+        told = f"{len(gone)} of {len(runs)} runs on executors are made again: no real run repeats another to the digit"
         folder.say(f"{STAGE}: {told}")
     return [run for run in runs if run not in gone]

@@ -298,7 +298,7 @@ def _groups(runs: Iterable[ValidationRun]) -> list[list[ValidationRun]]:
 
 
 def _pair(run: ValidationRun, power: Provenance) -> PairDocument:
-    reason = f"the hardware's power is {power}, not metered: both sides would come from one formula"
+    reason = f"the executors' power is {power}, not metered: both sides would come from one formula"
     return PairDocument(
         router=run["router"],
         seed=run["seed"],

@@ -70,7 +70,7 @@ def format_answers(
     return box_text([*entries, *more], screen_width()) if entries else ""
 
 
-def box_text(entries: Sequence[Answer], width: int | None) -> str:
+def box_text(entries: Sequence[Answer], width: int) -> str:
     """Answers in a frame, as wide as the terminal but no wider than is good to read."""
     return framed(((each.question, each.text) for each in entries), width)
 
@@ -86,10 +86,10 @@ def _contests(comparison: ComparisonDocument | None, validation: ValidationDocum
 
 
 def _on_executors(validation: ValidationDocument) -> str:
-    """Where a validation's hardware runs were made, and how many."""
+    """Where a validation's runs on executors were made, and how many."""
     runs = max(len(row["seeds"]) * row["repeats"] for row in rows_at_middle(validation["rows"]))
     devices = emulated_devices(validation)
-    what = f"executors whose devices are {devices}" if devices else "real executors"
+    what = f"executors whose devices are {devices}" if devices else "executors"
     return f"on {what} ({plural(runs, 'run')} a router)"
 
 

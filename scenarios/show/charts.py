@@ -7,7 +7,8 @@ drawn as they are: none is a formula, and none is left out of a legend for how i
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#C86DA2", "#B07A00", "#2E94CF", "#6A
 MARKERS = "osD^vPX*<>"
 STYLE: Any = {  # matplotlib types its keys one by one
     "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # as it is measured; the whole list stands at each word else
     "font.size": 9,
     "axes.titlesize": 9.5,
     "axes.spines.top": False,
@@ -63,10 +65,11 @@ STYLE: Any = {  # matplotlib types its keys one by one
 }
 WIDTH = 5.0  # inches: on a phone, where a chart is 390 pixels wide, its letters are still as high as small print
 MAX_TICKS = 7
+DECADE = 10.0  # times the least: from there on an axis is logarithmic
 FARTHEST = 2.0  # of the largest mean: what of an interval lies beyond is not drawn
 ROOM = 1.25  # on either side of what is drawn, along a logarithmic axis
 BESIDE = 0.15  # inches between panels, so that the ticks of two don't look like one number
-LITTLE = 0.005  # of the longest bar: what no eye sees
+LITTLE = 0.005  # of a bar: what no eye sees
 WORLDS: Final = ("simulated", "on executors")
 FILLS: Final[Mapping[str, Any]] = dict(zip(WORLDS, ("none", "full"), strict=True))
 LINES: Final[tuple[Literal["-", "--"], ...]] = ("-", "--")
@@ -76,6 +79,7 @@ PNG_DPI = 160
 LINE = 40  # characters of a name
 GREY = "#777777"
 Loc = Literal["outside lower center", "outside upper center"]
+_EXCESS = re.compile(r"(?<=\.\d\d)\d+")  # of a coordinate in points: digits that no eye sees, and a page carries
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -114,6 +118,7 @@ def to_svg(figure: Figure) -> Markup:
     with mpl.rc_context(STYLE):
         figure.savefig(buffer, format="svg", metadata=_UNDATED, transparent=True)
     text = buffer.getvalue()
+    text = re.sub('(?<= d=")[^"]*', lambda found: _EXCESS.sub("", found[0]), text)
     return Markup(text[text.index("<svg") :])  # noqa: S704 - it is drawn here, of escaped text
 
 
@@ -158,7 +163,7 @@ def latency_distributions(curves: Sequence[Latencies], colors: Mapping[str, str]
             line = LINES[curve.world == "hardware"]
             axes.plot(times_ms, 100 * shares, line, color=colors[curve.router])
             handles[curve.router] = Line2D([], [], color=colors[curve.router])
-        if any(max(curve.latencies_s) > 10 * min(curve.latencies_s) for curve in curves):
+        if any(max(curve.latencies_s) > DECADE * min(curve.latencies_s) for curve in curves):
             axes.set_xscale("log")
             plain_log_ticks(axes.xaxis)
         axes.set(
@@ -182,8 +187,14 @@ def standings(
     return {} if comparison is None else {WORLDS[0]: list(compared(comparison, P99).judged)}
 
 
-def ranking_chart(worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[str, str]) -> Figure:
-    """A line a router, the quickest above: p99 latency, hollow simulated and filled measured, beside the accuracy."""
+def ranking_chart(
+    worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[str, str], first: Collection[str] = ()
+) -> Figure:
+    """A line a router, the quickest above: p99 latency, hollow simulated and filled on executors, beside the accuracy.
+
+    Args:
+        first: who has won, or ties; in bold letters.
+    """
     routers = [one.router for one in sorted([*worlds.values()][-1], key=lambda one: one.mean)]
     offsets = (-0.13, 0.13) if len(worlds) > 1 else (0.0,)
     with canvas(WIDTH, 1.3 + 0.4 * len(routers), 1, 2, sharey=True, width_ratios=(3, 2)) as (figure, (left, right)):
@@ -197,6 +208,8 @@ def ranking_chart(worlds: Mapping[str, Sequence[RankedRouter]], colors: Mapping[
                 left.plot(1000 * one.mean, place, **style)
                 right.plot(100 * one.accuracy, place, **style)
         left.set_yticks(range(len(routers)), [label_of(router) for router in routers])
+        for router, label in zip(routers, left.get_yticklabels(), strict=True):
+            label.set_fontweight("bold" if router in first else "normal")
         left.set_ylim(len(routers) - 0.5, -0.5)
         right.xaxis.set_major_locator(MaxNLocator(4))
         right.margins(x=0.15)
@@ -305,7 +318,7 @@ def _frame_costs(axes: Axes, intervals: Sequence[tuple[float, float]], ticks: in
     """Limits along x for (mean, half-width of its interval): from 0 on, or logarithmic where means are far apart."""
     means = [mean for mean, _ in intervals]
     high = min(max(mean + half for mean, half in intervals), FARTHEST * max(means))
-    if max(means) > 20 * min(means) > 0:
+    if max(means) > DECADE * min(means) > 0:
         axes.set_xscale("log")
         low = max(min(mean - half for mean, half in intervals), min(means) / FARTHEST)
         axes.set_xlim(low / ROOM, high * ROOM)
@@ -345,7 +358,7 @@ def over_time(servers: Sequence[Telemetry]) -> Figure:
 
 
 def both_over_time(simulated: Sequence[Telemetry], hardware: Sequence[Telemetry]) -> Figure:
-    """Each server's utilization along the run, a panel a server: simulated solid, on real executors dashed."""
+    """Each server's utilization along the run, a panel a server: simulated solid, on executors dashed."""
     count = len(simulated)
     with canvas(WIDTH, 0.9 + 1.4 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
         for index, (ours, theirs) in enumerate(zip(simulated, hardware, strict=True)):
@@ -365,27 +378,28 @@ def _thinned(values: Sequence[float]) -> NDArray[np.float64]:
 
 
 def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Where an image's time goes, of a validation's rows that know it in both worlds: two stacked bars a router,
-    simulation above hardware (hatched). A stage that takes next to nothing of every bar is left out; each keeps its
-    color."""
+    """Where an image's time goes, of a validation's rows that know it in both worlds: two bars of shares a router, with
+    the milliseconds of all behind them, simulation above executors (hatched). A stage that takes next to nothing of
+    every bar is left out; each keeps its color."""
     every = [of for row in rows for of in row["stages_s"].values()]
-    seen_s = LITTLE * max(sum(of.values()) for of in every)
     colors = {stage: COLORS[number % len(COLORS)] for number, stage in enumerate(every[0])}
-    stages = [stage for stage in colors if any(of[stage] > seen_s for of in every)] or list(colors)
+    stages = [stage for stage in colors if any(of[stage] > LITTLE * sum(of.values()) for of in every)] or list(colors)
     with canvas(WIDTH, 1.3 + 0.55 * len(rows)) as (figure, axes):
         for index, row in enumerate(rows):
             for offset, world, hatch in ((-0.2, "simulated", ""), (0.2, "hardware", "////")):
-                left_ms = 0.0
+                spent_s, left = row["stages_s"][world], 0.0
+                whole_s = sum(spent_s.values())
                 for stage in stages:
-                    width_ms = 1000 * row["stages_s"][world][stage]
+                    share = 100 * spent_s[stage] / (whole_s or 1.0)
                     style = {"color": colors[stage], "hatch": hatch, "edgecolor": "white"}
-                    axes.barh(index + offset, width_ms, 0.36, left=left_ms, linewidth=0.4, **style)
-                    left_ms += width_ms
+                    axes.barh(index + offset, share, 0.36, left=left, linewidth=0.4, **style)
+                    left += share
+                axes.text(101.5, index + offset, f"{1000 * whole_s:.3g} ms", va="center", fontsize=8)
         handles = [Patch(color=colors[stage]) for stage in stages]
         axes.set_yticks(range(len(rows)), [label_of(row["router"]) for row in rows])
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
-        axes.set(xlabel="mean time of an image, ms")
+        axes.set(xlabel="share of an image's mean time, %", xlim=(0, 118), xticks=range(0, 101, 25))
         figure.legend(handles, [stage.replace("_", " ") for stage in stages], loc="outside lower center", ncols=3)
     return figure
 

@@ -8,7 +8,7 @@ from typing import Any
 from scenarios.metrics.catalogue import COMPARED, COSTS, MEASURES, Measure
 from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
 from scenarios.show.numbers import NONE, number, ratio_change, shown
-from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.show.table import Column, Table, column, columns
 from scenarios.show.wording import lines_of
 from scenarios.show.words import (
     decisions_text,
@@ -20,7 +20,6 @@ from scenarios.show.words import (
     slo_measures,
     unserved_lines,
 )
-from scenarios.terminal.screen import screen_width
 from sim.profile import origin_of
 
 _CHANGES = {  # what they are called, against the baseline
@@ -29,11 +28,6 @@ _CHANGES = {  # what they are called, against the baseline
     "latency change": MEASURES["latency_mean_s"],
 }
 _UNBEATEN = "The costs at which no other router is as accurate for less."
-
-
-def format_comparison(comparison: ComparisonDocument) -> str:
-    """The table of the routers."""
-    return to_text([comparison_table(comparison)], screen_width())
 
 
 def comparison_table(comparison: ComparisonDocument) -> Table:

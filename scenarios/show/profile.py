@@ -12,7 +12,6 @@ from scenarios.show.wording import lines_of, say
 from scenarios.terminal.screen import screen_width
 from sim.profile import Profile
 
-READABLE = 110  # characters of a line where there is no screen
 DISTURBED = "disturbed"  # the stamp of steps that others disturbed
 SPOILT_SHARE = 0.05  # of the steps may have stayed so
 PROMISES_NOTHING = (
@@ -23,15 +22,14 @@ PROMISES_NOTHING = (
 
 def described(profile: Profile) -> str:
     """All that a profile says of itself, but for its curves."""
-    screen = screen_width()
-    width = screen or READABLE
+    width = screen_width()
     stamps = {key: value for key, value in profile.device.stamps.items() if key != DISTURBED}
     disturbed = spoilt(profile) or profile.device.stamps.get(DISTURBED, "")
     head = f"{profile.name}: {profile.device.name} ({profile.device.kind}), {profile.origin}"
     parts = [f"{head}\n{facts_text(lines_of('profile', 'facts', profile, stamps, disturbed), width)}"]
     if profile.provenance == Provenance.DATASHEET:
         parts.append(fill(f"{PROMISES_NOTHING}.", width))
-    return to_text([*parts, *tables_of(profile)], screen)
+    return to_text([*parts, *tables_of(profile)], width)
 
 
 def tables_of(profile: Profile) -> list[Table]:

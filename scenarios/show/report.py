@@ -31,14 +31,17 @@ from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import ValidationDocument, middle_load
+from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
 from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
-from scenarios.show.answers import answers
+from scenarios.show.answers import Answer, answers
 from scenarios.show.comparison import comparison_table
 from scenarios.show.numbers import NONE, PLUS_MINUS
+from scenarios.show.plan import short_plan
 from scenarios.show.profile import PROMISES_NOTHING, tables_of
 from scenarios.show.profile_curves import loaded_at_once, loaded_batch, stated_solo_error
+from scenarios.show.summary import places, summary_table
 from scenarios.show.table import Table
 from scenarios.show.validation import (
     disturbance_warnings,
@@ -46,6 +49,7 @@ from scenarios.show.validation import (
     far_apart_warnings,
     rows_at_middle,
     saturation_tables,
+    stages_table,
     validation_notes,
 )
 from scenarios.show.wording import environment
@@ -54,7 +58,8 @@ from scenarios.terminal.screen import visible_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-MAX_HELD = 6_000_000  # characters of packed timelines in a page: about 20 of a run of the quickstart
+MAX_PAGE = 1_500_000  # characters: what can be mailed; timelines take what room the rest leaves
+WORLD_WORDS = {"simulation": "simulated", "hardware": "on executors"}  # one word each for a reader
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -68,6 +73,7 @@ class Material:
     validation: ValidationDocument | None
     runs: tuple[StoredRun, ...]
     profiles: Mapping[str, Profile]
+    results: Sequence[Result]  # of the comparison
     training: Mapping[str, Sequence[Mapping[str, float]]]  # by the kind of router
 
 
@@ -98,7 +104,7 @@ def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
     material = gather(RunFolder(Path(run_folder)))
     curves = _in_both_worlds(_latency_curves(material))
     if not curves:
-        raise InputError(str(run_folder), "", "no router ran both in simulation and on real executors")
+        raise InputError(str(run_folder), "", "no router ran both in simulation and on executors")
     charts.save(charts.latency_distributions(curves, _colors(material)), picture)
 
 
@@ -115,6 +121,7 @@ def gather(folder: RunFolder) -> Material:
         validation=document("validation.json"),
         runs=tuple(read_runs(folder)),
         profiles=dict(_read_profiles(folder)),
+        results=document("results.json") or (),
         training={kind: steps for kind in MADE_KINDS if (steps := document(training_file(kind)))},
     )
 
@@ -136,35 +143,40 @@ def _read_profiles(folder: RunFolder) -> Iterator[tuple[str, Profile]]:
 def report(material: Material) -> str:
     """The page, section by section."""
     comparison, validation = material.comparison, material.validation
-    timelines = list(_timelines(material))
+    timelines, traces = list(_timelines(material)), list(_traces(material))
     sections = {
+        "summary": summary_table(comparison, validation),
+        "simulated": summary_table(comparison, None),
         "compared": comparison_table(comparison) if comparison else None,
         "validation": _validation(validation) if validation else None,
         "latency": _latency(material),
         "trade_offs": _trade_offs(material),
         "downtimes": _downtimes(material),
         "timelines": timelines,
-        "traces": list(_traces(material)),
+        "traces": traces,
         "training": list(_training(material)),
     }
     parts = {
-        "Routers compared in simulation": comparison,
-        "Simulation against hardware": validation,
+        "Routers in simulation": comparison,
+        "Simulation beside executors": validation,
         "Latency": sections["latency"],
         "Accuracy against cost": sections["trade_offs"],
-        "Servers over time": sections["downtimes"] or timelines or sections["traces"],
-        "Training of the routers": sections["training"],
-        "Devices as calibrated": material.profiles,
+        "Servers over time": sections["downtimes"] or timelines or traces,
+        "Training": sections["training"],
+        "Devices": material.profiles,
     }
     run = {
         **sections,
         "badges": list(_badges(material)),
-        "answers": answers(comparison, validation),
+        "answers": _answers(material),
         "ranking": _ranking(material),
+        "contents": [title for title, part in {**parts, "Environment": material.environment}.items() if part],
         "missing": [title.lower() for title, part in parts.items() if not part],
         "environment": _environment(material.environment),
     }
-    return _page(str(material.scenario.get("name", "run")), run, list(_profiles(material.profiles)))
+    title, profiles = str(material.scenario.get("name", "run")), list(_profiles(material.profiles))
+    _pack(material, traces, MAX_PAGE - len(_page(title, run, profiles)))
+    return _page(title, run, profiles)
 
 
 def profile_page(profile: Profile) -> str:
@@ -177,6 +189,7 @@ def _page(title: str, run: Mapping[str, Any] | None, profiles: Sequence[Mapping[
     script = files("scenarios.show").joinpath("templates/page.js").read_text(encoding="utf-8")
     filters = environment().filters
     filters["interval_small"], filters["prose"] = _interval, _prose
+    filters["anchor"] = lambda title: title.lower().replace(" ", "-")
     filters["sha256"] = lambda text: b64encode(sha256(text.encode()).digest()).decode()
     text = environment().get_template("page.html.j2").render(
         title=title, run=run, profiles=profiles, script=Markup(script)  # noqa: S704 - our own
@@ -205,8 +218,14 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
     accuracy = material.comparison["accuracy_provenance"] if material.comparison else MEASURED
     if accuracy != MEASURED:
         yield "datasheet", f"accuracy: {accuracy}"
-    yield from (("", world) for world in dict.fromkeys(run.result["mode"] for run in material.runs))
+    yield from (("", WORLD_WORDS[world]) for world in dict.fromkeys(run.result["mode"] for run in material.runs))
     yield from (("", f"{server}: {profile.device.name}") for server, profile in material.profiles.items())
+
+
+def _answers(material: Material) -> list[Answer]:
+    """Those of the terminal's box, what to run where included."""
+    found = answers(material.comparison, material.validation)
+    return [*found, *short_plan(material.comparison, material.results)] if found and material.comparison else found
 
 
 def _ranking(material: Material) -> Markup | None:
@@ -215,7 +234,8 @@ def _ranking(material: Material) -> Markup | None:
     routers = [one.router for candidates in [*worlds.values()][-1:] for one in candidates]
     if len(routers) < 2:
         return None
-    return charts.to_svg(charts.ranking_chart(worlds, charts.router_colors([*_compared(material), *routers])))
+    first = places(material.comparison, material.validation)
+    return charts.to_svg(charts.ranking_chart(worlds, charts.router_colors([*_compared(material), *routers]), first))
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:
@@ -259,12 +279,15 @@ def _device_text(value: object) -> str:
 def _validation(validation: ValidationDocument) -> dict[str, Any]:
     rows = rows_at_middle(validation["rows"])
     known = [row for row in rows if all(row["stages_s"].values())]
+    errors, saturated = errors_tables(validation), saturation_tables(validation)
+    unserved = [text for table in (*errors, *saturated) for text in table.warnings]
     return {
-        "errors": errors_tables(validation),
+        "errors": errors,
         "notes": validation_notes(validation),
-        "warnings": [*far_apart_warnings(validation), *disturbance_warnings(validation)],
-        "saturated": saturation_tables(validation),
+        "warnings": [*unserved, *far_apart_warnings(validation), *disturbance_warnings(validation)],
+        "saturated": saturated,
         "stages": charts.to_svg(charts.stage_bars(known)) if known else None,
+        "stages_ms": stages_table(known) if known else None,
         "load": rows[0]["load"] if rows else None,
     }
 
@@ -300,7 +323,7 @@ def _latency_curves(material: Material) -> list[charts.Latencies]:
 
 
 def _in_both_worlds(curves: Sequence[charts.Latencies]) -> list[charts.Latencies]:
-    """The curves of the routers that ran in simulation and on real executors."""
+    """The curves of the routers that ran in simulation and on executors."""
     worlds = {(curve.router, curve.world) for curve in curves}
     return [c for c in curves if {(c.router, "simulation"), (c.router, "hardware")} <= worlds]
 
@@ -337,41 +360,48 @@ def _downtimes(material: Material) -> Table | None:
     runs = []
     for run in material.runs:
         repeat = f"repeat {run.repeat}" if run.repeat else ""
-        parts = (run.result["mode"], run.point, f"seed {run.result['seed']}", repeat)
+        parts = (WORLD_WORDS[run.result["mode"]], run.point, f"seed {run.result['seed']}", repeat)
         runs.append((", ".join(filter(None, parts)), run.result))
     return downtime_table(runs)
 
 
 def _traces(material: Material) -> Iterator[dict[str, str]]:
-    """Each charted run, batch by batch: as many as the page has room for by a click (packed by gzip and base64), all as
-    files beside it."""
-    held = 0
+    """Each charted run, batch by batch, as a file beside the page."""
     for run in _first_seeds(material):
         path = run.path / "timeline.json"
         if path.exists():
-            packed = b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode()
-            held += len(packed)
             yield {
-                "title": f"{run.result['router']}, {run.result['mode']}",
+                "title": f"{run.result['router']}, {WORLD_WORDS[run.result['mode']]}",
                 "file": quote(path.relative_to(run.folder.path).as_posix()),
-                "packed": packed if held <= MAX_HELD else "",
+                "packed": "",
             }
 
 
+def _pack(material: Material, traces: Sequence[dict[str, str]], room: int) -> None:
+    """Put as many as there is room for, the smallest first, into the page (gzip and base64): a click opens them."""
+    found = [run.path / "timeline.json" for run in _first_seeds(material)]
+    held = [b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode() for path in found if path.exists()]
+    for trace, packed in sorted(zip(traces, held, strict=True), key=lambda each: len(each[1])):
+        room -= len(packed) + len(' data-trace=""')
+        if room >= 0:
+            trace["packed"] = packed
+
+
 def _timelines(material: Material) -> Iterator[dict[str, Any]]:
-    """The baseline's and the last router's run, in each world (what ran in both is laid over each other as well):
+    """The baseline's and the best router's run, in each world (what ran in both is laid over each other as well):
     enough to see how load is spread."""
     runs = _first_seeds(material)
     routers = list(dict.fromkeys(run.result["router"] for run in runs))
-    for router in dict.fromkeys((*routers[:1], *routers[-1:])):
+    best = [name for name in places(material.comparison, material.validation) if name in routers]
+    for router in dict.fromkeys((*routers[:1], *[*best, *routers[-1:]][:1])):
         runs_of = [run for run in runs if run.result["router"] == router]
         by_world = {run.result["mode"]: telemetry for run in runs_of if (telemetry := _telemetry(run))}
         both = [by_world[world] for world in ("simulation", "hardware") if world in by_world]
         if both:
             yield {
                 "router": router,
-                "seeds": {run.result["mode"]: run.result["seed"] for run in runs_of},
-                "worlds": {mode: charts.to_svg(charts.over_time(of)) for mode, of in by_world.items()},
+                "seeds": {WORLD_WORDS[run.result["mode"]]: run.result["seed"] for run in runs_of},
+                "worlds": {WORLD_WORDS[mode]: charts.to_svg(charts.over_time(of)) for mode, of in by_world.items()},
                 "both": charts.to_svg(charts.both_over_time(*both)) if len(both) > 1 else None,
             }
 
@@ -390,12 +420,13 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
     return servers
 
 
-def _training(material: Material) -> Iterator[tuple[str, str, Markup]]:
+def _training(material: Material) -> Iterator[dict[str, Any]]:
+    """Gradients raise rewards; a direct search lowers a cost."""
     for kind, steps in material.training.items():
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
         panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
         curve = charts.training_curve([step["decisions"] for step in steps], panels)
-        yield made_name(kind), "update's" if kind in BY_GRADIENTS else "generation's best", charts.to_svg(curve)
+        yield {"router": made_name(kind), "by_gradients": kind in BY_GRADIENTS, "svg": charts.to_svg(curve)}
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:
@@ -451,6 +482,7 @@ class _Drawable:
 def _profile_charts(of: _Drawable) -> dict[str, Any]:
     """Kept: they take seconds to draw, and a profile may be shown on several pages."""
     profile = of.profile
-    facts = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
+    facts: dict[str, Any] = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
+    facts["has_sms"] = any(curve.sm_utilization for curve in profile.latency)
     drawn = {name: charts.to_svg(figure) for name, figure in profile_charts.charts_of(profile).items()}
     return {**facts, "error_share": stated_solo_error(profile), **drawn}

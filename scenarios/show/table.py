@@ -6,8 +6,8 @@ by the page's template.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from io import StringIO
 from textwrap import fill
 from typing import Final
@@ -22,10 +22,9 @@ from rich.text import Text
 
 from scenarios.metrics.catalogue import Measure
 from scenarios.show.numbers import PLUS_MINUS
-from scenarios.terminal.screen import visible
+from scenarios.terminal.screen import PIPED, visible
 
 ENDLESS: Final = 10_000  # characters of a line, where there is no terminal
-WIDEST_BOX: Final = 100  # characters: longer lines are hard to read
 NAME_SHARE: Final = 0.375  # of a line, for the words of one column
 GAP: Final = 2  # between columns
 NAMES: Final = 11  # characters of the longest name of a fact
@@ -61,6 +60,7 @@ class Table:
     Attributes:
         notes: sentences below it; `warnings`: those that nobody should miss.
         base: first cell of the row that the others are set against.
+        marks: by first cell, a word that a page sets behind it: who wins.
     """
 
     columns: Sequence[Column]
@@ -69,6 +69,7 @@ class Table:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     base: str | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
 
 def column(measure: Measure, head: str = "", provenance: str = "") -> Column:
@@ -98,12 +99,12 @@ def to_text(parts: Iterable[Table | str], width: int | None = None) -> str:
     )
 
 
-def framed(parts: Iterable[tuple[str, str]], width: int | None) -> str:
+def framed(parts: Iterable[tuple[str, str]], width: int) -> str:
     """Questions with their answers in a frame, as wide as the terminal but no wider than is good to read."""
     lines: list[RenderableType] = []
     for question, answer in parts:
         lines += [*([""] if lines else []), Text(visible(question)), Padding(Text(visible(answer)), (0, 0, 0, 2))]
-    wide = min(width or WIDEST_BOX, WIDEST_BOX)
+    wide = min(width, PIPED)
     return _written([Panel(Group(*lines), box=ASCII, width=wide)], wide)
 
 

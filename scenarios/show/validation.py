@@ -33,9 +33,8 @@ from sim.profile import origin_of
 AnyRow = Row | SaturatedRow
 WORLDS: Final[Mapping[Literal["simulated", "hardware"], str]] = {
     "simulated": "in simulation",
-    "hardware": "on the hardware",
+    "hardware": "on executors",
 }
-MAX_DOWNTIMES = 40  # on a terminal; `validation.json` has all
 DRAWN = "error, slowdown drawn"
 _DRAWN = (
     "the error of the mean latency where slow spells are drawn as the profile says, and not replayed: only that is a "
@@ -51,7 +50,7 @@ TITLES: Final = {measure.stem: measure.title for measure in MEASURES.values()}
 
 @dataclass(frozen=True, slots=True)
 class _Disturbance:
-    """What is in the hardware's numbers and in no simulation.
+    """What is in the executors' numbers and in no simulation.
 
     Attributes:
         key: of a row.
@@ -99,17 +98,6 @@ _DISTURBANCES: Final = (
 )  # fmt: skip
 
 
-def format_validation(validation: ValidationDocument) -> str:
-    """The sim-to-real table of each load, where an image's time goes, saturation; then what there is to say."""
-    at_middle = stages_table(rows_at_middle(validation["rows"]))
-    stages = _of_devices([at_middle] if at_middle.rows else [], validation)
-    tables = [*errors_tables(validation), *stages, *saturation_tables(validation)]
-    tables += [downtimes] if (downtimes := _downtimes(validation)) else []
-    warnings = [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells it
-    words = ["\n".join(validation_notes(validation)), *warnings, *disturbance_warnings(validation)]
-    return to_text([validation["scenario"], *tables, *words], screen_width())
-
-
 def emulated_devices(validation: ValidationDocument) -> str:
     """What the executors' devices were where they were emulated, `emulated x20`; empty where they were real."""
     slowdowns = {k for pair in validation["pairs"] for k in pair["hardware"]["emulated_slowdowns"]}
@@ -125,6 +113,12 @@ def _of_devices(tables: Sequence[Table], validation: ValidationDocument) -> list
     """Add emulated devices to the titles: nobody takes such a table for one of real devices."""
     devices = emulated_devices(validation)
     return [replace(table, title=f"{table.title} ({devices})") if devices else table for table in tables]
+
+
+def title_at_middle(validation: ValidationDocument) -> str:
+    """Of a table of that load: the load, how many runs there were, and whether devices were emulated."""
+    title = say("validation", "load", rows_at_middle(validation["rows"])[0])
+    return _of_devices([Table((), (), title)], validation)[0].title
 
 
 def rows_at_middle(rows: Sequence[Row]) -> list[Row]:
@@ -161,8 +155,8 @@ def _errors_table(rows: Sequence[Row]) -> Table:
     slowed = any(map(_is_slowed, rows))
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head]
-    head += [column(_LATENCY, f"{world} {_LATENCY.title}") for world in ("simulated", "hardware")]
-    head.append(Column("hardware noise", "%"))
+    head += [column(_LATENCY, f"{_LATENCY.title} {world}") for world in ("simulated", "on executors")]
+    head.append(Column("noise of executors", "%"))
     head += [*columns("device slowdown"), Column(DRAWN, "%", meaning=_DRAWN)] if slowed else []
     background_head, background_cells = _disturbances(rows)
     head += background_head
@@ -196,7 +190,7 @@ def _name(row: AnyRow) -> str:
 def _served_columns(rows: Sequence[AnyRow]) -> tuple[list[Column], list[list[str]]]:
     """How much each world served of what arrived: the columns, and for each row their cells."""
     measures = served_measures(row["served"][world] for row in rows for world in WORLDS)
-    head = [Column(f"{each.head} sim./hw.", each.unit, meaning=each.meaning) for each in measures]
+    head = [Column(f"{each.head} sim./exec.", each.unit, meaning=each.meaning) for each in measures]
     return head, [[_both(row, each) for each in measures] for row in rows]
 
 
@@ -212,28 +206,15 @@ def _unserved_lines(rows: Sequence[AnyRow]) -> tuple[list[str], list[str]]:
 
 
 def stages_table(rows: Sequence[Row]) -> Table:
-    """Mean milliseconds an image spent in each stage, simulated/hardware; no rows where no run kept them."""
+    """Mean milliseconds an image spent in each stage, simulated/on executors; no rows where no run kept them."""
     known = [(_name(row), row["stages_s"]["simulated"], row["stages_s"]["hardware"]) for row in rows]
     body = [
         [router, *(f"{number(simulated.get(name), 2, 1000)}/{number(hardware.get(name), 2, 1000)}" for name in STAGES)]
         for router, simulated, hardware in known
         if simulated is not None and hardware is not None
     ]
-    title = f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/hardware, ms" if rows else ""
+    title = f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms" if rows else ""
     return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
-
-
-def _downtimes(validation: ValidationDocument) -> Table | None:
-    """When servers were down in the paired runs of either world; one paired simulation may serve all repeats."""
-    runs, paired = [], []
-    for pair in validation["pairs"]:
-        load = "" if pair["load"] is None else f", load {pair['load']:g}"
-        place = f"{load}, seed {pair['seed']}" + (f", repeat {pair['repeat']}" if pair["repeat"] else "")
-        if pair["simulated"] not in paired:
-            paired.append(pair["simulated"])
-            runs.append((f"simulation{place}", pair["simulated"]))
-        runs.append((f"hardware{place}", pair["hardware"]))
-    return downtime_table(runs, MAX_DOWNTIMES)
 
 
 def saturation_tables(validation: ValidationDocument) -> list[Table]:
@@ -245,7 +226,7 @@ def saturation_tables(validation: ValidationDocument) -> list[Table]:
 def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
-    head += [column(_THROUGHPUT, "hardware"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
+    head += [column(_THROUGHPUT, "on executors"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
     background_head, background_cells = _disturbances(rows)
     body = [
         [
@@ -298,7 +279,7 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
 
 
 def disturbance_warnings(validation: ValidationDocument) -> list[str]:
-    """What nobody should miss: all that is in the hardware's numbers and in no simulation."""
+    """What nobody should miss: all that is in the executors' numbers and in no simulation."""
     return [say("validation", "warning", each.key, each.limit) for each in _DISTURBANCES if each.is_strong(validation)]
 
 

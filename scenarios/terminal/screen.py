@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 LEAST: Final = 40  # characters: no table can be read in less
+PIPED: Final = 100  # where standard output is no terminal: longer lines are hard to read
 LONGEST: Final = 2000  # characters of a message
 _UNSEEN: Final = (
     r"\x00-\x1f\x7f-\x9f"  # control characters: a terminal's escape sequences begin with one
@@ -22,9 +23,9 @@ _IN_NAMES: Final = re.compile(f"[{_UNSEEN}]")
 _IN_TEXT: Final = re.compile(f"(?![\n\t])[{_UNSEEN}]")
 
 
-def screen_width() -> int | None:
-    """Characters of a line; None where standard output is no terminal, so that nothing there needs to be broken."""
-    return max(LEAST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+def screen_width() -> int:
+    """Characters of a line of standard output, a terminal or not: a log is read by people, programs take `--json`."""
+    return max(LEAST, shutil.get_terminal_size().columns) if sys.stdout.isatty() else PIPED
 
 
 def visible(name: str) -> str:

@@ -23,13 +23,13 @@ from tests.scenarios.folders import flagged, run_folder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
-    "Routers compared in simulation",
-    "Simulation against hardware",
+    "Routers in simulation",
+    "Simulation beside executors",
     "Latency",
     "Accuracy against cost",
     "Servers over time",
-    "Training of the routers",
-    "Devices as calibrated",
+    "Training",
+    "Devices",
     "Environment",
 )
 

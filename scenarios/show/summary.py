@@ -1,0 +1,124 @@
+"""The one table that a command prints: six columns, which tell the routers apart. All else stands in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from scenarios.metrics.catalogue import ATTAINMENT, MEASURES
+from scenarios.metrics.comparison import ComparisonDocument, accuracy_measure
+from scenarios.metrics.fidelity import Row, ValidationDocument, is_flagged, was_stopped
+from scenarios.metrics.ranking import Ranking, compared, long_run_accuracies, validated
+from scenarios.show.comparison import comparison_table
+from scenarios.show.numbers import NONE, change, number, plural, shown
+from scenarios.show.table import Column, Table, column, to_text
+from scenarios.show.validation import (
+    disturbance_warnings,
+    errors_tables,
+    far_apart_warnings,
+    rows_at_middle,
+    saturation_tables,
+    title_at_middle,
+)
+from scenarios.show.words import flagged, provenance, slo_measures
+from scenarios.terminal.screen import screen_width
+
+_P99, _MEAN, _ACCURACY = (MEASURES[name] for name in ("latency_p99_s", "latency_mean_s", "accuracy"))
+_ENERGY, _THROUGHPUT = MEASURES["energy_per_image_j"], MEASURES["throughput_img_s"]
+_LONG_RUN: Final = "Of many runs as long as these, as far as simulation tells of them: what a floor of accuracy is of."
+
+
+def format_summary(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> str:
+    """The table, and below it what nobody should miss of those that it stands for."""
+    warnings = [*comparison_table(comparison).warnings] if comparison else []
+    if validation is not None:
+        tables = [*errors_tables(validation), *saturation_tables(validation)]
+        warnings += [text for table in tables for text in table.warnings] + disturbance_warnings(validation)
+        warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells
+    found = summary_table(comparison, validation)
+    return to_text([*([found] if found else []), "\n".join(warnings)], screen_width())
+
+
+def summary_table(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Table | None:
+    """Of both worlds where executors ran, else of simulation; of nothing but saturated runs their throughput."""
+    if validation is not None and validation["rows"]:
+        return _of_both_worlds(comparison, validation)
+    if comparison is not None:
+        return _of_simulation(comparison)
+    return next(iter(saturation_tables(validation)), None) if validation is not None else None
+
+
+def places(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> dict[str, str]:
+    """Who wins, or ties for it, on executors where they ran: by router the word."""
+    ranking = _ranking(comparison, validation)
+    if ranking is None or len(ranking.able) < 2 or ranking.is_open:
+        return {}
+    return dict.fromkeys(ranking.first, "wins" if ranking.winner else "ties")
+
+
+def _ranking(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Ranking | None:
+    if validation is not None and validation["rows"]:
+        return validated(validation, "hardware", long_run=long_run_accuracies(comparison))
+    return None if comparison is None else compared(comparison)
+
+
+def _of_simulation(comparison: ComparisonDocument) -> Table:
+    rows = comparison["rows"]
+    last = ATTAINMENT[0] if slo_measures(comparison["slo"]) else _THROUGHPUT
+    measures = (_P99, accuracy_measure(rows), _ENERGY, _MEAN, last)
+    return Table(
+        [Column("router"), *(column(measure, measure.title) for measure in measures)],
+        [[flagged(row["router"], row["is_flagged"]), *(shown(each, each.of(row)) for each in measures)] for row in rows],
+        f"{comparison['scenario']}, simulated ({provenance(comparison)}; {_seeds(rows)})",
+        marks=places(comparison, None),
+    )
+
+
+def _seeds(rows: Sequence[Mapping[str, Any]]) -> str:
+    return plural(max(len(row["seeds"]) for row in rows), "seed")
+
+
+def _of_both_worlds(comparison: ComparisonDocument | None, validation: ValidationDocument) -> Table:
+    """What executors did beside a simulation of the same arrivals; then what many simulated runs tell, if there are."""
+    real = {row["router"]: row for row in rows_at_middle(validation["rows"])}
+    long = {} if comparison is None else {row["router"]: row for row in comparison["rows"]}
+    ranking = _ranking(comparison, validation)
+    judged = {} if ranking is None else {one.router: one.accuracy for one in ranking.judged}
+    accuracies = {**long_run_accuracies(comparison), **judged}
+    head = [Column("router"), Column("accuracy", "%", meaning=_LONG_RUN), column(_P99, "p99 on executors")]
+    head += [column(_P99, "p99 simulated"), Column("error of that", "%")]
+    head.append(
+        column(_P99, f"p99 simulated, {_seeds([*long.values()])}") if long else Column("error of mean latency", "%")
+    )
+    return Table(
+        head,
+        [
+            [
+                flagged(router, _is_flagged(real.get(router), long.get(router))),
+                number(accuracies.get(router), _ACCURACY.digits, _ACCURACY.scale),
+                *_cells(real.get(router)),
+                _last(real.get(router), long.get(router), bool(long)),
+            ]
+            for router in dict.fromkeys([*long, *real])
+        ],
+        f"{validation['scenario']}: {title_at_middle(validation)}",
+        marks=places(comparison, validation),
+    )
+
+
+def _is_flagged(real: Row | None, long: Mapping[str, Any] | None) -> bool:
+    return (real is not None and is_flagged(real["served"])) or (long is not None and long["is_flagged"])
+
+
+def _cells(row: Row | None) -> list[str]:
+    """Both worlds' p99 of the same arrivals, and the error; nothing for who did not run on executors."""
+    if row is None:
+        return [NONE] * 3
+    both = [shown(_P99, row[world][_P99.stem]) for world in ("hardware", "simulated")]  # type: ignore[literal-required]
+    return [*both, change(row["error_pct"][_P99.stem], unit="")]
+
+
+def _last(real: Row | None, long: Mapping[str, Any] | None, is_compared: bool) -> str:
+    if is_compared:
+        return NONE if long is None else shown(_P99, _P99.of(long))
+    return NONE if real is None else change(real["error_pct"][_MEAN.stem], unit="")
