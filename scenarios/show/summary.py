@@ -86,10 +86,9 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
     judged = {} if ranking is None else {one.router: one.accuracy for one in ranking.judged}
     accuracies = {**long_run_accuracies(comparison), **judged}
     head = [Column("router"), Column("accuracy", "%", meaning=_LONG_RUN), column(_P99, "p99 on executors")]
-    head += [column(_P99, "p99 simulated"), Column("error of that", "%")]
-    head.append(
-        column(_P99, f"p99 simulated, {_seeds([*long.values()])}") if long else Column("error of mean latency", "%")
-    )
+    head += [column(_P99, "p99 simulated"), Column("p99 error", "%")]
+    head.append(column(_P99, "p99 of all seeds") if long else Column(f"{_MEAN.title} error", "%"))
+    title = f"{validation['scenario']}: {title_at_middle(validation)}"
     return Table(
         head,
         [
@@ -101,7 +100,7 @@ def _of_both_worlds(comparison: ComparisonDocument | None, validation: Validatio
             ]
             for router in dict.fromkeys([*long, *real])
         ],
-        f"{validation['scenario']}: {title_at_middle(validation)}",
+        f"{title}, {_seeds([*long.values()])} simulated" if long else title,
         marks=places(comparison, validation),
     )
 

@@ -97,6 +97,7 @@ def run_folder(
             write_run(folder, real, record)
             pairs.append(validation_run(result, real))
     write_json(folder / "comparison.json", compare_results(results))
+    write_json(folder / "results.json", results)
     write_json(folder / "validation.json", validate_results(pairs, Provenance.MODELLED))
     write_text(folder / "scenario.yaml", "name: toy\n")
     device = {"name": "toy", "kind": "cpu", "telemetry": {"power": "polled"}}

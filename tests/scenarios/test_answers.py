@@ -17,6 +17,7 @@ from scenarios.metrics.statistics import estimate, paired_ratio
 from scenarios.show.answers import Answer, answers, box_text
 from scenarios.show.charts import WORLDS, standings
 from scenarios.show.comparison import comparison_table
+from scenarios.show.summary import format_summary, summary_table
 from scenarios.show.table import to_text
 from scenarios.show.validation import errors_tables
 from tests.scenarios.folders import summary, validation_run
@@ -74,7 +75,7 @@ def test_executors_come_first() -> None:
     won, _, after = told(found, validation(*CLEAR))
     assert won.mood == "yes"
     assert won.text == (
-        "On real executors (5 runs a router) compass (learned) wins: p99 latency 1000.00 ms at 95.00 % accuracy, 20.0 "
+        "On executors (5 runs a router) compass (learned) wins: p99 latency 1000.00 ms at 95.00 % accuracy, 20.0 "
         f"% below that of tuned:ladder (-20.0 to -20.0 %; 95.00 % accuracy). {NO_FLOOR} In simulation (datasheet, 6 "
         "seeds) compass (learned) wins: p99 latency 895.50 ms at 95.00 % accuracy, 25.0 % below that of tuned:ladder "
         f"(-25.0 to -25.0 %; 95.00 % accuracy). {NO_FLOOR}"
@@ -141,7 +142,7 @@ def test_energy_wins_where_the_scenario_tunes_for_it() -> None:
 def test_what_is_not_significant_is_no_win_and_no_loss(mean_s: float) -> None:
     won, _, after = told(None, validation(("compass", 1.0, mean_s, 0.95), (LADDER, 1.0, 1.0, 0.95), odd=0.05))
     assert won.mood == "open"
-    assert won.text.startswith("On real executors (5 runs a router) it is a tie of ")
+    assert won.text.startswith("On executors (5 runs a router) it is a tie of ")
     assert "not statistically significant" in won.text
     assert "runs would tell" in after.text
 
@@ -171,9 +172,9 @@ def test_a_few_runs_do_not_decide_who_keeps_the_floor() -> None:
     found = validation(("compass", 1.0, 1.0, 0.93), (LADDER, 1.2, 1.25, 0.93))
     for pair in found["pairs"]:
         pair["hardware"]["slo"]["floor"] = 0.94
-    assert told(None, found)[0].text.startswith("Nobody can win on real executors")
+    assert told(None, found)[0].text.startswith("Nobody can win on executors")
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.2, 0.95), slo=Slo(0.94))
-    assert told(one, found)[0].text.startswith("On real executors (5 runs a router) compass (learned) wins")
+    assert told(one, found)[0].text.startswith("On executors (5 runs a router) compass (learned) wins")
     for pair in found["pairs"]:
         pair["hardware"]["expected_accuracy"] = 0.91 if pair["router"] == "compass" else 0.93
     assert f"{FLOOR}: broken by compass (93.00 %)." in told(one, found)[0].text
@@ -256,7 +257,7 @@ def test_what_nobody_checked_is_said() -> None:
     assert won.text.startswith("On executors whose devices are emulated x20 (5 runs a router) compass wins")
     assert trusted.text.endswith("The devices were emulated x20: nothing is said of real ones.")
     found["pairs"][0]["not_applicable"] = {"energy_per_image": "modelled"}
-    assert "Energy was not metered on the hardware: nothing here checks it." in told(None, found)[1].text
+    assert "Energy was not metered on executors: nothing here checks it." in told(None, found)[1].text
 
 
 def test_who_serves_too_little_has_not_won() -> None:
@@ -285,16 +286,33 @@ def test_nothing_side_by_side_has_no_box() -> None:
     assert answers(None, found) == answers(None, None) == answers(comparison(("compass", 1.0, 0.95)), None) == []
 
 
-@pytest.mark.parametrize("width", [40, 80, 120, None])
-def test_all_fits_the_terminal(width: int | None) -> None:
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_all_fits_the_terminal(width: int) -> None:
     """The box and every table below it; the box is never wider than is good to read."""
     found = validation(*CLEAR)
     one = comparison(("compass", 1.0, 0.95), (LADDER, 1.25, 0.95))
     box = box_text(answers(one, found), width).splitlines()
-    assert {len(line) for line in box} == {min(width or 100, 100)}
-    if width is not None:
-        lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
-        assert max(map(len, lines)) <= width
+    assert {len(line) for line in box} == {min(width, 100)}
+    lines = to_text([comparison_table(one), *errors_tables(found)], width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+LONG_NAMES = ("tuned:compass-keeping", 0.98, 1.0, 0.95), (FIXED, 1.24, 1.25, 0.9495), ("own_router:Mine", 50.0, 60.0, 0.9)
+
+
+@pytest.mark.parametrize(("is_compared", "is_validated"), [(True, False), (False, True), (True, True)])
+def test_a_command_prints_one_table_of_six_columns(is_compared: bool, is_validated: bool) -> None:
+    """Side by side in 100 characters, in a pipe (as here) too; who wins is marked where it is shown in a page."""
+    one = comparison(*((r, s, top1) for r, s, _, top1 in LONG_NAMES)) if is_compared else None
+    other = validation(*LONG_NAMES) if is_validated else None
+    table = summary_table(one, other)
+    assert table is not None
+    assert len(table.columns) == 6
+    assert table.marks == {LONG_NAMES[0][0]: "wins"}
+    lines = format_summary(one, other).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert [len(line.split()) for line in lines if line.startswith("---")] == [6]
+    assert len({line.split()[0] for line in lines if line.startswith(tuple(name for name, *_ in LONG_NAMES))}) == 3
 
 
 # ------------------------------------------------------------------------------------------------------- who beats whom

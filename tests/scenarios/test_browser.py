@@ -144,7 +144,7 @@ def test_a_click_hands_a_run_to_perfetto(page: Path, chromium: Browser) -> None:
     """Its bytes, once that page has answered, and to no other page; a file may do it, and fetches nothing."""
     chromium.open(page, 900, "light")
     told = chromium.value(HANDED)
-    assert (told["opened"], told["title"]) == ("https://ui.perfetto.dev/", "random, simulation")
+    assert (told["opened"], told["title"]) == ("https://ui.perfetto.dev/", "random, simulated")
     assert (told["to"], told["origins"]) == ("https://ui.perfetto.dev", ["https://ui.perfetto.dev"])
     assert told["text"] == (page.parent / "simulation" / "random-seed0" / "timeline.json").read_text(encoding="utf-8")
     assert chromium.value("performance.getEntriesByType('resource').length") == 0

@@ -21,7 +21,8 @@ from scenarios.runs.simulate import simulate_world
 from scenarios.show.profile import described
 from scenarios.show.report import gather, report
 from scenarios.show.result import format_result
-from scenarios.show.validation import errors_tables, format_validation, saturation_tables
+from scenarios.show.summary import format_summary
+from scenarios.show.validation import errors_tables, saturation_tables
 from scenarios.world.materials import calibrated_path, load_world, make_world, profile_path
 from tests.scenarios.files import write_scenario
 from tests.scenarios.folders import run_folder, summary, validation_run
@@ -137,8 +138,8 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
         [line[[column.head for column in table.columns].index("ends late")] for line in table.rows] for table in tables
     ]
     assert cells == [["9"], ["20 late"]]
-    assert "Late: in rows flagged `late`" in format_validation(found)
-    assert "Late: " not in format_validation(validate_results([pair(90_000)], Provenance.EMULATED))
+    assert "Late: in rows flagged `late`" in format_summary(None, found)
+    assert "Late: " not in format_summary(None, validate_results([pair(90_000)], Provenance.EMULATED))
 
 
 def test_no_validation_on_emulated_devices_can_be_taken_for_one_on_real_ones(tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.result import Result
 from scenarios.runs.folder import RunFolder
-from scenarios.show.validation import format_validation, require_hopeful
+from scenarios.show.summary import format_summary
+from scenarios.show.validation import require_hopeful
 from scenarios.world.world import World
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -89,7 +90,7 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
     with pytest.raises(WorkError) as raised:
         require_hopeful(document)
     assert str(raised.value) == (
-        "validate: stopped after 2 hardware runs of 9: more than 50 % from simulation: random, load 0.5, seed 0: mean "
+        "validate: stopped after 2 runs on executors of 9: more than 50 % from simulation: random, load 0.5, seed 0: mean "
         "latency -66.7 %, throughput +0.0 %; jsq, load 0.5, seed 0, repeat 1: mean latency -66.7 %, throughput +0.0 %. "
         "The profiles are of another host, stack or load (`slimsched profile check`), or other programs use the "
         "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
@@ -144,12 +145,12 @@ def test_a_hopeless_validation_stops_and_tells_the_same_again(tmp_path: Path, mo
     assert (tmp_path / "run" / "hardware" / "jsq-seed0" / "result.json").is_file()
     assert bench.validate()["far_apart"] == found["far_apart"]
     assert bench.asked == []
-    assert "Far apart" not in format_validation(found), "the command's error says it"
+    assert "Far apart" not in format_summary(None, found), "the command's error says it"
     whole = bench.validate(go_on=True)
     assert [each.router for each in bench.asked] == ["sticky"]
     assert not was_stopped(whole)
     require_hopeful(whole)
-    assert "Far apart: 3 hardware runs: more than 50 % from simulation: random" in format_validation(whole)
+    assert "Far apart: 3 runs on executors: more than 50 % from simulation: random" in format_summary(None, whole)
     bench.memo.path.unlink()
     bench.validate()
     assert [each.router for each in bench.asked] == ["random", "jsq"], "the remedy measures again"
@@ -193,5 +194,5 @@ def test_the_command_prints_its_tables_and_fails(
     assert main(words) == 1
     streams = capsys.readouterr()
     assert "random" in streams.out
-    assert streams.err.splitlines()[-1].startswith("slimsched: validate: stopped after 2 hardware runs of 9")
+    assert streams.err.splitlines()[-1].startswith("slimsched: validate: stopped after 2 runs on executors of 9")
     assert seen[0].scenario.validate_.go_on

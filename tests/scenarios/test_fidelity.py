@@ -23,9 +23,9 @@ from scenarios.metrics.fidelity import (
 from scenarios.metrics.result import Result
 from scenarios.show.result import format_result
 from scenarios.show.table import Table
+from scenarios.show.summary import format_summary
 from scenarios.show.validation import (
     errors_tables,
-    format_validation,
     saturation_tables,
     stages_table,
     validation_notes,
@@ -85,7 +85,7 @@ def test_modelled_power_has_no_error_of_energy() -> None:
     assert "modelled" in found["pairs"][0]["not_applicable"]["energy_per_image"]
     (note,) = [note for note in validation_notes(found) if "modelled" in note]
     assert note.startswith(
-        "Not compared: energy per image and mean energy (the paper's E). Why: the hardware's power is modelled"
+        "Not compared: energy per image and mean energy (the paper's E). Why: the executors' power is modelled"
     )
 
 
@@ -244,22 +244,18 @@ def test_each_load_has_its_table() -> None:
     runs = [run for load in (0.3, 0.8) for run in repeats("a", 1.0, [1.0, 1.1], load=load, rate_img_s=100 * load)]
     found = validated(*runs, saturated("a", 1, 1))
     low, high = errors_tables(found)
-    assert low.title == "load 0.3 (30.0 images/s), 2 hardware runs a router"
+    assert low.title == "load 0.3 (30.0 images/s), 2 runs a router on executors"
     assert high.title.startswith("load 0.8 (80.0 images/s)")
     row = dict(zip((column.title for column in low.columns), low.rows[0], strict=True))
-    worlds = [row[f"{world} mean latency ms"] for world in ("simulated", "hardware")]
+    worlds = [row[f"mean latency {world} ms"] for world in ("simulated", "on executors")]
     assert (row["router"], *worlds) == ("a", "1000.00", "1050.00 +-635.31")
-    assert (row["mean latency error %"], row["hardware noise %"]) == ("-4.5 +-57.8", "6.7")
+    assert (row["mean latency error %"], row["noise of executors %"]) == ("-4.5 +-57.8", "6.7")
     assert [column.head for column in low.columns].count("allowed") == 3  # latency, p99, energy per image
     assert low.rows[0][low.columns.index(next(c for c in low.columns if c.head == "allowed"))] == "5.0 met"
-    text = format_validation(found)
-    assert [text.index(table.title) for table in (low, high, *saturation_tables(found))] == sorted(
-        text.index(table.title) for table in (low, high, *saturation_tables(found))
-    )
 
 
 def test_stages_of_both_worlds_stand_in_one_cell() -> None:
-    """Milliseconds, simulated before hardware; a stage that no run has is none; without any, no row."""
+    """Milliseconds, simulated before executors; a stage that no run has is none; without any, no row."""
     stages: dict[str, float] = dict.fromkeys(("router_wait", "decision", "transfer"), 0.001)
     stages |= dict.fromkeys(("queue", "load", "dispatch", "run", "lost"), 0.002)
     run = pair("a", 1, 1)
@@ -319,7 +315,7 @@ def test_what_is_in_no_simulation_is_told_of_the_run_that_had_most(
     why."""
     found = validated(*(make(*each, repeat=number) for number, each in enumerate(shares)))
     assert cell_of(errors_tables(found)[0], head) == cell
-    text = format_validation(found)
+    text = format_summary(None, found)
     assert warning in text if warning else "in rows flagged" not in text
     assert any(note.startswith(f"{head.capitalize()}: ") for note in validation_notes(found))
 
@@ -334,7 +330,6 @@ def test_a_saturated_run_is_marked_alike(make: Callable[..., ValidationRun], hea
         pair("b", 1, 1), make(*share, kind="saturated", backlog_growth={"simulated": 1.0, "hardware": 1.0})
     )
     assert cell_of(saturation_tables(found)[0], head) == cell
-    assert cell.split()[1] in format_validation(found)
     assert found["busy"] is (make is loaded)
 
 

@@ -19,6 +19,7 @@ from scenarios.metrics.result import Restart, Result, Score, SignatureName
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import servers_table
 from scenarios.show.table import Table
+from scenarios.show.summary import summary_table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
 from scenarios.show.words import downtime_table
 from slimsched.cli import main
@@ -110,6 +111,7 @@ def shown_tables(result: Result) -> list[Table]:
     down: Restart = {"server": "s", "cause": "worker_died", "planned": True, "down_s": 1.0, "up_s": None}
     downtimes = downtime_table([("simulation, seed 0", {**result, "restarts": [down]})])
     assert downtimes is not None
+    tables += [found for of in (comparison, None) if (found := summary_table(of, validation))]
     return [*tables, stages_table(validation["rows"]), *saturation_tables(validation), downtimes]
 
 

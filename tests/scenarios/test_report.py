@@ -16,10 +16,11 @@ from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
 from scenarios.runs.folder import RunFolder
-from scenarios.show.report import build_report, gather, origin_badge, profile_page, report
+from scenarios.show.report import MAX_PAGE, build_report, gather, origin_badge, profile_page, report
 from sim.profile import Profile
 from tests import worlds
 from tests.scenarios.folders import flagged, run_folder
+from tests.scenarios.test_answers import comparison
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECTIONS = (
@@ -72,9 +73,12 @@ class _Tags(HTMLParser):
 
 def test_the_page_is_whole_and_self_contained(page: str) -> None:
     """Every section is there; tags close; nothing is fetched from anywhere but the page itself."""
-    assert [title for title in SECTIONS if f"<h2>{title}</h2>" not in page] == []
+    found = re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', page)
+    assert [title for _, title in found] == list(SECTIONS)
     tags = _Tags()
     tags.feed(page)
+    contents = [f"#{anchor}" for anchor, _ in found]
+    assert tags.linked[: len(contents)] == contents
     assert tags.open == []
     assert [address for address in tags.fetched if not address.startswith("#")] == []
     assert re.findall(r"url\((?!#)|@import|<script [^>]|<link|<img", page) == []
@@ -84,7 +88,8 @@ def test_every_charted_run_can_be_looked_at_in_perfetto(folder: RunFolder, page:
     """The page leads there with each, and to the files that it opens; to nothing else."""
     tags = _Tags()
     tags.feed(page)
-    perfetto, files = tags.linked[:4], tags.linked[4:]
+    linked = [address for address in tags.linked if not address.startswith("#")]
+    perfetto, files = linked[:4], linked[4:]
     assert perfetto == ["https://ui.perfetto.dev/"] * 4
     places = [f"{world}/{router}-seed0" for router in ("random", "_ppo_") for world in ("simulation", "hardware")]
     assert files == [f"{place}/timeline.json" for place in places]
@@ -97,17 +102,21 @@ def test_every_charted_run_can_be_looked_at_in_perfetto(folder: RunFolder, page:
 def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others lie beside it all the same."""
-    monkeypatch.setattr("scenarios.show.report.MAX_HELD", 0)
+    """It can be mailed; the others lie beside it all the same."""
+    assert MAX_PAGE == 1_500_000
+    whole = report(gather(folder))
+    assert whole.count('data-trace="') == 4
+    monkeypatch.setattr("scenarios.show.report.MAX_PAGE", len(whole) - 1)
     text = report(gather(folder))
-    assert 'data-trace="' not in text
+    assert len(text) < len(whole)
+    assert text.count('data-trace="') == 3
     assert text.count("/timeline.json") == 4
 
 
 def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str, tmp_path: Path) -> None:
     """Neither in a legend, nor as a second line of the latencies."""
     assert ">on executors</text>" in page
-    assert "Simulated (solid) and on real executors (dashed)" in page
+    assert "Simulated (solid) and on executors (dashed)" in page
     other = flagged(tmp_path)
     write_json(other / "comparison.json", read_json(folder / "comparison.json"))
     shutil.copytree(folder.path / "simulation", other.path / "simulation")
@@ -115,7 +124,7 @@ def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str
     assert ">simulated</text>" in text
     assert ">on executors</text>" not in text
     assert "Latency distributions in simulation" in text
-    assert "on real executors (dashed)" not in text
+    assert "on executors (dashed)" not in text
 
 
 def test_nothing_modelled_looks_measured(folder: RunFolder, tmp_path: Path) -> None:
@@ -139,10 +148,21 @@ def test_the_answers_stand_before_all_else(page: str) -> None:
         ("open", "Which router won?"),
         ("no", "Can the simulation be trusted?"),
         ("open", "What to do next?"),
+        ("open", "What do I run where?"),
     ]
+    assert re.search(r"\w+ runs \d+ % of the passes", box)
     assert page.index('<div class="box">') < page.index("<figure>")
     assert "<code>" in box
     assert "`" not in box
+
+
+def test_who_wins_is_marked(tmp_path: Path) -> None:
+    """In the table that tells it, and in no other row."""
+    folder = flagged(tmp_path)
+    write_json(folder / "comparison.json", comparison(("tide", 1.0, 0.95), ("ppo", 1.3, 0.95)))
+    page = build_report(folder).read_text(encoding="utf-8")
+    assert page.count('<span class="badge first">') == 1
+    assert '<tr class="first"><td class="text">tide <span class="badge first">wins</span></td>' in page
 
 
 def test_devices_are_told_in_words(page: str) -> None:
@@ -154,7 +174,7 @@ def test_names_are_escaped_and_tables_say_what_they_mean(page: str) -> None:
     assert "<ppo>" not in page
     assert re.search(r'<td class="text">&lt;ppo&gt;</td><td>[0-9.]+ <small>±[0-9.]+</small></td>', page)
     assert '<tr class="base"><td class="text">random</td>' in page
-    assert re.search(r'title="[^"]+ Provenance: datasheet\."\s*>mean latency, ms</th>', page)
+    assert re.search(r'title="[^"]+ Provenance: datasheet\."\s*>p99 latency, ms</th>', page)
 
 
 def test_the_same_folder_gives_the_same_page(folder: RunFolder, page: str) -> None:
@@ -183,16 +203,16 @@ def test_what_is_missing_is_said(folder: RunFolder, tmp_path: Path) -> None:
     other = flagged(tmp_path)
     write_text(other / "profiles" / "a.yaml", (folder / "profiles" / "a.yaml").read_text(encoding="utf-8"))
     page = build_report(other).read_text(encoding="utf-8")
-    assert "Not in this run folder: routers compared in simulation; simulation against hardware" in page
+    assert "Not in this run folder: routers in simulation; simulation beside executors" in page
     assert "Figure 3" in page
 
 
 def test_an_accuracy_that_was_not_measured_is_said(folder: RunFolder, page: str, tmp_path: Path) -> None:
     """A page whose labels were drawn from the paper's table says so at its head."""
     assert "accuracy: paper" not in page
-    comparison = read_json(folder / "comparison.json")
+    found = read_json(folder / "comparison.json")
     other = flagged(tmp_path)
-    write_json(other / "comparison.json", {**comparison, "accuracy_provenance": "paper"})
+    write_json(other / "comparison.json", {**found, "accuracy_provenance": "paper"})
     assert "accuracy: paper" in build_report(other).read_text(encoding="utf-8")
 
 

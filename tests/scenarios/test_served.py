@@ -19,7 +19,8 @@ from scenarios.metrics.result import Result
 from scenarios.show.charts import trade_off_chart
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import format_result
-from scenarios.show.validation import errors_tables, format_validation, saturation_tables
+from scenarios.show.summary import format_summary
+from scenarios.show.validation import errors_tables, saturation_tables, validation_notes
 from scenarios.show.words import require_completed
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
@@ -70,7 +71,7 @@ def test_what_is_left_after_the_drain_is_unserved_and_what_was_cut_off_is_not() 
 
 def test_a_result_says_who_was_not_served_and_why() -> None:
     """With the mark where it is more than 1 %; silence where nothing is to be told."""
-    text = format_result(result("a", failed=20, left=30))
+    text = " ".join(format_result(result("a", failed=20, left=30)).split())
     assert "950 of 1000 completed (95.00 %), 20 failed, 30 unfinished" in text
     assert "a ! leaves 5.00 % of the images unserved (shed at the deadline 2.00 %, left after the drain 3.00 %)" in text
     assert "a leaves 1.00 % of the images unserved (left after the drain 1.00 %)." in format_result(
@@ -166,15 +167,16 @@ def test_a_world_that_leaves_images_is_marked_and_its_row_is_not_judged() -> Non
     assert found["ranking"][0]["pairs"] == 1
     assert found["ranking_tau"] == pytest.approx(-1), "b would have agreed with a"
     (table,) = errors_tables(found)
-    assert [column.title for column in table.columns][1:3] == ["completed sim./hw. %", "failed sim./hw. %"]
+    assert [column.title for column in table.columns][1:3] == ["completed sim./exec. %", "failed sim./exec. %"]
     assert [row[:3] for row in table.rows][:2] == [
         ["a", "100.00/100.00", "0.00/0.00"],
         ["b !", "99.70/95.00", "0.30/5.00"],
     ]
     assert table.notes == ["b in simulation leaves 0.30 % of the images unserved (shed at the deadline 0.30 %)."]
     (warning,) = table.warnings
-    assert warning.startswith("b ! on the hardware leaves 5.00 % of the images unserved")
-    assert "(without b: too much unserved)" in format_validation(found)
+    assert warning.startswith("b ! on executors leaves 5.00 % of the images unserved")
+    assert warning in format_summary(None, found).replace("\n", " ")
+    assert any("(without b: too much unserved)" in note for note in validation_notes(found))
 
 
 def test_what_a_saturated_run_cuts_off_marks_nobody() -> None:
