@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from hw.networks.registry import ModelFile, Network
 
 OF_SERVING = ("cluster", "router")
-MIN_TOLD_S = 0.5  # of a stage's wall time
+MIN_TOLD_S, LONGEST = 0.5, 3  # of a stage's wall time; of the stages that are told
 TUNING_FILE = "tuning_file"  # of a workload: what a router is trained on, and no comparison plays
 
 
@@ -91,8 +91,9 @@ class ScenarioJob:
 
     @property
     def wall_text(self) -> str:
-        """How long each stage took that was not skipped, and all until now."""
-        stages = [f"{name} {seconds:.0f} s" for name, seconds in self._stages_s.items() if seconds >= MIN_TOLD_S]
+        """How long all took until now, and of the stages that were not skipped the longest."""
+        longest = sorted(self._stages_s.items(), key=lambda each: -each[1])[:LONGEST]
+        stages = [f"{name} {seconds:.0f} s" for name, seconds in longest if seconds >= MIN_TOLD_S]
         whole = f"wall time {time.monotonic() - self._began_s:.0f} s"
         return f"{whole}: {', '.join(stages)}" if stages else whole
 

@@ -26,16 +26,18 @@ from scenarios.executors.preflight import require_caps, require_devices, require
 from scenarios.files.router_names import is_router_file
 from scenarios.job.comparison import compare, engine_to_go_on
 from scenarios.job.deciding import with_decision_times
+from scenarios.job.first_answer import first_answer
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import make_accuracy, make_model, own_code, require_accuracy
 from scenarios.job.profiles import make_profiles, make_serving
 from scenarios.job.router import make_routers
-from scenarios.job.sizes import cuts_text, devices_text, pressure_text
+from scenarios.job.sizes import devices_text, pressure_text
 from scenarios.job.validation import validate, warn_of_another_stack
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.fidelity import ValidationDocument
 from scenarios.runs.engines import engine_of, require_memory
 from scenarios.show.report import build_report
+from scenarios.terminal.progress import is_written
 from scenarios.world.routers import require_routers, routers_tuned_elsewhere
 
 
@@ -59,9 +61,10 @@ def carry_out(job: ScenarioJob) -> JobOutcome:
 def _carry_out(job: ScenarioJob) -> JobOutcome:
     require_what_is_known(job)
     job.describe()
-    for line in (devices_text(job.scenario.cluster.owners), cuts_text(job.scenario)):
-        if line:
-            job.say(line)
+    if line := devices_text(job.scenario.cluster.owners):
+        job.say(line)
+    if job.scenario.model.is_runnable and is_written(job.quiet) and not (job.folder / "profiles").exists():
+        job.say(first_answer())
     if job.scenario.model.is_runnable:
         require_accuracy(job)
         make_model(job)

@@ -141,11 +141,11 @@ def validate_world(
     if not runs:
         folder.remove_outputs(STAGE)  # nothing of another plan stays
     write_cores(folder, world.cluster.router, [server.knobs for server in world.cluster.servers])
-    total = round(plan.duration_s * plan.hardware_runs)
-    with Progress("executors", total, unit="second", quiet=quiet) as progress:
+    with Progress("executors", plan.hardware_runs, unit="run", quiet=quiet) as progress:
+        progress.set(len(runs))
 
-        def tell(state: Any) -> None:
-            progress.set(round(len(runs) * plan.duration_s + min(state.now_ns, state.horizon_ns) / 1e9))
+        def tell(_: Any) -> None:
+            progress.update(0)  # a run takes longer than its arrivals do: what is left only whole runs tell
 
         observer = RunObserver(
             tell, lambda text: progress.tell(f"validate: {text}"), lambda servers: accept_wishes(folder, servers)
@@ -156,6 +156,7 @@ def validate_world(
             while (plan.section.go_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
                 outputs = folder.stamps(keep_runs(folder, made, plan.section.repeats))
                 runs.append(made.run)
+                progress.set(len(runs))
                 if not completed_nothing(made.run["hardware"]):
                     memo.add({"run": made.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:

@@ -64,6 +64,11 @@ def current_observer() -> OnStep | None:
     return _hearing.get()
 
 
+def is_written(quiet: bool) -> bool:
+    """Whether somebody reads along: on the command line, unless that is to be quiet."""
+    return not quiet and _hearing.get() is None
+
+
 class Progress:
     """Progress of `total` steps, as a context manager.
 
@@ -83,14 +88,14 @@ class Progress:
     ) -> None:
         self._hear = _hearing.get()
         self._title, self._total, self._unit = title, total, unit
-        self._quiet = quiet or self._hear is not None
+        self._quiet = not is_written(quiet)
         self._stream: TextIO = stream or sys.stderr
         self.note = ""
         self._bar: Bar | None = None
         self._done = 0
         self._pace_from: tuple[int, float] | None = None  # what was done when; before that an earlier start did it
         self._left_s: float | None = None  # what the work itself says; None: from the pace so far
-        self._started_s = self._told_s = 0.0
+        self._started_s = self._told_s = self._stepped_s = 0.0
 
     def __enter__(self) -> Progress:
         self._started_s = self._told_s = _now_s()
@@ -110,8 +115,9 @@ class Progress:
             write_line(f"{self._amount()} in {_now_s() - self._started_s:.1f} s", self._stream)
 
     def update(self, steps: int = 1) -> None:
-        """So many more steps are done."""
+        """So many more steps are done; with none, that the one that is under way goes on."""
         self._done += steps
+        self._stepped_s = _now_s() if steps else self._stepped_s
         self._is_heard()
         if self._quiet or _now_s() - self._told_s < (DRAWN_EVERY_S if self._bar else LINE_EVERY_S):
             return
@@ -153,7 +159,8 @@ class Progress:
             begun, since_s = self._pace_from or (0, self._started_s)
             if not self._total or self._done <= begun:
                 return ""
-            left_s = (_now_s() - since_s) * (self._total - self._done) / (self._done - begun)
+            pace_s = (self._stepped_s - since_s) / (self._done - begun)
+            left_s = pace_s * (self._total - self._done) - (_now_s() - self._stepped_s)
         return f", {max(0.0, left_s):.0f} s left"
 
 

@@ -35,6 +35,7 @@ OUTSIDE = """[...document.querySelectorAll('svg')].flatMap(svg => {
     const corner = new DOMPoint(x, y).matrixTransform(at), end = new DOMPoint(x + w, y + h).matrixTransform(at);
     frames[`url(#${clip.id})`] = {left: corner.x, top: corner.y, right: end.x, bottom: end.y}; }
   return [...svg.querySelectorAll('[clip-path], text')].filter(e => {
+    if (getComputedStyle(e).strokeOpacity < 1) return false;  // an interval: it may go on behind the frame
     const p = e.getBoundingClientRect(), q = frames[e.getAttribute('clip-path') || ''];
     return p.left < q.left - 2 || p.right > q.right + 2 || p.top < q.top - 2 || p.bottom > q.bottom + 2;
   }).map(e => (e.closest('g[id]') || e).id + ' ' + e.textContent.trim()); })"""

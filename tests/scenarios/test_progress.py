@@ -41,6 +41,20 @@ def test_a_plain_line_every_few_seconds(clock: list[float]) -> None:
     ]
 
 
+def test_what_is_left_does_not_jump_while_a_step_takes_its_time(clock: list[float]) -> None:
+    """Of runs that take 10 s each, told of every 5 s: it falls with the clock, and never rises."""
+    stream = io.StringIO()
+    with Progress("executors", 4, unit="run", stream=stream) as bar:
+        bar.set(0)
+        for second in range(5, 45, 5):
+            clock[0] = float(second)
+            bar.update(second % 10 == 0)
+    assert stream.getvalue().splitlines()[:-1] == [
+        "executors: 0 of 4 runs",
+        *(f"executors: {second // 10} of 4 runs, {40 - second} s left" for second in range(10, 45, 5)),
+    ]
+
+
 def test_quiet_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     """Neither on a terminal nor elsewhere."""
     for stream in (io.StringIO(), Terminal()):

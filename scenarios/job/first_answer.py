@@ -1,0 +1,31 @@
+"""A first answer, before anything here is measured: a short comparison over profiles that ship.
+
+It says nothing of the user's devices. It shows within half a minute what the job is to end with.
+"""
+
+from __future__ import annotations
+
+from time import monotonic  # noqa: TID251 - how long it took
+from typing import Any, Final
+
+from scenarios.files.reading import load_scenario, scenario_path
+from scenarios.metrics.comparison import compare_results
+from scenarios.runs.simulate import simulate_all
+from scenarios.show.summary import format_summary
+from scenarios.world.materials import default_folder, make_world
+
+SHIPPED: Final = "paper"
+ROUTERS: Final = ("random", "jsq", "ladder")
+_SHORT: Final[dict[str, Any]] = {"duration_s": 2, "warmup_s": 0.5, "compare.baseline": None, "workload.rate_img_s": 900}
+
+
+def first_answer() -> str:
+    """Rules on three GPUs of datasheets, one short run each."""
+    began_s = monotonic()
+    scenario = load_scenario(scenario_path(SHIPPED), _SHORT)
+    results = simulate_all(make_world(scenario, default_folder(scenario)), ROUTERS, scenario.compare.seeds[:1])
+    table = format_summary(compare_results(results), None)
+    return (
+        f"A first answer, of shipped profiles ({SHIPPED}: three GPUs, {scenario.duration_s:g} s simulated in "
+        f"{monotonic() - began_s:.0f} s).\nYours follows, of this machine, once it is measured.\n\n{table}\n"
+    )
