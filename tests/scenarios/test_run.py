@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,8 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
     """Each try is interrupted as the next stage begins; no finished stage runs again; then replay and report work."""
     assert job.began == list(STAGES)
     said = [line for line in job.said if not line.startswith("warning: other programs")]  # this machine may be busy
-    assert [line.partition(": ")[0] for line in said[:2]] == ["devices", "cut for time, of the defaults"]
-    assert [line for line in said[2:] if "skipped" not in line and "images/s arrive" not in line] == [
+    assert said[0].startswith("devices: ")
+    assert [line for line in said[1:] if "skipped" not in line and "images/s arrive" not in line] == [
         "validate: begins"
     ]
     assert job.outcome.report.is_file()
@@ -101,6 +102,29 @@ def test_interrupted_in_any_stage_it_goes_on_from_the_last_finished_one(
         assert 0.0 <= pair["background_load"]["programs"] <= 1.0
     assert main(["replay", str(job.folder)]) == 0
     assert capsys.readouterr().out.count("identical commands") == 2
+
+
+def test_a_first_answer_comes_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of profiles that ship, which it says; not again where this machine's are there, and not when quiet."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "small.yaml").write_text(SCENARIO)
+    monkeypatch.setattr(network, "train_model", stop)
+    words = ["run", str(tmp_path / "small.yaml"), "--out", str(tmp_path / "run")]
+    assert main([*words, "--quiet"]) == 130
+    assert "first answer" not in capsys.readouterr().err
+    assert main(words) == 130
+    before, begins, _ = capsys.readouterr().err.partition("model: begins")
+    assert begins
+    assert "A first answer, of shipped profiles" in before
+    assert len(re.findall(r"^(?:random|jsq|ladder) +[0-9.]+ ", before, re.MULTILINE)) == 3
+    (tmp_path / "run" / "profiles").mkdir()
+    assert main(words) == 130
+    assert "first answer" not in capsys.readouterr().err
 
 
 def test_a_users_network_goes_through_the_whole_job(job: Finished) -> None:

@@ -83,4 +83,8 @@ def test_stages_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(2):
             job.stage("model", "same", work)
             now_s[0] += 3.0
-    assert job.wall_text == "wall time 18 s: model 12 s"
+        assert job.wall_text == "wall time 18 s: model 12 s"
+        for name in ("serving", "train", "validate"):
+            now_s[0] += len(name)
+            job.stage(name, "same", work)
+    assert job.wall_text == "wall time 76 s: model 12 s, serving 12 s, train 12 s", "the longest"
