@@ -1,4 +1,5 @@
-# Two promises on a fresh machine: `make quickstart` and `make test`. Everything runs in a virtual environment of its own.
+# Two promises on a fresh machine: `make quickstart`, which installs what users need, and `make test`, which adds what
+# development needs. Everything runs in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -6,15 +7,19 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: install quickstart dist installed test parity fuzz lint docs profiles results routers gpu bench sb3 clean
 
-$(BIN)/.installed: pyproject.toml
+$(BIN)/.usable: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(BIN)/.installed: $(BIN)/.usable
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
 install: $(BIN)/.installed
 
-quickstart: install  ## the whole main job on the hardware that is here; resumes if interrupted
+quickstart: $(BIN)/.usable  ## the whole main job on the hardware that is here; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
 dist: install  ## a wheel and an sdist, in dist/

@@ -58,8 +58,10 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
     except (SafetensorError, OSError, TypeError, ValueError) as error:  # the last two: a type that numpy has not
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
     if metadata.get("schema") != schema:
-        written, kind = metadata.get("schema", "none"), schema.removeprefix("slimsched.").split("/")[0]
-        raise InputError(str(path), "schema", f"found {written}, expected {schema}: not a {kind} of this version")
+        written = metadata.get("schema", "none")
+        found, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (written, schema))
+        problem = f"not a {kind} of this version" if found == kind else f"this is no {kind}; {made_by}"
+        raise InputError(str(path), "schema", f"found {written}, expected {schema}: {problem}")
     stored = metadata.pop(CHECKSUM, None)
     if stored != (computed := _checksum(tensors, metadata)):
         problem = f"says {stored!r:.40}, the content has {computed!r}: it was damaged or changed after it was written"

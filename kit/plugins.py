@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -87,19 +88,28 @@ def own_class(name: str, source: str, key: str) -> Any:
 
 
 @contextmanager
-def blaming(name: str, source: str, key: str) -> Iterator[None]:
-    """What a user's class raises while it is made is the user's to know, as an `InputError` of one line."""
+def blaming(name: str, source: str, key: str, call: str = "") -> Iterator[None]:
+    """What a user's class raises while it is made is the user's to know, as an `InputError` of one line.
+
+    Args:
+        call: how it is called, for who gives it other arguments.
+    """
     try:
         yield
     except InputError:
         raise
     except FAILURES as error:
-        raise InputError(source, key, f"{name!r} could not be made: {failure(error)}") from error
+        raise InputError(source, key, f"{name!r} could not be made: {failure(error, call)}") from error
 
 
-def failure(error: BaseException) -> str:
-    """What a user's code raised, in a line."""
-    return in_a_line(f"{type(error).__name__}: {error}")
+def failure(error: BaseException, call: str = "") -> str:
+    """What a user's code raised, in a line, and where in it; where it was not even entered, how it is called."""
+    text = in_a_line(f"{type(error).__name__}: {error}")
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and not (_is_ours(file) or _is_installed(file)):
+            return f"{text} ({_shown(file)}, line {frame.lineno})"
+    return f"{text}; it is called as {call}" if call and isinstance(error, TypeError) else text
 
 
 def _admit(name: str, source: str, key: str) -> None:
@@ -121,7 +131,8 @@ def _found(module: str) -> ModuleSpec | None:
         sys.path.append(here)
     spec = _spec(module)
     if spec is None and module not in sys.modules:
-        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}")
+        remedy = f"; a module is named without .py: {module.removesuffix('.py')}:..." if module.endswith(".py") else ""
+        raise ModuleNotFoundError(f"No module named {module!r} where Python looks, nor in {here}{remedy}")
     return spec
 
 
@@ -201,6 +212,11 @@ def _without_comments(source: str) -> str:
         return ast.dump(ast.parse(source))
     except (SyntaxError, ValueError, RecursionError):
         return source
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether it is this project's."""
+    return any(file.is_relative_to(Path(__file__).parents[1] / package) for package in OURS)
 
 
 def _is_installed(file: Path) -> bool:

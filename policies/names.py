@@ -116,7 +116,7 @@ class OwnRouter:
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
         made = own_class(self.name, source, key)
-        with blaming(self.name, source, key):
+        with blaming(self.name, source, key, f"{self.name.partition(':')[2]}(context)"):
             router: RoutingPolicy = made(context)
         if not callable(getattr(router, "choose", None)):
             raise InputError(source, key, f"{self.name!r} has no method choose(view, rng) -> Choice")
@@ -172,7 +172,7 @@ class CheckedRouter:
             choice = self.router.choose(view, rng)
             found = in_a_line(repr(choice))
         except FAILURES as error:
-            raise WorkError(f"{self.name}: choose: {failure(error)}") from error
+            raise WorkError(f"{self.name}: choose: {failure(error, 'choose(view, rng)')}") from error
         most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
         problem = hold_problem(choice, view, most) if isinstance(choice, Hold) else None
         if not isinstance(choice, Hold):

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from cyclopts import App, Parameter
-from cyclopts.exceptions import CoercionError, CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    ArgumentOrderError,
+    CoercionError,
+    CycloptsError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from kit.errors import InputError, nearest
 from kit.plugins import telling
@@ -29,6 +35,7 @@ _OPENS_MUCH: Final = (  # torch and numba take seconds
 _READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks")
 _OUT_IS_A_FILE: Final = ("profile synth", "jobs import", "jobs generate", "jobs init")
 _WRITTEN: Final = ("plot", "file")  # and the JSON
+_SEVERAL: Final = "for several values give"
 _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}
 
 
@@ -61,11 +68,16 @@ def _problem(error: CycloptsError, command: str) -> InputError:
         text = _unknown_flag(error.token.value.partition("=")[0], command)
     elif isinstance(error, UnusedCliTokensError):
         text = f"unknown {(error.unused_tokens or [''])[0]!r}; it takes no such argument"
+    elif isinstance(error, ArgumentOrderError):
+        before = error.prior_positional_or_keyword_supplied_as_keyword_arguments[0].tokens[0].keyword
+        text = f"unknown {error.token!r}; {_SEVERAL} {before} before each"
     elif isinstance(error.__cause__, ValueError) and str(error.__cause__) and error.argument is not None:
         return InputError(error.argument.name, "", str(error.__cause__))
     elif isinstance(error, CoercionError) and get_origin(error.target_type) is Literal and error.token is not None:
         flag = f"{error.token.keyword}: " if error.token.keyword else ""
         text = f"{flag}unknown {error.token.value!r}; {nearest(error.token.value, get_args(error.target_type))}"
+    elif isinstance(error, CoercionError) and error.token is not None and "," in error.token.value:
+        text = f"{str(error).rstrip('.')}; {_SEVERAL} {error.token.keyword} before each"
     else:
         text = str(error)
     return InputError(where, "", f"{text} (try {where} --help)")

@@ -115,6 +115,8 @@ def replay(run: File, /) -> CommandResult:
     from scenarios.show.replay import format_replay
 
     folder = RunFolder(Path(run))
+    if not folder.path.is_dir():
+        raise InputError(str(folder.path), "", "no such run folder; `slimsched validate` and `slimsched run` make one")
     if not logged_places(folder):
         raise InputError(str(folder.path), "", f"holds no event log ({LOG_FILE}); `slimsched validate` keeps them")
     runs = replay_folder(folder, *read_cores(folder))

@@ -184,6 +184,7 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
         ```
     """
     from scenarios.files.reading import load_scenario, scenario_path
+    from scenarios.world.materials import SCENARIO_FILE
 
     other = changes_of(changes)
     if isinstance(scenario, Scenario):
@@ -191,6 +192,8 @@ def load(scenario: Scenario | str | Path, changes: Mapping[str, Any] | None = No
             return scenario
         raise InputError("changes", "", "this scenario was read before; name its file, and all changes at once")
     path = scenario_path(scenario)
+    if (path / SCENARIO_FILE).is_file():
+        raise InputError(str(path), "", f"this is a run folder; name its scenario: {path / SCENARIO_FILE}")
     return Scenario(path, load_scenario(path, other), json.dumps(other, default=str) if other else "")
 
 
@@ -199,17 +202,20 @@ def begin(
 ) -> Session:
     """A scenario, and the run folder `out`, or else the scenario's own, which must not be that of another file.
 
+    That is the folder in which a run has kept its scenario, wherever it lies now, and `runs/NAME` of any other.
+
     Raises:
         InputError: something is wrong with the one or the other, or a result would replace a file that is read.
     """
+    from scenarios.runs.folder import RunFolder
     from scenarios.terminal.places import writable_folder
-    from scenarios.world.materials import default_folder
+    from scenarios.world.materials import SCENARIO_FILE, default_folder
 
     read = load(scenario, changes)
-    folder = writable_folder(default_folder(read.keys) if out is None else Path(out))
-    if out is None and folder.exists():
-        from scenarios.runs.folder import RunFolder
-
+    is_kept = read.path.name == SCENARIO_FILE and RunFolder(read.path.parent).is_flagged
+    own = read.path.parent if is_kept else default_folder(read.keys)
+    folder = writable_folder(own if out is None else Path(out))
+    if out is None and not is_kept and folder.exists():
         RunFolder(folder).require_scenario(read.path)
     if observer().written:
         from kit.named_files import named_files

@@ -206,6 +206,6 @@ def _remedy(path: Path) -> str:
     with path.open("rb") as file:
         is_of_torch = file.read(1) in (b"P", b"\x80")  # of a zip, of a pickle
     if not is_of_torch:
-        return "train the model again"
+        return "is it the file that you mean? `slimsched model train` writes a network's"
     how = "load it in Python, then model.load_state_dict and hw.networks.registry.save_model"
     return f"torch.save wrote it: {how} (docs/models.md#weights-from-elsewhere)"

@@ -120,7 +120,13 @@ def check_router(name: str, source: str, key: str = "") -> None:
     except InputError as error:
         problem = f"{error.problem}, or one that the run makes: `ppo`, `ppo-paper`, `tuned:KIND` for a rule"
         if name.endswith((".yaml", ".yml")):
-            problem = f"{name}: no router's file has this ending; a rule's file ends in {RULE_SUFFIX}: rename it"
+            problem = (
+                f"{name}: no router's file has this ending; a rule's, as `slimsched train` writes, has {RULE_SUFFIX}"
+            )
+        elif name.endswith(".py"):
+            problem = f"{name}: a class of your own is named by its module: {Path(name).stem}:CLASS"
+        elif "," in name and ":" not in name:
+            problem = f"{name!r} is no router; name each apart, such as --router {name.replace(',', ' --router ')}"
         raise InputError(source, key, problem) from None
 
 

@@ -58,7 +58,13 @@ def scenario_file(named: Path) -> Path:
     Raises:
         ValueError: a bare word that no shipped scenario has.
     """
-    if lies_there(named) or named.is_absolute() or ".." in named.parts or named.suffix:
+    if lies_there(named) or named.is_absolute() or ".." in named.parts:
+        return named
+    if named.suffix:
+        if len(named.parts) == 1 and (SHIPPED_SCENARIOS / named).is_file():
+            raise ValueError(
+                f"{named}: no such file here; the one that ships is named without its ending: {named.stem}"
+            )
         return named
     found = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
     if found.is_file() and not found.is_relative_to(SHIPPED):

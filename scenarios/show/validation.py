@@ -24,10 +24,9 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.result import MAX_LATE, MOST_CPU, charged_decisions, cpu_share, lateness_share
 from scenarios.show.numbers import NONE, change, interval, number, shown
-from scenarios.show.table import Column, Table, column, columns, to_text
+from scenarios.show.table import Column, Table, column, columns
 from scenarios.show.wording import lines_of, say
-from scenarios.show.words import decisions_text, downtime_table, flagged, served_measures, unserved_lines
-from scenarios.terminal.screen import screen_width
+from scenarios.show.words import decisions_text, flagged, served_measures, unserved_lines
 from sim.profile import origin_of
 
 AnyRow = Row | SaturatedRow
@@ -213,7 +212,9 @@ def stages_table(rows: Sequence[Row]) -> Table:
         for router, simulated, hardware in known
         if simulated is not None and hardware is not None
     ]
-    title = f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms" if rows else ""
+    title = (
+        f"{say('validation', 'load', rows[0])}: where an image's time goes, simulated/on executors, ms" if rows else ""
+    )
     return Table(columns("router", *(name.replace("_", " ") for name in STAGES)), body, title=title)
 
 
@@ -226,7 +227,12 @@ def saturation_tables(validation: ValidationDocument) -> list[Table]:
 def _saturated_table(rows: Sequence[SaturatedRow]) -> Table:
     served_head, served_cells = _served_columns(rows)
     head = [Column("router"), *served_head, Column("arriving", "images/s"), column(_THROUGHPUT, "simulated")]
-    head += [column(_THROUGHPUT, "on executors"), Column("error", "%"), Column("allowed"), Column("kept up", is_text=True)]
+    head += [
+        column(_THROUGHPUT, "on executors"),
+        Column("error", "%"),
+        Column("allowed"),
+        Column("kept up", is_text=True),
+    ]
     background_head, background_cells = _disturbances(rows)
     body = [
         [

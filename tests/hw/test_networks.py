@@ -59,7 +59,7 @@ def test_files_come_back_and_foreign_ones_are_refused(model: SlimResNet, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name, remedy", [("w.pt", "save_model \\(docs/models.md#weights-from"), ("odd", "train the model again")]
+    "name, remedy", [("w.pt", "save_model \\(docs/models.md#weights-from"), ("odd", "is it the file that you mean")]
 )
 def test_a_file_of_another_library_is_told_how_it_comes_in(name: str, remedy: str, tmp_path: Path) -> None:
     """What torch.save wrote, of whatever name; anything else is no model."""

@@ -297,7 +297,11 @@ def test_all_fits_the_terminal(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-LONG_NAMES = ("tuned:compass-keeping", 0.98, 1.0, 0.95), (FIXED, 1.24, 1.25, 0.9495), ("own_router:Mine", 50.0, 60.0, 0.9)
+LONG_NAMES = (
+    ("tuned:compass-keeping", 0.98, 1.0, 0.95),
+    (FIXED, 1.24, 1.25, 0.9495),
+    ("own_router:Mine", 50.0, 60.0, 0.9),
+)
 
 
 @pytest.mark.parametrize(("is_compared", "is_validated"), [(True, False), (False, True), (True, True)])

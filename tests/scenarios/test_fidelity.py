@@ -22,8 +22,8 @@ from scenarios.metrics.fidelity import (
 )
 from scenarios.metrics.result import Result
 from scenarios.show.result import format_result
-from scenarios.show.table import Table
 from scenarios.show.summary import format_summary
+from scenarios.show.table import Table
 from scenarios.show.validation import (
     errors_tables,
     saturation_tables,

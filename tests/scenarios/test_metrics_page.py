@@ -18,8 +18,8 @@ from scenarios.metrics.fidelity import ValidationDocument, validate_results
 from scenarios.metrics.result import Restart, Result, Score, SignatureName
 from scenarios.show.comparison import comparison_table
 from scenarios.show.result import servers_table
-from scenarios.show.table import Table
 from scenarios.show.summary import summary_table
+from scenarios.show.table import Table
 from scenarios.show.validation import errors_tables, saturation_tables, stages_table
 from scenarios.show.words import downtime_table
 from slimsched.cli import main

@@ -84,4 +84,7 @@ def test_what_is_imported_is_told_before(folder: Path, capsys: pytest.CaptureFix
     assert main(["simulate", "tiny.yaml", "--router", "refused_router:Net"]) == 2
     told, wrong = capsys.readouterr().err.splitlines()
     assert told == "own code: refused_router.py: Net (tiny: router) runs with your rights"
-    assert wrong == "slimsched: tiny: router: 'refused_router:Net' could not be made: SystemExit: 0"
+    assert (
+        wrong
+        == "slimsched: tiny: router: 'refused_router:Net' could not be made: SystemExit: 0 (refused_router.py, line 1)"
+    )
