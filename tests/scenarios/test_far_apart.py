@@ -91,7 +91,8 @@ def test_the_message_says_what_why_and_what_to_do() -> None:
         require_hopeful(document)
     assert str(raised.value) == (
         "validate: stopped after 2 runs on executors of 9: more than 50 % from simulation: random, load 0.5, seed 0: "
-        "mean latency -66.7 %, throughput +0.0 %; jsq, load 0.5, seed 0, repeat 1: mean latency -66.7 %, throughput +0.0 %. "
+        "mean latency -66.7 %, throughput +0.0 %; jsq, load 0.5, seed 0, repeat 1: mean latency -66.7 %, throughput "
+        "+0.0 %. "
         "The profiles are of another host, stack or load (`slimsched profile check`), or other programs use the "
         "machine, or it can't carry the load. To measure these runs again remove .stages/validate-0.json in the run "
         "folder. To go on all the same: --set validate.go_on=true. Everything that was made is kept"
