@@ -159,10 +159,10 @@ def test_the_answers_stand_before_all_else(page: str) -> None:
 def test_who_wins_is_marked(tmp_path: Path) -> None:
     """In the table that tells it, and in no other row."""
     folder = flagged(tmp_path)
-    write_json(folder / "comparison.json", comparison(("tide", 1.0, 0.95), ("ppo", 1.3, 0.95)))
+    write_json(folder / "comparison.json", comparison(("jsq", 1.0, 0.95), ("ppo", 1.3, 0.95)))
     page = build_report(folder).read_text(encoding="utf-8")
     assert page.count('<span class="badge first">') == 1
-    assert '<tr class="first"><td class="text">tide <span class="badge first">wins</span></td>' in page
+    assert '<tr class="first"><td class="text">jsq <span class="badge first">wins</span></td>' in page
 
 
 def test_devices_are_told_in_words(page: str) -> None:
