@@ -169,14 +169,16 @@ def test_a_floor_beyond_the_best_tuple_says_what_is_possible(world: World) -> No
 def test_the_command_writes_a_file_that_runs(
     scenario: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Compass is made where nobody is named."""
     path = tmp_path / "run" / f"{kind}.rule.yaml"
+    named = [] if kind == "compass" else ["--router", kind]
     flags = [
         *set_("tuning.floor=0.76", "tuning.decisions=5000", "tuning.control=true"),
         "--out",
         str(path.parent),
         "-q",
     ]
-    assert main(["train", str(scenario), "--router", kind, *flags]) == 0
+    assert main(["train", str(scenario), *named, *flags]) == 0
     capsys.readouterr()
     told = made_by(path)
     assert told["command"].endswith(" --set tuning.control=true")
