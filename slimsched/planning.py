@@ -8,15 +8,14 @@ from typing import Final
 from scenarios.metrics.plan import Plan
 from slimsched.arguments import (
     Changes,
-    Duration,
     Out,
     Routers,
     ScenarioLike,
-    Seeds,
 )
 from slimsched.working import announcing_compilation, begin, observer, ready_engine, router_name, tell_overload, verb
 
-SEEDS: Final = 3  # of the comparison's, where none is named
+CARRIED_S: Final = 20.0
+SEEDS: Final = 3  # of the comparison's
 
 
 @verb
@@ -24,9 +23,7 @@ def plan(
     scenario: ScenarioLike,
     /,
     routers: Routers = (),
-    seeds: Seeds = (),
     *,
-    duration_s: Duration = 20.0,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Plan:
@@ -34,24 +31,23 @@ def plan(
 
     Routers stand beside plain replication: every image at full width, or at the one width tuple that keeps the floor
     and carries most. All of it is simulated: under the scenario's own load, and for what is carried under Poisson
-    arrivals, as `capacity` does. What is to be kept is the scenario's `slo`; a floor that it does not name is the
-    untuned ladder's accuracy.
+    arrivals, as `capacity` does, in runs of 20 s, or of the scenario's length where that is shorter. What is to be
+    kept is the scenario's `slo`; a floor that it does not name is the untuned ladder's accuracy.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times. The kinds
             that keep goals are always tried, as they are before tuning.
-        seeds: the first three of `compare.seeds` by default; may be given several times.
-        duration_s: of each run that looks whether a rate is carried, 20s by default.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
+        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75. Of `compare.seeds` the first
+            three are taken.
 
     Raises:
         InputError: no such scenario or router, or something that it needs is missing.
 
     Example:
         ```python
-        what = slimsched.plan(short, ["jsq"], seeds=[0], duration_s=2)
+        what = slimsched.plan(short, ["jsq"])
         print(what.choice, [(server.server, round(server.share, 2)) for server in what.servers])
         ```
     """
@@ -60,11 +56,11 @@ def plan(
     from scenarios.runs import planning
     from scenarios.terminal.progress import Progress
 
-    session = begin(scenario, changes, out).with_routers("compare", routers, seeds)
+    session = begin(scenario, changes, out).with_routers("compare", routers)
     given, world = session.scenario, session.world()
     named = tuple(map(router_name, given.compare.routers))
     require_distinct_names(named)
-    chosen_seeds = given.compare.seeds if seeds else given.compare.seeds[:SEEDS]
+    chosen_seeds = given.compare.seeds[:SEEDS]
     slo = Slo.of(given)
     if slo.floor is None:
         from scenarios.learn.tune import knobs_of
@@ -81,5 +77,5 @@ def plan(
         announcing_compilation(named, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
-        trial = planning.Trial(world, slo, chosen_seeds, engine, duration_s, progress.update)
+        trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
         return planning.plan(trial, found, unmade)

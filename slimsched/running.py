@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import InputError
-from slimsched.arguments import Changes, File, Out, Picture, Routers, ScenarioLike, Seeds
+from slimsched.arguments import Changes, File, Out, Picture, Routers, ScenarioLike
 from slimsched.results import CommandResult, Comparison, Job, Validation
 from slimsched.working import announcing_compilation, begin, observer, require_made, verb
 
@@ -55,7 +55,6 @@ def validate(
     scenario: ScenarioLike,
     /,
     routers: Routers = (),
-    seeds: Seeds = (),
     *,
     out: Out = None,
     changes: Changes | None = None,
@@ -71,9 +70,8 @@ def validate(
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: by name or file, instead of the scenario's (`validate.routers`); may be given several times.
-        seeds: instead of the scenario's (`validate.seeds`); may be given several times.
         out: the run folder, which keeps every run's record; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys.
+        changes: other values than the scenario's, by dotted keys, such as validate.seeds=[0,1].
 
     Raises:
         InputError: a router is not known or not made yet, or something does not fit this machine.
@@ -86,7 +84,7 @@ def validate(
         print({name: error for name, error in checked.pairs[0].error_pct.items() if error is not None})
         ```
     """
-    session = begin(scenario, changes, out).with_routers("validate_", routers, seeds)
+    session = begin(scenario, changes, out).with_routers("validate_", routers)
     require_made(session.scenario.validate_, "validate.routers", session.folder)
     from scenarios.job import validation as stage
     from scenarios.job.deciding import with_decision_times
@@ -130,7 +128,8 @@ def report(run: File, /, *, plot: Picture | None = None) -> CommandResult:
 
     Args:
         run: a run folder.
-        plot: also write the latency distributions of both worlds there (.png or .svg).
+        plot: also write a picture there (.png or .svg): the latency distributions of both worlds, or before validation
+            accuracy against latency, its p99 and energy.
 
     Raises:
         InputError: it is no run folder, or something in it can't be read.

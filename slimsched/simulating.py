@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -16,7 +15,6 @@ from slimsched.arguments import (
     Duration,
     Engine,
     Out,
-    Picture,
     Router,
     Routers,
     ScenarioLike,
@@ -126,7 +124,6 @@ def compare(
     jobs: Annotated[int | None, Parameter(alias="-j")] = None,
     ray: str | None = None,
     bound: bool = False,
-    plot: Picture | None = None,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Comparison:
@@ -145,7 +142,6 @@ def compare(
         ray: spread over the cores of a running Ray cluster, by the address of its head, or `auto` for what RAY_ADDRESS
             says or the cluster that runs here (docs/cluster.md). What comes out is the same.
         bound: also compute the bound that no router can beat; takes some seconds.
-        plot: also draw accuracy against latency, its p99 and energy there (.png or .svg).
         out: the run folder, which keeps the results; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as workload.rate_img_s=600.
 
@@ -184,8 +180,6 @@ def compare(
             spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places,
         ):
             document = stage.compare(job, world, chosen, jobs=places, bounds=partial(_bounds, world) if bound else None)
-    if plot is not None:
-        _draw(document, Path(plot))
     return Comparison(document, stage.results_of(job), session.folder)
 
 
@@ -199,15 +193,6 @@ def _engine_for(world: World, given: CompareSection, engine: Engine, processes: 
     if bound:
         require_solvable(world)
     return chosen
-
-
-def _draw(document: Document, picture: Path) -> None:
-    from scenarios.show import charts
-
-    if any(document["pareto"]["fronts"].values()):
-        charts.save(charts.trade_off_chart(document), picture)
-    else:
-        observer().remark(f"--plot: {picture} was not written: no router completed an image in each run")
 
 
 def _bounds(world: World, comparison: Document) -> Bounds:
@@ -296,38 +281,37 @@ def capacity(
 def bound(
     scenario: ScenarioLike,
     /,
-    accuracy: float | None = None,
     *,
     out: Out = None,
     changes: Changes | None = None,
 ) -> Bound:
     """Compute a bound that no router can beat.
 
-    It is a linear programme; nothing is simulated.
+    It is a linear programme; nothing is simulated. Its mean accuracy is the scenario's floor at least, and any where
+    the scenario has none.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
-        accuracy: at least this mean accuracy, 0 to 1; any by default.
         out: the run folder whose network and profiles are taken where the scenario names none; `runs/NAME` by default.
-        changes: other values than the scenario's, by dotted keys.
+        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
 
     Raises:
         InputError: no width tuple is so accurate, or something that it needs is missing.
 
     Example:
         ```python
-        limit = slimsched.bound(short, accuracy=0.75)
+        limit = slimsched.bound(short, changes={"slo.floor": 0.75})
         print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
         ```
     """
     from scenarios.runs.bound import OF_A_BOUND, FluidModel, oracle_of, programmes_of_an_oracle
     from scenarios.runs.engines import require_memory
 
-    require_within("--accuracy", accuracy, 0, 1)
     session: Session = begin(scenario, changes, out)
     world = session.world()
     require_memory(world, "compiled")
-    least = min(world.accuracy.prior.top1.values()) if accuracy is None else accuracy
+    floor = world.scenario.slo.floor
+    least = min(world.accuracy.prior.top1.values()) if floor is None else floor
     with solving(OF_A_BOUND + programmes_of_an_oracle(world.scenario)) as progress:
         model = FluidModel(world, on_solved=progress.update)
         return replace(model.bound(least, world.mean_rate_img_s), oracle=oracle_of(model))

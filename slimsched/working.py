@@ -125,7 +125,7 @@ class Session:
     scenario: Keys
     folder: Path
 
-    def with_routers(self, section: str, routers: Sequence[str | Path], seeds: Sequence[int]) -> Session:
+    def with_routers(self, section: str, routers: Sequence[str | Path], seeds: Sequence[int] = ()) -> Session:
         """With these routers and seeds in a section (`compare`, `validate_`), where some are named.
 
         Raises:

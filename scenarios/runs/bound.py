@@ -135,7 +135,7 @@ class FluidModel:
         """
         if accuracy > self.best + NEARLY:
             problem = f"{accuracy:g} is beyond the most accurate width tuple that the servers can hold"
-            raise InputError("--accuracy", "", f"{problem}; allowed is up to {self.best:.4f}")
+            raise InputError("slo.floor", "", f"{problem}; allowed is up to {self.best:.4f}")
         accuracy = min(accuracy, self.best)
         capacity_img_s = self.capacity_img_s(accuracy)
         if rate_img_s is None or rate_img_s > capacity_img_s:

@@ -96,16 +96,18 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
 
 
 def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
-    """The latency distributions of both worlds as a picture (PNG or SVG, by the file's ending).
+    """The latency distributions of both worlds, or the comparison's trade-offs (PNG or SVG, by the file's ending).
 
     Raises:
-        InputError: no router of this run folder ran in both worlds.
+        InputError: there is neither.
     """
     material = gather(RunFolder(Path(run_folder)))
-    curves = _in_both_worlds(_latency_curves(material))
-    if not curves:
-        raise InputError(str(run_folder), "", "no router ran both in simulation and on executors")
-    charts.save(charts.latency_distributions(curves, _colors(material)), picture)
+    if curves := _in_both_worlds(_latency_curves(material)):
+        charts.save(charts.latency_distributions(curves, _colors(material)), picture)
+    elif material.comparison and any(material.comparison["pareto"]["fronts"].values()):
+        charts.save(charts.trade_off_chart(material.comparison), picture)
+    else:
+        raise InputError(str(run_folder), "", "no router ran in both worlds, or completed an image in each run")
 
 
 def gather(folder: RunFolder) -> Material:

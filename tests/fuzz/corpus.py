@@ -190,7 +190,7 @@ def _tensors() -> Iterator[tuple[str, Case]]:
 
 
 def _command_lines() -> Iterator[tuple[str, Case]]:
-    yield "flags: an accuracy that is no number", _flags("bound", "tiny.yaml", "--accuracy", "nan")
+    yield "flags: an accuracy that is no number", _flags("bound", "tiny.yaml", "--set", "slo.floor=nan")
     yield "flags: a NUL in a path", _flags("simulate", "ti\0ny.yaml")
     yield "flags: a NUL in an output", _flags("simulate", "tiny.yaml", "--json", "a\0b")
     yield "flags: a NUL in a router's name", _flags("simulate", "tiny.yaml", "--router", "a\0b.rule.yaml")

@@ -251,7 +251,7 @@ def test_the_command_tells_bound_and_oracle(tmp_path: Path, capsys: pytest.Captu
     assert all(len(each.lstrip("0.").replace(".", "")) >= 3 for each in energies.groups())
     flash = "{kind: flash, rate_img_s: 200, factor: 8, at_s: 0.5, rise_s: 0, hold_s: 0.2, fall_s: 0}"
     moving = write_scenario(tmp_path, "{kind: poisson, rate_img_s: 200}", flash)
-    assert main(["bound", str(moving), "--accuracy", "0.8"]) == 0
+    assert main(["bound", str(moving), "--set", "slo.floor=0.8"]) == 0
     told = capsys.readouterr().out
     assert "at a mean accuracy of at least 80.00 %, no router can" in told
     assert "at 480.0 images/s" in told

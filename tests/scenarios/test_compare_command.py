@@ -27,7 +27,7 @@ def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["1"] == compare_results(json.loads((tmp_path / "2" / "results.json").read_text()))
     assert found["1"]["paired"]["against"] == "random"
     picture = tmp_path / "trade.svg"
-    flags = ["--out", str(tmp_path / "1"), "--set", "compare.baseline=jsq", "--plot", str(picture)]
+    flags = ["--out", str(tmp_path / "1"), "--set", "compare.baseline=jsq"]
     assert main(["compare", str(path), *flags]) == 0
     streams = capsys.readouterr()
     assert "compare: skipped, done before" in streams.err
@@ -35,6 +35,7 @@ def test_processes_pairs_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFix
     assert max(map(len, told[:-1])) <= 100
     assert [len(line.split()) for line in told if line.startswith("---")] == [6], "one table"
     assert told[-1] == f"all other numbers, and charts: slimsched report {tmp_path / '1'}"
+    assert main(["report", str(tmp_path / "1"), "--plot", str(picture), "--quiet"]) == 0
     assert "<svg" in picture.read_text()
     assert json.loads((tmp_path / "1" / "comparison.json").read_text())["paired"]["against"] == "jsq"
 

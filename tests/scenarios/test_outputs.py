@@ -48,7 +48,8 @@ def test_a_device_takes_two_results() -> None:
     """A file takes one: the second would replace the first."""
     Path("x.svg").symlink_to("/dev/null")
     Path("y").symlink_to("/dev/null")
-    assert main(["compare", "tiny.yaml", "--json", "y", "--quiet", "--plot", "x.svg"]) == 0
+    assert main(["compare", "tiny.yaml", "--out", "run", "--quiet"]) == 0
+    assert main(["report", "run", "--json", "y", "--quiet", "--plot", "x.svg"]) == 0
 
 
 def test_synthesis_replaces_only_what_it_made(capsys: pytest.CaptureFixture[str]) -> None:

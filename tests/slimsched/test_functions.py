@@ -100,17 +100,17 @@ def test_a_comparison_is_the_commands_and_tells_how_far_it_is(
 
 
 def test_a_bound_is_the_commands_and_no_run_beats_it(scenario: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    theirs = command("bound", scenario, "--accuracy", "0.8")
+    theirs = command("bound", scenario, "--set", "slo.floor=0.8")
     capfd.readouterr()
     steps: list[Step] = []
     with slimsched.observed_by(steps.append):
-        ours = slimsched.bound(scenario, 0.8)
+        ours = slimsched.bound(scenario, changes={"slo.floor": 0.8})
     assert json.loads(ours.to_json()) == theirs
     assert [step.done for step in steps if step.title == "bound"] == [0, 1, 2, 3]
     assert ours.rows() == [{name: theirs[name] for name in theirs if name not in ("schema", "oracle")} | NO_ORACLE]
     run = slimsched.simulate(scenario, "fixed:1,1")
     least = slimsched.bound(  # at the accuracy of full width
-        slimsched.load(scenario, {"workload.rate_img_s": run.images_completed / run.duration_s}), 0.9
+        slimsched.load(scenario, {"workload.rate_img_s": run.images_completed / run.duration_s, "slo.floor": 0.9})
     )
     assert run.throughput_img_s < least.capacity_img_s
     for name in ("latency_mean_s", "energy_dynamic_j", "energy_per_image_j"):
@@ -191,9 +191,6 @@ def test_what_is_wrong_is_told_of_the_arguments(scenario: Path) -> None:
         slimsched.compare(scenario, seeds=[1, 1])
     with pytest.raises(InputError, match=r"compare.baseline: 'jsq' is not compared here"):
         slimsched.compare(scenario, ["random"], [0], changes={"compare.baseline": "jsq"})
-    for accuracy in (-0.1, 75, float("nan")):
-        with pytest.raises(InputError, match=rf"^accuracy: {accuracy:g}: must be a number from 0 to 1"):
-            slimsched.bound(scenario, accuracy)
     with pytest.raises(InputError, match=r"training: decisions \(7\) must be at least batch"):
         slimsched.train(scenario, ["ppo"], changes={"training.decisions": 7})
     with pytest.raises(InputError, match=r"^routers: 'jsq' can't be trained"):
