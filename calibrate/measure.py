@@ -66,7 +66,7 @@ SCOUTING = replace(LEAST, warmup=2, repeats=8, min_s=0.006)  # longer than a tim
 
 @dataclass(frozen=True, slots=True)
 class CalibrationProgress:
-    """How far a calibration is; `left_s` is a guess that never exceeds what the budget leaves."""
+    """How far a calibration is; `left_s` is a guess: what the budget leaves, or more where points are required."""
 
     done: int
     total: int
@@ -238,7 +238,8 @@ class _Budget:
         return self._required_s * self._slowness > self._budget_left_s
 
     def progress(self, planned: PlannedStep) -> CalibrationProgress:
-        left_s = max(0.0, min(self._left_s * self._slowness, self._budget_left_s))
+        in_time_s = min(self._left_s * self._slowness, self._budget_left_s)
+        left_s = max(0.0, in_time_s, self._required_s * self._slowness)
         return CalibrationProgress(self._count, self._total, left_s, describe(planned.step))
 
     def words(self, rounds: int, hurried: int) -> Iterator[str]:

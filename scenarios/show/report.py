@@ -58,8 +58,9 @@ from scenarios.terminal.screen import visible_text
 from scenarios.world.materials import SCENARIO_FILE
 from sim.profile import Profile
 
-MAX_PAGE = 1_500_000  # characters: what can be mailed; timelines take what room the rest leaves
+MAX_PAGE = 1_500_000  # bytes: what can be mailed; timelines take what room the rest leaves
 WORLD_WORDS = {"simulation": "simulated", "hardware": "on executors"}  # one word each for a reader
+CHARTED_PROFILES = 4  # of some 220 kB each
 TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
@@ -85,8 +86,9 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
     """
     folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder(run_folder)
     path = folder.path
-    if not path.is_dir():
-        raise InputError(str(path), "", "no such run folder; `slimsched run` and `slimsched compare --out` make one")
+    if not path.is_dir() or (not folder.is_flagged and any(path.iterdir())):
+        what = "is no run folder that serves" if path.is_dir() else "no such run folder"
+        raise InputError(str(path), "", f"{what}; `slimsched run` and `slimsched compare --out` make one")
     with folder.opened():
         material = gather(folder)
         if not (material.comparison or material.validation or material.runs or material.profiles):
@@ -177,7 +179,7 @@ def report(material: Material) -> str:
         "environment": _environment(material.environment),
     }
     title, profiles = str(material.scenario.get("name", "run")), list(_profiles(material.profiles))
-    _pack(material, traces, MAX_PAGE - len(_page(title, run, profiles)))
+    _pack(material, traces, MAX_PAGE - len(_page(title, run, profiles).encode()))
     return _page(title, run, profiles)
 
 
@@ -450,14 +452,15 @@ def origin_badge(profile: Profile) -> tuple[str, str]:
 
 
 def _profiles(profiles: Mapping[str, Profile]) -> Iterator[dict[str, Any]]:
-    """What is said of each; of the second of two that are alike only that."""
+    """What is said of each; of the second of two that are alike only that. Not all of many have room for charts."""
     seen: dict[str, str] = {}
     for server, profile in profiles.items():
         first = seen.setdefault(profile.to_yaml(), server)
-        yield _profile(server, profile) | {"same_as": "" if first == server else first}
+        has_charts = first == server and len(seen) <= CHARTED_PROFILES
+        yield _profile(server, profile, has_charts=has_charts) | {"same_as": "" if first == server else first}
 
 
-def _profile(server: str, profile: Profile) -> dict[str, Any]:
+def _profile(server: str, profile: Profile, *, has_charts: bool = True) -> dict[str, Any]:
     power, concurrency = profile.power.provenance, profile.concurrency.provenance
     return {
         "server": server,
@@ -468,7 +471,7 @@ def _profile(server: str, profile: Profile) -> dict[str, Any]:
         "tables": tables_of(profile),
         "sources": f"latency {profile.origin}, power {power}, concurrency {concurrency}",
         "omitted": profile.omitted,
-        "charts": _profile_charts(_Drawable(profile.to_yaml(), profile)),
+        "charts": _profile_charts(_Drawable(profile.to_yaml(), profile)) if has_charts else None,
     }
 
 

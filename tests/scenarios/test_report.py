@@ -106,11 +106,15 @@ def test_a_page_holds_no_more_timelines_than_it_has_room_for(
     assert MAX_PAGE == 1_500_000
     whole = report(gather(folder))
     assert whole.count('data-trace="') == 4
-    monkeypatch.setattr("scenarios.show.report.MAX_PAGE", len(whole) - 1)
+    monkeypatch.setattr("scenarios.show.report.MAX_PAGE", len(whole.encode()) - 1)
     text = report(gather(folder))
     assert len(text) < len(whole)
     assert text.count('data-trace="') == 3
     assert text.count("/timeline.json") == 4
+    monkeypatch.setattr("scenarios.show.report.CHARTED_PROFILES", 0)
+    text = report(gather(folder))
+    assert "<code>slimsched profile show profiles/a.yaml --plot a.html</code> draws them" in text
+    assert "Figure 3" not in text
 
 
 def test_what_never_ran_on_executors_is_on_no_chart(folder: RunFolder, page: str, tmp_path: Path) -> None:
