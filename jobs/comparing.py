@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.case import JobsCase, require_a_fit
-from jobs.figures import Blocks, JobColumns, figures, groups_of, job_columns
+from jobs.figures import Blocks, are_done, by_job, figures, groups_of
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.cluster import Cluster, Pool
 from jobs.sim.bound import BoundProblem, lower_bound
@@ -50,7 +50,7 @@ def fingerprint(case: JobsCase, named: NamedPolicy) -> str:
     return inputs_hash(RUN_SCHEMA, said, repr(case.world.speeds), named.name, repr(named.policy), learned, *read)
 
 
-def write_run(path: Path, record: JobsRecord, job_id: NDArray[np.object_], made_of: str) -> None:
+def write_run(path: Path, made_of: str, record: JobsRecord, job_id: NDArray[np.object_]) -> None:
     """A run's columns with the log's job ids, and its sums."""
     import pyarrow
     from pyarrow import parquet
@@ -139,23 +139,12 @@ def bound_of(case: JobsCase, is_preemptive: bool) -> Bound:
 
 def _run_times(case: JobsCase, cluster: Cluster) -> tuple[Numbers, Numbers]:
     """(n, pools) seconds by pool, infinite where a job may not run; (n,) on the fastest type that it may use."""
-    jobs, speeds = case.jobs, case.world.speeds
-    rows: dict[tuple[str, str, str], tuple[Numbers, float]] = {}
-    sizes = np.array([pool.gpus for pool in cluster.pools])
-    factors, fastest = np.zeros((len(jobs), len(cluster.pools))), np.ones(len(jobs))
-    for job, key in enumerate(zip(jobs.vc.tolist(), jobs.gpu_types.tolist(), jobs.job_class.tolist(), strict=True)):
-        if key not in rows:
-            vc, types, job_class = key
-            may = cluster.open_to(vc, types.split("|") if types else ())
-            row = np.zeros(len(cluster.pools))
-            for pool in may:
-                row[pool.index] = speeds.of(job_class, pool.gpu_type)
-            rows[key] = row, float(row.max()) or 1.0
-        factors[job], fastest[job] = rows[key]
-    factors[jobs.gpus[:, None] > sizes[None, :]] = 0.0
-    work_s = jobs.work_ns / NS_PER_S
+    speeds = cluster.speeds(case.jobs.arrivals(), case.world.speeds)
+    fastest = speeds.max(axis=1)
+    speeds[case.jobs.gpus[:, None] > np.array([pool.gpus for pool in cluster.pools])] = 0.0
+    work_s = case.jobs.work_ns / NS_PER_S
     with np.errstate(divide="ignore"):
-        return work_s[:, None] / factors, work_s / fastest
+        return work_s[:, None] / speeds, work_s / np.where(fastest > 0, fastest, 1.0)
 
 
 def _pool_names(pools: Sequence[Pool]) -> list[str]:
@@ -186,8 +175,8 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], N
 
 SCHEMA: Final = "slimsched.jobscomparison/1"
 RESULT_SCHEMA: Final = "slimsched.jobsresult/1"
+ByJob = Mapping[str, Numbers]  # as `figures.by_job` has it
 SAME_S: Final = 1.0  # waits that differ by less are the same
-COMPARED: Final = ("jct_s", "wait_s", "slowdown", "finish_time_fairness")
 
 
 def run_policy(case: JobsCase, named: NamedPolicy) -> JobsRecord:
@@ -209,24 +198,21 @@ def run_all(
         InputError: something else lies where a run would be written.
     """
     records: dict[str, JobsRecord] = {}
-    marks = {named.name: fingerprint(case, named) for named in case.policies} if folder is not None else {}
+    kept: dict[str, tuple[Path, str]] = {}  # where, and made of what
     for named in case.policies if folder is not None else ():
-        if (record := read_run(_place(folder, named), marks[named.name])) is not None:
+        file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
+        kept[named.name] = folder / file, fingerprint(case, named)
+        if (record := read_run(*kept[named.name])) is not None:
             records[named.name] = record
             told(named.name, True)
     missing = [named for named in case.policies if named.name not in records]
     for place, record in each(run_policy, case, missing, jobs):
         name = missing[place].name
         records[name] = record
-        if folder is not None:
-            write_run(_place(folder, missing[place]), record, case.jobs.job_id, marks[name])
+        if name in kept:
+            write_run(*kept[name], record, case.jobs.job_id)
         told(name, False)
     return {named.name: records[named.name] for named in case.policies}
-
-
-def _place(folder: Path | None, named: NamedPolicy) -> Path:
-    assert folder is not None
-    return folder / f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
 
 
 # ------------------------------------------------------------------------------------------------------------ documents
@@ -245,16 +231,17 @@ def result_document(
         "load": case.offered_load,
         **figures(record, gpus),
         "bounds": _documents(bounds),
-        "above_bound": _above(job_columns(record, gpus), bounds, is_preemptive),
+        "above_bound": _above(by_job(record, gpus), bounds, is_preemptive),
     }
 
 
 def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: Sequence[Bound]) -> dict[str, Any]:
     """All runs beside each other; each but the baseline against it, job by job."""
     gpus = case.scenario.cluster.gpus
-    columns = {name: job_columns(record, gpus) for name, record in runs.items()}
+    columns = {name: by_job(record, gpus) for name, record in runs.items()}
+    done = {name: are_done(each) for name, each in columns.items()}
     base = columns[case.baseline.name]
-    blocks = Blocks.of(base.submit_s)
+    blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     rows = []
     for named in case.policies:
         record, mine = runs[named.name], columns[named.name]
@@ -262,22 +249,22 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
             "policy": named.name,
             "is_preemptive": named.policy.is_preemptive,
             **figures(record, gpus),
-            "intervals": {name: blocks.mean(getattr(mine, name), mine.is_done) for name in COMPARED},
+            "intervals": {name: blocks.mean(values, done[named.name]) for name, values in mine.items()},
             "above_bound": _above(mine, bounds, named.policy.is_preemptive),
         }
         if mine is not base:
             row["against_baseline"] = against(mine, base, blocks)
-            both = mine.is_done & base.is_done
-            groups = groups_of(record, both, wait_mean_s=mine.wait_s, baseline_wait_mean_s=base.wait_s)
+            both = done[named.name] & done[case.baseline.name]
+            groups = groups_of(record, both, wait_mean_s=mine["wait_s"], baseline_wait_mean_s=base["wait_s"])
             row["groups"] = [group | _won(mine, base, members) for group, members in groups]
         rows.append(row)
     least = _least(rows)
     for row in rows:
-        mine = columns[row["policy"]]
+        own = row["policy"]
         row["behind"] = {  # by which share the best one's mean wait is below its own, paired by job
-            name: blocks.share(columns[name].wait_s, mine.wait_s, mine.is_done & columns[name].is_done)
+            name: blocks.share(columns[name]["wait_s"], columns[own]["wait_s"], done[own] & done[name])
             for name in least
-            if name != row["policy"]
+            if name != own
         }
     return {
         "schema": SCHEMA,
@@ -324,36 +311,36 @@ def _least(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(best))
 
 
-def _above(mine: JobColumns, bounds: Sequence[Bound], is_preemptive: bool) -> dict[str, float] | None:
+def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[str, float] | None:
     """How far a policy is from its bound: None without one, or where not all jobs are done that the bound counts."""
+    done = are_done(mine)
     for bound in bounds:
-        if bound["is_preemptive"] == is_preemptive and int(mine.is_done.sum()) == bound["jobs"]:
-            jct_mean_s = float(mine.jct_s[mine.is_done].mean())
+        if bound["is_preemptive"] == is_preemptive and int(done.sum()) == bound["jobs"]:
+            jct_mean_s = float(mine["jct_s"][done].mean())
             return {
-                "wait_mean_s": float(mine.wait_s[mine.is_done].mean()) - bound["wait_mean_s"],
+                "wait_mean_s": float(mine["wait_s"][done].mean()) - bound["wait_mean_s"],
                 "jct_share": jct_mean_s / bound["jct_mean_s"] - 1,
             }
     return None
 
 
-def against(mine: JobColumns, base: JobColumns, blocks: Blocks) -> dict[str, Any]:
+def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
     """By how much means differ, of jobs that both have done: as a share, whose interval judges, and as such."""
-    both = mine.is_done & base.is_done
+    both = are_done(mine) & are_done(base)
     found: dict[str, Any] = {}
-    for name in COMPARED:
-        ours, theirs = getattr(mine, name), getattr(base, name)
+    for name, theirs in base.items():
         found[name] = {
-            "share": blocks.share(ours, theirs, both),
-            "difference": float((ours - theirs)[both].mean()) if both.any() else None,
+            "share": blocks.share(mine[name], theirs, both),
+            "difference": float((mine[name] - theirs)[both].mean()) if both.any() else None,
         }
     return {**found, **_won(mine, base, both)}
 
 
-def _won(mine: JobColumns, base: JobColumns, both: NDArray[np.bool_]) -> dict[str, float | None]:
+def _won(mine: ByJob, base: ByJob, both: NDArray[np.bool_]) -> dict[str, float | None]:
     """Shares of the jobs that wait less, and more, than under the baseline."""
     if not both.any():
         return {"less_wait_share": None, "more_wait_share": None}
-    change_s = (mine.wait_s - base.wait_s)[both]
+    change_s = (mine["wait_s"] - base["wait_s"])[both]
     return {
         "less_wait_share": float((change_s < -SAME_S).mean()),
         "more_wait_share": float((change_s > SAME_S).mean()),

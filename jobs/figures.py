@@ -15,7 +15,7 @@ How often it holds what other histories give: docs/jobs.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypedDict
 
@@ -108,46 +108,29 @@ def _half_width(moves: Numbers) -> float:
 
 SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; more is the last class
-BY_JOB: Final = ("jct_s", "wait_s", "slowdown", "finish_time_fairness")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobColumns:
-    """What each job of a run had; not-a-number where its work was not done.
+def by_job(record: JobsRecord, cluster_gpus: int) -> dict[str, Numbers]:
+    """(n,) each, of a run on so many GPUs; not-a-number for jobs that don't count, or whose work was not done.
 
-    Attributes:
-        counts: (n,) whether it counts in figures: measured, and not refused.
-        is_done: (n,) whether it counts, and its work was done.
-        slowdown: (n,) bounded: JCT over run time at full speed on the fastest type, of at least 10 s; at least 1.
-        finish_time_fairness: (n,) JCT over what it would be on the job's equal share of the cluster (Themis, NSDI'20):
-            1/N of its GPUs, with N the mean number of jobs in the system while the job is there.
+    `slowdown` is bounded: JCT over run time at full speed on the fastest type, of at least 10 s; at least 1.
+    `finish_time_fairness` is JCT over what it would be on the job's equal share of the cluster (Themis, NSDI'20): 1/N
+    of its GPUs, with N the mean number of jobs in the system while the job is there.
     """
+    best_s = record.best_ns / NS_PER_S
+    jct_s = np.where(record.is_counted, record.jct_s, np.nan)
+    alone_s = best_s * np.maximum(1.0, record.gpus_used * _mean_in_system(record) / cluster_gpus)
+    return {
+        "jct_s": jct_s,
+        "wait_s": jct_s - best_s,
+        "slowdown": np.maximum(jct_s / np.maximum(best_s, SHORT_S), 1.0),
+        "finish_time_fairness": jct_s / alone_s,
+    }
 
-    counts: NDArray[np.bool_]
-    is_done: NDArray[np.bool_]
-    submit_s: Numbers
-    jct_s: Numbers
-    wait_s: Numbers
-    slowdown: Numbers
-    finish_time_fairness: Numbers
 
-
-def job_columns(record: JobsRecord, cluster_gpus: int) -> JobColumns:
-    """Of a run on so many GPUs."""
-    counts = record.is_measured & ~record.is_refused
-    best_s, jct_s = record.best_ns / NS_PER_S, record.jct_s
-    slowdown = np.maximum(jct_s / np.maximum(best_s, SHORT_S), 1.0)
-    crowd = _mean_in_system(record)
-    alone_s = best_s * np.maximum(1.0, record.gpus_used * crowd / cluster_gpus)
-    return JobColumns(
-        counts,
-        counts & record.is_done,
-        record.submit_ns / NS_PER_S,
-        jct_s,
-        record.wait_s,
-        slowdown,
-        np.asarray(jct_s / alone_s),
-    )
+def are_done(columns: Mapping[str, Numbers]) -> NDArray[np.bool_]:
+    """(n,) Which jobs count and did their work, of what `by_job` says."""
+    return np.isfinite(columns["jct_s"])
 
 
 def _mean_in_system(record: JobsRecord) -> Numbers:
@@ -166,27 +149,24 @@ def _mean_in_system(record: JobsRecord) -> Numbers:
         return np.where(here & (stay_s > 0), np.maximum(found / stay_s, 1.0), 1.0)
 
 
-# ------------------------------------------------------------------------------------------------------------- figures
-
-
 def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
     """A run's numbers; means and quantiles are of measured jobs whose work was done."""
-    found = job_columns(record, cluster_gpus)
-    done = found.is_done
-    fairness = found.finish_time_fairness[done]
+    columns, counts = by_job(record, cluster_gpus), record.is_counted
+    done = are_done(columns)
+    fairness = columns["finish_time_fairness"][done]
     return {
         "jobs": {
             "measured": int(record.is_measured.sum()),
             "refused": int((record.is_refused & record.is_measured).sum()),
-            "unfinished": int((found.counts & ~record.is_done).sum()),
+            "unfinished": int((counts & ~done).sum()),
         },
-        **{name: spread(getattr(found, name)[done]) for name in BY_JOB},
+        **{name: spread(values[done]) for name, values in columns.items()},
         "above_fair_share": float((fairness > 1).mean()) if len(fairness) else None,
         **_of_the_cluster(record),
-        "preemptions_per_job": _mean(record.preemptions[found.counts]),
-        "kills_per_job": _mean(record.kills[found.counts]),
-        "jain_users": _jain(found, record.user),
-        "jain_vcs": _jain(found, record.vc),
+        "preemptions_per_job": _mean(record.preemptions[counts]),
+        "kills_per_job": _mean(record.kills[counts]),
+        "jain_users": _jain(columns["slowdown"][done], record.user[done]),
+        "jain_vcs": _jain(columns["slowdown"][done], record.vc[done]),
     }
 
 
@@ -218,12 +198,12 @@ def _of_the_cluster(record: JobsRecord) -> dict[str, float | None]:
     }
 
 
-def _jain(found: JobColumns, names: NDArray[np.object_]) -> float | None:
+def _jain(slowdown: Numbers, names: NDArray[np.object_]) -> float | None:
     """Jain's index of the mean bounded slowdowns of those who have jobs: 1 where all fare alike; None for one name."""
-    known, codes = np.unique(names[found.is_done].astype(str), return_inverse=True)
+    known, codes = np.unique(names.astype(str), return_inverse=True)
     if len(known) < 2:
         return None
-    means = np.bincount(codes, found.slowdown[found.is_done]) / np.bincount(codes)
+    means = np.bincount(codes, slowdown) / np.bincount(codes)
     return float(means.sum() ** 2 / (len(means) * (means**2).sum()))
 
 

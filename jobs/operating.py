@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 from jobs.case import JobsCase, read_case
 from jobs.comparing import against, run_policy
-from jobs.figures import Blocks, figures, groups_of, job_columns, spread
+from jobs.figures import Blocks, are_done, by_job, figures, groups_of, spread
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.orders import MULTIFACTOR
 from jobs.policies.policy import JobPolicy
@@ -62,9 +62,9 @@ def _run(cases: tuple[JobsCase, JobsCase], place: tuple[bool, int]) -> JobsRecor
 
 def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
     """Of one policy's runs before and after."""
-    before, after = (job_columns(record, case.scenario.cluster.gpus) for case, record in runs)
+    before, after = (by_job(record, case.scenario.cluster.gpus) for case, record in runs)
     now, then = (figures(record, case.scenario.cluster.gpus) for case, record in runs)
-    blocks = Blocks.of(before.submit_s)
+    blocks = Blocks.of(runs[0][0].jobs.submit_ns / NS_PER_S)
     return {"now": now, "then": then, "change": against(after, before, blocks), "block_s": blocks.block_s}
 
 
@@ -188,13 +188,13 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
     """
     recorded_s = case.jobs.recorded_wait_s
     record = run_policy(case, named)
-    columns = job_columns(record, case.scenario.cluster.gpus)
-    both = columns.is_done & np.isfinite(recorded_s)
+    columns = by_job(record, case.scenario.cluster.gpus)
+    both = are_done(columns) & np.isfinite(recorded_s)
     if both.sum() < 2:
         problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
         raise InputError(case.source, "trace", problem)
-    blocks = Blocks.of(columns.submit_s)
-    simulated, recorded = columns.wait_s, np.maximum(recorded_s, 0.0)
+    blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
+    simulated, recorded = columns["wait_s"], np.maximum(recorded_s, 0.0)
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
@@ -314,9 +314,9 @@ def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> floa
 
 def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) -> Mapping[str, Any]:
     gpus = later.scenario.cluster.gpus
-    before, after = (job_columns(record, gpus) for record in results(run_policy, later, [own, best], jobs))
-    blocks = Blocks.of(before.submit_s)
-    waits = {name: blocks.mean(each_.wait_s, each_.is_done) for name, each_ in (("own", before), ("tuned", after))}
+    before, after = (by_job(record, gpus) for record in results(run_policy, later, [own, best], jobs))
+    blocks = Blocks.of(later.jobs.submit_ns / NS_PER_S)
+    waits = {name: blocks.mean(each["wait_s"], are_done(each)) for name, each in (("own", before), ("tuned", after))}
     return {"waits_s": waits, "change": against(after, before, blocks)}
 
 

@@ -5,7 +5,7 @@ Columns are held until the end of the log, for a trace is sorted by submit time:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,6 +44,8 @@ class Gathered:
         sums: a job's run time is that of all its attempts together; else that of the last one.
         is_date: whether the first job's times are of the calendar.
         forms: of the times of all jobs, each with the first line that has it.
+        words, numbers: in the end, the columns of all jobs in the order of the log.
+        order: in the end, the rows that are jobs, by submit time.
     """
 
     tally: Tally
@@ -53,10 +55,13 @@ class Gathered:
     tables: list[Any] = field(default_factory=list)
     forms: dict[int, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)  # what is said of each quantity that can't be read
+    words: Any = None
+    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)
+    order: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def add(self, rows: Rows) -> None:
         """Keep what makes a job, and count the rest."""
-        is_attempt = np.ones(len(rows.lines), bool) if rows.attempt_rows is None else rows.attempt_rows.kind <= REQUEUED
+        is_attempt = np.ones(len(rows.lines), bool) if rows.kind is None else rows.kind <= REQUEUED
         kept = self._kept(rows, is_attempt)
         is_job = kept & is_attempt
         if is_job.any() and self.is_date is None:
@@ -97,13 +102,12 @@ class Gathered:
             if form not in self.forms and (where := is_job & (found & form > 0)).any():
                 self.forms[form] = int(rows.lines[where][0])
 
-    def finish(self) -> ImportedLog | None:
-        """All jobs, sorted by submit time, those of one id joined; None where there are none."""
+    def finish(self) -> bool:
+        """Sort all jobs by submit time, those of one id joined; whether there are any."""
         if not sum(table.num_rows for table in self.tables):
-            return None
-        table = pyarrow.concat_tables(self.tables)
+            return False
+        table, numbers = pyarrow.concat_tables(self.tables), self.numbers
         self.tables.clear()
-        numbers = {}
         for name in table.column_names:
             if name not in ("job_id", *_WORDS, "whose"):
                 numbers[name] = table[name].to_numpy()
@@ -111,15 +115,12 @@ class Gathered:
         words = table.unify_dictionaries().combine_chunks()
         del table
         if self.joins:
-            words, order = joined(words, numbers, self.tally, sums=self.sums)
+            self.words, order = joined(words, numbers, self.tally, sums=self.sums)
         else:
-            codes = codes_of(words["job_id"].combine_chunks())
-            order = np.arange(len(words)) if codes is None else _first_of_each(codes, numbers["line"], self.tally)
-        if not len(order):
-            return None
-        order = order[np.argsort(numbers["submit_s"][order], kind="stable")]
-        self._tell_times(numbers["submitted_s" if self.joins else "submit_s"][order], numbers["line"][order])
-        return ImportedLog(words, numbers, order)
+            self.words, order = words, _first_of_each(words["job_id"], numbers["line"], self.tally)
+        self.order = order[np.argsort(numbers["submit_s"][order], kind="stable")]
+        self._tell_times(numbers["submitted_s" if self.joins else "submit_s"][self.order], numbers["line"][self.order])
+        return len(order) > 0
 
     def _tell_times(self, submit_s: Numbers, line: NDArray[np.int64]) -> None:
         """Rows that are not in the order of their times, and long holes between them."""
@@ -135,20 +136,6 @@ class Gathered:
                 "or is a year wrong?"
             )
 
-
-@dataclass(frozen=True, slots=True)
-class ImportedLog:
-    """All jobs of a log.
-
-    Attributes:
-        words, numbers: their columns in the order of the log.
-        order: the rows that are jobs, by submit time.
-    """
-
-    words: Any
-    numbers: dict[str, NDArray[Any]]
-    order: NDArray[np.int64]
-
     @property
     def start_s(self) -> float:
         """The first submit time, as the log has it."""
@@ -159,13 +146,8 @@ class ImportedLog:
         """From the first submit to the last."""
         return (float(self.numbers["submit_s"][self.order[-1]]) - self.start_s) / 86400
 
-    def slices(self) -> Iterator[Any]:
-        """The normal form, a part at a time."""
-        for begin in range(0, len(self.order), SLICE_ROWS):
-            yield self._normal(self.order[begin : begin + SLICE_ROWS])
-
-    def _normal(self, rows: NDArray[np.int64]) -> Any:
-        """The columns of the normal form, from the trace's start."""
+    def normal(self, rows: NDArray[np.int64]) -> Any:
+        """The normal form of some rows, with times from the trace's start."""
         submit_s, start_s, run_s, requested_s = (self.numbers[name][rows] for name in _TIMES)
         begun_s = np.where(start_s >= submit_s, start_s, np.nan)
         words = self.words.take(pyarrow.array(rows))
@@ -187,13 +169,13 @@ def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
     """Why a row makes no job, whatever the format; comparisons with not-a-number are false."""
     is_date = np.broadcast_to(rows.is_date, len(rows.lines))
     run_s, gpus = rows.run_s, rows.gpus
-    submit_s = rows.submit_s if rows.attempt_rows is None else rows.attempt_rows.submitted_s
+    submit_s = rows.submit_s if rows.submitted_s is None else rows.submitted_s
     return {
         "no submit time": ~np.isfinite(submit_s),
         "submitted before 1990 or after 2100": is_date & ((submit_s < EARLIEST_S) | (submit_s > LATEST_S)),
         "no run time": ~np.isfinite(run_s),
         "a negative run time": run_s < 0,
-        RAN_NOT: (run_s == 0) & (rows.attempt_rows is None),
+        RAN_NOT: (run_s == 0) & (rows.kind is None),
         "ran for more than ten years": run_s > LONGEST_RUN_S,
         NO_GPU: ~(gpus > 0),
         f"ask for more than {MAX_GPUS:,} GPUs": gpus > MAX_GPUS,
@@ -202,35 +184,31 @@ def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
 
 
 def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
-    """The rows that are kept, with a start only where it is not before the submit."""
+    """The rows that are kept."""
     count, mask = len(rows.lines), pyarrow.array(kept)
-    nothing = np.full(count, np.nan)
-    times = {name: nothing if (found := getattr(rows, name)) is None else found for name in _TIMES}
-    attempts = np.ones(count, np.int32) if rows.attempts is None else rows.attempts
-    words = {}
+    nothing, ones = np.full(count, np.nan), np.ones(count, np.int32)
+    columns: dict[str, Any] = {"line": rows.lines[kept]}
+    columns["job_id"] = rows.texts["job_id"].filter(mask).cast(pyarrow.large_string())
+    for name in _TIMES:
+        columns[name] = (nothing if (found := getattr(rows, name)) is None else found)[kept]
+    columns["gpus"] = np.ceil(np.nan_to_num(rows.gpus[kept])).astype(np.int32)
+    if rows.gpu_share is not None:
+        columns["gpu_share"] = np.round(rows.gpu_share[kept], 3)
+    columns["attempts"] = (ones if rows.attempts is None else rows.attempts)[kept].astype(np.int32)
     for name in _WORDS:
-        found = rows.texts.get(name)
-        text = pyarrow.repeat(pyarrow.scalar("unknown" if name == "status" else ""), count) if found is None else found
-        words[name] = text.filter(mask).dictionary_encode()
-    attempt_rows = {}
-    if (found := rows.attempt_rows) is not None:
-        attempt_rows = {"kind": found.kind[kept], "submitted_s": found.submitted_s[kept], "part": found.part[kept]}
-        attempt_rows["whose"] = found.whose.filter(mask).dictionary_encode()
-    return pyarrow.table(
-        {
-            "line": rows.lines[kept],
-            "job_id": rows.texts["job_id"].filter(mask).cast(pyarrow.large_string()),
-            **{name: values[kept] for name, values in times.items()},
-            "gpus": np.ceil(np.nan_to_num(rows.gpus[kept])).astype(np.int32),
-            **({} if rows.gpu_share is None else {"gpu_share": np.round(rows.gpu_share[kept], 3)}),
-            "attempts": attempts[kept].astype(np.int32),
-            **words,
-            **attempt_rows,
-        }
-    )
+        missing = pyarrow.scalar("unknown" if name == "status" else "")
+        text = rows.texts[name] if name in rows.texts else pyarrow.repeat(missing, count)
+        columns[name] = text.filter(mask).dictionary_encode()
+    if rows.kind is not None:
+        columns |= {name: getattr(rows, name)[kept] for name in ("kind", "submitted_s", "part")}
+        columns["whose"] = rows.whose.filter(mask).dictionary_encode()
+    return pyarrow.table(columns)
 
 
-def _first_of_each(codes: NDArray[np.int64], line: NDArray[np.int64], tally: Tally) -> NDArray[np.int64]:
+def _first_of_each(job_id: Any, line: NDArray[np.int64], tally: Tally) -> NDArray[np.int64]:
+    codes = codes_of(job_id.combine_chunks())
+    if codes is None:
+        return np.arange(len(line))
     order = np.lexsort((line, codes))
     is_first = is_next(codes[order])
     tally.leave_out("an id that an earlier row has", line[order[~is_first]])
@@ -307,43 +285,44 @@ def import_log(
     if len(gathered.forms) > 1:
         found_forms = " and ".join(f"{FORMS[form]} (line {line})" for form, line in gathered.forms.items())
         raise InputError(str(log), "", f"mixes {found_forms}; write all times in one form")
-    finished = gathered.finish()
-    if finished is None:
+    if not gathered.finish():
         raise InputError(str(log), "", _nothing(tally))
     if not gathered.is_date:
-        _require_seconds(log, finished)
-    start = _start(finished, bool(gathered.is_date), tally)
-    run_p50_s = float(np.median(finished.numbers["run_s"][finished.order]))
+        _require_seconds(log, gathered)
+    start = _start(gathered, tally)
+    run_p50_s = float(np.median(gathered.numbers["run_s"][gathered.order]))
     says_otherwise = " (--unit says otherwise)" if found == "csv" else ""
     if not _SHORT_S <= run_p50_s <= _LONG_S:
         tally.tell(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
-    if finished.days > _LONG_DAYS:
-        tally.tell(f"the log spans {finished.days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
-    result = Imported(found, is_told, len(finished.order), finished.days, start, run_p50_s, tally)
+    if gathered.days > _LONG_DAYS:
+        tally.tell(f"the log spans {gathered.days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
+    order = gathered.order
+    result = Imported(found, is_told, len(order), gathered.days, start, run_p50_s, tally)
     provenance = {"format": found, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
-    write_slices(out, finished.slices(), {**provenance, "left_out": tally.document()["left_out"]})
+    slices = (gathered.normal(order[begin : begin + SLICE_ROWS]) for begin in range(0, len(order), SLICE_ROWS))
+    write_slices(out, slices, {**provenance, "left_out": tally.document()["left_out"]})
     return result
 
 
-def _require_seconds(log: Path, finished: ImportedLog) -> None:
+def _require_seconds(log: Path, gathered: Gathered) -> None:
     """Raises `InputError` where times are too large for seconds since 1970, or since whenever a log begins."""
-    if finished.start_s <= LATEST_S:
+    if gathered.start_s <= LATEST_S:
         return
-    units = (unit for unit in ("ms", "us", "ns") if EARLIEST_S <= UNITS_S[unit] * finished.start_s <= LATEST_S)
+    units = (unit for unit in ("ms", "us", "ns") if EARLIEST_S <= UNITS_S[unit] * gathered.start_s <= LATEST_S)
     unit = next(units, None)
     remedy = f"--unit {unit} takes all plain numbers of times for {unit}" if unit else "write 2024-01-31T12:00:00"
-    line = int(finished.numbers["line"][finished.order[0]])
-    problem = f"{finished.start_s:.0f} s are after the year 2100, counted from 1970; {remedy}"
+    line = int(gathered.numbers["line"][gathered.order[0]])
+    problem = f"{gathered.start_s:.0f} s are after the year 2100, counted from 1970; {remedy}"
     raise InputError(str(log), f"line {line}", problem)
 
 
-def _start(finished: ImportedLog, is_date: bool, tally: Tally) -> str | None:
+def _start(gathered: Gathered, tally: Tally) -> str | None:
     """The calendar's time of the first submit; seconds that can be Unix times are taken for such."""
-    if not is_date and not EARLIEST_S <= finished.start_s <= LATEST_S:
-        return None
-    if not is_date:
+    if not gathered.is_date:
+        if not EARLIEST_S <= gathered.start_s <= LATEST_S:
+            return None
         tally.tell("times are taken for Unix times: seconds since 1970")
-    return datetime.fromtimestamp(finished.start_s, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(gathered.start_s, UTC).isoformat(timespec="seconds")
 
 
 def _nothing(tally: Tally) -> str:

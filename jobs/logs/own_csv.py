@@ -5,8 +5,7 @@ Times are dates or seconds, in one form in all columns; durations as `fields.dur
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +34,9 @@ REQUIRED: Final = ("submit_s", "run_s", "gpus")
 START: Final = "recorded_start_s"
 END: Final = "recorded_end_s"  # it tells the run time where no column does
 _NAMES: Final = (*COLUMNS, END)
+_QUANTITIES: Final = (
+    "submit_s", START, END, "run_s", "recorded_wait_s", "requested_s", "gpus", "attempts", "gpu_share",
+)  # fmt: skip
 _DELIMITERS: Final = ",;\t|"
 EXAMPLE: Final = (
     f"--columns submit_s=submitted,run_s=seconds,gpus=num_gpus,user=owner (for run_s= also {START}=,{END}=)"
@@ -67,90 +69,73 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
         of.setdefault(name, name)
     names = split_header(line, delimiter, str(path), list(dict.fromkeys(of.values())), f"name yours: {EXAMPLE}")
     for block in columns(rest, names, of.values(), tally, delimiter, quoted=True):
-        table = _Table(block, of, options, str(path), has_thousands=delimiter == ",")
-        yield table.rows()
+        texts = {name: block.of(column) for name, column in of.items()}
+        for name in _QUANTITIES:
+            if name in texts:
+                texts[name] = _plain(texts[name], name, block, str(path), has_thousands=delimiter == ",")
+        yield _rows(Columns(block.lines, texts), options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A block, by the names of the normal form.
+def _rows(block: Columns, options: Options) -> Rows:
+    """The jobs of a block whose columns have the names of the normal form."""
+    submit, start, end = (times(block.of(name), options.timezone, options.unit_s) for name in ("submit_s", START, END))
+    ran, wait, requested = (
+        durations(block.of(name), options.unit_s) for name in ("run_s", "recorded_wait_s", "requested_s")
+    )
+    gpus, attempts, share = (_quantity(block.of(name)) for name in ("gpus", "attempts", "gpu_share"))
+    is_timed, times_of_run = "run_s" not in block.texts, {"start": start, "end": end}
+    texts = {name: block.texts[name] for name in ("user", "vc", "gpu_types", "job_class") if name in block.texts}
+    if "status" in block.texts:
+        texts["status"] = named(block.of("status"), status_of)
+    has_ids = "job_id" in block.texts
+    texts["job_id"] = block.of("job_id") if has_ids else pyarrow.array(map(str, block.lines.tolist()))
+    unended = {
+        "never started": start.is_missing,
+        "not yet ended": end.is_missing,
+        "ended before it started": end.values < start.values,
+    }
+    return Rows(
+        lines=block.lines,
+        submit_s=submit.values,
+        start_s=start.values if START in block.texts else submit.values + known(wait.values),
+        run_s=end.values - start.values if is_timed else ran.values,
+        gpus=gpus.values,
+        gpu_share=np.where(np.isnan(share.values), 1.0, share.values) if "gpu_share" in block.texts else None,
+        requested_s=known(requested.values),
+        attempts=np.where(attempts.values >= 1, attempts.values, 1).astype(np.int32),
+        texts=texts,
+        is_date=submit.forms != SECONDS,
+        refused=unended if is_timed else {},
+        noted={PART: gpus.values % 1 > 0},
+        needed={"submit time": submit, "GPUs": gpus, **(times_of_run if is_timed else {"run time": ran})},
+        optional={"time limit": requested, "wait": wait, **({} if is_timed else times_of_run)},
+    )
 
-    Attributes:
-        of: its column for each name.
-        source: the file, for messages.
+
+def _quantity(texts: Any) -> Cells:
+    found, is_empty = numbers(texts), truths(compute.equal(compute.utf8_trim_whitespace(texts), ""))
+    return Cells(texts, found, np.where(np.isnan(found) & ~is_empty, UNREAD, 0), "a number")
+
+
+def _plain(texts: Any, name: str, block: Columns, source: str, has_thousands: bool) -> Any:
+    """Texts of numbers without a comma between thousands.
+
+    Args:
         has_thousands: a comma in a number can't be a decimal sign, for it separates the table's fields elsewhere.
+
+    Raises:
+        InputError: one has a comma that may be a decimal sign.
     """
-
-    block: Columns
-    of: Mapping[str, str]
-    options: Options
-    source: str
-    has_thousands: bool
-
-    def rows(self) -> Rows:
-        """Its jobs."""
-        submit, start, end = (self._time(name) for name in ("submit_s", START, END))
-        ran, wait, requested = (self._duration(name) for name in ("run_s", "recorded_wait_s", "requested_s"))
-        gpus, attempts, share = (self._number(name) for name in ("gpus", "attempts", "gpu_share"))
-        is_timed, times_of_run = "run_s" not in self.of, {"start": start, "end": end}
-        texts = {name: self._text(name) for name in ("user", "vc", "gpu_types", "job_class") if name in self.of}
-        if "status" in self.of:
-            texts["status"] = named(self._text("status"), status_of)
-        lines = self.block.lines
-        texts["job_id"] = self._text("job_id") if "job_id" in self.of else pyarrow.array(map(str, lines.tolist()))
-        unended = {
-            "never started": start.is_missing,
-            "not yet ended": end.is_missing,
-            "ended before it started": end.values < start.values,
-        }
-        return Rows(
-            lines=lines,
-            submit_s=submit.values,
-            start_s=start.values if START in self.of else submit.values + known(wait.values),
-            run_s=end.values - start.values if is_timed else ran.values,
-            gpus=gpus.values,
-            gpu_share=np.where(np.isnan(share.values), 1.0, share.values) if "gpu_share" in self.of else None,
-            requested_s=known(requested.values),
-            attempts=np.where(attempts.values >= 1, attempts.values, 1).astype(np.int32),
-            texts=texts,
-            is_date=submit.forms != SECONDS,
-            refused=unended if is_timed else {},
-            noted={PART: gpus.values % 1 > 0},
-            needed={"submit time": submit, "GPUs": gpus, **(times_of_run if is_timed else {"run time": ran})},
-            optional={"time limit": requested, "wait": wait, **({} if is_timed else times_of_run)},
-        )
-
-    def _text(self, name: str) -> Any:
-        return self.block.of(self.of.get(name, ""))
-
-    def _time(self, name: str) -> Cells:
-        return times(self._plain(name), self.options.timezone, self.options.unit_s)
-
-    def _duration(self, name: str) -> Cells:
-        return durations(self._plain(name), self.options.unit_s)
-
-    def _number(self, name: str) -> Cells:
-        texts = self._plain(name)
-        found, is_empty = numbers(texts), truths(compute.equal(compute.utf8_trim_whitespace(texts), ""))
-        return Cells(texts, found, np.where(np.isnan(found) & ~is_empty, UNREAD, 0), "a number")
-
-    def _plain(self, name: str) -> Any:
-        """Texts of numbers without a comma between thousands.
-
-        Raises:
-            InputError: one has a comma that may be a decimal sign.
-        """
-        texts = self._text(name)
-        if not truths(compute.match_substring(texts, ",")).any():
-            return texts
-        has_comma = truths(compute.match_substring_regex(texts, _COMMA))
-        is_odd = has_comma & ~(truths(compute.match_substring_regex(texts, _THOUSANDS)) & self.has_thousands)
-        if is_odd.any():
-            place = int(is_odd.argmax())
-            text = texts[place].as_py()
-            problem = f"{name}: {text!r:.40}: is this comma for decimals, or between thousands? Write 7200, or 7.2"
-            raise InputError(self.source, f"line {self.block.lines[place]}", problem)
-        return compute.if_else(pyarrow.array(has_comma), compute.replace_substring(texts, ",", ""), texts)
+    if not truths(compute.match_substring(texts, ",")).any():
+        return texts
+    has_comma = truths(compute.match_substring_regex(texts, _COMMA))
+    is_odd = has_comma & ~(truths(compute.match_substring_regex(texts, _THOUSANDS)) & has_thousands)
+    if is_odd.any():
+        place = int(is_odd.argmax())
+        text = texts[place].as_py()
+        problem = f"{name}: {text!r:.40}: is this comma for decimals, or between thousands? Write 7200, or 7.2"
+        raise InputError(source, f"line {block.lines[place]}", problem)
+    return compute.if_else(pyarrow.array(has_comma), compute.replace_substring(texts, ",", ""), texts)
 
 
 def _delimiter(line: str) -> str:

@@ -71,26 +71,8 @@ def _add(counts: dict[str, Count], reason: str, lines: NDArray[np.int64]) -> Non
 
 
 UNITS_S: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-ATTEMPT, REQUEUED, OPEN, UNSTARTED = range(
-    4
-)  # a row is an attempt, one after which its job went back to the queue, or none
-
-
-@dataclass(frozen=True, slots=True)
-class Attempts:
-    """Which rows of a Slurm log are one job; all columns have the length of the rows'.
-
-    Attributes:
-        kind: `ATTEMPT` and so on.
-        submitted_s: when this attempt came into the queue.
-        whose: user, account and cluster; only their equality counts.
-        part: of a heterogeneous job, from 0; -1 of any other.
-    """
-
-    kind: NDArray[np.int8]
-    submitted_s: Numbers
-    whose: Any
-    part: NDArray[np.int16]
+# A row is an attempt, one after which its job went back to the queue, or none.
+ATTEMPT, REQUEUED, OPEN, UNSTARTED = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +89,10 @@ class Rows:
         noted: what is to be said of rows that are kept, each with the rows.
         needed: quantities without which a row makes no job, by what they are called; the forms of all times must agree.
         optional: others; where one can't be read, it is not known.
-        attempt_rows: of a log in which several rows may be one job.
+        kind: `ATTEMPT` and so on, of a log in which several rows may be one job; else None, and so are the next three.
+        submitted_s: when this attempt came into the queue.
+        whose: user, account and cluster; only their equality counts.
+        part: of a heterogeneous job, from 0; -1 of any other.
     """
 
     lines: NDArray[np.int64]
@@ -124,7 +109,10 @@ class Rows:
     noted: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     needed: Mapping[str, Cells] = field(default_factory=dict)
     optional: Mapping[str, Cells] = field(default_factory=dict)
-    attempt_rows: Attempts | None = None
+    kind: NDArray[np.int8] | None = None
+    submitted_s: Numbers | None = None
+    whose: Any = None
+    part: NDArray[np.int16] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from jobs.logs.fields import Cells, Numbers, dates, durations, mapped, named, numbers, status_of, truths
-from jobs.logs.rows import ATTEMPT, OPEN, REQUEUED, UNSTARTED, Attempts, Options, Rows, Tally
+from jobs.logs.rows import ATTEMPT, OPEN, REQUEUED, UNSTARTED, Options, Rows, Tally
 from jobs.logs.text import Columns, TextBlock, blocks, columns, first_line, split_header
 from kit.errors import InputError
 
@@ -113,12 +113,10 @@ def rows_of(block: Columns, options: Options) -> Rows:
         noted={**noted, HELD: is_held, FILLED: is_filled},
         needed={"submit time": submit, "eligible time": eligible, "start": start, "end": end},
         optional={"time limit": limit},
-        attempt_rows=Attempts(
-            kind=np.where(is_header | is_step, ATTEMPT, _kind(state, start, end)),
-            submitted_s=submit.values,
-            whose=compute.binary_join_element_wise(*(block.of(name) for name in ("User", "Account", "Cluster")), "|"),
-            part=part,
-        ),
+        kind=np.where(is_header | is_step, ATTEMPT, _kind(state, start, end)),
+        submitted_s=submit.values,
+        whose=compute.binary_join_element_wise(*(block.of(name) for name in ("User", "Account", "Cluster")), "|"),
+        part=part,
     )
 
 

@@ -243,17 +243,11 @@ def columns(
 def first_line(path: Path, blocks: Iterator[TextBlock]) -> tuple[str, Iterator[TextBlock]]:
     """A file's first line, and the blocks behind it."""
     block = next(blocks)
-    end = block.data.index(b"\n")
-    text = block.data[:end].decode("utf-8", "backslashreplace")
-    if not text.strip():
+    line, _, behind = block.data.partition(b"\n")
+    if not line.strip():
         raise InputError(str(path), "line 1", "is empty; the first line names the columns")
-
-    def rest() -> Iterator[TextBlock]:
-        if len(block.data) > end + 1:
-            yield TextBlock(block.first_line + 1, block.data[end + 1 :], block.rows - 1)
-        yield from blocks
-
-    return text, rest()
+    rest = [TextBlock(2, behind, block.rows - 1)] if behind else []
+    return line.decode("utf-8", "backslashreplace"), chain(rest, blocks)
 
 
 def headed(path: Path, required: Sequence[str], remedy: str, tally: Tally) -> Iterator[Columns]:
@@ -318,21 +312,14 @@ def _parsed(block: TextBlock, names: Sequence[str], chosen: list[str], tally: Ta
 
 def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
     """Bytes that are no UTF-8 are written out, so that no two names become one."""
-    if _is_utf8(block.data):
+    if block.data.isascii():
         return block
-    odd = [number for number, line in enumerate(block.data.split(b"\n"), block.first_line) if not _is_utf8(line)]
-    tally.note("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
-    return TextBlock(block.first_line, block.data.decode("utf-8", "backslashreplace").encode(), block.rows)
-
-
-def _is_utf8(data: bytes) -> bool:
-    if data.isascii():
-        return True
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    written = block.data.decode("utf-8", "backslashreplace").encode()
+    if written != block.data:
+        lines = zip(block.data.split(b"\n"), written.split(b"\n"), strict=True)
+        odd = [number for number, (was, now) in enumerate(lines, block.first_line) if was != now]
+        tally.note("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
+    return TextBlock(block.first_line, written, block.rows)
 
 
 def _without_empty(found: Columns, unclosed: NDArray[np.int64], tally: Tally) -> Columns:

@@ -339,6 +339,17 @@ class Cluster:
         """The pools that a job of this VC and with these allowed types (empty: any) may use, however large it is."""
         return [pool for pool in self.pools if pool.vc in ("", vc) and (not gpu_types or pool.gpu_type in gpu_types)]
 
+    def speeds(self, jobs: Iterable[JobArrived], speeds: Speeds) -> NDArray[np.float64]:
+        """(n, pools) How fast each job runs in each pool, however large it is; 0 where it may not."""
+        rows: dict[tuple[str, str, tuple[str, ...]], NDArray[np.float64]] = {}
+        for job in jobs:
+            key = job.job_class, job.vc, job.gpu_types
+            if key not in rows:
+                rows[key] = np.zeros(len(self.pools))
+                for pool in self.open_to(job.vc, job.gpu_types):
+                    rows[key][pool.index] = speeds.of(job.job_class, pool.gpu_type)
+        return np.array([rows[job.job_class, job.vc, job.gpu_types] for job in jobs])
+
 
 # --------------------------------------------------------------------------------------------------------------- speeds
 # How fast a job runs where: its class's row of speeds by GPU type, and what spreading over more nodes costs.

@@ -163,6 +163,11 @@ class JobsRecord:
         return np.asarray(self.end_ns != NOT_YET)
 
     @property
+    def is_counted(self) -> NDArray[np.bool_]:
+        """(n,) Whether it counts in figures: measured, and not refused."""
+        return self.is_measured & ~self.is_refused
+
+    @property
     def jct_s(self) -> NDArray[np.float64]:
         """(n,) Job completion time, from submission to end; not-a-number where there is none."""
         return np.where(self.is_done, self.end_ns - self.submit_ns, np.nan) / NS_PER_S

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import count
 from typing import Any, Final
 
@@ -44,28 +43,11 @@ from jobs.trace import JobTrace
 from kit.errors import InputError
 from kit.units import NS_PER_S
 
-ARRIVAL: Final = 0
-LAST: Final = 1 << 62
+# The order of what happens at one instant; the number of the job or node is added to those between the two.
+ARRIVAL, END, STOPPED, NODE_DOWN, NODE_UP, LAST = (place << 32 for place in range(6))
 _RECORDED: Final = ("start_ns", "end_ns", "is_refused", "preemptions", "kills", "lost_ns", "restart_ns", "held_ns")
 _LONGEST_S: Final = 1e9  # 31 years, so that sums of nanoseconds stay whole numbers of 64 bits
 _YEAR_NS: Final = 366 * 86_400 * NS_PER_S
-
-
-class JobEventKind(IntEnum):
-    """What happens to jobs and nodes, in the order in which it happens at one instant."""
-
-    END = 0
-    STOPPED = 1
-    NODE_DOWN = 2
-    NODE_UP = 3
-
-
-def rank(kind: JobEventKind, number: int) -> int:
-    """The place among the events of an instant, by the number of the job or node."""
-    return _FIRST[kind] | number
-
-
-_FIRST: Final = tuple((ARRIVAL + 1 + kind) << 32 for kind in JobEventKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +208,7 @@ class JobSimulation:
             act(*arguments)
 
     def _at(self, when_ns: int, order: int, act: Callable[..., None], *arguments: Any) -> None:
-        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL`, a rank, or `LAST`."""
+        """Call `act` at a time; of one instant's the smallest `order` first: `ARRIVAL` to `LAST`."""
         heapq.heappush(self._heap, (when_ns, order, next(self._made), act, arguments))
 
     @property
@@ -248,8 +230,8 @@ class JobSimulation:
     def _set_off(self) -> None:
         for outage in self.world.outages:
             if outage.to_ns > self._begins_ns:
-                self._at(outage.from_ns, rank(JobEventKind.NODE_DOWN, outage.node), self._lose_node, outage.node)
-                self._at(outage.to_ns, rank(JobEventKind.NODE_UP, outage.node), self._gain_node, outage.node)
+                self._at(outage.from_ns, NODE_DOWN + outage.node, self._lose_node, outage.node)
+                self._at(outage.to_ns, NODE_UP + outage.node, self._gain_node, outage.node)
         if self.spec.found is not None:
             self._at(self._begins_ns, ARRIVAL, self._find)
         else:
@@ -320,7 +302,7 @@ class JobSimulation:
         from_ns = now_ns + (self.world.restart_ns if starts else 0)
         self._running[job] = _RunningJob(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
-        self._at(from_ns + length_ns(left_ns, speed), rank(JobEventKind.END, job), self._end, job, starts + 1)
+        self._at(from_ns + length_ns(left_ns, speed), END + job, self._end, job, starts + 1)
 
     def _speed(self, job: int, command: StartJob) -> float:
         pool, _ = self.scheduler.cluster.where(command.allocation[0][0])
@@ -362,7 +344,7 @@ class JobSimulation:
         done_ns = int(columns.done_ns[job]) + int(kept_ns * running.speed)
         columns.done_ns[job] = min(done_ns, int(self._work_ns[job]))
         columns.lost_ns[job] += int(ran_ns * running.speed) - int(kept_ns * running.speed)
-        self._at(self.now_ns, rank(JobEventKind.STOPPED, job), self._tell, Preempted(job, columns.done_ns[job]))
+        self._at(self.now_ns, STOPPED + job, self._tell, Preempted(job, columns.done_ns[job]))
 
     # -------------------------------------------------------------------------------------------------------- nodes
 
@@ -413,14 +395,8 @@ class JobSimulation:
 
     def _best_ns(self) -> NDArray[np.int64]:
         """Run times at full speed on the fastest types that the jobs may use; refused ones' at the reference."""
-        known: dict[tuple[str, str, tuple[str, ...]], float] = {}
-        best_ns = self._work_ns.copy()
-        for job, arrival in enumerate(self._arrivals):
-            key = arrival.job_class, arrival.vc, arrival.gpu_types
-            if key not in known:
-                pools = self.scheduler.cluster.open_to(arrival.vc, arrival.gpu_types)
-                known[key] = max(
-                    [self.world.speeds.of(arrival.job_class, pool.gpu_type) for pool in pools], default=1.0
-                )
-            best_ns[job] = length_ns(int(best_ns[job]), known[key])
-        return best_ns
+        fastest = self.scheduler.cluster.speeds(self._arrivals, self.world.speeds).max(axis=1)
+        is_plain = (fastest == 0) | (fastest == 1)
+        return np.where(is_plain, self._work_ns, np.ceil(self._work_ns / np.where(is_plain, 1.0, fastest))).astype(
+            np.int64
+        )

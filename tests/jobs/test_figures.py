@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jobs.figures import figures, groups_of, job_columns
+from jobs.figures import by_job, figures, groups_of
 from tests.jobs.sim.worlds import S, jobs, run
 
 # one node of 4 GPUs: the first job fills it for 100 s; the second waits 90 s, the third 80 s
@@ -38,7 +38,7 @@ def test_finish_time_fairness_by_hand() -> None:
     as fast as it can.
     """
     record = run("fifo", jobs(*THREE))
-    found = job_columns(record, 4).finish_time_fairness
+    found = by_job(record, 4)["finish_time_fairness"]
     assert found[0] == pytest.approx(100 / (100 * 2.7))
     crowd = (80 * 3 + 5 * 2) / 85
     assert crowd / 4 < 1
