@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -34,40 +35,30 @@ def ways(counts: tuple[int, ...], gpus: int) -> tuple[int, int]:
         counts: (node size + 1,) how many nodes have 0, 1, ... free GPUs.
     """
     fewest = -(-gpus // (len(counts) - 1))
-    fewest_ways = _some(uses(counts, gpus, fewest), SEVERAL)
-    return fewest_ways, _some(uses(counts, gpus, fewest + 1, keeps_whole=True), 1)
+    fewest_ways = len(list(islice(uses(counts, gpus, fewest), SEVERAL)))
+    return fewest_ways, len(list(islice(uses(counts, gpus, fewest + 1, keeps_whole=True), 1)))
 
 
-def _some(found: Iterator[tuple[Use, ...]], most: int) -> int:
-    many = 0
-    for _ in found:
-        many += 1
-        if many == most:
-            break
-    return many
-
-
-def uses(counts: tuple[int, ...], gpus: int, nodes: int, keeps_whole: bool = False) -> Iterator[tuple[Use, ...]]:
+def uses(
+    counts: tuple[int, ...], gpus: int, nodes: int, keeps_whole: bool = False, most: int | None = None
+) -> Iterator[tuple[Use, ...]]:
     """All ways on exactly so many nodes.
 
     Args:
         keeps_whole: leave out those that use a part of a whole node: only they add a partly used one.
+        most: on nodes with at most so many free GPUs.
     """
-    yield from _from(counts, len(counts) - 1, gpus, nodes, keeps_whole)
-
-
-def _from(counts: tuple[int, ...], free: int, gpus: int, nodes: int, keeps_whole: bool) -> Iterator[tuple[Use, ...]]:
-    """On nodes with at most so many free GPUs."""
+    free = len(counts) - 1 if most is None else most
     if free * nodes < gpus or nodes > gpus:
         return
     for many in range(1, min(counts[free], nodes) + 1):
         left = gpus - many * free
         if left > 0:
-            for rest in _from(counts, free - 1, left, nodes - many, keeps_whole):
+            for rest in uses(counts, left, nodes - many, keeps_whole, free - 1):
                 yield ((free, (free,) * many), *rest)
         elif many == nodes and not (left < 0 and keeps_whole and free == len(counts) - 1):
             yield from (((free, parts),) for parts in _parts(gpus, many, free))
-    yield from _from(counts, free - 1, gpus, nodes, keeps_whole)
+    yield from uses(counts, gpus, nodes, keeps_whole, free - 1)
 
 
 def _parts(gpus: int, nodes: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -267,8 +258,7 @@ class Choices:
 
 def _those_waiting(line: CompetingClasses, ledger: JobLedger) -> list[WaitingClass]:
     classes = [waiting for waiting in line.classes if waiting.count]
-    for waiting in classes:
-        ledger.refresh(waiting)
+    ledger.refresh(classes)
     return classes
 
 

@@ -168,11 +168,6 @@ class Pool:
         """Whether a node is in service."""
         return not self._down >> place & 1
 
-    @property
-    def whole_nodes(self) -> int:
-        """Nodes that are up and all free."""
-        return self._sets[self.size].bit_count()
-
     def fewest_nodes(self, gpus: int) -> int:
         """On so many nodes such a gang must lie."""
         return -(-gpus // self.size)
@@ -193,10 +188,6 @@ class Pool:
             if mine != wanted:
                 other.move(place, wanted - mine)
         return other
-
-    def at_most(self, limits: Sequence[int]) -> Pool:
-        """A copy in which no node has more free GPUs than its limit."""
-        return self.with_free([min(pair) for pair in zip(self.free, limits, strict=True)])
 
     def move(self, place: int, gpus: int) -> None:
         """So many GPUs of a node become free (below 0: are taken)."""
@@ -236,7 +227,7 @@ class Pool:
         part = self.size - 1
         while part and not self._sets[part]:
             part -= 1
-        return self.whole_nodes * self.size + part
+        return self._sets[self.size].bit_count() * self.size + part
 
     def best_fit(self, gpus: int) -> Allocation | None:
         """On the fewest nodes: whole ones, and what is left on the fullest that has room."""

@@ -124,12 +124,13 @@ class JobLedger:
                     break
         return found
 
-    def refresh(self, waiting: WaitingClass) -> None:
-        """Bring a class's indices up to the present, where they have moved."""
-        if self._indices_move and waiting.version != self._version:
-            waiting.version = self._version
-            features = Features(self.book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
-            waiting.set_indices(self.order.index(features))
+    def refresh(self, classes: Iterable[WaitingClass]) -> None:
+        """Bring the indices of classes up to the present, where they have moved."""
+        for waiting in classes if self._indices_move else ():
+            if waiting.version != self._version:
+                waiting.version = self._version
+                features = Features(self.book, waiting.jobs, self.now_ns, is_running=False, restart_s=self._restart_s)
+                waiting.set_indices(self.order.index(features))
 
     @property
     def _version(self) -> tuple[int, int]:
@@ -202,10 +203,6 @@ class JobLedger:
             insort(self.running[pool.index].ends, self._end_of(job))
         nodes = pool.nodes
         self.commands.append(StartJob(job, tuple([(nodes[place], gpus) for place, gpus in allocation]), slots))
-
-    def look_at(self, jobs: NDArray[np.int64]) -> Features:
-        """What is known of jobs, whether they run or wait."""
-        return Features(self.book, jobs, self.now_ns, is_running=False)
 
     def _release(self, job: int) -> None:
         """It holds its GPUs no more."""

@@ -12,8 +12,7 @@ with f_n: node n is partly used; F: free GPUs of a node.
     meant    f_n is 1 exactly where a node is partly used; all nodes count; y_k: the k-th of those who will be chosen
              next, by the policy's own scores, is placed beside, jointly, on one of its candidates.
 
-The solver is HiGHS, by way of SciPy. Where two placements are equally good, the first candidate is taken. A programme
-that takes too long ends the run: what a run comes to must not hang on how fast the machine is.
+With so few candidates all combinations are tried. Where two placements are equally good, the first candidate is taken.
 """
 
 from __future__ import annotations
@@ -28,12 +27,10 @@ from numpy.typing import NDArray
 
 from jobs.policies.choices import Mapper, View, uses
 from jobs.policies.cluster import Allocation, Pool
-from kit.errors import WorkError
 
 WEIGHTS: Final = (1.0, 0.3, 0.5)
 FOLLOWING: Final = 4  # that are placed beside, with the chosen one: RLTune's top five
 _TIE: Final = 1e-3  # a later candidate of the chosen job costs so much more; objectives differ by tenths
-_LONGEST_S: Final = 10.0  # milliseconds are usual
 Scores = Callable[[View], NDArray[Any]]
 
 
@@ -127,7 +124,7 @@ class Programme:
         free, size: (N,) of the nodes that count.
         takes: for each job (W, N), GPUs that each of its candidates takes.
         next_gpus: whose fit on each node counts, where one is asked for; then nobody is placed beside.
-        is_bound: whether f_n is 1 where a node is partly used (else it is bound from the other side alone).
+        is_bound: whether f_n is 1 where a node is partly used (else it is bound from the other side alone, and 0).
     """
 
     free: NDArray[np.int64]
@@ -138,66 +135,24 @@ class Programme:
     weights: tuple[float, float, float] = WEIGHTS
 
     def solve(self) -> int:
-        """The candidate of the first job, by HiGHS.
-
-        Raises:
-            WorkError: no solution comes in time.
-        """
-        from scipy.optimize import Bounds, milp  # slow to import, and few need it
-
-        candidates, nodes = sum(len(takes) for takes in self.takes), len(self.free)
-        upper = np.concatenate([np.ones(candidates + 4 * nodes), np.full(2, self.size.max())])
-        found = milp(
-            self._cost(candidates, nodes),
-            integrality=np.ones(len(upper)),  # F_max and F_min are whole numbers by themselves
-            bounds=Bounds(np.zeros(len(upper)), upper),
-            constraints=list(self._constraints(candidates, nodes)),
-            options={"time_limit": _LONGEST_S, "mip_rel_gap": 0.0},
-        )
-        if found.status:
-            problem = f"found no solution in {_LONGEST_S:g} s, on {len(self.free):,} nodes"
-            raise WorkError(f"the placement's programme {problem}; take the placement lowest, which solves none")
-        return int(found.x[: len(self.takes[0])].argmax())
-
-    def _cost(self, candidates: int, nodes: int) -> NDArray[np.float64]:
-        """By variable: x of all candidates; f, y, u and w of all nodes; the most free GPUs of a node, and the least."""
+        """The candidate of the first job, by trying all combinations that fit."""
         a, b, g = self.weights
-        own, beside, y = (
-            len(self.takes[0]),
-            -g if self.next_gpus is None else 0.0,
-            0.0 if self.next_gpus is None else -g,
-        )
-        parts = [np.arange(own) * _TIE, np.full(candidates - own, beside), np.full(nodes, a), np.full(nodes, y)]
-        return np.concatenate([*parts, np.zeros(2 * nodes), [b, -b]])
-
-    def _constraints(self, candidates: int, nodes: int) -> Iterator[Any]:
-        """Node n has F_n = free_n - (takes x)_n free GPUs; most of the constraints are on that."""
-        from scipy.optimize import LinearConstraint
-        from scipy.sparse import csr_array
-
-        widths = {"x": candidates, "f": nodes, "y": nodes, "u": nodes, "w": nodes, "ends": 2}
-
-        def given(low: Any = -np.inf, high: Any = np.inf, **parts: NDArray[np.float64]) -> Any:
-            """A row a node, or one: factors by the variables' names."""
-            many = max(len(factors) for factors in parts.values())
-            blocks = [np.broadcast_to(parts.get(name, np.zeros(1)), (many, width)) for name, width in widths.items()]
-            return LinearConstraint(csr_array(np.hstack(blocks)), low, high)
-
-        free, size = self.free.astype(float), self.size.astype(float)
-        takes, big, eye = np.concatenate(self.takes).T.astype(float), size + 10.0, np.eye(nodes)
-        yield given(x=-takes, ends=np.array([[-1.0, 0.0]]), high=-free)  # F <= F_max
-        yield given(x=-takes, ends=np.array([[0.0, -1.0]]), low=-free)  # F >= F_min >= 0
-        yield given(x=-takes, f=-np.diag(big), low=1.0 - big - free)  # F >= 1 - big (1 - f)
-        yield given(x=-takes, f=np.diag(big), high=size - 1.0 + big - free)  # F <= size - 1 + big (1 - f)
+        is_touched = np.concatenate(self.takes).any(axis=0)
+        still, size = self.free[~is_touched], self.size[is_touched]
+        chosen = np.arange(len(self.takes[0]))
+        free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * chosen
+        for takes in self.takes[1:]:
+            ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first: it is not placed
+            fits = (free[:, None] >= ways).all(axis=2)
+            rows, way = fits.nonzero()
+            free, cost, chosen = free[rows] - ways[way], cost[rows] - g * (way > 0), chosen[rows]
+        ends = np.broadcast_to(still, (len(free), len(still)))
+        cost = cost + b * np.ptp(np.hstack([free, ends]), axis=1)
         if self.is_bound:
-            yield given(x=-takes, u=-np.diag(size), high=-free)  # u: some are free
-            yield given(x=-takes, w=-np.diag(size), low=-free)  # w: all are
-            yield given(f=eye, u=-eye, w=eye, low=0.0)  # f >= u - w
+            cost = cost + a * ((free > 0) & (free < size)).sum(axis=1)
         if self.next_gpus is not None:
-            yield given(x=-takes, y=-eye * self.next_gpus, low=-free)
-        job = np.repeat(np.arange(len(self.takes)), [len(ways) for ways in self.takes])
-        for number in range(len(self.takes)):
-            yield given(x=(job == number).astype(float)[None], low=0.0 if number else 1.0, high=1.0)
+            cost = cost - g * (free >= self.next_gpus).sum(axis=1)
+        return int(chosen[cost.argmin()])
 
 
 # ------------------------------------------------------------------------------------------------------------ mappers

@@ -484,15 +484,6 @@ def _round_robin(jobs: Features) -> Any:
     return jobs.waiting_since_s * 0.0 + jobs.now_s if jobs.is_running else jobs.waiting_since_s
 
 
-def gittins(tables: GittinsTables) -> Order:
-    """GPUs / G, from the durations of jobs that have ended."""
-
-    def index(jobs: Features) -> Any:
-        return jobs.gpus * tables.inverse_s(jobs.group, jobs.attained_s, jobs.is_running)
-
-    return Order(index, run_worsens=True, tables=tables)
-
-
 GITTINS: Final = "gittins"
 _PLAIN: Final[Mapping[str, Order]] = {
     "fifo": Order(lambda jobs: jobs.submit_s),
@@ -531,4 +522,11 @@ def order_of(word: str, tables: Callable[[], GittinsTables], accounts: Callable[
         assert accounts is not None, "an order of usage without accounts"
         usage = accounts()
         return Order(usage.index, accounts=usage)
-    return gittins(tables()) if word == GITTINS else {**_PLAIN, **_SHARING}[word]
+    if word == GITTINS:  # GPUs / G, from the durations of jobs that have ended
+        past = tables()
+
+        def index(jobs: Features) -> Any:
+            return jobs.gpus * past.inverse_s(jobs.group, jobs.attained_s, jobs.is_running)
+
+        return Order(index, run_worsens=True, tables=past)
+    return {**_PLAIN, **_SHARING}[word]

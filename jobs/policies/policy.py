@@ -171,7 +171,7 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
     Raises:
         InputError: for a name that means none, or one that leaves open how it knows run times.
     """
-    known = next((start for start in _starts(name) if start in KINDS), None)
+    known = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
     if known is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[known]), name.removeprefix(known)
@@ -181,12 +181,6 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
         fields[part] = word
         rest = rest.removeprefix(f"-{word}")
     return JobPolicy(**fields, knobs=knobs or PreemptionKnobs(round_ns))
-
-
-def _starts(name: str) -> list[str]:
-    """All that a name may begin with, the longest first."""
-    words = name.split("-")
-    return ["-".join(words[:many]) for many in range(len(words), 0, -1)]
 
 
 def _next_word(name: str, rest: str) -> tuple[str, str]:

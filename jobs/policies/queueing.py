@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from jobs.policies.cluster import Allocation, Pool, Search
 from jobs.policies.ledger import JobLedger
-from jobs.policies.orders import Demands, Objective
+from jobs.policies.orders import Demands, Features, Objective
 from jobs.policies.waiting import CompetingClasses, WaitingClass
 
 Ends = Sequence[tuple[int, Allocation]]  # when what becomes free, ascending by time
@@ -55,7 +55,7 @@ def reserve(pool: Pool, gpus: int, search: Search, ends: Ends) -> Reservation | 
         place = search(then, gpus)
         if place is not None:
             then.take(place)
-            return Reservation(at_ns, then.free, pool.at_most(then.free))
+            return Reservation(at_ns, then.free, pool.with_free(list(map(min, pool.free, then.free))))
     return None
 
 
@@ -120,8 +120,7 @@ _Heads = list[tuple[tuple[float, int], int]]  # a heap of (key, number of the cl
 
 
 def _heads(classes: Sequence[WaitingClass], ledger: JobLedger) -> _Heads:
-    for waiting in classes:
-        ledger.refresh(waiting)
+    ledger.refresh(classes)
     heads = [(waiting.first, number) for number, waiting in enumerate(classes)]
     heapify(heads)
     return heads
@@ -150,8 +149,7 @@ def _strict(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
     if not ledger.is_preemptive and not ledger.fitting(classes):
         return
-    for waiting in classes:
-        ledger.refresh(waiting)
+    ledger.refresh(classes)
     closed: list[Pool] = []
     while classes:
         waiting = min(classes, key=_FIRST)
@@ -236,8 +234,7 @@ def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
     classes = [waiting for waiting in line.classes if waiting.count]
     if not ledger.fitting(classes):
         return  # reservations are made anew each time, so they matter only where somebody can start
-    for waiting in classes:
-        ledger.refresh(waiting)
+    ledger.refresh(classes)
     queue = sorted((waiting.key_at(place), waiting) for waiting in classes for place in range(waiting.count))
     profiles = dict[int, FreeGpuProfile]()
     for (_, job), waiting in queue:
@@ -349,7 +346,7 @@ class Rounds:
             numbers = {id(each): number for number, each in enumerate(dict.fromkeys(classes))}
             rows = np.array([numbers[id(each)] for each in classes])
             heads = np.unique(rows, return_index=True)[1]
-        features = ledger.look_at(jobs[heads])
+        features = Features(ledger.book, jobs[heads], ledger.now_ns, is_running=False)
         speeds = np.array([_speeds(classes[head], pools, capacity) for head in heads])
         demands = Demands(
             gpus=np.array([classes[head].gpus for head in heads], np.float64),

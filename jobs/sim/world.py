@@ -140,12 +140,9 @@ class _Columns:
     """What is written down of each job while the run goes on."""
 
     def __init__(self, many: int) -> None:
-        def times(value: int = 0) -> NDArray[np.int64]:
-            return np.full(many, value, np.int64)
-
-        self.start_ns, self.end_ns = times(NOT_YET), times(NOT_YET)
-        self.done_ns, self.lost_ns, self.restart_ns, self.held_ns = times(), times(), times(), times()
-        self.preemptions, self.kills, self.starts = times(), times(), times()
+        self.start_ns, self.end_ns = np.full((2, many), NOT_YET)
+        self.done_ns, self.lost_ns, self.restart_ns, self.held_ns = np.zeros((4, many), np.int64)
+        self.preemptions, self.kills, self.starts = np.zeros((3, many), np.int64)
         self.is_refused = np.zeros(many, np.bool_)
 
 

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.policies import mapping
 from jobs.policies.choices import Choosing, View
 from jobs.policies.cluster import Pool
 from jobs.policies.mapping import Candidate, Programme, candidates
 from jobs.policies.policy import JobPolicy, policy_of, shown_name
-from kit.errors import WorkError
 from tests.jobs.sim.worlds import jobs, run
 
 
@@ -111,10 +109,3 @@ def test_a_rule_has_the_programme_by_a_word() -> None:
     assert starts_s["programme-as-written"] == [0, 1 * 10**9, 100 * 10**9]
     assert policy_of("fifo-stall-programme-as-written").placement == "programme-as-written"
     assert shown_name(policy_of("smallest-choice-programme")) == "smallest-choice-programme"
-
-
-def test_a_programme_without_a_solution_in_its_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_LONGEST_S", 0.0)
-    programme = Programme(np.array([8, 8, 8]), np.array([8, 8, 8]), [np.array([[4, 0, 0], [2, 2, 0]])], 2)
-    with pytest.raises(WorkError, match="found no solution in 0 s, on 3 nodes; take the placement lowest"):
-        programme.solve()
