@@ -7,7 +7,7 @@ numbers are steps, images or samples a second, whatever the unit: only their rat
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from jobs.learning.learned import Learned, NamedPolicy, read_learned
-from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds, Variability
+from jobs.policies.cluster import Cluster, JobArrived, NodeGroup, Speeds
 from jobs.policies.history import ORACLE
 from jobs.policies.orders import MultifactorKnobs
 from jobs.policies.policy import JobPolicy, PreemptionKnobs, policy_of, shown_name
@@ -329,33 +329,25 @@ def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source:
 
 
 def _world(scenario: JobsScenario, trace: JobTrace, source: str, images_s: ImagesS | None) -> JobWorld:
-    cluster = scenario.cluster
+    cluster, classes = scenario.cluster, trace.codes("job_class")[0].tolist()
     groups = tuple(NodeGroup(each.count, each.gpus, each.type, each.vc) for each in cluster.nodes)
-    nodes = sum(group.nodes for group in groups)
+    nodes, spreads = sum(group.nodes for group in groups), with_others(cluster.variability, classes)
     if not set(trace.codes("vc")[0].tolist()) & {group.vc for group in groups} and all(group.vc for group in groups):
         problem = f"no virtual cluster of the trace has nodes; {nearest(groups[0].vc, trace.codes('vc')[0].tolist())}"
         raise InputError(source, "cluster.nodes", problem)
     return JobWorld(
         groups,
-        Speeds(_speeds(cluster, trace, source, images_s), cluster.spread_slowdown),
+        Speeds(_speeds(cluster, classes, source, images_s), cluster.spread_slowdown),
         round(cluster.restart_s * NS_PER_S),
         round(cluster.checkpoint_s * NS_PER_S),
         _outages(scenario, nodes, float(trace.submit_s[-1])),
-        _variability(scenario, groups, trace),
+        sampled_variability(groups, spreads, scenario.seed) if cluster.variability else None,
     )
 
 
-def _variability(scenario: JobsScenario, groups: tuple[NodeGroup, ...], trace: JobTrace) -> Variability | None:
-    spreads = scenario.cluster.variability
-    if not spreads:
-        return None
-    return sampled_variability(groups, with_others(spreads, trace.codes("job_class")[0].tolist()), scenario.seed)
-
-
 def _speeds(
-    cluster: JobClusterSection, trace: JobTrace, source: str, images_s: ImagesS | None
+    cluster: JobClusterSection, classes: Sequence[str], source: str, images_s: ImagesS | None
 ) -> Mapping[str, Mapping[str, float]]:
-    classes = trace.codes("job_class")[0].tolist()
     reference = cluster.reference or cluster.nodes[0].type
     if cluster.throughputs is not None:
         speeds = relative_to(read_throughputs(Path(cluster.throughputs)), reference, cluster.throughputs)
@@ -369,15 +361,13 @@ def _speeds(
             raise InputError(source, key, "nobody here reads profiles; `slimsched.jobs` does")
         found = images_s(Path(group.profile), source, key)
         if of_type.setdefault(group.type, found) != found:
-            raise InputError(
-                source, key, f"another group of type {group.type!r} has another profile; name the types apart"
-            )
+            problem = f"another group of type {group.type!r} has another profile; name the types apart"
+            raise InputError(source, key, problem)
     if not of_type:
         return {}
     if reference not in of_type:
-        raise InputError(
-            source, "cluster.reference", f"no nodes are of type {reference!r}; {nearest(reference, of_type)}"
-        )
+        problem = f"no nodes are of type {reference!r}; {nearest(reference, of_type)}"
+        raise InputError(source, "cluster.reference", problem)
     row = {kind: value / of_type[reference] for kind, value in of_type.items()}
     return dict.fromkeys(classes, row)
 
@@ -413,9 +403,8 @@ def _jobs(scenario: JobsScenario, trace: JobTrace) -> tuple[JobTrace, Snapshot |
 
 
 def _past(trace: JobTrace, from_s: float) -> tuple[tuple[JobArrived, int], ...]:
-    """Jobs that had ended before the window, by their ends; where no start is recorded, as if they had not waited."""
-    begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
-    end_s = begun_s + trace.run_s
+    """Jobs that had ended before the window, by their ends."""
+    end_s = trace.recorded_end_s
     ended = (end_s <= from_s) & (trace.submit_s < from_s)
     if not ended.any():
         return ()
@@ -462,24 +451,22 @@ def require_a_fit(case: JobsCase) -> None:
             rooms[vc, types] = max((pool.gpus for pool in pools), default=0)
         if gpus <= rooms[vc, types]:
             return
-    missing = _missing_types(case)
-    why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}" if missing else ""
-    if not why:
-        why = (
-            f"the smallest asks for {jobs.gpus.min():,} GPUs, and {max(rooms.values()):,} is the most that one may have"
-        )
+    if missing := _missing_types(case):
+        why = f"they ask for GPUs of type {_some(missing)}: {_type_remedy(case, missing)}"
+    else:
+        least, most = jobs.gpus.min(), max(rooms.values())
+        why = f"the smallest asks for {least:,} GPUs, and {most:,} is the most that one may have"
     raise InputError(case.source, "cluster.nodes", f"no job of the trace fits into the cluster; {why}")
 
 
 def _missing_types(case: JobsCase) -> list[str]:
     """What jobs ask for and no node has."""
-    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
-    return sorted(asked - {group.type for group in case.scenario.cluster.nodes})
+    return sorted(case.jobs.asked_types - {group.type for group in case.scenario.cluster.nodes})
 
 
 def _type_remedy(case: JobsCase, missing: list[str]) -> str:
     """The line to write: in nodes whose type no job asks for, else in new ones."""
-    asked = {kind for text in set(case.jobs.gpu_types.tolist()) for kind in text.split("|") if kind}
+    asked = case.jobs.asked_types
     unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked]
     where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
     return f"write `type: {missing[0]}` {where}"

@@ -199,12 +199,13 @@ def run_all(
     """
     records: dict[str, JobsRecord] = {}
     kept: dict[str, tuple[Path, str]] = {}  # where, and made of what
-    for named in case.policies if folder is not None else ():
-        file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
-        kept[named.name] = folder / file, fingerprint(case, named)
-        if (record := read_run(*kept[named.name])) is not None:
-            records[named.name] = record
-            told(named.name, True)
+    if folder is not None:
+        for named in case.policies:
+            file = f"{re.sub(r'[^A-Za-z0-9.,@=_-]', '_', named.name)}{SUFFIX}"
+            kept[named.name] = folder / file, fingerprint(case, named)
+            if (record := read_run(*kept[named.name])) is not None:
+                records[named.name] = record
+                told(named.name, True)
     missing = [named for named in case.policies if named.name not in records]
     for place, record in each(run_policy, case, missing, jobs):
         name = missing[place].name

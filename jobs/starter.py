@@ -37,8 +37,7 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
         InputError: a group names no type and the trace has several; or no group has a type that jobs ask for, and no
             job does without.
     """
-    asked = set(trace.codes("gpu_types")[0].tolist())
-    kinds = sorted({kind for text in asked for kind in text.split("|") if kind})
+    kinds = sorted(trace.asked_types)
     if not kinds:
         return tuple(replace(group, gpu_type=group.gpu_type or "gpu") for group in nodes)
     first = nodes[0]
@@ -48,7 +47,7 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
         raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
     found = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
     named = {group.gpu_type for group in found}
-    if "" not in asked and not named & set(kinds):
+    if "" not in trace.gpu_types and not named & set(kinds):
         types = ", ".join(map(repr, sorted(named)))
         raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {such}")
     return found

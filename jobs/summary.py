@@ -50,12 +50,10 @@ def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None
     """What history said of each job when it was submitted; not-a-number where it knew nothing.
 
     The median of the last `WINDOW` jobs of the narrowest class in which any has ended, at most what the job asks for.
-    A job counts as ended at its recorded start plus its run time; where no start is recorded, as if it had not waited.
     """
     columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
     known = list(zip(*(column.tolist() for column in columns), strict=True))
-    begun_s = np.where(np.isfinite(trace.recorded_start_s), trace.recorded_start_s, trace.submit_s)
-    end_s = begun_s + trace.run_s
+    end_s = trace.recorded_end_s
     found = np.full(len(trace), np.nan)
     durations_s: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     run_s, ended = trace.run_s.tolist(), iter(np.argsort(end_s, kind="stable").tolist())

@@ -88,6 +88,11 @@ class JobTrace:
         return replace(self, **{name: getattr(self, name)[which] for name in COLUMNS})
 
     @property
+    def recorded_end_s(self) -> Numbers:
+        """When each ended by the log; where no start is recorded, as if it had not waited."""
+        return np.where(np.isfinite(self.recorded_start_s), self.recorded_start_s, self.submit_s) + self.run_s
+
+    @property
     def gpu_s(self) -> Numbers:
         """GPU-seconds of each job, at the reference type."""
         return self.run_s * self.gpus_used
@@ -106,6 +111,11 @@ class JobTrace:
     def work_ns(self) -> Counts:
         """Run times at the reference type in whole nanoseconds: what only the world knows."""
         return np.round(self.run_s * NS_PER_S).astype(np.int64)
+
+    @property
+    def asked_types(self) -> set[str]:
+        """The types of GPUs that any job asks for."""
+        return {kind for text in set(self.gpu_types.tolist()) for kind in text.split("|") if kind}
 
     @property
     def days(self) -> float:

@@ -143,10 +143,8 @@ class JobLearner:
         self.knobs, self.has_slots = knobs, has_slots
         self.actor = network(SIZES, seed, "actor")
         self.critic = network((SLOTS if has_slots else POOLED, *HIDDEN, 1), seed, "critic")
-        self.optimizers = (
-            torch.optim.Adam(self.actor.parameters(), knobs.policy_rate),
-            torch.optim.Adam(self.critic.parameters(), knobs.value_rate),
-        )
+        parts = ((self.actor, knobs.policy_rate), (self.critic, knobs.value_rate))
+        self.optimizer = torch.optim.Adam([{"params": list(net.parameters()), "lr": rate} for net, rate in parts])
 
     def update(self, episodes: Sequence[Episode]) -> JobUpdateStats:
         """Learn from all of them at once; windows in which nothing was to be chosen teach nothing.
@@ -187,7 +185,7 @@ class JobLearner:
             gains = ratio * choices.advantage, ratio.clamp(1 - clip, 1 + clip) * choices.advantage
             loss = share * -torch.minimum(*gains).mean()
             first_loss = first_loss if step else float(loss.detach())
-            _descend(self.optimizers[0], loss)
+            self._descend(loss)
         raise AssertionError("steps end within the loop")
 
     def _value(self, inputs: Tensor, returns: Tensor) -> float:
@@ -195,17 +193,24 @@ class JobLearner:
         for step in range(self.knobs.steps):
             loss = (self.critic(inputs)[:, 0] - returns).square().mean()
             first_loss = first_loss if step else float(loss.detach())
-            _descend(self.optimizers[1], loss)
+            self._descend(loss)
         return first_loss
+
+    def _descend(self, loss: Tensor) -> None:
+        """A step of the network that the loss is of; the other has no gradient."""
+        if not torch.isfinite(loss):
+            raise WorkError("training diverged: the loss is no number any more; take a smaller learning rate")
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
 
     # ----------------------------------------------------------------------------------------------------- keeping
 
     def tensors(self) -> dict[str, NDArray[np.float32]]:
         """Everything that `restore` takes, but for the policy's weights."""
         kept = {f"critic.{name}": value for name, value in taken(self.critic).items()}
-        for which, optimizer in zip(("actor", "critic"), self.optimizers, strict=True):
-            for number, state in optimizer.state_dict()["state"].items():
-                kept |= {f"adam.{which}.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            kept |= {f"adam.{number}.{moment}": state[moment].numpy().copy() for moment in MOMENTS}
         return kept
 
     def restore(self, actor: dict[str, Floats], tensors: dict[str, Floats]) -> None:
@@ -213,22 +218,10 @@ class JobLearner:
         put(self.actor, actor)
         start = "critic."
         put(self.critic, {name.removeprefix(start): each for name, each in tensors.items() if name.startswith(start)})
-        for which, optimizer in zip(("actor", "critic"), self.optimizers, strict=True):
-            parameters = optimizer.param_groups[0]["params"]
-            for number, parameter in enumerate(parameters):
-                if f"adam.{which}.{number}.step" in tensors:
-                    optimizer.state[parameter] = {
-                        moment: torch.from_numpy(tensors[f"adam.{which}.{number}.{moment}"].copy())
-                        for moment in MOMENTS
-                    }
-
-
-def _descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    if not torch.isfinite(loss):
-        raise WorkError("training diverged: the loss is no number any more; take a smaller learning rate")
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+        for number, parameter in enumerate((*self.actor.parameters(), *self.critic.parameters())):
+            if f"adam.{number}.step" in tensors:
+                moments = {name: torch.from_numpy(tensors[f"adam.{number}.{name}"].copy()) for name in MOMENTS}
+                self.optimizer.state[parameter] = moments
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -84,7 +84,9 @@ def _rows(block: Columns, options: Options) -> Rows:
     )
     gpus, attempts, share = (_quantity(block.of(name)) for name in ("gpus", "attempts", "gpu_share"))
     is_timed, times_of_run = "run_s" not in block.texts, {"start": start, "end": end}
-    texts = {name: block.texts[name] for name in ("user", "vc", "gpu_types", "job_class") if name in block.texts}
+    texts: dict[str, Any] = {
+        name: block.texts[name] for name in ("user", "vc", "gpu_types", "job_class") if name in block.texts
+    }
     if "status" in block.texts:
         texts["status"] = named(block.of("status"), status_of)
     has_ids = "job_id" in block.texts

@@ -138,16 +138,16 @@ class Programme:
         """The candidate of the first job, by trying all combinations that fit."""
         a, b, g = self.weights
         is_touched = np.concatenate(self.takes).any(axis=0)
-        still, size = self.free[~is_touched], self.size[is_touched]
+        still, size, largest = self.free[~is_touched], self.size[is_touched], int(self.size.max())
         chosen = np.arange(len(self.takes[0]))
         free, cost = self.free[is_touched] - self.takes[0][:, is_touched], _TIE * chosen
         for takes in self.takes[1:]:
             ways = np.vstack([np.zeros_like(takes[:1]), takes])[:, is_touched]  # the first: it is not placed
-            fits = (free[:, None] >= ways).all(axis=2)
-            rows, way = fits.nonzero()
+            rows, way = np.nonzero((free[:, None] >= ways).all(axis=2))
             free, cost, chosen = free[rows] - ways[way], cost[rows] - g * (way > 0), chosen[rows]
-        ends = np.broadcast_to(still, (len(free), len(still)))
-        cost = cost + b * np.ptp(np.hstack([free, ends]), axis=1)
+        most = np.maximum(free.max(axis=1, initial=0), still.max(initial=0))
+        least = np.minimum(free.min(axis=1, initial=largest), still.min(initial=largest))
+        cost = cost + b * (most - least)
         if self.is_bound:
             cost = cost + a * ((free > 0) & (free < size)).sum(axis=1)
         if self.next_gpus is not None:
