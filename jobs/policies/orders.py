@@ -16,11 +16,11 @@ from kit.units import NS_PER_S
 Jobs = Any  # a job's number, or an array of them: columns are read by either, and give a number or an array
 NEVER_NS: Final = 1 << 62
 WAITING, RUNNING, STOPPING, GONE = range(4)
-_FRESH: Final = {"gpus": 1, "from_ns": NEVER_NS, "state": GONE, "speed": 1.0}  # other columns are 0
+_FRESH: Final = {"gpus": 1, "from_ns": NEVER_NS, "state": GONE, "speed": 1.0, "share": 1.0}  # other columns are 0
 
 
 class JobBook:
-    """The columns: whole numbers, but for `speed`. All times in nanoseconds.
+    """The columns: whole numbers, but for `speed` and `share`. All times in nanoseconds.
 
     Attributes:
         estimate_ns: of its whole work at the reference type.
@@ -30,7 +30,7 @@ class JobBook:
         begun: how often it was started.
         group: of jobs with a history in common.
         speed: which it runs at.
-        share: of its one GPU, of jobs that do not need all of it.
+        share: of its one GPU, of a job that does not need all of it; else 1.
     """
 
     gpus: NDArray[np.int64]
@@ -43,10 +43,10 @@ class JobBook:
     group: NDArray[np.int64]
     state: NDArray[np.int64]
     speed: NDArray[np.float64]
+    share: NDArray[np.float64]
 
     def __init__(self) -> None:
         self._room = 0
-        self.share: dict[int, float] = {}
         self.make_room(1023)
 
     def make_room(self, job: int) -> None:
@@ -88,12 +88,7 @@ class Features:
     @property
     def gpus(self) -> Any:
         """How many it needs; a part of one, of a job that needs no more."""
-        gpus, share = self._book.gpus[self.jobs], self._book.share
-        if not share:
-            return gpus
-        if np.ndim(gpus) == 0:
-            return gpus * share.get(int(self.jobs), 1.0)
-        return gpus * np.array([share.get(job, 1.0) for job in self.jobs.tolist()])
+        return self._book.gpus[self.jobs] * self._book.share[self.jobs]
 
     @property
     def submit_s(self) -> Any:
@@ -487,7 +482,7 @@ def _round_robin(jobs: Features) -> Any:
 GITTINS: Final = "gittins"
 _PLAIN: Final[Mapping[str, Order]] = {
     "fifo": Order(lambda jobs: jobs.submit_s),
-    "smallest": Order(lambda jobs: jobs.gpus * 1.0),
+    "smallest": Order(lambda jobs: jobs.gpus),
     "sjf": Order(lambda jobs: jobs.estimate_s, needs_estimate=True),
     "saf": Order(lambda jobs: jobs.estimate_s * jobs.gpus, needs_estimate=True),  # smallest area first
     # Shortest remaining time first, and remaining GPU time (Tiresias, NSDI'19); a restart is part of what remains.

@@ -116,8 +116,7 @@ class JobScheduler(JobLedger):
         book.group[job], book.from_ns[job] = group, NEVER_NS
         book.estimate_ns[job] = self._estimate(event, group)
         book.begun[job] = 0
-        if event.gpu_milli != WHOLE_MILLI:
-            book.share[job] = event.gpu_milli / WHOLE_MILLI
+        book.share[job] = event.gpu_milli / WHOLE_MILLI
         if self.order.accounts is not None:
             self.order.accounts.arrive(event, self.now_ns)
         if self.slots is not None:

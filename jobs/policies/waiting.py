@@ -21,20 +21,6 @@ class WaitingClass:
         speeds: how fast they run there.
     """
 
-    __slots__ = (
-        "_first",
-        "_head",
-        "_index",
-        "_jobs",
-        "count",
-        "demand_milli",
-        "gpus",
-        "milli",
-        "pools",
-        "speeds",
-        "version",
-    )
-
     def __init__(self, gpus: int, pools: tuple[Pool, ...], speeds: tuple[float, ...], milli: int = 1000) -> None:
         self.gpus, self.pools, self.speeds, self.milli = gpus, pools, speeds, milli
         self.demand_milli = gpus * milli  # who fits, fits where less is asked for
