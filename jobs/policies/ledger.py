@@ -261,7 +261,6 @@ class JobLedger:
             if knobs.hysteresis != 1.0:  # those that run have an advantage
                 index = np.where(index > 0, index / knobs.hysteresis, index * knobs.hysteresis)
             latest_ns = self.now_ns - max(knobs.min_run_ns, 1)
-            order = np.lexsort((jobs, index))[::-1]
-            ranking = PoolRanking(-index[order], jobs[order], nodes[order], gpus[order], latest_ns, running)
+            ranking = PoolRanking(index, jobs, nodes, gpus, latest_ns, running)
             self._rankings[pool.index] = ranking
         return ranking

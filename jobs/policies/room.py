@@ -1,24 +1,24 @@
 """Which running jobs make room for one that comes before them.
 
 Those of a larger index stop in thought, the last by (index, number) first, until its gang fits; equals go on. That is
-asked for some jobs at each decision, mostly in vain.
+asked for some jobs at each decision, mostly in vain, so it is the one compiled part of the scheduler; there is no other
+version of it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jobs.policies.cluster import Allocation, Placement, Pool
 from jobs.policies.orders import RUNNING, JobBook
+from kit.jit import entry, kernel
 
 _Ints = NDArray[np.int64]
-_FAR: Final = 1 << 32  # GPUs that a node out of service is away from having one free
+_Flags = NDArray[np.bool_]
 
 
 class Running:
@@ -84,12 +84,11 @@ class PoolRanking:
     """Who runs in a pool at an instant, with their indices at it: who comes last gives way first.
 
     Attributes:
-        rank: (rows,) the index of each, negated, ascending: who comes last is the first.
-        jobs, nodes, gpus: (rows,) each.
+        index, jobs, nodes, gpus: (rows,) each.
         latest_ns: jobs that were started later may not be preempted, nor those that have stopped or ended since.
     """
 
-    rank: NDArray[np.float64]
+    index: NDArray[np.float64]
     jobs: _Ints
     nodes: _Ints
     gpus: _Ints
@@ -104,35 +103,87 @@ class PoolRanking:
         They stop one after another until it fits. Those that turn out not to be needed go on, the one that comes first
         before the others.
         """
-        running, behind = self.running, int(np.searchsorted(self.rank, -index))
-        jobs, nodes = self.jobs[:behind], self.nodes[:behind]
-        may = (book.state[jobs] == RUNNING) & (book.since_ns[jobs] <= self.latest_ns)
-        held, now = self.gpus[:behind] * may, np.where(running.is_up, running.free, -_FAR)
-
-        def free(rows: int) -> NDArray[np.float64]:
-            """(nodes,) When those of so many rows have stopped."""
-            return now + np.bincount(nodes[:rows], held[:rows], len(now))
-
-        def has_room(rows: int) -> bool:
-            return _fits(free(rows), running.pool.size, gpus, placement.may_spread)
-
-        if not has_room(behind):
-            return None
-        ends = np.append((jobs[1:] != jobs[:-1]).nonzero()[0] + 1, behind).tolist()  # of each one's rows
-        rows = ends[bisect_left(ends, True, key=has_room)]
-        enough = 1 if placement.may_spread else gpus % running.pool.size or running.pool.size
-        is_near = may[:rows] & (free(rows)[nodes[:rows]] >= enough)  # other nodes can't be chosen
-        return _room(running, gpus, placement, list(dict.fromkeys(jobs[:rows][is_near].tolist())))
+        running, stopped = self.running, np.empty(len(self.jobs), np.int64)
+        many = _stops(
+            self.index, self.jobs, self.nodes, self.gpus, index, book.state, book.since_ns, self.latest_ns,
+            running.free, running.is_up, running.pool.size, gpus, placement.may_spread, stopped,
+        )  # fmt: skip
+        return _room(running, gpus, placement, stopped[:many].tolist()) if many else None
 
 
-def _fits(free: NDArray[np.float64], size: int, gpus: int, may_spread: bool) -> bool:
-    """Whether a gang does on nodes with so many free GPUs: on the fewest of them, or wherever."""
-    if may_spread:
-        return bool(free[free > 0].sum() >= gpus)
-    if gpus <= size:
-        return bool(free.max() >= gpus)
-    whole, left = divmod(gpus, size)
-    return bool((free == size).sum() >= whole and (not left or (free >= left).sum() > whole))
+@kernel
+def _fits(free: _Ints, is_up: _Flags, size: int, gpus: int, may_spread: bool) -> bool:
+    """Whether a gang does: on the fewest nodes, or wherever."""
+    whole, left = gpus // size, gpus % size
+    total, wholes, others = 0, 0, 0
+    for node in range(len(free)):
+        if is_up[node]:
+            total += free[node]
+            wholes += free[node] == size
+            others += free[node] >= left
+    return total >= gpus if may_spread else wholes >= whole and (left == 0 or others > whole)
+
+
+@kernel
+def _last(index: NDArray[np.float64], jobs: _Ints, rows: _Ints) -> int:
+    """The job that comes last of these rows."""
+    last = rows[0]
+    for row in rows[1:]:
+        if index[row] > index[last] or (index[row] == index[last] and jobs[row] > jobs[last]):
+            last = row
+    return int(jobs[last])
+
+
+@entry
+def _stops(
+    index: NDArray[np.float64],
+    jobs: _Ints,
+    nodes: _Ints,
+    gpus: _Ints,
+    least: float,
+    state: _Ints,
+    since_ns: _Ints,
+    latest_ns: int,
+    free_now: _Ints,
+    is_up: _Flags,
+    size: int,
+    wanted: int,
+    may_spread: bool,
+    stopped: _Ints,
+) -> int:
+    """Those of an index above the least stop until a gang fits: how many of them are in its way, 0 if it never fits.
+
+    Args:
+        stopped: (rows,) gets their numbers, the last first.
+    """
+    rows, free = np.empty(len(jobs), np.int64), free_now.copy()
+    behind = 0
+    for row in range(len(jobs)):
+        job = jobs[row]
+        if index[row] > least and state[job] == RUNNING and since_ns[job] <= latest_ns:
+            rows[behind] = row
+            behind += 1
+            free[nodes[row]] += gpus[row]
+    if not _fits(free, is_up, size, wanted, may_spread):
+        return 0
+    free[:] = free_now
+    going_on = behind  # these rows come first, those of jobs that have stopped come behind them, the last to stop first
+    while not _fits(free, is_up, size, wanted, may_spread):
+        last = _last(index, jobs, rows[:going_on])
+        for place in range(going_on - 1, -1, -1):
+            row = rows[place]
+            if jobs[row] == last:
+                going_on -= 1
+                rows[place], rows[going_on] = rows[going_on], row
+                free[nodes[row]] += gpus[row]
+    enough = 1 if may_spread else wanted % size or size
+    many = 0
+    for row in rows[going_on:behind][::-1]:
+        is_new = many == 0 or stopped[many - 1] != jobs[row]
+        if is_new and free[nodes[row]] >= enough:  # other nodes can't be chosen
+            stopped[many] = jobs[row]
+            many += 1
+    return many
 
 
 def _room(running: Running, gpus: int, placement: Placement, stopped: Sequence[int]) -> tuple[Allocation, list[int]]:
