@@ -49,7 +49,8 @@ def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool
 
         found = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
         write_json(path, found.model_dump(mode="json", by_alias=True))
-        job.say(f"{stage}: {1e6 * found.beyond_s:.0f} us a decision beyond {REFERENCE}'s")
+        if (beyond_us := round(1e6 * found.beyond_s)) > 0:
+            job.say(f"{stage}: {beyond_us} us a decision beyond {REFERENCE}'s")
         return [path]
 
     job.stage(stage, fingerprint, work)

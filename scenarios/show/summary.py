@@ -33,7 +33,8 @@ def format_summary(comparison: ComparisonDocument | None, validation: Validation
     warnings = [*comparison_table(comparison).warnings] if comparison else []
     if validation is not None:
         tables = [*errors_tables(validation), *saturation_tables(validation)]
-        warnings += [text for table in tables for text in table.warnings] + disturbance_warnings(validation)
+        warnings += [text for table in tables for text in table.warnings]
+        warnings += disturbance_warnings(validation, "rows that the report flags")
         warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells
     found = summary_table(comparison, validation)
     return to_text([*([found] if found else []), "\n".join(warnings)], screen_width())

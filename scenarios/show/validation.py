@@ -284,9 +284,11 @@ def validation_notes(validation: ValidationDocument) -> list[str]:
     )  # fmt: skip
 
 
-def disturbance_warnings(validation: ValidationDocument) -> list[str]:
-    """What nobody should miss: all that is in the executors' numbers and in no simulation."""
-    return [say("validation", "warning", each.key, each.limit) for each in _DISTURBANCES if each.is_strong(validation)]
+def disturbance_warnings(validation: ValidationDocument, rows: str = "rows flagged") -> list[str]:
+    """What nobody should miss: all that is in the executors' numbers and in no simulation, in which rows."""
+    return [
+        say("validation", "warning", each.key, each.limit, rows) for each in _DISTURBANCES if each.is_strong(validation)
+    ]
 
 
 def first_far_text(run: FarRun) -> str:

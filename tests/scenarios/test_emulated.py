@@ -138,7 +138,7 @@ def test_a_run_that_is_too_late_is_marked_in_every_table() -> None:
         [line[[column.head for column in table.columns].index("ends late")] for line in table.rows] for table in tables
     ]
     assert cells == [["9"], ["20 late"]]
-    assert "Late: in rows flagged `late`" in format_summary(None, found)
+    assert "Late: in rows that the report flags `late`" in format_summary(None, found)
     assert "Late: " not in format_summary(None, validate_results([pair(90_000)], Provenance.EMULATED))
 
 
