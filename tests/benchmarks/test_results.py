@@ -97,6 +97,19 @@ def _result(row: Row) -> Row:
     return result
 
 
+def test_who_compass_is_behind_for_certain_comes_first(made: Path, tmp_path: Path) -> None:
+    """Not what was asked and missed, nor that tuning has not helped."""
+    shutil.copytree(made / "docs", tmp_path / "docs")
+    rows = ["p99,9.1,,%,ladder,,False", "mean latency,5,1,%,fixed,at most +1 %,False", "so,3,,%,compass,,False"]
+    losses = ["scenario,what,change,ci95,unit,against,asked,holds", *(f"main-tiny,{row}" for row in rows)]
+    (tmp_path / "docs/data/results-losses.csv").write_text("\n".join(losses))
+    pages.results_page(tmp_path / "docs")
+    first = (tmp_path / "docs/results.md").read_text().partition("## In short\n\n")[2]
+    assert first.startswith(
+        "- **Compass is behind for certain in 1 scenario**:\n  `main-tiny` (p99 +9 % against ladder).\n"
+    )
+
+
 def test_the_page_is_of_the_data_and_of_no_machine(made: Path) -> None:
     """What is missing is named; the same data give the same page, and pictures lie beside it."""
     page = made / "docs/results.md"
