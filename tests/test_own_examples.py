@@ -40,6 +40,7 @@ def test_the_own_router_is_compared_with_two_that_ship(tmp_path: Path) -> None:
     assert thrifty["accuracy"] < jsq["accuracy"]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize(
     ("network", "scenario", "least"),
     [

@@ -82,12 +82,10 @@ def follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "page",
-    [
-        *(DOCS / "tutorials" / f"{name}.md" for name in TUTORIALS),
-        *(pytest.param(path, marks=pytest.mark.release) for path in sorted(DOCS.glob("how-to/*.md"))),
-    ],
+    [*(DOCS / "tutorials" / f"{name}.md" for name in TUTORIALS), *sorted(DOCS.glob("how-to/*.md"))],
     ids=lambda page: page.stem,
 )
 def test_all_that_a_page_says_can_be_done(

@@ -113,7 +113,7 @@ def test_no_run_beats_the_bound(name: str) -> None:
     most_img_s = model.capacity_img_s()
     for share, router in zip((0.05, 0.2, 0.4, 0.6, 0.8, 1.5), ROUTERS, strict=True):
         loaded = at_rate(world, share * min(most_img_s, 1200))
-        found = simulate_metrics(loaded, loaded.router(router), router, 1, warmup_s=0.0)
+        found = simulate_metrics(loaded, loaded.router(router), router, 1, warmup_s=0.0, engine="compiled")
         energy, accuracy, mean_s = found["energy_per_image_j"], found["expected_accuracy"], found["latency_s"]["mean"]
         assert accuracy is not None
         assert mean_s is not None

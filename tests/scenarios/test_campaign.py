@@ -54,7 +54,7 @@ def slower(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def side(world: World, seen: list[PlannedRun], mode: Mode = "simulation") -> Callable[[PlannedRun], Ran]:
-    """One world; it notes what it was asked for."""
+    """One world, on the quick engine; it notes what it was asked for."""
 
     def run(planned: PlannedRun) -> Ran:
         seen.append(planned)
@@ -70,6 +70,7 @@ def side(world: World, seen: list[PlannedRun], mode: Mode = "simulation") -> Cal
             end=end,
             detail=detail,
             slowdowns=planned.slowdowns,
+            engine="compiled",
         )
         result["mode"] = mode
         return result, record

@@ -29,7 +29,7 @@ RUN = SampledRun(7)
 
 
 def test_what_is_drawn_lies_where_the_file_says() -> None:
-    for number in range(12):
+    for number in range(6):
         world = drawn_world(SHIPPED, str(number))
         its = world.scenario
         assert len(world.cluster.servers) in SHIPPED.servers
@@ -135,7 +135,7 @@ def test_a_distribution_that_draws_what_cant_run_says_so() -> None:
 
 
 def test_clusters_that_all_drown_train_nobody() -> None:
-    drowning = TINY.model_copy(update={"clusters": 1, "load": (40.0, 41.0), "busiest": 50.0})
+    drowning = TINY.model_copy(update={"clusters": 1, "images": 300, "load": (40.0, 41.0), "busiest": 50.0})
     with pytest.raises(InputError, match="draw more of them, or others"):
         ClusterTraining(drowning, lambda _: None).run()
 

@@ -58,10 +58,10 @@ def test_a_network_trained_apart_has_the_same_bits(few: Dataset, tmp_path: Path)
 
 
 def test_a_network_evaluated_apart_has_the_same_table(few: Dataset, tmp_path: Path) -> None:
-    """A device that is not here is the user's mistake in any process."""
+    """A device that is not here is the user's mistake."""
     file = ModelFile(tmp_path / "tiny.safetensors")
     save_model(file.path, tiny_model(), "tiny", {})
     tables = [runner(partial(evaluated, file, few, "cpu"), lambda *_: None) for runner in (here, apart)]
     assert np.array_equal(tables[0].correct, tables[1].correct)
     with pytest.raises(InputError, match="'cuda:9' can't be used"):
-        apart(partial(evaluated, file, few, "cuda:9"), lambda *_: None)
+        evaluated(file, few, "cuda:9", lambda *_: None)

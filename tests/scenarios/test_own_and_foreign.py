@@ -157,10 +157,12 @@ def _edit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "spoil, told",
-    [(_edit, "was changed or damaged since"), (Path.unlink, "is missing")],
+    "name, spoil, told",
+    [
+        ("results.json", _edit, "was changed or damaged since"),
+        ("simulation/jsq-seed0/requests.parquet", Path.unlink, "is missing"),
+    ],
 )
-@pytest.mark.parametrize("name", ["results.json", "simulation/jsq-seed0/requests.parquet"])
 def test_a_damaged_output_is_made_again(
     name: str, spoil: Callable[[Path], None], told: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

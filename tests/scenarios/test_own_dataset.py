@@ -20,7 +20,11 @@ from slimsched.cli import main
 SCENARIO = """
 schema: slimsched.scenario/1
 name: own
-model: {network: digits, dataset: images, training: {epochs: 1, batch: 32}}
+model:
+  network: 'tests.scenarios.own_network:DigitsPerceptron'
+  options: {features: 8}
+  dataset: images
+  training: {epochs: 1, batch: 32}
 cluster: {servers: auto}
 workload: {kind: poisson, rate_img_s: 30}
 duration_s: 3

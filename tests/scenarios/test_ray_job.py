@@ -49,6 +49,7 @@ def write(folder: Path, nodes: RayNodes, host: str = "gamma") -> Path:
     return path
 
 
+@pytest.mark.release
 def test_one_command_does_the_main_job_on_all_hosts(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Links are measured and simulated, servers serve on their hosts, and the tables tell of their clocks."""
     assert main(["run", str(scenario), "--quiet"]) == 0

@@ -38,7 +38,7 @@ class Host:
         """As `run_on_hardware` would."""
         found = run_simulation(
             world, world.router(wanted.router), wanted.router, wanted.seed, duration_s=wanted.duration_s,
-            warmup_s=wanted.warmup_s, scale=wanted.scale,
+            warmup_s=wanted.warmup_s, scale=wanted.scale, engine="compiled",
             slowdowns=dict.fromkeys(range(len(world.cluster.devices)), ((0, self._slower),)),
         )  # fmt: skip
         result, record = self._changed(found)
