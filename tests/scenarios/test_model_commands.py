@@ -81,12 +81,14 @@ def test_evaluation_looks_at_the_network_itself(tmp_path: Path, capsys: pytest.C
 
 
 def test_an_error_in_a_users_network_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, with the network's name; no traceback."""
+    """Exit code 1, with the network's name and the place in its file; no traceback."""
     network = Network("tests.scenarios.own_network:Fragile")
     save_model(tmp_path / "model.safetensors", network.build(), network.label, {})
     path = scenario(tmp_path, f"{{network: '{network.name}', dataset: digits, checkpoint: model.safetensors}}")
     assert main(["model", "train", str(path), "--out", str(tmp_path / "run"), "--quiet"]) == 1
-    assert capsys.readouterr().err == f"slimsched: {network.name}: RuntimeError: too large a batch\n"
+    said = capsys.readouterr().err
+    assert said.startswith(f"slimsched: {network.name}: RuntimeError: too large a batch (")
+    assert said.count("\n") == 1
 
 
 def test_a_table_of_another_network_stops_the_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
