@@ -219,6 +219,24 @@ class Evaluator:
             self._on_measured(self.spent)
         return scores
 
+    def measure_all(
+        self,
+        specs: Sequence[RouterSpec],
+        runs: Sequence[SampledRun],
+        early: Callable[[Sequence[RunScore]], float] | None = None,
+    ) -> dict[int, list[RunScore]]:
+        """Each on all runs, by place; with `early` those alone that are in its lower half after the first run."""
+        first = self.measure([(spec, runs[0]) for spec in specs])
+        kept = list(range(len(specs)))
+        if early is not None and len(runs) > 1:
+            order = np.argsort([early([score]) for score in first], kind="stable")
+            kept = sorted(order[: max(1, len(specs) // 2)].tolist())
+        if len(runs) == 1:
+            return {place: [first[place]] for place in kept}
+        more = self.measure([(specs[place], run) for place in kept for run in runs[1:]])
+        each = len(runs) - 1
+        return {place: [first[place], *more[n * each : (n + 1) * each]] for n, place in enumerate(kept)}
+
     def _scores(self, tries: Sequence[Try]) -> list[RunScore]:
         if isinstance(self._workers, ThreadPoolExecutor):
             self._scorer.keep(run for _, run in tries)

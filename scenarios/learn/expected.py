@@ -35,12 +35,13 @@ def expected_decisions(world: World, kind: str, knobs: TuningKnobs) -> Decisions
         evaluator.measure([(spec, run) for run in runs])
     slices = evaluator.decisions
     full = knobs.matching_runs * slices / knobs.episodes * max(1.0, world.scenario.duration_s / knobs.episode_s)
-    options = slices * sum(len(each) for _, each in options_of(spec, evaluator))
+    halved = (1 + max(knobs.episodes - 1, 0) / 2) / knobs.episodes  # half of the options see the first run alone
+    options = round(halved * slices) * sum(len(each) for _, each in options_of(spec, evaluator))
     if space is None:
         return Decisions(settings=len(tuples) * options, final_evaluation=round(len(tuples) * full))
     return Decisions(
         search=knobs.searches * knobs.decisions,
-        settings=knobs.searches * 2 * options,
+        settings=(knobs.searches + 1) * options,
         matching=round(knobs.searches * USUAL_TRIES * full),
         final_evaluation=round(knobs.searches * full),
     )

@@ -24,7 +24,7 @@ class TuningKnobs:
         tail: weight of log p99 beside the log mean: the tail constraint.
         pid: what a point of accuracy is worth is controlled (a Lagrangian multiplier); else the floor is a steep wall.
         rates: each run's rate is drawn from this range, in times of the workload's.
-        as_they_are: settings that are not picked from lists (`scenarios.learn.settings`): `placement`, `hold`, `group`.
+        as_they_are: settings that are not picked from lists (`scenarios.learn.settings.options_of`).
         population, elite: of a generation.
         objective: what is made small: `latency`, or `energy` an image at a p99 latency of at most `p99_limit_s`.
         control: the router keeps the goals that the operator asks for in mid-run (`policies.goal_control`).

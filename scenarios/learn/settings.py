@@ -1,39 +1,56 @@
 """What tuning picks from lists, for every kind of router alike: its placement, what is held for it, its largest group.
 
-One after the other is set to what does best with the others as they are, on runs that all see alike.
+Where servers' memory is short, also whether it counts loads. One after the other is set to what does best with the
+others as they are, on runs that all see alike; after the first of them the better half goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
-
+from policies.rules.context import RouterContext
 from policies.rules.holding import HoldSpec
 from policies.rules.placements import PLACEMENT_NAMES
 from policies.rules.specs import LARGEST, PlacedRule, RuleSpec, Space
 from policies.vocabulary import NS_PER_S
 from scenarios.learn.evaluator import Evaluator, latency_cost, shortfall
+from sim.compiled.scoring import RunScore
 
 PRICE: Final = 0.4  # what a point of accuracy is worth at first, in the logarithm of the latency
-WAITS: Final = (0.1, 0.3, 1.0)  # of an equal share of what a request may be held in all, for each segment
+EARLY: Final = 0.15  # of it after one run, which says little of the floor
+WAITS: Final = (0.3, 1.0)  # of what a request may be held in all, or of each segment's equal share of it
 FEWEST: Final = 4  # that a group is limited to, or that are waited for
+HOST: Final = ((1.0, 0.0), (1.7, 0.0), (1.7, 0.6), (2.7, 0.6))  # at the first segment and at later ones; see `holds_of`
 
 Settings = Mapping[str, Any]
 
 
-def holds_of(evaluator: Evaluator) -> tuple[HoldSpec | None, ...]:
-    """Nothing, and until so many or for so long in every segment; nothing alone where nobody may be held."""
-    config = evaluator.context.config
-    share_s = config.max_batching_delay_ns / NS_PER_S / config.segments
-    sizes = [group for group in config.groups if group >= FEWEST] if share_s else []
-    return None, *(
-        HoldSpec(requests=(size,) * config.segments, wait_s=(wait * share_s,) * config.segments)
-        for size, wait in product(sizes, WAITS)
-    )
+def holds_of(context: RouterContext) -> tuple[HoldSpec | None, ...]:
+    """Nothing; until so many or for so long, in every segment alike or at the first alone; or Compass' way.
+
+    That is: as many as arrive while the router's host decides an image's whole way alone, so many times (`HOST`).
+    Where nobody may be held, nothing alone.
+    """
+    config = context.config
+    limit_s, later = config.max_batching_delay_ns / NS_PER_S, config.segments - 1
+    share_s, host_s = limit_s / config.segments, config.segments * context.block_ns / NS_PER_S
+    if not limit_s:
+        return (None,)
+    sizes = [(size, wait) for size in config.groups if size >= FEWEST for wait in WAITS]
+    each = [HoldSpec(requests=(n,) * (later + 1), wait_s=(wait * share_s,) * (later + 1)) for n, wait in sizes]
+    first = [HoldSpec(requests=(n, *[1] * later), wait_s=(wait * limit_s, *[0.0] * later)) for n, wait in sizes]
+    by_host = [
+        HoldSpec(
+            requests=(FEWEST, *[1] * later),
+            wait_s=(limit_s, *[share_s] * later),
+            arrivals_s=(at_first * host_s, *[at_later * host_s] * later),
+        )
+        for at_first, at_later in (HOST if host_s else ())
+    ]
+    return None, *each, *first, *by_host
 
 
 def with_settings(spec: RuleSpec, settings: Settings) -> RuleSpec:
@@ -48,28 +65,31 @@ def best_settings(spec: RuleSpec, evaluator: Evaluator, name: str, settings: Set
     """
     knobs = evaluator.knobs
     runs = [evaluator.trace_slice(f"{name}:{part}", part) for part in range(knobs.episodes)]
-    found = dict(settings)
+
+    def cost(scores: Sequence[RunScore], price: float = PRICE) -> float:
+        return latency_cost(scores, knobs) + price * max(0.0, shortfall(scores, knobs.floor))
+
+    picked = dict(settings)
     for key, options in options_of(spec, evaluator):
-        costs = []
-        for option in options:
-            tried = with_settings(spec, {**found, key: option})
-            scores = evaluator.measure([(tried, run) for run in runs])
-            costs.append(latency_cost(scores, knobs) + PRICE * max(0.0, shortfall(scores, knobs.floor)))
-        found[key] = options[int(np.argmin(costs))]
-    return found
+        specs = [with_settings(spec, {**picked, key: option}) for option in options]
+        scores = evaluator.measure_all(specs, runs, partial(cost, price=EARLY * PRICE))
+        picked[key] = options[min(scores, key=lambda place: cost(scores[place]))]
+    return picked
 
 
 def options_of(spec: RuleSpec, evaluator: Evaluator) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """The settings in the order in which they are looked at; those with one option, or left as they are, not."""
-    groups = tuple(group for group in evaluator.context.config.groups[:-1] if group >= FEWEST)
-    found: dict[str, tuple[Any, ...]] = {
-        "placement": PLACEMENT_NAMES if isinstance(spec, PlacedRule) else (),
-        "hold": holds_of(evaluator),
-        "group": (LARGEST, *groups),
+    context, is_placed = evaluator.context, isinstance(spec, PlacedRule)
+    counts_loads = "counts_loads" in type(spec).model_fields and min(context.held_shares, default=1.0) < 1.0
+    options: dict[str, tuple[Any, ...]] = {
+        "placement": PLACEMENT_NAMES if is_placed else (),
+        "hold": holds_of(context),
+        "group": (LARGEST, *(group for group in context.config.groups[:-1] if group >= FEWEST)),
+        "counts_loads": (False, True) if counts_loads else (),
     }
-    for key, options in found.items():
-        if len(options) > 1 and key not in evaluator.knobs.as_they_are:
-            yield key, options
+    for key, each in options.items():
+        if len(each) > 1 and key not in evaluator.knobs.as_they_are:
+            yield key, each
 
 
 def settled(space: Space, settings: Settings) -> Space:

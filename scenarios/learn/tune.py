@@ -46,7 +46,7 @@ from scenarios.learn.final_evaluation import (
 )
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy, FloorMultiplier, Reals, SearchKnobs, level
-from scenarios.learn.settings import PRICE, best_settings, settled
+from scenarios.learn.settings import EARLY, PRICE, Settings, best_settings, settled
 from scenarios.metrics.served import LIMIT
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -160,9 +160,9 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
     """
     found: list[Finalist] = []
     settled_space = space
+    first = best_settings(space.spec(space.start), evaluator, "settings, first", {})
     for number in range(evaluator.knobs.searches):
-        own = evaluator.seeded(number)
-        settled_space, values, history = _search_with_settings(space, own)
+        settled_space, values, history = _search_with_settings(space, evaluator.seeded(number), first)
         starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
         try:
             found.append(_matched(f"{OF_SEARCH} {number + 1}", kind, settled_space, evaluator, starts, history))
@@ -185,10 +185,10 @@ def _start(space: Space) -> list[tuple[str, Reals]]:
     return [(ORIGINS[-1], space.start)] if len(space.start) > 1 else []
 
 
-def _search_with_settings(space: Space, evaluator: Evaluator) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
+def _search_with_settings(
+    space: Space, evaluator: Evaluator, settings: Settings
+) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
     """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
-    evaluator.part = "settings"
-    settings = best_settings(space.spec(space.start), evaluator, "settings, first", {})
     evaluator.part = "search"
     found, history = _search(settled(space, settings), evaluator)
     evaluator.part = "settings"
@@ -240,26 +240,19 @@ def _generation(
         evaluator.trace_slice(f"{generation}:{episode}", (generation + episode) % knobs.episodes)
         for episode in range(knobs.episodes)
     ]
-    kinds = [space.spec(candidate) for candidate in candidates]
-    first = evaluator.measure([(kind, runs[0]) for kind in kinds])
-    scores = [[each] for each in first]
+    specs = [space.spec(candidate) for candidate in candidates]
 
-    def cost(found: Sequence[RunScore]) -> float:
-        lacking = shortfall(found, knobs.floor)
-        return latency_cost(found, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
+    def cost(scores: Sequence[RunScore]) -> float:
+        lacking = shortfall(scores, knobs.floor)
+        return latency_cost(scores, knobs) + price * (lacking if knobs.pid else max(0.0, lacking))
 
-    kept = list(range(len(candidates)))
-    if halves and knobs.episodes > 1:  # one run says little of the floor, so there it counts for less
-        early = [latency_cost(s, knobs) + 0.15 * price * max(0.0, shortfall(s, knobs.floor)) for s in scores]
-        kept = sorted(np.argsort(early, kind="stable")[: max(1, len(candidates) // 2)].tolist())
-    more = [(n, episode) for n in kept for episode in range(1, knobs.episodes)]
-    if more:
-        found = evaluator.measure([(kinds[n], runs[episode]) for n, episode in more])
-        for (n, _), each in zip(more, found, strict=True):
-            scores[n].append(each)
+    def early(scores: Sequence[RunScore]) -> float:
+        return latency_cost(scores, knobs) + EARLY * price * max(0.0, shortfall(scores, knobs.floor))
+
+    scores = evaluator.measure_all(specs, runs, early if halves else None)
     costs = np.full(len(candidates), inf)
-    costs[kept] = [cost(scores[n]) for n in kept]
-    return costs, shortfall(scores[kept[0]], knobs.floor)
+    costs[list(scores)] = [cost(each) for each in scores.values()]
+    return costs, shortfall(next(iter(scores.values())), knobs.floor)
 
 
 def _matched(

@@ -17,7 +17,7 @@ from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network
-from policies.registry import BASELINES, COMPASS
+from policies.registry import BASELINES
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.files.shipped import scenario_file
@@ -81,10 +81,12 @@ REPORTED = [p for p in scenario_files(ROOT / "scenarios") if not p.stem.startswi
 
 @pytest.mark.parametrize("name", ["quickstart", "paper-live-x1", "live/bursts"])
 def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the user is; what lies there by that name comes first, and a path is a path."""
+    """Wherever the user is; what lies there by that name comes first, a path is a path, and a file's name no scenario."""
     monkeypatch.chdir(tmp_path)
     assert scenario_file(Path(name)) == ROOT / "scenarios" / f"{name}.yaml"
-    for path in (Path(f"{name}.yaml"), Path("elsewhere", name), tmp_path / name):
+    with pytest.raises(ValueError, match="the one that ships is named without its ending"):
+        scenario_file(Path(f"{name}.yaml"))
+    for path in (Path("elsewhere", name), tmp_path / name):
         assert scenario_file(path) == path
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text("a user's own")
@@ -149,11 +151,10 @@ def not_of_now(scenario: Path) -> dict[str, str]:
     world, folder = load_world(scenario), scenario.parent / ROUTERS / scenario.stem
     knobs = knobs_of(world)
     reasons = {kind: why_tune(tuned_file(folder, kind), train_command(str(scenario), kind, knobs), world)
-               for kind in TUNED_HERE}  # fmt: skip
+               for kind in BASELINES}  # fmt: skip
     return {kind: why for kind, why in reasons.items() if why}
 
 
-TUNED_HERE = (*BASELINES, COMPASS)
 MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))
 
 
@@ -163,8 +164,8 @@ def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
     case = read_case(ROOT / "scenarios" / f"{name}.yaml")
     files = [candidate.file for candidate in case.candidates if candidate.file is not None]
     tuned = {file.name.split(".")[0]: made_by(file) for file in files}
-    why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in TUNED_HERE}
-    assert sorted([*tuned, *why]) == sorted(TUNED_HERE)
+    why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in BASELINES}
+    assert sorted([*tuned, *why]) == sorted(BASELINES)
     for kind, told in tuned.items():
         assert told["floor"] == case.scenario.tuning.floor
         assert told["accuracy"] >= told["floor"]
@@ -173,6 +174,6 @@ def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAIN)
 def test_routers_of_a_main_scenario_are_of_now(name: str) -> None:
-    """Every kind has a file, or a note that there can be none, of what tuning would do now."""
+    """Each of Compass' rivals has a file, or a note that there can be none, of what tuning would do now."""
     why = not_of_now(ROOT / "scenarios" / f"{name}.yaml")
     assert not why, f"{name}: `make routers` tunes them: {why}"

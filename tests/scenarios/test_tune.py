@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, astuple, replace
 from math import log
 from pathlib import Path
@@ -16,13 +17,16 @@ import yaml
 from kit.errors import InputError
 from kit.memo import Memo
 from policies.registry import TUNED
+from policies.rules.compass import CompassRule
 from policies.rules.controlled import ControlSpec
-from policies.rules.specs import FixedRule
+from policies.rules.holding import HoldSpec
+from policies.rules.specs import FixedRule, LadderRule
 from scenarios.files.router_names import made_by, read_router
-from scenarios.learn.evaluator import Decisions, Scorer, latency_cost
+from scenarios.learn.evaluator import Decisions, Evaluator, Scorer, latency_cost
 from scenarios.learn.expected import expected_decisions
 from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
+from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
@@ -219,6 +223,35 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01
 
 
+def test_the_lists_offer_what_compass_has(world: World) -> None:
+    """Holds at the first segment alone and by the router's host; loads count where memory is short."""
+    config = replace(world.context.config, max_batching_delay_ns=20_000_000)
+    evaluator = Evaluator(world, KNOBS, ThreadPoolExecutor(1))
+    evaluator.context = replace(world.context, config=config, block_ns=100_000, held_shares=(0.5, 1.0))
+    options = dict(options_of(LadderRule(), evaluator))
+    assert HoldSpec(requests=(8, 1, 1, 1), wait_s=(0.02, 0.0, 0.0, 0.0)) in options["hold"]
+    assert HoldSpec(requests=(8,) * 4, wait_s=(0.005,) * 4) in options["hold"]
+    by_host = [each for each in options["hold"] if each and each.arrivals_s]
+    assert {each.arrivals_s[0] for each in by_host} == {n * 4 * 1e-4 for n in (1.0, 1.7, 2.7)}
+    assert len({each and each.model_dump_json() for each in options["hold"]}) == len(options["hold"])
+    assert options["counts_loads"] == (False, True)
+    assert {*dict(options_of(CompassRule(), evaluator))} == {"hold", "group"}
+    evaluator.context = replace(world.context, config=replace(config, max_batching_delay_ns=0))
+    assert {*dict(options_of(LadderRule(), evaluator))} == {"placement", "group"}
+
+
+def test_the_worse_half_of_a_list_sees_one_run(world: World) -> None:
+    """By what it had there; the others have a score of each run, in its order."""
+    evaluator = Evaluator(world, KNOBS, ThreadPoolExecutor(1))
+    runs = [evaluator.trace_slice(f"run {part}", part) for part in range(2)]
+    specs = [FixedRule(tuple=(width,) * 4) for width in (1.0, 0.5)] * 2
+    scores = evaluator.measure_all(specs, runs, lambda each: each[0].mean_s)
+    assert len(scores) == 2
+    every = evaluator.measure_all(specs, runs)
+    assert scores == {place: every[place] for place in (1, 3)}
+    assert every[1][0].mean_s < every[0][0].mean_s
+
+
 @pytest.mark.parametrize("damage", ["none", "torn"])
 def test_an_interrupted_search_goes_on(
     world: World, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +266,7 @@ def test_an_interrupted_search_goes_on(
         return one(self, *arguments)
 
     def interrupt(spent: Decisions) -> None:
-        if spent.in_all > knobs.decisions / 2:
+        if spent.in_all > 3 * knobs.decisions:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Scorer, "score", counted)
