@@ -72,11 +72,11 @@ def utilization_by_batch(profile: Profile) -> Figure:
     """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
 
     widths = profile.model.widths
-    is_flat = np.ptp([share for curve in profile.latency for share in curve.utilization]) < SAME
+    is_all_one = is_flat(profile)
 
     def draw(panel: Axes, curve: LatencyCurve, color: str) -> None:
         shares = 100 * np.asarray(curve.utilization)
-        above = (len(widths) - 1 - widths.index(curve.width)) * is_flat  # a CPU is always busy: all lines are one
+        above = (len(widths) - 1 - widths.index(curve.width)) * is_all_one  # a CPU is always busy: all lines are one
         thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
         style = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
         panel.plot(curve.batches, shares, "-o", label=label, **style)
@@ -89,6 +89,11 @@ def utilization_by_batch(profile: Profile) -> Figure:
         notes["any kernel runs"] = Line2D([], [], color=GREY, marker="o", markersize=2.5)
         notes["share of the SMs"] = Line2D([], [], color=GREY, linestyle=":", linewidth=1)
     return _panels(profile, draw, "batch size", "utilization, %", log="x", notes=notes)
+
+
+def is_flat(profile: Profile) -> bool:
+    """Whether the utilization is the same at all batch sizes, as a CPU's is: then it tells nothing."""
+    return bool(np.ptp([share for curve in profile.latency for share in curve.utilization]) < SAME)
 
 
 def energy_by_utilization(profile: Profile, under_load: Mapping[BatchKey, Sequence[SteadyPoint]]) -> Figure:

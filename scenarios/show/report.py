@@ -425,12 +425,14 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
 
 
 def _training(material: Material) -> Iterator[dict[str, Any]]:
-    """Gradients raise rewards; a direct search lowers a cost."""
+    """Gradients raise a reward, where the learner tells one; a direct search lowers a cost."""
     for kind, steps in material.training.items():
         names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
-        panels = {name: [step.get(name, float("nan")) for step in steps] for name in names[:TRAINING_PANELS]}
+        shown = {"cost" if name == "objective" else name: name for name in names[:TRAINING_PANELS]}
+        panels = {label: [step.get(name, float("nan")) for step in steps] for label, name in shown.items()}
         curve = charts.training_curve([step["decisions"] for step in steps], panels)
-        yield {"router": made_name(kind), "by_gradients": kind in BY_GRADIENTS, "svg": charts.to_svg(curve)}
+        learns = "rewards" if names[0].startswith("reward") else "by gradients" if kind in BY_GRADIENTS else "costs"
+        yield {"router": made_name(kind), "learns": learns, "svg": charts.to_svg(curve)}
 
 
 def _first_of_each_kind(names: Sequence[str]) -> list[str]:
@@ -489,5 +491,6 @@ def _profile_charts(of: _Drawable) -> dict[str, Any]:
     profile = of.profile
     facts: dict[str, Any] = {"batch": loaded_batch(profile), "at_once": loaded_at_once(profile)}
     facts["has_sms"] = any(curve.sm_utilization for curve in profile.latency)
+    facts["is_always_busy"] = profile_charts.is_flat(profile)
     drawn = {name: charts.to_svg(figure) for name, figure in profile_charts.charts_of(profile).items()}
     return {**facts, "error_share": stated_solo_error(profile), **drawn}
