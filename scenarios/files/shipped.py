@@ -56,18 +56,18 @@ def scenario_file(named: Path) -> Path:
     One of `live` has the name that its file says, too: `live-bursts`.
 
     Raises:
-        ValueError: a bare word that no shipped scenario has.
+        ValueError: a bare word that no shipped scenario has, or a shipped one's name with an ending.
     """
     if lies_there(named) or named.is_absolute() or ".." in named.parts:
         return named
-    if named.suffix:
-        if len(named.parts) == 1 and (SHIPPED_SCENARIOS / named).is_file():
-            raise ValueError(
-                f"{named}: no such file here; the one that ships is named without its ending: {named.stem}"
-            )
-        return named
     found = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
-    if found.is_file() and not found.is_relative_to(SHIPPED):
+    is_shipped = found.is_file() and not found.is_relative_to(SHIPPED)
+    if named.suffix:
+        if is_shipped and named.suffix == ".yaml":
+            problem = "no such file here; the one that ships is named without its ending"
+            raise ValueError(f"{named}: {problem}: {named.with_suffix('')}")
+        return named
+    if is_shipped:
         return found
     if not is_shipped_name(str(named)):
         return named

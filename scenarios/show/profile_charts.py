@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -70,7 +71,6 @@ def latency_curves(profile: Profile) -> Figure:
 
 def utilization_by_batch(profile: Profile) -> Figure:
     """Figure 1 of the paper: utilization against batch size; dotted, the share of the SMs where it is known."""
-
     widths = profile.model.widths
     is_all_one = is_flat(profile)
 
@@ -78,7 +78,7 @@ def utilization_by_batch(profile: Profile) -> Figure:
         shares = 100 * np.asarray(curve.utilization)
         above = (len(widths) - 1 - widths.index(curve.width)) * is_all_one  # a CPU is always busy: all lines are one
         thick, dot, label = 1.5 + NESTED_BY * above, 2.5 + NESTED_BY * above, f"{curve.width:g}"
-        style = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
+        style: Any = {"color": color, "linewidth": thick, "markersize": dot, "markevery": _measured(curve)}
         panel.plot(curve.batches, shares, "-o", label=label, **style)
         if curve.sm_utilization:
             panel.plot(curve.batches, 100 * np.asarray(curve.sm_utilization), ":", color=color, linewidth=1)

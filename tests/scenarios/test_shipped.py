@@ -81,9 +81,11 @@ REPORTED = [p for p in scenario_files(ROOT / "scenarios") if not p.stem.startswi
 
 @pytest.mark.parametrize("name", ["quickstart", "paper-live-x1", "live/bursts"])
 def test_a_scenario_is_found_by_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the user is; what lies there by that name comes first, and a path is a path."""
+    """Wherever the user is; what lies there by that name comes first, a path is a path, a file's name no scenario."""
     monkeypatch.chdir(tmp_path)
     assert scenario_file(Path(name)) == ROOT / "scenarios" / f"{name}.yaml"
+    with pytest.raises(ValueError, match="the one that ships is named without its ending"):
+        scenario_file(Path(f"{name}.yaml"))
     for path in (Path("elsewhere", name), tmp_path / name):
         assert scenario_file(path) == path
     Path(name).parent.mkdir(exist_ok=True)
