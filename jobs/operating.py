@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -38,8 +39,9 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
     if len(now.jobs) != len(then.jobs):
         problem = f"the change makes {len(then.jobs):,} jobs of {len(now.jobs):,}"
         raise InputError(now.source, "window", f"{problem}: no job could be set against itself")
-    many = len(now.policies)
-    records = results(_run, (now, then), [(is_then, place) for is_then in (False, True) for place in range(many)], jobs)
+    places = range(len(now.policies))
+    records = results(_run, (now, then), [(world, place) for world in (0, 1) for place in places], jobs)
+    pairs = zip(records[: len(places)], records[len(places) :], now.policies, strict=True)
     return {
         "schema": WHATIF_SCHEMA,
         "scenario": now.scenario.name,
@@ -48,16 +50,13 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
         "run_cv2": now.jobs.run_cv2,
         "gpus": [case.scenario.cluster.gpus for case in (now, then)],
         "load": [case.offered_load for case in (now, then)],
-        "policies": [
-            {"policy": named.name, **_change((now, records[place]), (then, records[many + place]))}
-            for place, named in enumerate(now.policies)
-        ],
+        "policies": [{"policy": named.name, **_change((now, before), (then, after))} for before, after, named in pairs],
     }
 
 
-def _run(cases: tuple[JobsCase, JobsCase], place: tuple[bool, int]) -> JobsRecord:
-    case = cases[place[0]]
-    return run_policy(case, case.policies[place[1]])
+def _run(cases: tuple[JobsCase, JobsCase], task: tuple[int, int]) -> JobsRecord:
+    case = cases[task[0]]
+    return run_policy(case, case.policies[task[1]])
 
 
 def _change(*runs: tuple[JobsCase, JobsRecord]) -> dict[str, Any]:
@@ -283,12 +282,12 @@ def tune(
     tried: list[tuple[Values, float]] = []
     first = tries // 2
     for batch in ([_numbers_of(own.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
-        wanted = batch or [_drawn(ranges, rng, min(tried, key=_figure)[0]) for _ in range(tries - first)]
+        wanted = batch or [_drawn(ranges, rng, min(tried, key=itemgetter(1))[0]) for _ in range(tries - first)]
         policies = [with_numbers(own.policy, numbers) for numbers in wanted]
         for numbers, figure in zip(wanted, results(_score, (earlier, own, key), policies, jobs), strict=True):
             tried.append((numbers, figure))
             told(numbers, figure)
-    best_numbers, best_figure = min(tried, key=_figure)
+    best_numbers, best_figure = min(tried, key=itemgetter(1))
     best = replace(own, policy=with_numbers(own.policy, best_numbers))
     return best, {
         "schema": TUNING_SCHEMA,
@@ -299,10 +298,6 @@ def tune(
         "best_figure": best_figure,
         "judged": _judged(later, own, best, jobs),
     }
-
-
-def _figure(each_: tuple[Values, float]) -> float:
-    return each_[1]
 
 
 def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> float:

@@ -190,11 +190,9 @@ class GittinsTables:
         self.version = 0
         self._history, self._restart_s = history, restart_s
         self._made_of: list[int] = []  # by group: of how many durations
-        self._first_s = np.empty(0)  # (groups,) the first point above 0
-        self._step = np.empty(0)  # (groups,) the logarithm of the ratio
-        self._until_s = np.empty(0)  # (groups,) who has attained more asks a wider group
-        self._going_on = np.empty((0, 1 + POINTS))  # (groups, points), for those that run
-        self._restarted = self._going_on  # and for those that wait
+        # (3, groups): the first point above 0; the logarithm of the ratio; who has attained more asks a wider group
+        self._scales = np.empty((3, 0))
+        self._tables = np.empty((2, 0, 1 + POINTS))  # (2, groups, points), for those that wait, and that run
         self._groups_of = np.empty((0, LONGEST_CHAIN), np.int64)  # (chains, groups) narrowest first
 
     def hear_of(self, chain: int) -> None:
@@ -215,13 +213,13 @@ class GittinsTables:
     def inverse_s(self, chain: Any, attained_s: Any, is_running: bool) -> Any:
         """1 / G of jobs, in seconds: by the narrowest group that has seen enough jobs, and a few of them run longer."""
         attained_s, groups = np.asarray(attained_s), self._groups_of[chain]
-        may = attained_s[..., None] < self._until_s[groups]
+        may = attained_s[..., None] < self._scales[2, groups]
         may[..., -1] = True
         group = np.take_along_axis(groups, may.argmax(-1)[..., None], -1)[..., 0]
-        first_s, step = self._first_s[group], self._step[group]
+        first_s, step = self._scales[:2, group]
         at = attained_s / first_s  # in points
         at = np.where(at < 1, at, 1 + np.log(np.maximum(at, 1)) / step)
-        table, point = self._going_on if is_running else self._restarted, np.minimum(at.astype(np.int64), POINTS - 1)
+        table, point = self._tables[int(is_running)], np.minimum(at.astype(np.int64), POINTS - 1)
         here = table[group, point]
         between = here + np.minimum(at - point, 1.0) * (table[group, point + 1] - here)
         return between + np.maximum(attained_s - first_s * np.exp(step * (POINTS - 1)), 0.0)  # nobody ran so long
@@ -238,21 +236,17 @@ class GittinsTables:
         step = np.log(sample[-1] / first_s) / (POINTS - 2) or 1.0
         points_s = np.append(0.0, first_s * np.exp(step * np.arange(POINTS)))
         before_s = points_s * (1 - 1e-9)  # who ends there is about to
-        self._first_s[number], self._step[number] = first_s, step
-        if many >= ENOUGH:
-            self._until_s[number] = group.durations_ns[-FEW] / NS_PER_S
-        self._going_on[number] = inverse_gittins_s(sample, weights, before_s, 0.0, FEW)
-        self._restarted[number] = inverse_gittins_s(sample, weights, before_s, self._restart_s, FEW)
+        until_s = group.durations_ns[-FEW] / NS_PER_S if many >= ENOUGH else 0.0
+        self._scales[:, number] = first_s, step, until_s
+        for which, restart_s in enumerate((self._restart_s, 0.0)):
+            self._tables[which, number] = inverse_gittins_s(sample, weights, before_s, restart_s, FEW)
         return True
 
     def _make_room(self, group: int) -> None:
         for _ in range(len(self._made_of), group + 1):
             self._made_of.append(0)
-            self._first_s, self._step = np.append(self._first_s, 1.0), np.append(self._step, 1.0)
-            self._until_s = np.append(self._until_s, 0.0)
-            unknown = np.full((1, 1 + POINTS), _UNKNOWN)
-            self._going_on = np.concatenate([self._going_on, unknown])
-            self._restarted = np.concatenate([self._restarted, unknown])
+            self._scales = np.concatenate([self._scales, [[1.0], [1.0], [0.0]]], axis=1)
+            self._tables = np.concatenate([self._tables, np.full((2, 1, 1 + POINTS), _UNKNOWN)], axis=1)
 
 
 def _sample(durations_ns: list[int]) -> tuple[Numbers, Numbers]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,26 +42,19 @@ class Candidate(NamedTuple):
     allocation: Allocation
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Nodes:
-    """All nodes of some pools, side by side.
+    """All nodes of some pools, side by side, as they are now.
 
     Attributes:
         free, size: (N,) GPUs.
         first: where each pool's nodes begin, by its index.
     """
 
-    free: NDArray[np.int64]
-    size: NDArray[np.int64]
-    first: dict[int, int]
-
-    @staticmethod
-    def of(pools: Sequence[Pool]) -> Nodes:
-        """As they are now."""
-        many = np.cumsum([0, *(len(pool.nodes) for pool in pools)])
-        free = np.concatenate([np.array(pool.free) for pool in pools])
-        size = np.concatenate([np.full(len(pool.nodes), pool.size) for pool in pools])
-        return Nodes(free, size, {pool.index: int(at) for pool, at in zip(pools, many[:-1], strict=True)})
+    def __init__(self, pools: Sequence[Pool]) -> None:
+        many = [len(pool.nodes) for pool in pools]
+        self.free = np.concatenate([np.array(pool.free) for pool in pools])
+        self.size = np.repeat([pool.size for pool in pools], many)
+        self.first = dict(zip([pool.index for pool in pools], accumulate(many, initial=0), strict=False))
 
     def taken(self, candidate: Candidate) -> NDArray[np.int64]:
         """(N,) GPUs that it takes of each."""
@@ -163,7 +157,7 @@ def _lay_as_written(view: View, place: int, pools: Sequence[Sequence[Pool]]) -> 
     found = candidates(pools[place], int(view.gpus[place]))
     if len(found) == 1:
         return found[0]
-    nodes = Nodes.of(pools[place])
+    nodes = Nodes(pools[place])
     takes = np.stack([nodes.taken(each) for each in found])
     counts = nodes.free > 0
     next_gpus = int(view.gpus[min(1, len(view) - 1)])
@@ -177,7 +171,7 @@ def _lay_as_meant(scores: Scores, view: View, place: int, pools: Sequence[Sequen
         return found[0]
     following = [int(other) for other in np.argsort(-scores(view), kind="stable") if other != place][:FOLLOWING]
     met = {pool.index: pool for job in (place, *following) for pool in pools[job]}
-    nodes = Nodes.of(list(met.values()))
+    nodes = Nodes(list(met.values()))
     beside = {pool.index: pool.clone() for pool in met.values()}
     beside[found[0].pool.index].take(found[0].allocation)
     takes = [np.stack([nodes.taken(each) for each in found])]

@@ -85,8 +85,7 @@ class JobClusterEnv(gymnasium.Env[Observation, np.int64]):
         return padded(rows).reshape(-1)
 
     def _info(self, replaced: bool) -> dict[str, Any]:
-        view = self._view
-        mask = np.zeros(VISIBLE + 1, np.int8) if view is None else _mask(view)
+        mask = np.zeros(VISIBLE + 1, np.int8) if self._view is None else _mask(self._view)
         assert self._simulation is not None, "reset comes first"
         return {"action_mask": mask, "replaced": replaced, "time_s": self._simulation.elapsed_s}
 
