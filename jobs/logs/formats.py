@@ -23,11 +23,10 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow
-from numpy.typing import NDArray
 from pyarrow import compute
 
 from jobs.logs import own_csv, philly, slurm
-from jobs.logs.fields import Numbers, dates, is_number, known, mapped, name_of, named, numbers, status_of
+from jobs.logs.fields import dates, is_number, known, mapped, name_of, named, numbers, status_of, truths
 from jobs.logs.rows import Options, Rows, Tally
 from jobs.logs.text import Columns, TextBlock, blocks, columns, head, headed, headless
 from kit.errors import InputError
@@ -204,29 +203,31 @@ def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     if options.tasks is None or not options.tasks.is_file():
         problem = "a PAI job's GPUs stand in pai_task_table.csv; put that file beside this one"
         raise InputError(str(path), "", problem)
-    tasks = _Tasks(options.tasks, tally)
+    tasks = _tasks(options.tasks, tally)
+    jobs = tasks["job"].combine_chunks()
     for block in _pai_table(path, _PAI_JOB, tally):
-        gpus, start_s, kinds, is_share, has_tasks = tasks.of(block.of("job_name"))
-        end_s = numbers(block.of("end_time"))
+        place = compute.index_in(block.of("job_name"), value_set=jobs)
+        own = tasks.take(place)  # nulls of a job without tasks
+        start_s, end_s = own["start_s_min"].to_numpy(), numbers(block.of("end_time"))
         yield Rows(
             lines=block.lines,
             submit_s=numbers(block.of("start_time")),
             start_s=start_s,
             run_s=end_s - start_s,
-            gpus=gpus,
+            gpus=own["percent_sum"].to_numpy() / 100,
             texts={
                 "job_id": block.of("job_name"),
                 "user": block.of("user"),
-                "gpu_types": kinds,
+                "gpu_types": compute.fill_null(own["kind_max"], "").combine_chunks(),
                 "status": named(block.of("status"), status_of),
             },
             is_date=False,
             refused={
-                "no tasks in the table of tasks": ~has_tasks,
+                "no tasks in the table of tasks": truths(place.is_null()),
                 "never started": np.isnan(start_s),
                 "not yet ended": np.isnan(end_s),
             },
-            noted={SHARES: is_share},
+            noted={SHARES: truths(compute.fill_null(own["share_max"], False))},
         )
 
 
@@ -235,34 +236,16 @@ def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Colum
     yield from headless(path, (names,), allowed, tally, lambda line: line.startswith(f"{names[0]},"))
 
 
-class _Tasks:
+def _tasks(path: Path, tally: Tally) -> Any:
     """What the tasks of each job ask for together."""
-
-    def __init__(self, path: Path, tally: Tally) -> None:
-        rows = Tally()
-        parts = [_asked(block) for block in _pai_table(path, _PAI_TASK, rows)]
-        tally.tell(f"{rows.rows:,} tasks were read from {path.name}")
-        for reason, count in rows.left_out.items():
-            tally.tell(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
-        table = pyarrow.concat_tables([_asked(Columns(np.empty(0, np.int64), {})), *parts])
-        asked = [("percent", "sum"), ("start_s", "min"), ("kind", "max"), ("share", "max")]
-        found = table.group_by("job").aggregate(asked).combine_chunks()
-        self._jobs, self._kinds = found["job"].combine_chunks(), found["kind_max"].combine_chunks()
-        self._gpus = found["percent_sum"].to_numpy() / 100
-        self._start_s = found["start_s_min"].to_numpy()
-        self._is_share = found["share_max"].to_numpy().astype(bool)
-
-    def of(self, jobs: Any) -> tuple[Numbers, Numbers, Any, NDArray[np.bool_], NDArray[np.bool_]]:
-        """GPUs, first start, type, whether any was a share of a GPU, and whether the job has tasks at all."""
-        place = compute.index_in(jobs, value_set=self._jobs)
-        has_tasks = place.is_valid().to_numpy(zero_copy_only=False).astype(bool)
-        if not len(self._jobs):
-            nothing = np.full(len(jobs), np.nan)
-            return nothing, nothing, pyarrow.repeat("", len(jobs)), has_tasks, has_tasks
-        index = place.fill_null(0).to_numpy()
-        gpus, start_s = (np.where(has_tasks, each[index], np.nan) for each in (self._gpus, self._start_s))
-        kinds = compute.fill_null(self._kinds.take(place), "")
-        return gpus, start_s, kinds, self._is_share[index] & has_tasks, has_tasks
+    rows = Tally()
+    parts = [_asked(block) for block in _pai_table(path, _PAI_TASK, rows)]
+    tally.tell(f"{rows.rows:,} tasks were read from {path.name}")
+    for reason, count in rows.left_out.items():
+        tally.tell(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
+    table = pyarrow.concat_tables([_asked(Columns(np.empty(0, np.int64), {})), *parts])
+    asked = [("percent", "sum"), ("start_s", "min"), ("kind", "max"), ("share", "max")]
+    return table.group_by("job").aggregate(asked).combine_chunks()
 
 
 def _asked(block: Columns) -> Any:
