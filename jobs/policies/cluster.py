@@ -417,12 +417,12 @@ class GpuSlots:
         self._free = {node: set(range(pool.size)) for pool in cluster.pools for node in pool.nodes}
         self._class_of: dict[int, str] = {}
         self._held: dict[int, tuple[Allocation, Slots]] = {}  # by nodes of the cluster
-        classes = variability.by_class.values()
-        self._mean = {
-            node: [sum(factors[node][gpu] for factors in classes) / max(len(classes), 1) for gpu in gpus]
+        known = variability.by_class if is_aware else {}
+        self._slow_first = {  # by the mean of all classes, for those that are not sensitive
+            node: [sum(factors[node][gpu] for factors in known.values()) / max(len(known), 1) for gpu in gpus]
             for node, gpus in self._free.items()
         }
-        self._is_sensitive = {job_class: variability.is_sensitive(job_class) for job_class in variability.by_class}
+        self._fast_first = {name: factors for name, factors in known.items() if variability.is_sensitive(name)}
 
     def arrive(self, job: int, job_class: str) -> None:
         """A job will ask for GPUs."""
@@ -476,12 +476,8 @@ class GpuSlots:
         return sorted(self._free[node], key=lambda gpu: (self._rank(job, node, gpu), gpu))
 
     def _rank(self, job: int, node: int, gpu: int) -> float:
-        job_class = self._class_of[job]
-        if not self.is_aware:
-            return 0.0
-        if self._is_sensitive.get(job_class):
-            return -self._variability.by_class[job_class][node][gpu]
-        return self._mean[node][gpu]
+        factors = self._fast_first.get(self._class_of[job])
+        return self._slow_first[node][gpu] if factors is None else -factors[node][gpu]
 
 
 # --------------------------------------------------------------------------------------------------------------- shares
