@@ -204,20 +204,6 @@ def test_an_episode_tells_what_it_came_to(tmp_path: Path) -> None:
     assert (first["completed_share"], first["replaced_share"]) == (done.mean(), 0.0)
 
 
-@pytest.mark.parametrize("command", ["simulate", "compare"])
-def test_what_the_engine_cannot_do_is_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, the feature and the remedy in one line."""
-    text = "workload: {kind: poisson, rate_img_s: 0.02}"
-    path = write_scenario(tmp_path, OLD, text)
-    path.write_text(path.read_text().replace("duration_s: 1", "duration_s: 9000"))
-    flags = ["--engine", "compiled", "--out", str(tmp_path / "run"), "--quiet"]
-    assert main([command, str(path), *flags]) == 2
-    streams = capsys.readouterr()
-    assert streams.out == ""
-    problem = "the compiled engine can't do runs longer than 8940 s; use --engine simpy"
-    assert streams.err == f"slimsched: --engine: {problem}\n"
-
-
 def test_the_reference_opens_no_compiler(tmp_path: Path) -> None:
     """A short `simulate` starts without numba, and without scipy: each takes longer to open than it runs."""
     path = write_scenario(tmp_path)

@@ -1,4 +1,4 @@
-"""Half a minute of drawn worlds, in which no law is broken; and that the laws find what was wrong once."""
+"""Some drawn worlds, in which no law is broken; and that the laws find what was wrong once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.swarm.mutations import mutations
 from tests.swarm.play import descriptors_left, play
 
 TOGETHER = 50
-FIRST_SEEDS = range(0, 200, TOGETHER)
+FIRST_SEEDS = range(0, 100, TOGETHER)
 KEPT = {1204: "the first word of an agent came when a run ended, and was lost: the next run waited for it"}
 THERE = [each.name for each in mutations()[:5]]  # faults that were in the product
 SHOWN_BY = (0, 0, 264, 0, 4)  # the first seed that showed each; where worlds have changed, another one does
