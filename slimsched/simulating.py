@@ -300,7 +300,7 @@ def bound(
 
     Example:
         ```python
-        limit = slimsched.bound(short, changes={"slo.floor": 0.75})
+        limit = slimsched.bound("paper", changes={"workload.rate_img_s": 300, "slo.floor": 0.75})
         print(f"at most {limit.capacity_img_s:.0f} images/s; at 300, {1000 * limit.latency_mean_s:.1f} ms or more")
         ```
     """
