@@ -204,9 +204,9 @@ def _headroom(
         jobs: rows beside each other; one a core by default.
     """
     files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
-    made = headroom.make_headroom(files, seeds, kept, jobs or core_count())
-    pages.add_headroom(docs, made)
-    print(made.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
+    rows = headroom.make_headroom(files, seeds, kept, jobs or core_count())
+    pages.add_headroom(docs, rows)
+    print(rows.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
 
 
 @app.command(name="live")

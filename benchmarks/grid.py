@@ -61,8 +61,8 @@ def read_rows(path: Path) -> list[Row]:
 
 def kept_rows(path: Path, points: Sequence[GridRow]) -> list[Row | None]:
     """For each point its row in the file, or None."""
-    found = {row["inputs"]: row for row in read_rows(path)}
-    return [found.get(point.inputs) for point in points]
+    known = {row["inputs"]: row for row in read_rows(path)}
+    return [known.get(point.inputs) for point in points]
 
 
 def make_rows(
@@ -91,10 +91,10 @@ def make_rows(
     with (
         Progress(path.stem, len(points), unit="row", quiet=quiet or not missing) as progress,
         path.open("a", encoding="utf-8") as file,
-        closing(each(work, common, missing, jobs, prepare)) as made,
+        closing(each(work, common, missing, jobs, prepare)) as rows,
     ):
         progress.set(len(points) - len(missing))
-        for place, figures in made:
+        for place, figures in rows:
             point = missing[place]
             file.write(json.dumps({"inputs": point.inputs, **point.key, **figures}) + "\n")
             file.flush()

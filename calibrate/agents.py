@@ -39,10 +39,10 @@ LEAD_TIMES: Final = (1, 4, 16)  # the usual lead, before processes begin togethe
 MAX_APART: Final = 0.05  # of a set, in which not all of its processes ran: then with more lead, once more
 
 
-def apart_share(found: Sequence[TogetherResult]) -> float:
+def apart_share(results: Sequence[TogetherResult]) -> float:
     """Of the time from the first one's begin to the last one's end, in which not all processes ran."""
-    whole_ns = max(each.ended_ns for each in found) - min(each.began_ns for each in found)
-    all_ns = min(each.ended_ns for each in found) - max(each.began_ns for each in found)
+    whole_ns = max(each.ended_ns for each in results) - min(each.began_ns for each in results)
+    all_ns = min(each.ended_ns for each in results) - max(each.began_ns for each in results)
     return 1.0 - max(0, all_ns) / whole_ns if whole_ns > 0 else 0.0
 
 
@@ -97,11 +97,11 @@ class AgentBench:
             for index, agent in enumerate(agents):
                 mine = tuple(points[index :: len(agents)])
                 agent.send(BenchmarkTogether(mine, duration_s, begin_ns if across else 0))
-            found = [agent.expect(TogetherResult) for agent in agents]
-            if (apart := apart_share(found)) <= MAX_APART:
+            results = [agent.expect(TogetherResult) for agent in agents]
+            if (apart := apart_share(results)) <= MAX_APART:
                 break
         background_share = max(_CoreUse.of(self.cores, agents).background_share(before), apart if across else 0.0)
-        members = [found[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
+        members = [results[index % len(agents)].results[index // len(agents)] for index in range(len(points))]
         return SharedLoop(members, background_share)
 
     def dispatch(self, point: Point, number: int) -> Sequence[float]:

@@ -63,7 +63,7 @@ class CalibrationRequest:
 
     def __post_init__(self) -> None:
         if not self.budget_s > 0:
-            found = f"must be more than 0 s, found {self.budget_s:g}; 45s to 15m is usual"
-            raise InputError("calibrate", "budget", found)
+            problem = f"must be more than 0 s, found {self.budget_s:g}; 45s to 15m is usual"
+            raise InputError("calibrate", "budget", problem)
         if self.batch_limit < 1:
             raise InputError("calibrate", "batch_limit", f"must be at least 1, found {self.batch_limit}")

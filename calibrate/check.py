@@ -330,9 +330,9 @@ def _look(
     words = {SOLO_ERROR: ("slower", "faster")}
     return [
         CheckedMetric(
-            metric, tuple(found), allowed(visit.profile, metric), *words.get(metric, ("more", "less")), looks=looks
+            metric, tuple(pair), allowed(visit.profile, metric), *words.get(metric, ("more", "less")), looks=looks
         )
-        for metric, found in pairs.items()
+        for metric, pair in pairs.items()
     ]
 
 

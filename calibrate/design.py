@@ -57,7 +57,7 @@ class LeastSure:
         if len(solo) < MIN_POINTS or {point.key for point in solo} != set(self._costs):
             return list(cost_s)[:number]
         try:
-            surface = Surface({point: found.seen for point, found in sorted(solo.items())}, self._costs)
+            surface = Surface({point: fit.seen for point, fit in sorted(solo.items())}, self._costs)
         except LinAlgError:  # points that no surface goes through
             return list(cost_s)[:number]
         return least_sure(surface, targets, cost_s, number)

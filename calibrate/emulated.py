@@ -95,13 +95,13 @@ def opened_emulated(wanted: CalibrationRequest) -> Iterator[Opened]:
 
 def bandwidth_of(played: Played) -> float:
     """What the profile's shares of bandwidth are shares of, in bytes a second; they are rounded."""
-    found = [
+    bandwidths = [
         played.costs.keys[curve.segment, curve.width, curve.previous_width].batch_bytes(batch) / mean_s / share
         for curve in played.profile.latency
         for batch, mean_s, share in zip(curve.batches, curve.mean_s, curve.bandwidth_share, strict=True)
         if share > 0
     ]
-    return median(found) if found else float("inf")
+    return median(bandwidths) if bandwidths else float("inf")
 
 
 def of_an_emulated_device(profile: Profile) -> Profile:

@@ -45,7 +45,7 @@ class PowerPoint:
 
 def power_points(measurements: Iterable[Measurement], power: Power, *, held_out: bool) -> dict[Point, PowerPoint]:
     """Those that are fitted, or those that are held out."""
-    found: dict[Point, PowerPoint] = {}
+    points: dict[Point, PowerPoint] = {}
     for step, result in measurements:
         if not (isinstance(step, Steady) and isinstance(result, SteadyResult)) or step.duty < 1.0:
             continue
@@ -53,8 +53,8 @@ def power_points(measurements: Iterable[Measurement], power: Power, *, held_out:
             load = result.load
             dynamic_w = max(0.0, load.power_w - power.context_idle_w)
             joules = dynamic_w * load.elapsed_s / load.images
-            found[step.point] = PowerPoint(joules, load.utilization, _share(load.sm_utilization))
-    return found
+            points[step.point] = PowerPoint(joules, load.utilization, _share(load.sm_utilization))
+    return points
 
 
 def _share(value: float | None) -> float | None:
@@ -64,8 +64,8 @@ def _share(value: float | None) -> float | None:
 
 def metered(power: Power, measurements: Iterable[Measurement]) -> Power:
     """With the provenance of the power points, where there are any."""
-    found = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
-    return power.model_copy(update={"provenance": Provenance.weakest(*found)}) if found else power
+    provenances = [result.load.provenance for _, result in measurements if isinstance(result, SteadyResult)]
+    return power.model_copy(update={"provenance": Provenance.weakest(*provenances)}) if provenances else power
 
 
 def with_awake(
@@ -190,9 +190,9 @@ def left_out_energy(
     """(predicted, measured) joules of each power point by the others."""
     if len(points) <= MIN_POWER_POINTS:
         return []
-    found = []
+    pairs = []
     for left, seen in points.items():
         others = EnergyModel({p: s for p, s in points.items() if p != left}, curves, costs, power)
         if seen.energy_j_per_image > 0:
-            found.append((others.per_image(curves[left.key], left.batch), seen.energy_j_per_image))
-    return found
+            pairs.append((others.per_image(curves[left.key], left.batch), seen.energy_j_per_image))
+    return pairs

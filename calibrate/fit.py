@@ -231,11 +231,13 @@ def _disturbances(measurements: Sequence[Measurement]) -> dict[str, str]:
 
 def _clocks(measurements: Sequence[Measurement]) -> dict[str, str]:
     """A GPU's clocks at solo points, in words: where some ran at lower ones, their latencies are of those."""
-    told = [result.clock_mhz for _, result in measurements if isinstance(result, SoloResult) and result.clock_mhz]
-    if not told:
+    clocks = [result.clock_mhz for _, result in measurements if isinstance(result, SoloResult) and result.clock_mhz]
+    if not clocks:
         return {}
-    low = sum(clock < FULL_CLOCK * max(told) for clock in told)
-    return {"sm_clocks": f"{min(told):g} to {max(told):g} MHz at solo points; {low} of {len(told)} below 95 % of that"}
+    low = sum(clock < FULL_CLOCK * max(clocks) for clock in clocks)
+    return {
+        "sm_clocks": f"{min(clocks):g} to {max(clocks):g} MHz at solo points; {low} of {len(clocks)} below 95 % of that"
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ latency
@@ -273,8 +275,8 @@ def _instance(step: LoadCycle, result: object) -> InstanceCost:
 
 
 def _dispatch_s(measurements: Iterable[Measurement]) -> float:
-    found = [r.samples for step, r in measurements if isinstance(step, Dispatch) and isinstance(r, TimesResult)]
-    return max(0.0, Pooled.of(found).quantile(0.5)) if found else 0.0
+    samples = [r.samples for step, r in measurements if isinstance(step, Dispatch) and isinstance(r, TimesResult)]
+    return max(0.0, Pooled.of(samples).quantile(0.5)) if samples else 0.0
 
 
 def _link(measurements: Iterable[Measurement]) -> Link | None:
@@ -319,10 +321,9 @@ def _errors(
     slowdown: SlowdownFit,
 ) -> Iterator[StatedError]:
     held_out = {
-        point: found.times
-        for point, found in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
+        point: fit.times for point, fit in solo_points(measurements, facts.cores, slowdown.speed, held_out=True).items()
     }
-    rounds = {point: found.round_medians_s for point, found in solo.items()}
+    rounds = {point: fit.round_medians_s for point, fit in solo.items()}
     yield from solo_errors(held_out, curves, rounds, fitted.left_out[fitted.by])
     for by, others in fitted.others.items():
         yield from other_errors(by, held_out, others, rounds, fitted.left_out[by])
@@ -361,10 +362,10 @@ def _ranges(measurements: Sequence[Measurement], curves: Mapping[Key, LatencyCur
 def _costs_of_omissions(omitted: Sequence[str], errors: Sequence[StatedError]) -> Iterator[str]:
     """What was left out, and what it may cost: from the errors of what was not."""
     for words in omitted:
-        for start, metric, kind, told in _TELLING:
-            found = [e for e in errors if (e.metric, e.kind) == (metric, kind)]
-            if words.startswith(start) and found:
-                words += f" ({told}: {found[0].mean_abs_pct:.1f} % on average)"
+        for start, metric, kind, wording in _TELLING:
+            chosen = [e for e in errors if (e.metric, e.kind) == (metric, kind)]
+            if words.startswith(start) and chosen:
+                words += f" ({wording}: {chosen[0].mean_abs_pct:.1f} % on average)"
         yield words
 
 

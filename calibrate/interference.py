@@ -62,17 +62,17 @@ class Interference:
     @property
     def warning(self) -> str:
         """What is wrong with measuring now, and what to do: the same words wherever a device is measured."""
-        found = f"{self}{f' ({self.details})' if self.details else ''}"
+        problem = f"{self}{f' ({self.details})' if self.details else ''}"
         if not self.is_busy:
-            return f"{found}: what is measured may be theirs, too"
-        return f"{found}, more than {100 * STRONG:.0f} %: what is measured would be theirs, too; stop them"
+            return f"{problem}: what is measured may be theirs, too"
+        return f"{problem}, more than {100 * STRONG:.0f} %: what is measured would be theirs, too; stop them"
 
 
-def require_quiet(device: str, found: Interference, allow_busy: bool) -> None:
+def require_quiet(device: str, interference: Interference, allow_busy: bool) -> None:
     """Raise `InputError` where others use so much of the device that what is measured would be theirs, too."""
-    if found.is_busy and not allow_busy:
+    if interference.is_busy and not allow_busy:
         remedy = "or allow it (--allow-busy, in a scenario calibration.allow_busy) and the profile says so"
-        raise InputError("calibrate", device, f"{found.warning}, {remedy}")
+        raise InputError("calibrate", device, f"{interference.warning}, {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,12 @@ Running = Callable[[], Mapping[int, Process]]  # by process id
 
 def running() -> Mapping[int, Process]:
     """All processes that may be looked at."""
-    found = {}
+    processes = {}
     for process in psutil.process_iter(["name", "cpu_times", "cpu_num"]):
         name, times, core = (process.info[key] for key in ("name", "cpu_times", "cpu_num"))
         if times is not None and core is not None:
-            found[process.pid] = Process(name or "?", times.user + times.system, core)
-    return found
+            processes[process.pid] = Process(name or "?", times.user + times.system, core)
+    return processes
 
 
 def on_cores(
@@ -105,12 +105,12 @@ def on_cores(
     processes: Running = running,
 ) -> Interference:
     """What others use of some cores, over half a second; what this process and its children use does not count."""
-    own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
     before, began_ns = processes(), clock()
-    watch = CoreWatch([cores], lambda: {pid: Used(process_cpu_s(pid)) for pid in own}, core_times, clock)
+    watch = CoreWatch([cores], lambda: {pid: Used(process_cpu_s(pid)) for pid in pids}, core_times, clock)
     wait(LOOK_S)
     load, elapsed_s = watch.take(), (clock() - began_ns) / NS_PER_S
-    here = {pid: process for pid, process in processes().items() if process.core in cores and pid not in own}
+    here = {pid: process for pid, process in processes().items() if process.core in cores and pid not in pids}
     place, users = f"core{'s' if len(cores) > 1 else ''} {', '.join(map(str, cores))}", _most(before, here, elapsed_s)
     if load is None:
         return Interference(None, place=place, users=users)

@@ -182,7 +182,7 @@ def _batches_left_out(plan: CalibrationPlan, measurements: Sequence[Measurement]
     points = [step.point for step, _ in measurements if isinstance(step, Solo)]
     keys = {point.key for point in points}
     seen = {batch: {point.key for point in points if point.batch == batch} for batch in sorted(plan.grid)}
-    missing = [str(batch) for batch, found in seen.items() if found != keys]
+    missing = [str(batch) for batch, keys_seen in seen.items() if keys_seen != keys]
     if missing:
         yield f"batch sizes {', '.join(missing)} at some keys or all"
 
@@ -280,7 +280,7 @@ def _again(
 
 
 def _unsteady(plan: CalibrationPlan, log: Log, number: int) -> list[PlannedStep]:
-    found: list[tuple[float, PlannedStep]] = []
+    unsteady: list[tuple[float, PlannedStep]] = []
     for planned in plan.steps:
         if planned.round != 1 or not isinstance(planned.step, Solo | Together):
             continue
@@ -288,14 +288,14 @@ def _unsteady(plan: CalibrationPlan, log: Log, number: int) -> list[PlannedStep]
         logged = [log.results[name] for name in rounds if name in log.results]
         sets = undisturbed([result for result in logged if isinstance(result, TogetherResult)])
         if sets and sets[0].disturbance > DISTURBED:
-            found.append((1 + sets[0].disturbance, replace(planned, round=number)))
+            unsteady.append((1 + sets[0].disturbance, replace(planned, round=number)))
         results = undisturbed([result for result in logged if isinstance(result, SoloResult)])
         medians = [float(np.median(result.samples.values)) for result in results]
         apart = max(medians) / min(medians) - 1 + max(result.disturbance for result in results) if results else 0.0
         apart += all(_is_hurried(result, plan.effort) for result in results) if results else 0.0
         if apart > UNSTEADY:
-            found.append((apart, replace(planned, round=number)))
-    return [planned for _, planned in sorted(found, key=lambda item: -item[0])]
+            unsteady.append((apart, replace(planned, round=number)))
+    return [planned for _, planned in sorted(unsteady, key=lambda item: -item[0])]
 
 
 def _is_hurried(result: Result, effort: StepEffort) -> bool:
@@ -414,8 +414,8 @@ def _retried(attempt: Callable[[], Disturbable], most: int) -> Disturbable:
 def _solo(bench: Bench, point: Point, effort: StepEffort, forward_s: float, best_s: float) -> SoloResult:
     loop = bench.solo(point, warmup_passes(effort, forward_s), effort.repeats, effort.min_s)
     if not best_s or not loop.references_s:
-        found = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
-        return replace(found, disturbed_share=loop.disturbed_share)
+        result = SoloResult(Samples.of(loop.repeats_s), loop.wall_s, loop.cpu_s, clock_mhz=loop.clock_mhz)
+        return replace(result, disturbed_share=loop.disturbed_share)
     repeats_s, references_s = np.asarray(loop.repeats_s), np.asarray(loop.references_s)
     is_full = at_full_speed(loop.references_s, best_s)
     is_slow = np.count_nonzero(is_full) < min(MIN_AT_FULL_SPEED, (effort.repeats + 1) // 2)
@@ -446,8 +446,8 @@ def _hold(bench: Bench, segment: int, width: float) -> LoadCycleResult:
 
 def _corners(keys: Sequence[Key]) -> list[tuple[int, float]]:
     """For each segment its narrowest and its widest width."""
-    found = []
+    corners = []
     for segment in sorted({key[0] for key in keys}):
         widths = [width for s, width, _ in keys if s == segment]
-        found += sorted({(segment, min(widths)), (segment, max(widths))})
-    return found
+        corners += sorted({(segment, min(widths)), (segment, max(widths))})
+    return corners

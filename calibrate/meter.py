@@ -397,7 +397,7 @@ def _utilization_fault(shares: Sequence[float]) -> str:
 
 def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]:
     """Counter over polling less 1, over the same time; nothing where that was too short."""
-    found = {}
+    shares = {}
     for when, looks in (("idle", idle), ("under load", busy)):
         counted = _counted(looks)
         if counted is None or counted.end_s - counted.begin_s < TELLING_S:
@@ -405,5 +405,5 @@ def _apart(idle: Sequence[Watched], busy: Sequence[Watched]) -> dict[str, float]
         within = [look.reading.power_w for look in looks if counted.begin_s <= look.at_s <= counted.end_s]
         polled_w = _mean(within)
         if polled_w:
-            found[when] = counted.power_w / polled_w - 1
-    return found
+            shares[when] = counted.power_w / polled_w - 1
+    return shares

@@ -62,7 +62,7 @@ class Opened:
     """
 
     bench: AgentBench
-    found: Probe
+    probed: Probe
     facts: DeviceFacts
     warnings: tuple[str, ...] = ()
 
@@ -84,27 +84,27 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
     assert isinstance(device, DeviceSpec), "an emulated one is opened by `calibrate.emulated`"
     assert file is not None, "a real device runs a network"
     sensor = open_sensor(device, ())
-    found = probe(device, sensor)
-    meter = meter_of(device, found, sensor)
+    probed = probe(device, sensor)
+    meter = meter_of(device, probed, sensor)
     others = interference(device, sensor)
     require_quiet(meter.device, others, wanted.allow_busy)
-    _settle(device, meter, found)
-    bare = _idle_looks(meter, found, idle_s)
+    _settle(device, meter, probed)
+    bare = _idle_looks(meter, probed, idle_s)
     bandwidth = bandwidth_bytes_s(device)  # its process has ended: what agents' contexts take is theirs alone
     with bench_of(file, device, wanted.peer, wanted.batch_limit, sibling=True) as bench:
-        _settle(device, bench.meter, found)
-        context = _idle_looks(bench.meter, found, idle_s, settle_s=bench.meter.rise_s)
-        tested = sensor_test(bench.meter, found, context, lambda seconds: bench.solo(load, 1, 2, seconds))
-        after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if found.metered and fall_look_s else []
+        _settle(device, bench.meter, probed)
+        context = _idle_looks(bench.meter, probed, idle_s, settle_s=bench.meter.rise_s)
+        tested = sensor_test(bench.meter, probed, context, lambda seconds: bench.solo(load, 1, 2, seconds))
+        after = watch(bench.meter.sensor, lambda: time.sleep(fall_look_s)) if probed.metered and fall_look_s else []
         bench = replace(bench, meter=replace(bench.meter, trust=tested.trust))
-        found, meter = _stamped(found, tested, others), replace(meter, trust=tested.trust)
+        probed, meter = _stamped(probed, tested, others), replace(meter, trust=tested.trust)
         facts = DeviceFacts(
-            info=found.info,
+            info=probed.info,
             execution=device.execution(),
             cores=len(device.physical[1]) if device.kind == "cpu" else 1,
             bandwidth_bytes_s=bandwidth,
             power=power_model(
-                device, found, _idle_w(device, meter, found, bare), _idle_w(device, bench.meter, found, context)
+                device, probed, _idle_w(device, meter, probed, bare), _idle_w(device, bench.meter, probed, context)
             ),
             sensor=sensor_model(device, wanted.sensor_period_s, sensor),
             context_bytes=bench.agent.wait_until_ready().context_bytes,
@@ -112,7 +112,7 @@ def opened(wanted: CalibrationRequest, idle_s: float, load: Point, fall_look_s: 
         )
         notable = (f"{others}: what is measured may be theirs, too",) if others.notable else ()
         with naming_a_lost_device(meter):
-            yield Opened(bench, found, facts, (*notable, *tested.warnings))
+            yield Opened(bench, probed, facts, (*notable, *tested.warnings))
 
 
 @contextmanager
@@ -153,18 +153,18 @@ def interference(device: DeviceSpec, sensor: Sensor) -> Interference:
     """What others do on a device that this process has not opened yet."""
     if device.kind == "cpu":
         return on_cores(device.physical[1])
-    own = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
-    return on_gpu(sensor, other_processes(*open_nvml(device), own))
+    pids = [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
+    return on_gpu(sensor, other_processes(*open_nvml(device), pids))
 
 
-def _settle(device: DeviceSpec, meter: Meter, found: Probe) -> None:
+def _settle(device: DeviceSpec, meter: Meter, probed: Probe) -> None:
     """What ran before has been forgotten: a GPU's clocks take seconds to fall."""
-    if device.kind == "cuda" and found.metered:
+    if device.kind == "cuda" and probed.metered:
         wait_until_flat(meter.sensor)
 
 
-def _idle_looks(meter: Meter, found: Probe, idle_s: float, settle_s: float = 0.0) -> list[Watched]:
-    return idle_looks(meter, idle_s, settle_s) if found.metered else []
+def _idle_looks(meter: Meter, probed: Probe, idle_s: float, settle_s: float = 0.0) -> list[Watched]:
+    return idle_looks(meter, idle_s, settle_s) if probed.metered else []
 
 
 def idle_looks(
@@ -184,10 +184,10 @@ def idle_looks(
     return past_rise(look(meter.sensor, lambda: pause(settle_s + idle_s)), settle_s)
 
 
-def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
+def _idle_w(device: DeviceSpec, meter: Meter, probed: Probe, looks: Sequence[Watched]) -> tuple[float, Provenance]:
     """Power over these looks; the assumed one where no sensor tells."""
-    if not found.metered:
-        assumed = assumed_power(device, found.info.name)
+    if not probed.metered:
+        assumed = assumed_power(device, probed.info.name)
         return assumed.idle_w, assumed.provenance
     lasted_s = looks[-1].at_s - looks[0].at_s if looks else 0.0
     mean = meter.mean(looks, IDLE_DROPPED * lasted_s)
@@ -195,7 +195,7 @@ def _idle_w(device: DeviceSpec, meter: Meter, found: Probe, looks: Sequence[Watc
 
 
 def sensor_test(
-    meter: Meter, found: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
+    meter: Meter, probed: Probe, idle: Sequence[Watched], load: Callable[[float], object], look: Watch = watch
 ) -> SelfTest:
     """The self-test of the bench's own sensor: one of no processes would see a CPU that is never used.
 
@@ -203,12 +203,12 @@ def sensor_test(
         idle: looks at that sensor while the processes do nothing.
         load: keeps the device busy for so many seconds.
     """
-    if not found.metered:
+    if not probed.metered:
         return SelfTest(SensorTrust(), "no power reading to test")
     return self_test(meter, idle[round(IDLE_DROPPED * len(idle)) :], load, look)
 
 
-def _stamped(found: Probe, tested: SelfTest, others: Interference) -> Probe:
-    stamps = {**found.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
-    stamps |= tested.trust.stamps() if found.metered else {}
-    return Probe(found.info.model_copy(update={"stamps": stamps}), found.metered and tested.trust.power)
+def _stamped(probed: Probe, tested: SelfTest, others: Interference) -> Probe:
+    stamps = {**probed.info.stamps, "telemetry_self_test": tested.words, "interference": str(others)}
+    stamps |= tested.trust.stamps() if probed.metered else {}
+    return Probe(probed.info.model_copy(update={"stamps": stamps}), probed.metered and tested.trust.power)

@@ -466,7 +466,7 @@ def _sets(
 
     sizes = AT_ONCE if number > FEW_SETS else AT_ONCE[:-1]
     kinds = list(itertools.product((True, False), (False, True) if has_sibling else (False,)))
-    found: dict[Together, int] = {}
+    counts: dict[Together, int] = {}
     for index in range(number):
         kind, turn = index % len(kinds), index // len(kinds)
         identical, across = kinds[kind]
@@ -474,15 +474,15 @@ def _sets(
         for _ in range(DRAWS):
             points = (draw(),) * size if identical else tuple(sorted(draw() for _ in range(size)))
             drawn = Together(points, across=across)
-            if drawn not in found and identical == (len(set(points)) == 1):
-                found[drawn] = kind
+            if drawn not in counts and identical == (len(set(points)) == 1):
+                counts[drawn] = kind
                 break
     first = int(rng.integers(HELD_OUT_SETS))
     held_out: set[Together] = set()
     for kind in range(len(kinds)):
         # half a period apart in neighbouring kinds, so that few sets still hold out different sizes
-        held_out |= _spread([each for each in found if found[each] == kind], first + kind * HELD_OUT_SETS // 2)
-    return [replace(each, held_out=each in held_out) for each in found]
+        held_out |= _spread([each for each in counts if counts[each] == kind], first + kind * HELD_OUT_SETS // 2)
+    return [replace(each, held_out=each in held_out) for each in counts]
 
 
 def _spread(sets: Sequence[Together], first: int) -> set[Together]:
@@ -533,8 +533,8 @@ def _omitted(effort: StepEffort, extras: Extras, rounds: int) -> tuple[str, ...]
     if extras.power and effort.points < LAVISH.points:
         words.append(f"power points: {effort.points} instead of {LAVISH.points}")
     if extras.power and (dropped_s := rise_dropped_s(effort.steady_s, extras.rise_s)) < extras.rise_s:
-        found = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
-        words.append(f"the power sensor's rise: {found}, the rest pulls powers towards idle")
+        problem = f"{dropped_s:.1f} of {extras.rise_s:.1f} s are dropped at each power point"
+        words.append(f"the power sensor's rise: {problem}, the rest pulls powers towards idle")
     window_s = effort.steady_s - rise_dropped_s(effort.steady_s, extras.rise_s)
     if extras.power and window_s < WINDOW_S:
         words.append(f"power points: {window_s:.1f} s of each are looked at, instead of {WINDOW_S:g} s and more")

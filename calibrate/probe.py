@@ -91,10 +91,10 @@ def open_nvml(spec: DeviceSpec) -> tuple[Any, Any]:
     return nvml, nvml_handle(nvml, spec.index)
 
 
-def meter_of(spec: DeviceSpec, found: Probe, sensor: HardwareSensor) -> Meter:
+def meter_of(spec: DeviceSpec, probed: Probe, sensor: HardwareSensor) -> Meter:
     """A meter on the device's sensor; what it may trust is not known yet."""
-    name = f"cuda:{spec.index} ({found.info.name})" if spec.kind == "cuda" else "cpu"
-    return Meter(name, sensor, found.limit_w, rise_s(sensor))
+    name = f"cuda:{spec.index} ({probed.info.name})" if spec.kind == "cuda" else "cpu"
+    return Meter(name, sensor, probed.limit_w, rise_s(sensor))
 
 
 def rise_s(sensor: HardwareSensor) -> float:
@@ -109,10 +109,10 @@ def rise_s(sensor: HardwareSensor) -> float:
 
 
 def power_model(
-    spec: DeviceSpec, found: Probe, bare: tuple[float, Provenance], context: tuple[float, Provenance]
+    spec: DeviceSpec, probed: Probe, bare: tuple[float, Provenance], context: tuple[float, Provenance]
 ) -> Power:
     """Idle powers as they were seen, and the cap: the board's limit, or the assumed TDP."""
-    cap_w, cap_provenance = _cap(spec, found)
+    cap_w, cap_provenance = _cap(spec, probed)
     bare_w, context_w = min(bare[0], context[0]), context[0]  # a noisy sensor may see less under a context
     return Power(
         bare_idle_w=bare_w,
@@ -159,10 +159,10 @@ def gpu_stamps(spec: DeviceSpec) -> dict[str, str]:
 # ----------------------------------------------------------------------------------------------------------- power
 
 
-def _cap(spec: DeviceSpec, found: Probe) -> tuple[float, Provenance]:
-    if found.limit_w is not None:
-        return found.limit_w, Provenance.MEASURED
-    assumed = assumed_power(spec, found.info.name)
+def _cap(spec: DeviceSpec, probed: Probe) -> tuple[float, Provenance]:
+    if probed.limit_w is not None:
+        return probed.limit_w, Provenance.MEASURED
+    assumed = assumed_power(spec, probed.info.name)
     return assumed.tdp_w, assumed.provenance
 
 

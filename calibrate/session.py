@@ -72,15 +72,15 @@ def calibrate(wanted: CalibrationRequest, observer: CalibrationObserver | None =
         InputError: the model is no model, or the log is of something else.
         WorkError: the device failed.
     """
-    found = observe(wanted, observer)
-    name = wanted.name or f"{wanted.kind}-{found.costs.info.name}"
-    profile = fit(found.measurements, found.costs, found.facts, name, found.omitted, found.seen)
+    observed = observe(wanted, observer)
+    name = wanted.name or f"{wanted.kind}-{observed.costs.info.name}"
+    profile = fit(observed.measurements, observed.costs, observed.facts, name, observed.omitted, observed.seen)
     return of_an_emulated_device(profile) if wanted.played else profile
 
 
 def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = None) -> Observed:
     """Measure, and fit nothing; raises as `calibrate` does."""
-    told = observer or CalibrationObserver()
+    listener = observer or CalibrationObserver()
     begin_ns = time.monotonic_ns()
     wanted, ways = settled(wanted)
     budget_s, batch_limit, played = wanted.budget_s, wanted.batch_limit, wanted.played
@@ -90,22 +90,22 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
     fall_look_s = fall_look_of(wanted.kind, budget_s)
     with (
         opened_emulated(wanted) if played else opened(wanted, idle_look_s(budget_s), load, fall_look_s) as ready,
-        Log(wanted.log_path, log_stamp(ready.found, costs, wanted)) as log,
+        Log(wanted.log_path, log_stamp(ready.probed, costs, wanted)) as log,
     ):
         for warning in ready.warnings:
-            told.on_warning(warning)
+            listener.on_warning(warning)
         setup_s = (time.monotonic_ns() - begin_ns) / NS_PER_S
-        planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.found.metered))
+        planned_s = max(0.0, budget_s - start_s(wanted.kind, budget_s, metered=ready.probed.metered))
         seen = scout(ready.bench, keys, batch_limit, log, time.monotonic_ns, planned_s)
         has_peer, rise_s = wanted.peer is not None or played is not None, ready.bench.meter.rise_s
         largest_bytes = largest_transfer_bytes(costs, batch_limit)
-        is_awake = ready.found.metered and fall_look_s > 0
+        is_awake = ready.probed.metered and fall_look_s > 0
         is_gpu = wanted.kind == "cuda"
-        extras = Extras(ready.found.metered, has_peer, not played, rise_s, largest_bytes, is_awake, is_gpu)
+        extras = Extras(ready.probed.metered, has_peer, not played, rise_s, largest_bytes, is_awake, is_gpu)
         rng = stream(wanted.seed, "calibration")
         plan = make_plan(keys, batch_limit, planned_s, seen.guess_s, extras, rng, seen.curves)
         plan = replace(plan, order=LeastSure(costs.keys, Speed(seen.slowdown.full_s)))
-        told.on_plan(plan, log)
+        listener.on_plan(plan, log)
         measured = measure(
             ready.bench,
             plan,
@@ -113,12 +113,12 @@ def observe(wanted: CalibrationRequest, observer: CalibrationObserver | None = N
             log,
             budget_s - setup_s,
             time.monotonic_ns,
-            told.on_progress,
+            listener.on_progress,
             seen.slowdown,
         )
         facts = _with_ways(ready.facts, ways)
     omitted = (*plan.omitted, *measured.omitted, *(() if has_peer else ("the link between servers of this host",)))
-    if is_gpu and ready.found.metered and not is_awake:
+    if is_gpu and ready.probed.metered and not is_awake:
         omitted = (*omitted, "the power of clocks that stay up for a while after work")
     return Observed(measured.measurements, costs, facts, omitted, seen.slowdown)
 
@@ -192,11 +192,11 @@ def model_costs(file: ModelFile) -> ModelCosts:
     return costs_of(model, metadata.get("network") or file.path.stem, metadata["hash"])
 
 
-def log_stamp(found: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> dict[str, str]:
+def log_stamp(probed: Probe, costs: ModelCosts, wanted: CalibrationRequest) -> dict[str, str]:
     """What must agree for a log to be continued; of a GPU also what may be updated between two sittings."""
-    stamps = found.info.stamps
+    stamps = probed.info.stamps
     return {
-        "device": found.info.name,
+        "device": probed.info.name,
         **{name: stamps[name] for name in OF_A_GPU if name in stamps},
         "model": costs.info.hash,
         "batch_limit": str(wanted.batch_limit),

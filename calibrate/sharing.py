@@ -156,20 +156,20 @@ def _fit(sets: Sequence[ObservedSet], curves: Curves, hosted: bool, free: tuple[
 
     start = np.asarray([0.1, 1.0, 1.0])[places]
     # A batch that some finish together seldom is an outlier of a short run; soft_l1 keeps it from ruling the fit.
-    found = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
+    fit = least_squares(residuals, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=0.1)
     half_widths = [np.inf] * 3
-    for place, half_width in zip(places, _half_widths(found), strict=True):
+    for place, half_width in zip(places, _half_widths(fit), strict=True):
         half_widths[place] = half_width
-    return Fitted(whole(found.x), (half_widths[0], half_widths[1], half_widths[2]))
+    return Fitted(whole(fit.x), (half_widths[0], half_widths[1], half_widths[2]))
 
 
-def _half_widths(found: OptimizeResult) -> list[float]:
+def _half_widths(fit: OptimizeResult) -> list[float]:
     """Of the parameters' 95 % intervals, from the curvature at the optimum."""
-    freedom = len(found.fun) - len(found.x)
-    information = found.jac.T @ found.jac
-    if freedom < 1 or np.linalg.matrix_rank(information) < len(found.x):
-        return [np.inf] * len(found.x)
-    variances = np.diag(np.linalg.inv(information)) * float(found.fun @ found.fun) / freedom
+    freedom = len(fit.fun) - len(fit.x)
+    information = fit.jac.T @ fit.jac
+    if freedom < 1 or np.linalg.matrix_rank(information) < len(fit.x):
+        return [np.inf] * len(fit.x)
+    variances = np.diag(np.linalg.inv(information)) * float(fit.fun @ fit.fun) / freedom
     return [CONFIDENT * float(np.sqrt(variance)) for variance in variances]
 
 
@@ -194,10 +194,10 @@ def predicted_and_seen(observed: ObservedSet, curves: Curves, sharing: Sharing) 
     return [(p, s) for p, s in zip(predicted, observed.slow_downs, strict=True) if s is not None]
 
 
-def sharing_from(found: Concurrency, *, hosted: bool) -> Sharing:
+def sharing_from(concurrency: Concurrency, *, hosted: bool) -> Sharing:
     """As the simulator takes it."""
-    across_beta = found.beta if found.across_beta is None else found.across_beta
-    return Sharing(found.alpha, found.beta, across_beta, hosted)
+    across_beta = concurrency.beta if concurrency.across_beta is None else concurrency.across_beta
+    return Sharing(concurrency.alpha, concurrency.beta, across_beta, hosted)
 
 
 # -------------------------------------------------------------------------------------------------------- power cap
@@ -241,8 +241,8 @@ def fit_power_cap(
     phi_min = min(1.0, float(clocks.min()))
 
     def residuals(throttle: Floats) -> Floats:
-        found = [clock_ratio(1 + over, 1.0, float(throttle[0]), phi_min) for over in excess]
-        return np.subtract(found, clocks)
+        capped = [clock_ratio(1 + over, 1.0, float(throttle[0]), phi_min) for over in excess]
+        return np.subtract(capped, clocks)
 
     throttle = least_squares(residuals, [0.5], bounds=(0.0, np.inf), x_scale=1.0).x
     unexplained, without = float(np.sum(residuals(throttle) ** 2)), float(np.sum((1.0 - clocks) ** 2))

@@ -143,11 +143,11 @@ def _mean_error(pairs: Pairs) -> float:
 
 
 def _own_curve(key: Key, solo: Mapping[Point, SoloPoint], costs: ModelCosts, bandwidth_bytes_s: float) -> LatencyCurve:
-    points = sorted((point, found) for point, found in solo.items() if point.key == key)
+    points = sorted((point, fit) for point, fit in solo.items() if point.key == key)
     if not points:
         raise ValueError(f"no measurement of {key}: every key must be measured")
-    times = [found.times for _, found in points]
-    shares = tuple(found.cpu_share for _, found in points)
+    times = [fit.times for _, fit in points]
+    shares = tuple(fit.cpu_share for _, fit in points)
     batches, means_s = [point.batch for point, _ in points], [pooled.mean for pooled in times]
     segment, width, previous_width = key
     medians = [pooled.quantile(0.5) for pooled in times]
@@ -200,7 +200,7 @@ def _surface(
     solo: Mapping[Point, SoloPoint], inner: Sequence[Point], costs: ModelCosts
 ) -> tuple[Surface, list[tuple[float, float]]]:
     """The surface through all points, and (predicted, measured) of the inner ones, a fifth left out at a time."""
-    seen = {point: found.seen for point, found in sorted(solo.items())}
+    seen = {point: fit.seen for point, fit in sorted(solo.items())}
     surface = Surface(seen, costs.keys)
     predicted_s: dict[Point, float] = {}
     for fold in range(FOLDS):
@@ -221,34 +221,35 @@ def _on_surface(
 
 def _surface_curve(
     key: Key,
-    own: LatencyCurve,
+    measured_curve: LatencyCurve,
     batches: Sequence[int],
     surface: Surface,
     costs: ModelCosts,
     bandwidth_bytes_s: float,
 ) -> LatencyCurve:
     medians_s = ascending(surface.predict([Point(*key, batch) for batch in batches])[0].tolist()).tolist()
-    nearest = [int(np.argmin(np.abs(np.log(np.asarray(own.batches) / batch)))) for batch in batches]
+    nearest = [int(np.argmin(np.abs(np.log(np.asarray(measured_curve.batches) / batch)))) for batch in batches]
 
     def scaled(values: Sequence[float]) -> tuple[float, ...]:
         return tuple(
-            median_s * values[place] / own.p50_s[place] for median_s, place in zip(medians_s, nearest, strict=True)
+            median_s * values[place] / measured_curve.p50_s[place]
+            for median_s, place in zip(medians_s, nearest, strict=True)
         )
 
-    shares = tuple(interpolate_linear(own.batches, own.host_share, batch) for batch in batches)
-    repeats = dict(zip(own.batches, own.samples, strict=True))
-    return own.model_copy(
+    shares = tuple(interpolate_linear(measured_curve.batches, measured_curve.host_share, batch) for batch in batches)
+    repeats = dict(zip(measured_curve.batches, measured_curve.samples, strict=True))
+    return measured_curve.model_copy(
         update={
             "batches": tuple(batches),
-            "mean_s": scaled(own.mean_s),
+            "mean_s": scaled(measured_curve.mean_s),
             "p50_s": tuple(medians_s),
-            "p95_s": scaled(own.p95_s),
-            "p99_s": scaled(own.p99_s),
+            "p95_s": scaled(measured_curve.p95_s),
+            "p99_s": scaled(measured_curve.p99_s),
             "samples": tuple(repeats.get(batch, 0) for batch in batches),
             "utilization": shares,
             "energy_j_per_image": (0.0,) * len(batches),
             "host_share": shares,
-            "bandwidth_share": _bandwidth_shares(key, batches, scaled(own.mean_s), costs, bandwidth_bytes_s),
-            "jitter": tuple(own.jitter[place] for place in nearest),
+            "bandwidth_share": _bandwidth_shares(key, batches, scaled(measured_curve.mean_s), costs, bandwidth_bytes_s),
+            "jitter": tuple(measured_curve.jitter[place] for place in nearest),
         }
     )

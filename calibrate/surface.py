@@ -148,8 +148,8 @@ class Physics:
         def off(prices: Floats) -> Floats:
             return np.asarray(trust * (_log_of(work, prices * units) - np.log(values)))
 
-        found = least_squares(off, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=TYPICAL_OFF)
-        return np.asarray(np.maximum(found.x, [1e-6, *[0.0] * len(unit)]) * units)
+        fit = least_squares(off, start, bounds=(0.0, np.inf), loss="soft_l1", f_scale=TYPICAL_OFF)
+        return np.asarray(np.maximum(fit.x, [1e-6, *[0.0] * len(unit)]) * units)
 
 
 def _log_of(work: Floats, prices: Floats) -> Floats:

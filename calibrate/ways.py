@@ -42,5 +42,5 @@ def _begun(wanted: CalibrationRequest) -> DeviceSpec | None:
     """The candidate that a log is of; None where there is no log yet, or it is of none of them (and is refused)."""
     stamp = logged_stamp(wanted.log_path)
     execution = {name.removeprefix("execution."): value for name, value in stamp.items()}
-    told = formats_of(execution)
-    return next((way for way in wanted.candidates if told and replace(way, **told) == way), None)
+    formats = formats_of(execution)
+    return next((way for way in wanted.candidates if formats and replace(way, **formats) == way), None)

@@ -76,8 +76,8 @@ def on_page_content(html: str, *, page: Page, **_: object) -> str:
 
 def on_post_page(output: str, *, page: Page, **_: object) -> str:
     """Raises `PluginError` where a page would load something from elsewhere: the site is read without a network."""
-    if (found := _FROM_ELSEWHERE.search(output)) is not None:
-        raise PluginError(f"{page.file.src_uri}: loads something from elsewhere: {found[0]:.200}")
+    if (match := _FROM_ELSEWHERE.search(output)) is not None:
+        raise PluginError(f"{page.file.src_uri}: loads something from elsewhere: {match[0]:.200}")
     return output
 
 

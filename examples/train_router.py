@@ -42,10 +42,10 @@ def advantages_of(values: Tensor, rewards: Tensor, dones: Tensor, last: Tensor) 
     """(steps, environments): generalized advantage estimates."""
     following = torch.cat([values[1:], last[None]])
     errors, running = rewards + GAMMA * following * (1 - dones) - values, torch.zeros_like(last)
-    found = torch.zeros_like(rewards)
+    gains = torch.zeros_like(rewards)
     for step in reversed(range(len(rewards))):
-        found[step] = running = errors[step] + GAMMA * LAMBDA * (1 - dones[step]) * running
-    return found
+        gains[step] = running = errors[step] + GAMMA * LAMBDA * (1 - dones[step]) * running
+    return gains
 
 
 def learn(decisions: int, seed: int) -> tuple[nn.Sequential, list[float]]:

@@ -63,8 +63,8 @@ class DeviceSpec:
         """`dtype` as torch names it."""
         import torch  # here and below: who only names a device need not wait for it
 
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -107,12 +107,12 @@ class DeviceSpec:
 
 def formats_of(execution: Mapping[str, str]) -> dict[str, Any]:
     """What a recorded execution path says of a GPU's dtype and memory format, as `DeviceSpec` has them."""
-    found: dict[str, Any] = {}
+    formats: dict[str, Any] = {}
     if "memory_format" in execution:
-        found["channels_last"] = execution["memory_format"] == "channels_last"
+        formats["channels_last"] = execution["memory_format"] == "channels_last"
     if execution.get("dtype") in DTYPES:
-        found["dtype"] = execution["dtype"]
-    return found
+        formats["dtype"] = execution["dtype"]
+    return formats
 
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
@@ -134,8 +134,8 @@ def require_torch_device(name: str) -> None:
     try:
         usable = float(torch.ones(1, device=name)) == 1.0
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        found = f"{name!r} can't be used ({in_a_line(str(error))}); allowed are cpu, cuda:0 ..."
-        raise InputError("model", "training.device", found) from None
+        problem = f"{name!r} can't be used ({in_a_line(str(error))}); allowed are cpu, cuda:0 ..."
+        raise InputError("model", "training.device", problem) from None
     assert usable
 
 
@@ -150,8 +150,8 @@ def local_devices() -> list[DeviceSpec]:
 
     cores = usable_cores()[: core_count()]
     sizes = [(index, gpu_bytes(index)) for index in range(torch.cuda.device_count())]
-    found = ((index, size) for index, size in sizes if size is not None)
-    if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size, graphs=True) for index, size in found]:
+    visible = ((index, size) for index, size in sizes if size is not None)
+    if gpus := [DeviceSpec("cuda", index=index, vram_bytes=size, graphs=True) for index, size in visible]:
         return gpus if len(gpus) > 1 else _with_a_cpu(gpus[0], cores)
     if len(cores) < 4:
         return [DeviceSpec(cores=cores[:1]), DeviceSpec(cores=cores[-1:], onednn=False)]

@@ -229,10 +229,10 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
     policies = tuple(_named_policy(name, scenario, source) for name in scenario.policies)
     with _of_file(source):
         world = _world(scenario, trace, source, images_s)
-        jobs, found = _jobs(scenario, trace)
+        jobs, source_jobs = _jobs(scenario, trace)
         past = _past(trace, scenario.window.from_s) if scenario.history == "earlier" else ()
     _require_requests(policies, jobs, source)
-    case = JobsCase(scenario, source, world, jobs, found, past, policies, images_s)
+    case = JobsCase(scenario, source, world, jobs, source_jobs, past, policies, images_s)
     for each in policies:
         case.run_of(each)
     return case
@@ -359,8 +359,8 @@ def _speeds(
         key = f"cluster.nodes.{place}.profile"
         if images_s is None:
             raise InputError(source, key, "nobody here reads profiles; `slimsched.jobs` does")
-        found = images_s(Path(group.profile), source, key)
-        if of_type.setdefault(group.type, found) != found:
+        rates = images_s(Path(group.profile), source, key)
+        if of_type.setdefault(group.type, rates) != rates:
             problem = f"another group of type {group.type!r} has another profile; name the types apart"
             raise InputError(source, key, problem)
     if not of_type:
@@ -466,8 +466,8 @@ def _missing_types(case: JobsCase) -> list[str]:
 
 def _type_remedy(case: JobsCase, missing: list[str]) -> str:
     """The line to write: in nodes whose type no job asks for, else in new ones."""
-    asked = case.jobs.asked_types
-    unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked]
+    asked_types = case.jobs.asked_types
+    unasked = [place for place, group in enumerate(case.scenario.cluster.nodes) if group.type not in asked_types]
     where = f"in cluster.nodes.{unasked[0]}" if unasked else "in a new group of cluster.nodes"
     return f"write `type: {missing[0]}` {where}"
 

@@ -161,12 +161,12 @@ def bounds_of(case: JobsCase, kinds: Sequence[bool] = BOTH, told: Callable[[], N
     What holds where jobs may be stopped holds where they may not, for those schedules are among these. So where both
     are sought, the larger of the two stands for the latter: that search stalls where many jobs are alike.
     """
-    found = []
+    bounds = []
     for is_preemptive in kinds:
-        found.append(bound_of(case, is_preemptive))
+        bounds.append(bound_of(case, is_preemptive))
         told()
-    largest = max(found, key=lambda each: float(each["jct_mean_s"]))
-    return [each if each["is_preemptive"] else {**largest, "is_preemptive": False} for each in found]
+    largest = max(bounds, key=lambda each: float(each["jct_mean_s"]))
+    return [each if each["is_preemptive"] else {**largest, "is_preemptive": False} for each in bounds]
 
 
 # ------------------------------------------------------------------------------------------------------------ comparing
@@ -261,11 +261,11 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
         rows.append(row)
     least = _least(rows)
     for row in rows:
-        own = row["policy"]
+        policy = row["policy"]
         row["behind"] = {  # by which share the best one's mean wait is below its own, paired by job
-            name: blocks.share(columns[name]["wait_s"], columns[own]["wait_s"], done[own] & done[name])
+            name: blocks.share(columns[name]["wait_s"], columns[policy]["wait_s"], done[policy] & done[name])
             for name in least
-            if name != own
+            if name != policy
         }
     return {
         "schema": SCHEMA,
@@ -328,13 +328,13 @@ def _above(mine: ByJob, bounds: Sequence[Bound], is_preemptive: bool) -> dict[st
 def against(mine: ByJob, base: ByJob, blocks: Blocks) -> dict[str, Any]:
     """By how much means differ, of jobs that both have done: as a share, whose interval judges, and as such."""
     both = are_done(mine) & are_done(base)
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for name, theirs in base.items():
-        found[name] = {
+        changes[name] = {
             "share": blocks.share(mine[name], theirs, both),
             "difference": float((mine[name] - theirs)[both].mean()) if both.any() else None,
         }
-    return {**found, **_won(mine, base, both)}
+    return {**changes, **_won(mine, base, both)}
 
 
 def _won(mine: ByJob, base: ByJob, both: NDArray[np.bool_]) -> dict[str, float | None]:

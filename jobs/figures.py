@@ -75,8 +75,10 @@ class Blocks:
 
     def share(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
         """By how much the mean of some values, 0 or more, is above that of others, as a share of these."""
-        found = self._ratio(values, over, counts)
-        value, low, high = (None if end is None else end - 1 for end in (found["value"], found["low"], found["high"]))
+        interval = self._ratio(values, over, counts)
+        value, low, high = (
+            None if end is None else end - 1 for end in (interval["value"], interval["low"], interval["high"])
+        )
         return Interval(value=value, low=low, high=high)
 
     def _ratio(self, values: Numbers, over: Numbers, counts: NDArray[np.bool_]) -> Interval:
@@ -144,9 +146,9 @@ def _mean_in_system(record: JobsRecord) -> Numbers:
     times_s, inside = times_s[order], np.cumsum(steps[order])
     area = np.concatenate([[0.0], np.cumsum(inside[:-1] * np.diff(times_s))])
     stay_s = left_s - came_s
-    found = np.interp(left_s, times_s, area) - np.interp(came_s, times_s, area)
+    mean = np.interp(left_s, times_s, area) - np.interp(came_s, times_s, area)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(here & (stay_s > 0), np.maximum(found / stay_s, 1.0), 1.0)
+        return np.where(here & (stay_s > 0), np.maximum(mean / stay_s, 1.0), 1.0)
 
 
 def figures(record: JobsRecord, cluster_gpus: int) -> dict[str, Any]:
@@ -175,8 +177,8 @@ def spread(values: Numbers) -> dict[str, float | None]:
     names = ("mean", "p50", "p90", "p99", "max")
     if not len(values):
         return dict.fromkeys(names)
-    found = [float(values.mean()), *np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()]
-    return dict(zip(names, found, strict=True))
+    numbers = [float(values.mean()), *np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()]
+    return dict(zip(names, numbers, strict=True))
 
 
 def _mean(values: NDArray[Any]) -> float | None:

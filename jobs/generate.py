@@ -94,15 +94,15 @@ def law(text: str, known: Mapping[str, Mapping[str, float]], flag: str) -> Law:
 
 def sizes(text: str, flag: str) -> dict[int, float]:
     """`1:0.7,8:0.3` as weights by GPU count; raises `InputError` for what is none."""
-    found: dict[int, float] = {}
+    weights: dict[int, float] = {}
     for part in text.split(","):
         gpus, _, weight = part.partition(":")
         if not (gpus.isascii() and gpus.isdigit() and int(gpus[:9]) >= 1 and len(gpus) <= 6):
             raise InputError(flag, "", f"{gpus!r:.40} is no number of GPUs; allowed are pairs such as 1:0.7,8:0.3")
-        if int(gpus) in found:
+        if int(gpus) in weights:
             raise InputError(flag, gpus, "is given twice; give each size once")
-        found[int(gpus)] = _positive(weight, flag, gpus)
-    return found
+        weights[int(gpus)] = _positive(weight, flag, gpus)
+    return weights
 
 
 def draw(drawing: Drawing) -> JobTrace:
@@ -131,8 +131,8 @@ def draw(drawing: Drawing) -> JobTrace:
 
 
 def _document(drawing: Drawing) -> dict[str, object]:
-    found = asdict(drawing)
-    return {**found, "sizes": {str(gpus): weight for gpus, weight in drawing.sizes.items()}}
+    document = asdict(drawing)
+    return {**document, "sizes": {str(gpus): weight for gpus, weight in drawing.sizes.items()}}
 
 
 def _arrivals(drawing: Drawing) -> Numbers:
@@ -142,11 +142,11 @@ def _arrivals(drawing: Drawing) -> Numbers:
     while True:
         rng = stream(drawing.seed, "jobs:arrivals")
         if drawing.arrivals.name == "poisson":
-            found = poisson(rate, horizon_s, rng)
+            times = poisson(rate, horizon_s, rng)
         else:
-            found = mmpp(rate, of["burst_factor"], of["burst_share"], of["burst_s"], horizon_s, rng)
-        if len(found) >= drawing.jobs:
-            return np.round(np.sort(np.asarray(found, np.float64))[: drawing.jobs] / 1e6) / 1e3
+            times = mmpp(rate, of["burst_factor"], of["burst_share"], of["burst_s"], horizon_s, rng)
+        if len(times) >= drawing.jobs:
+            return np.round(np.sort(np.asarray(times, np.float64))[: drawing.jobs] / 1e6) / 1e3
         horizon_s *= 2
 
 
@@ -156,35 +156,35 @@ def _durations(drawing: Drawing) -> Numbers:
     mean_s = of["mean_s"]
     match drawing.durations.name:
         case "exponential":
-            found = rng.exponential(mean_s, count)
+            times = rng.exponential(mean_s, count)
         case "weibull":
-            found = mean_s / gamma(1 + 1 / of["shape"]) * rng.weibull(of["shape"], count)
+            times = mean_s / gamma(1 + 1 / of["shape"]) * rng.weibull(of["shape"], count)
         case "lognormal":
             sigma = sqrt(log(1 + of["cv2"]))
-            found = rng.lognormal(log(mean_s) - sigma**2 / 2, sigma, count)
+            times = rng.lognormal(log(mean_s) - sigma**2 / 2, sigma, count)
         case _:
-            found = _hyperexponential(mean_s, of["cv2"], count, rng)
-    return np.maximum(np.round(found, 3), SHORTEST_S)
+            times = _hyperexponential(mean_s, of["cv2"], count, rng)
+    return np.maximum(np.round(times, 3), SHORTEST_S)
 
 
 def _hyperexponential(mean_s: float, cv2: float, count: int, rng: np.random.Generator) -> Numbers:
     """Two phases with balanced means: each has half of the work (Allen 1990, 5.2)."""
     first = (1 + sqrt((cv2 - 1) / (cv2 + 1))) / 2
     shares = np.where(rng.random(count) < first, first, 1 - first)
-    found: Numbers = rng.exponential(1.0, count) * mean_s / (2 * shares)
-    return found
+    times: Numbers = rng.exponential(1.0, count) * mean_s / (2 * shares)
+    return times
 
 
 def _repeated(run_s: Numbers, user: NDArray[np.int64], gpus: NDArray[np.int64], drawing: Drawing) -> Numbers:
     """Some run as long as their user's last one of that size; the law of one job stays what it is."""
     is_again = stream(drawing.seed, "jobs:alike").random(drawing.jobs) < drawing.alike
     last: dict[tuple[int, int], float] = {}
-    found = run_s.copy()
+    times = run_s.copy()
     for job, key in enumerate(zip(user.tolist(), gpus.tolist(), strict=True)):
         if is_again[job] and key in last:
-            found[job] = last[key]
-        last[key] = found[job]
-    return found
+            times[job] = last[key]
+        last[key] = times[job]
+    return times
 
 
 def _drawn(values: object, weights: Numbers, count: int, seed: int, name: str) -> NDArray[np.int64]:
@@ -213,5 +213,5 @@ def _check(name: str, of: Mapping[str, float], flag: str) -> None:
     if name == "weibull" and not 0.1 <= of["shape"] <= 100:
         raise InputError(flag, f"{name}.shape", f"{of['shape']:g}: must be from 0.1 to 100")
     if name == "mmpp" and not (of["burst_share"] < 1 and of["burst_factor"] * of["burst_share"] < 1):
-        found = f"burst_factor {of['burst_factor']:g} x burst_share {of['burst_share']:g}"
-        raise InputError(flag, name, f"{found}: must be below 1, for the calm rest has jobs, too")
+        problem = f"burst_factor {of['burst_factor']:g} x burst_share {of['burst_share']:g}"
+        raise InputError(flag, name, f"{problem}: must be below 1, for the calm rest has jobs, too")

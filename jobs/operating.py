@@ -150,9 +150,11 @@ def _with_nodes(case: JobsCase, nodes: int) -> JobsCase:
 
 def _wait_s(case: JobsCase, named: NamedPolicy, key: str, most_refused: int | None = None) -> float:
     """Infinite where jobs are not done, or more are refused than may be."""
-    found = figures(run_policy(case, named), case.scenario.cluster.gpus)
-    is_lost = found["jobs"]["unfinished"] > 0 or (most_refused is not None and found["jobs"]["refused"] > most_refused)
-    wait_s: float | None = found["wait_s"][key]
+    result = figures(run_policy(case, named), case.scenario.cluster.gpus)
+    is_lost = result["jobs"]["unfinished"] > 0 or (
+        most_refused is not None and result["jobs"]["refused"] > most_refused
+    )
+    wait_s: float | None = result["wait_s"][key]
     return float("inf") if is_lost or wait_s is None else wait_s
 
 
@@ -276,19 +278,19 @@ def tune(
     Raises:
         InputError: a policy without numbers.
     """
-    own = earlier.policies[0]
-    ranges = ranges_of(own.policy)
+    named = earlier.policies[0]
+    ranges = ranges_of(named.policy)
     rng = stream(earlier.scenario.seed, "job policy search")
     tried: list[tuple[Values, float]] = []
     first = tries // 2
-    for batch in ([_numbers_of(own.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
+    for batch in ([_numbers_of(named.policy), *(_drawn(ranges, rng) for _ in range(first))], None):
         wanted = batch or [_drawn(ranges, rng, min(tried, key=itemgetter(1))[0]) for _ in range(tries - first)]
-        policies = [with_numbers(own.policy, numbers) for numbers in wanted]
-        for numbers, figure in zip(wanted, results(_score, (earlier, own, key), policies, jobs), strict=True):
+        policies = [with_numbers(named.policy, numbers) for numbers in wanted]
+        for numbers, figure in zip(wanted, results(_score, (earlier, named, key), policies, jobs), strict=True):
             tried.append((numbers, figure))
             told(numbers, figure)
     best_numbers, best_figure = min(tried, key=itemgetter(1))
-    best = replace(own, policy=with_numbers(own.policy, best_numbers))
+    best = replace(named, policy=with_numbers(named.policy, best_numbers))
     return best, {
         "schema": TUNING_SCHEMA,
         "policy": best.name,
@@ -296,15 +298,15 @@ def tune(
         "own_figure": tried[0][1],
         "best": dict(best_numbers),
         "best_figure": best_figure,
-        "judged": _judged(later, own, best, jobs),
+        "judged": _judged(later, named, best, jobs),
     }
 
 
 def _score(common: tuple[JobsCase, NamedPolicy, str], policy: JobPolicy) -> float:
     case, own, key = common
-    found = figures(run_policy(case, replace(own, policy=policy)), case.scenario.cluster.gpus)
-    value: float | None = found[key]["mean"]
-    return float("inf") if found["jobs"]["unfinished"] or value is None else value
+    result = figures(run_policy(case, replace(own, policy=policy)), case.scenario.cluster.gpus)
+    value: float | None = result[key]["mean"]
+    return float("inf") if result["jobs"]["unfinished"] or value is None else value
 
 
 def _judged(later: JobsCase, own: NamedPolicy, best: NamedPolicy, jobs: Jobs) -> Mapping[str, Any]:
@@ -333,7 +335,7 @@ def _numbers_of(policy: JobPolicy) -> Values:
 def _drawn(
     ranges: Mapping[str, tuple[float, float]], rng: np.random.Generator, near: Values | None = None
 ) -> dict[str, float]:
-    found = {}
+    values = {}
     for name, (low, high) in ranges.items():
         width = float(np.log(high / low))
         if near is None:
@@ -341,8 +343,8 @@ def _drawn(
         else:
             here = float(np.log(max(near[name], low) / low))
             place = float(np.clip(here + NARROWED * width * (rng.uniform() - 0.5), 0, width))
-        found[name] = float(f"{low * np.exp(place):.3g}")
-    return found
+        values[name] = float(f"{low * np.exp(place):.3g}")
+    return values
 
 
 def with_numbers(policy: JobPolicy, numbers: Values) -> JobPolicy:

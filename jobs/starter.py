@@ -45,12 +45,12 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
     such += " and so on" if len(kinds) > _MAX_NAMED else ""
     if len(kinds) > 1 and not all(group.gpu_type for group in nodes):
         raise InputError("--nodes", "", f"jobs ask for several types of GPUs: say which type the nodes have: {such}")
-    found = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
-    named = {group.gpu_type for group in found}
+    groups = tuple(replace(group, gpu_type=group.gpu_type or kinds[0]) for group in nodes)
+    named = {group.gpu_type for group in groups}
     if "" not in trace.gpu_types and not named & set(kinds):
         types = ", ".join(map(repr, sorted(named)))
         raise InputError("--nodes", "", f"no job asks for GPUs of type {types}, and each asks for some; write {such}")
-    return found
+    return groups
 
 
 def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...]) -> str:

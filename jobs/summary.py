@@ -54,7 +54,7 @@ def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None
     columns: tuple[Any, ...] = (trace.user, trace.vc, trace.gpus, trace.requested_s)
     known = list(zip(*(column.tolist() for column in columns), strict=True))
     end_s = trace.recorded_end_s
-    found = np.full(len(trace), np.nan)
+    predicted_s = np.full(len(trace), np.nan)
     durations_s: defaultdict[Hashable, deque[float]] = defaultdict(lambda: deque(maxlen=WINDOW))
     run_s, ended = trace.run_s.tolist(), iter(np.argsort(end_s, kind="stable").tolist())
     next_end = next(ended, None)
@@ -65,10 +65,10 @@ def predictions(trace: JobTrace, told: Callable[[int], None] = lambda jobs: None
             next_end = next(ended, None)
         narrowest = next((each for each in classes_of(*known[job]) if each in durations_s), None)
         if narrowest is not None:
-            found[job] = median(durations_s[narrowest])
+            predicted_s[job] = median(durations_s[narrowest])
         if job % TELL_EVERY == TELL_EVERY - 1:
             told(job + 1)
-    return np.where(trace.requested_s > 0, np.minimum(found, trace.requested_s), found)
+    return np.where(trace.requested_s > 0, np.minimum(predicted_s, trace.requested_s), predicted_s)
 
 
 def _accuracy(estimate_s: NDArray[np.float64], trace: JobTrace) -> dict[str, float | None]:
@@ -185,5 +185,5 @@ def _groups(trace: JobTrace, column: str) -> list[dict[str, Any]]:
 def _waits(trace: JobTrace) -> dict[str, Any]:
     """Of the jobs whose log told it."""
     known = trace.recorded_wait_s[np.isfinite(trace.recorded_wait_s)]
-    found = _spread(known) if len(known) else {"mean_s": None, "cv2": None, "quantiles_s": None}
-    return {"known_share": len(known) / len(trace), **found}
+    spread = _spread(known) if len(known) else {"mean_s": None, "cv2": None, "quantiles_s": None}
+    return {"known_share": len(known) / len(trace), **spread}

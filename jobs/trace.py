@@ -77,8 +77,8 @@ class JobTrace:
         assert columns.keys() == _KINDS.keys(), f"no such columns among {', '.join(others)}"
         types = {"Texts": object, "Numbers": float, "Counts": np.int64}
         order = np.argsort(np.asarray(submit_s, float), kind="stable")
-        found = {name: np.asarray(columns[name], types[kind])[order] for name, kind in _KINDS.items()}
-        return JobTrace(**found, provenance=provenance)
+        arrays = {name: np.asarray(columns[name], types[kind])[order] for name, kind in _KINDS.items()}
+        return JobTrace(**arrays, provenance=provenance)
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -242,10 +242,10 @@ def is_imported(path: Path) -> bool:
 def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
     """Of a file with the right columns."""
     try:
-        found = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
+        document = json.loads((schema.metadata or {}).get(_KEY, b"{}"))
     except (ValueError, RecursionError):
-        found = {}
-    name = found.pop("schema", None) if isinstance(found, dict) else None
+        document = {}
+    name = document.pop("schema", None) if isinstance(document, dict) else None
     if name != SCHEMA:
         raise InputError(source, "schema", f"{name!r:.80}; allowed is {SCHEMA!r}: {_REMEDY}")
     kinds = {each.name: each.type for each in schema}
@@ -256,7 +256,7 @@ def _provenance(schema: pyarrow.Schema, source: str) -> dict[str, Any]:
             raise InputError(source, column.name, f"holds {kinds[column.name]}, not {column.type}; {_REMEDY}")
     if tuple(each for each in kinds if each in COLUMNS) != COLUMNS:
         raise InputError(source, "", f"columns in the order {', '.join(kinds)}; allowed is {', '.join(COLUMNS)}")
-    return dict(found)
+    return dict(document)
 
 
 def _check(trace: JobTrace, source: str) -> None:

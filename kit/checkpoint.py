@@ -59,8 +59,8 @@ def read(path: Path, schema: str = SCHEMA, made_by: str = ROUTERS) -> tuple[Tens
         raise InputError(str(path), "", f"not a safetensors file, or damaged ({error})") from error
     if metadata.get("schema") != schema:
         written = metadata.get("schema", "none")
-        found, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (written, schema))
-        problem = f"not a {kind} of this version" if found == kind else f"this is no {kind}; {made_by}"
+        file_kind, kind = (each.removeprefix("slimsched.").split("/")[0] for each in (written, schema))
+        problem = f"not a {kind} of this version" if file_kind == kind else f"this is no {kind}; {made_by}"
         raise InputError(str(path), "schema", f"found {written}, expected {schema}: {problem}")
     stored = metadata.pop(CHECKSUM, None)
     if stored != (computed := _checksum(tensors, metadata)):

@@ -88,8 +88,8 @@ def each(
 
 def results(work: Callable[[Common, Task], Made], common: Common, tasks: Sequence[Task], jobs: Jobs) -> list[Made]:
     """What the work made of each task, in their order; raises as `each` does."""
-    made = dict(each(work, common, tasks, jobs))
-    return [made[place] for place in range(len(tasks))]
+    by_task = dict(each(work, common, tasks, jobs))
+    return [by_task[place] for place in range(len(tasks))]
 
 
 # ------------------------------------------------------------------------------------------------------ in the process

@@ -195,9 +195,9 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         helps = _of_yaml(text, mark) if kind else ""
         raise InputError(source, line, f"{kind}{problem}{helps}") from None
     if not isinstance(raw, dict):
-        found = "nothing: the file is empty" if raw is None else type(raw).__name__
+        content = "nothing: the file is empty" if raw is None else type(raw).__name__
         remedy = "is it the file that you mean? `slimsched init` writes a first scenario"
-        raise InputError(source, "", f"expected keys and values, found {found}; {remedy}")
+        raise InputError(source, "", f"expected keys and values, found {content}; {remedy}")
     return raw
 
 

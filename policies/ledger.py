@@ -412,11 +412,11 @@ class Ledger:
         """One step of a server's scheduler that runs beside this ledger; others tell (`note_batch`, `note_reading`)."""
         if self._keep_log:
             self.log.append(LoggedStep(now_ns, f"server:{server}", event, tuple(commands)))
-        told = self._books[server].observe(event, commands, now_ns)
+        note = self._books[server].observe(event, commands, now_ns)
         if not self._detail:
             return
-        if told is not None:
-            self.note_batch(server, told)
+        if note is not None:
+            self.note_batch(server, note)
         elif type(event) is BlockArrived:
             self.note_arrivals(self._books[server].take_arrivals())
         elif type(event) is TelemetrySampled:
@@ -428,12 +428,12 @@ class Ledger:
             if (sent := self._open.get(block)) is not None:
                 sent.arrived_ns = max(sent.gathered_ns, arrived_ns)
 
-    def note_batch(self, server: int, told: BatchTold) -> None:
+    def note_batch(self, server: int, note: BatchTold) -> None:
         """A batch has ended at a server."""
-        self.note_arrivals(told.arrivals)
-        for journey in self._journeys_of(told.requests):
-            journey.batch = told
-        self._batches.append((server, told))
+        self.note_arrivals(note.arrivals)
+        for journey in self._journeys_of(note.requests):
+            journey.batch = note
+        self._batches.append((server, note))
 
     def note_reading(self, server: int, event: TelemetrySampled) -> None:
         """A server has read its sensor."""
@@ -477,19 +477,19 @@ class Ledger:
         return [
             BatchRecord(
                 server=server,
-                batch=told.batch,
-                instance=told.instance,
-                segment=told.segment,
-                width=told.width,
-                previous_width=told.previous_width,
-                size=len(told.requests),
-                commanded_ns=told.commanded_ns,
-                started_ns=told.started_ns,
-                forward_ended_ns=told.forward_ended_ns,
-                ended_ns=told.ended_ns,
-                late_ns=told.late_ns,
+                batch=batch.batch,
+                instance=batch.instance,
+                segment=batch.segment,
+                width=batch.width,
+                previous_width=batch.previous_width,
+                size=len(batch.requests),
+                commanded_ns=batch.commanded_ns,
+                started_ns=batch.started_ns,
+                forward_ended_ns=batch.forward_ended_ns,
+                ended_ns=batch.ended_ns,
+                late_ns=batch.late_ns,
             )
-            for server, told in self._batches
+            for server, batch in self._batches
         ]
 
 

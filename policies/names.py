@@ -115,9 +115,9 @@ class OwnRouter:
 
     def make(self, context: RouterContext, source: str = "router", key: str = "") -> RoutingPolicy:
         """A fresh router; whatever goes wrong inside the class while it is made is the user's to know."""
-        made = own_class(self.name, source, key)
+        instance = own_class(self.name, source, key)
         with blaming(self.name, source, key, f"{self.name.partition(':')[2]}(context)"):
-            router: RoutingPolicy = made(context)
+            router: RoutingPolicy = instance(context)
         if not callable(getattr(router, "choose", None)):
             raise InputError(source, key, f"{self.name!r} has no method choose(view, rng) -> Choice")
         is_ours = type(router).__module__.startswith("policies.")  # it makes one that is known to choose well
@@ -170,7 +170,7 @@ class CheckedRouter:
         """The router's choice; raises `WorkError` where that is none, or where the router fails."""
         try:
             choice = self.router.choose(view, rng)
-            found = in_a_line(repr(choice))
+            shown = in_a_line(repr(choice))
         except FAILURES as error:
             raise WorkError(f"{self.name}: choose: {failure(error, 'choose(view, rng)')}") from error
         most = self.config.groups[-1]  # a block takes no more; an engine counts in 64 bits
@@ -179,7 +179,7 @@ class CheckedRouter:
             choice = _plain(choice)
             problem = problem_with(choice, view, self.config.widths)
         if problem is not None:
-            raise WorkError(f"{self.name}: choose returned {found}; {problem}")
+            raise WorkError(f"{self.name}: choose returned {shown}; {problem}")
         if isinstance(choice, Hold):
             return Hold(choice.requests, min(choice.wait_ns, view.hold_left_ns))
         return Choice(choice.server, choice.width, min(choice.group, most))
@@ -210,8 +210,8 @@ def problem_with(choice: object, view: ClusterView, widths: tuple[float, ...]) -
     if not isinstance(choice, Choice):
         return "allowed is a policies.vocabulary.Choice(server, width, group)"
     if type(choice.server) is not int or type(choice.width) is not float or type(choice.group) is not int:
-        found = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.group))
-        return f"allowed are Python's int, float and int for server, width and group, not {found}"
+        kinds = ", ".join(type(part).__name__ for part in (choice.server, choice.width, choice.group))
+        return f"allowed are Python's int, float and int for server, width and group, not {kinds}"
     valid = [index for index, server in enumerate(view.servers) if server.valid]
     if choice.server not in valid:
         return f"allowed servers are those that are valid now: {', '.join(map(str, valid))}"

@@ -395,8 +395,8 @@ class _Writer:
         first, end = at + VariantSteps.size, at + len(numbers)
 
         def keep(row: Ints) -> None:
-            found = row[first:end].view(Variant.dtype)
-            rule.levels[:], rule.since_ns[:] = found["level"].tolist(), found["since_ns"].tolist()
+            rows = row[first:end].view(Variant.dtype)
+            rule.levels[:], rule.since_ns[:] = rows["level"].tolist(), rows["since_ns"].tolist()
 
         self._keep.append(keep)
         return at

@@ -96,10 +96,10 @@ class AccuracyPrior:
 
     def __call__(self, widths: tuple[float, ...]) -> float:
         """The prior for the widths so far (at least one)."""
-        found = self._answers.get(widths)
-        if found is None:
-            found = self._answers[widths] = self._prior[self._nearest(widths)]
-        return found
+        prior = self._answers.get(widths)
+        if prior is None:
+            prior = self._answers[widths] = self._prior[self._nearest(widths)]
+        return prior
 
     def _nearest(self, widths: tuple[float, ...]) -> tuple[float, ...]:
         same_length = sorted(known for known in self._prior if len(known) == len(widths))

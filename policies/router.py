@@ -335,11 +335,11 @@ class RouterCore:
             self._shed(now_ns, commands)
             if not self._fifo.waiting:
                 return
-        found = self._oldest_servable()
-        if found is None:
+        head = self._oldest_servable()
+        if head is None:
             self._all_at_cap = not self._is_all_held()
             return
-        line, servers = found
+        line, servers = head
         requests = self._fifo.peek(line, self.config.groups[-1])
         left_ns = self._hold_left_ns(line, requests, now_ns)
         self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
@@ -347,8 +347,8 @@ class RouterCore:
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
         goal = self._goal
         seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
-        told = (self.accuracy_sum, goal.floor, self.late, goal.limit_ns, goal.energy_weight)
-        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *told)))
+        goal_facts = (self.accuracy_sum, goal.floor, self.late, goal.limit_ns, goal.energy_weight)
+        commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
         """The head's line; where it is held back or no free server can hold its segment, the oldest that can go."""
@@ -425,10 +425,10 @@ class RouterCore:
 
     def _answered(self, decision: int) -> _Asked:
         """What the decision was about that has been answered."""
-        asked, self._asked = self._asked, None
-        assert asked is not None, "an answer to no question"
+        request, self._asked = self._asked, None
+        assert request is not None, "an answer to no question"
         assert decision == self._decision, "an answer to another question"
-        return asked
+        return request
 
     def _require_legal(self, choice: Choice, head: HeadKey) -> None:
         widths = self.config.widths

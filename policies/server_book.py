@@ -115,12 +115,12 @@ class ServerBook:
     def observe(self, event: ServerEvent, commands: Sequence[ServerCommand], now_ns: int) -> BatchTold | None:
         """One step of the scheduler; returns the batch that has ended with it."""
         note = self._of_event.get(type(event))
-        told = None if note is None else note(event, now_ns)
+        batch = None if note is None else note(event, now_ns)
         for command in commands:
             take = self._of_command.get(type(command))
             if take is not None:
                 take(command, now_ns)
-        return told
+        return batch
 
     def take_arrivals(self) -> tuple[tuple[int, int], ...]:
         """(block, when it arrived) of the blocks that were not told of yet."""

@@ -62,9 +62,9 @@ class Waits:
 
     def mask(self, view: ClusterView) -> Bools:
         """(`choices`,) what may be chosen."""
-        found = np.full(self.choices, self.may(view))
-        found[:1] = True
-        return found
+        mask = np.full(self.choices, self.may(view))
+        mask[:1] = True
+        return mask
 
     def hold(self, index: int, view: ClusterView) -> Hold:
         """What an index above 0 means for a view in which it may be chosen."""

@@ -162,16 +162,16 @@ def figures_of(run: RunSpec, columns: RunColumns) -> Mapping[str, float]:
 
     label = RunLabel("", "", run.seed, "simulation", "simpy", Provenance.MODELLED, "measured")
     result = summarise(columns, label, Window(0.0, run.horizon_ns / NS_PER_S, end="cut"), wall_s=0.0)
-    found = {measure.name: measure.of(result) for measure in measures(*FIGURES)}
-    return {name: nan if value is None else float(value) for name, value in found.items()}
+    figures = {measure.name: measure.of(result) for measure in measures(*FIGURES)}
+    return {name: nan if value is None else float(value) for name, value in figures.items()}
 
 
 def _world(scenario: str | Path, changes: Mapping[str, Any] | None) -> World:
     from scenarios.files.reading import load_scenario, scenario_path
     from scenarios.world.materials import default_folder, make_world
 
-    found = load_scenario(scenario_path(scenario), changes)
-    return make_world(found, default_folder(found))
+    read = load_scenario(scenario_path(scenario), changes)
+    return make_world(read, default_folder(read))
 
 
 def _plan(world: World, duration_s: float | None) -> Callable[[int], RunSpec]:

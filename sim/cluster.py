@@ -200,13 +200,13 @@ class Simulation:
     def decide(self, choice: Choice | Hold) -> None:
         """Answer the pending decision; it takes effect when policy and host are done with it."""
         assert self._pending is not None, "no decision is pending"
-        asked, self._pending = self._pending, None
-        number, decision_ns, now_ns = asked.decision, self.cluster.decision_ns, self.now_ns
+        request, self._pending = self._pending, None
+        number, decision_ns, now_ns = request.decision, self.cluster.decision_ns, self.now_ns
         if isinstance(choice, Hold):
             sent_ns = self._host.decide(0, number, 0, decision_ns, now_ns)
             self._agenda.at(sent_ns, HOST, self._tell_router, Held(number, choice))
         else:
-            images = min(choice.group, asked.view.candidates)
+            images = min(choice.group, request.view.candidates)
             sent_ns = self._host.decide(choice.server, number, images, decision_ns, now_ns)
             self._agenda.at(sent_ns, HOST, self._tell_router, Decided(number, choice))
         if self._host.free_ns > sent_ns:
@@ -234,8 +234,8 @@ class Simulation:
         if rule is not None:
             self.set_hold_rule(rule)
         self.set_limit(OwnLimit(limit_ns_of(policy)))
-        while (asked := self.advance()) is not None:
-            self.decide(policy.choose(asked.view, rng))
+        while (request := self.advance()) is not None:
+            self.decide(policy.choose(request.view, rng))
             self.set_limit(OwnLimit(limit_ns_of(policy)))
 
     def take_credits(self) -> list[tuple[int, RewardTerms]]:

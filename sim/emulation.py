@@ -186,21 +186,21 @@ class DeviceModel:
         Returns:
             (batch, when it began, when it ended, whether it fitted into memory) in the order of their ends.
         """
-        found: list[tuple[int, int, int, bool]] = []
+        ended: list[tuple[int, int, int, bool]] = []
         until_ns = now_ns - self._origin_ns
         while (due := self._due()) is not None and due[0] <= until_ns:
             at_ns, what = due
             if what == _START:
                 planned = heappop(self._starts)
                 if not self._begin(planned):
-                    found.append((planned.batch, self._origin_ns + at_ns, self._origin_ns + at_ns, False))
+                    ended.append((planned.batch, self._origin_ns + at_ns, self._origin_ns + at_ns, False))
                     continue
             elif what == _END:
-                found.append(self._end(at_ns))
+                ended.append(self._end(at_ns))
             else:
                 self._change_speed()
             self._remember(at_ns)
-        return found
+        return ended
 
     @property
     def next_ns(self) -> int | None:

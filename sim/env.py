@@ -103,10 +103,10 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Decide, and run to the next decision; raises `ValueError` for an action that is not in the space."""
-        simulation, asked = self._simulation, self._pending
-        if simulation is None or asked is None:
+        simulation, request = self._simulation, self._pending
+        if simulation is None or request is None:
             raise gymnasium.error.ResetNeeded("a run has ended, or none has begun; call reset() first")
-        choice, replaced = self._legal(asked.view, action)
+        choice, replaced = self._legal(request.view, action)
         self._steps, self._replaced = self._steps + 1, self._replaced + replaced
         simulation.decide(choice)
         observation, info = self._observe(simulation, replaced)
@@ -120,17 +120,17 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         return None if self._simulation is None else self._simulation.pending
 
     def _observe(self, simulation: Run, replaced: bool) -> tuple[Observation, dict[str, Any]]:
-        asked = simulation.advance()
+        request = simulation.advance()
         credits = [(decision, terms.total) for decision, terms in simulation.take_credits()]
         info: dict[str, Any] = {"credits": credits, "replaced": replaced}
-        if asked is None:
+        if request is None:
             info["figures"] = self._told(simulation)
             return np.zeros(self._observer.size, np.float32), info
-        info["decision"] = asked.decision
-        info["server_mask"], info["width_mask"] = masks(asked.view)
+        info["decision"] = request.decision
+        info["server_mask"], info["width_mask"] = masks(request.view)
         if self._waits.choices:
-            info["hold_mask"] = self._waits.mask(asked.view)
-        return self._observer.observe(asked.view), info
+            info["hold_mask"] = self._waits.mask(request.view)
+        return self._observer.observe(request.view), info
 
     def _told(self, simulation: Run) -> dict[str, float]:
         share = self._replaced / self._steps if self._steps else nan
@@ -143,9 +143,9 @@ class SlimClusterEnv(gymnasium.Env[Observation, Action]):
         such a server another width may still be replaced by the nearest that it holds. All is allowed where no
         decision is asked for.
         """
-        if (asked := self._pending) is None:
+        if (request := self._pending) is None:
             return np.ones(sum(self._choices), np.bool_)
-        view = asked.view
+        view = request.view
         servers, widths = masks(view)
         holds = [self._waits.mask(view)] if self._waits.choices else []
         return np.concatenate([servers, widths[servers].any(axis=0), np.ones(len(self._groups), np.bool_), *holds])

@@ -40,8 +40,8 @@ class HostTable:
     def of(cls, host: RouterHost, *, jitter: bool = True) -> HostTable:
         """From a profile; without jitter every cost is its mean."""
         sent_permille = round(1000 * host.sent_share)
-        found = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), sent_permille)
-        return found if host.after_pause is None else replace(found, after_pause=(1.0, *host.after_pause))
+        table = cls(_in_ns(host.decision), _in_ns(host.returned), host.spread if jitter else (), sent_permille)
+        return table if host.after_pause is None else replace(table, after_pause=(1.0, *host.after_pause))
 
     def cost_ns(self, cost: tuple[int, int], images: int, drawn: int, pause_ns: int) -> int:
         """One cost, after a pause; `drawn` is a large random number."""

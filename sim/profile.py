@@ -444,8 +444,8 @@ class Profile(StrictModel):
     def _complete(self) -> Profile:
         model = self.model
         keys = {(s, w, p) for s in range(1, model.segments + 1) for w in model.widths for p in model.previous_widths(s)}
-        found = [(c.segment, c.width, c.previous_width) for c in self.latency]
-        _require_exactly(keys, found, "latency", "(segment, width, previous_width)")
+        curves = [(c.segment, c.width, c.previous_width) for c in self.latency]
+        _require_exactly(keys, curves, "latency", "(segment, width, previous_width)")
         instances = {(s, w) for s in range(1, model.segments + 1) for w in model.widths}
         _require_exactly(
             instances, [(i.segment, i.width) for i in self.memory.instances], "memory.instances", "(segment, width)"
@@ -495,8 +495,8 @@ class Profile(StrictModel):
 
 def emulated_slowdowns(profiles: Iterable[Profile]) -> tuple[float, ...]:
     """Those of the emulated devices among them, ascending, each once."""
-    found = {profile.device.emulated_slowdown for profile in profiles}
-    return tuple(sorted(slowdown for slowdown in found if slowdown is not None))
+    slowdowns = {profile.device.emulated_slowdown for profile in profiles}
+    return tuple(sorted(slowdown for slowdown in slowdowns if slowdown is not None))
 
 
 def origin_of(provenance: str, slowdowns: Sequence[float]) -> str:
@@ -510,8 +510,8 @@ def _read(text: str) -> Profile:
     raw = strict.mapping(text, "")
     stored = raw.pop("checksum", None)
     profile = strict.validate(Profile, raw, "")
-    if stored is not None and stored != (found := _checksum(raw)):
-        problem = f"{stored!r:.40} is not of the file's other keys ({found!r}): it was changed by hand, or damaged"
+    if stored is not None and stored != (checksum := _checksum(raw)):
+        problem = f"{stored!r:.40} is not of the file's other keys ({checksum!r}): it was changed by hand, or damaged"
         remedy = (
             "to keep the change, delete the line `checksum`; else calibrate again, or take the file from where it came"
         )
@@ -531,10 +531,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _require_exactly(wanted: Set[tuple[float, ...]], found: Sequence[tuple[float, ...]], where: str, of: str) -> None:
-    missing, extra = wanted - set(found), set(found) - wanted
-    if missing or extra or len(found) != len(wanted):
-        twice = {key for key, count in Counter(found).items() if count > 1}
+def _require_exactly(wanted: Set[tuple[float, ...]], given: Sequence[tuple[float, ...]], where: str, of: str) -> None:
+    missing, extra = wanted - set(given), set(given) - wanted
+    if missing or extra or len(given) != len(wanted):
+        twice = {key for key, count in Counter(given).items() if count > 1}
         raise ValueError(
             f"{where} must have each {of} of the model once; missing {sorted(missing)[:3]}, "
             f"not of the model {sorted(extra)[:3]}, given twice {sorted(twice)[:3]}"

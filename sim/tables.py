@@ -247,14 +247,14 @@ def _drawn_ns(quantiles_s: Sequence[float], jitter: bool) -> tuple[int, ...]:
 
 def sharing_of(profile: Profile) -> Sharing:
     """How the profile's device is shared."""
-    found = profile.concurrency
-    across_beta = found.beta if found.across_beta is None else found.across_beta
-    return Sharing(found.alpha, found.beta, across_beta, profile.device.kind == "cpu")
+    sharing = profile.concurrency
+    across_beta = sharing.beta if sharing.across_beta is None else sharing.across_beta
+    return Sharing(sharing.alpha, sharing.beta, across_beta, profile.device.kind == "cpu")
 
 
 def _most(profile: Profile, quantity: str) -> float:
     """What was measured together; a data sheet is all assumption, and an emulated device is what is assumed."""
-    known = [found.high for found in profile.ranges if found.quantity == quantity]
+    known = [seen.high for seen in profile.ranges if seen.quantity == quantity]
     is_assumed = profile.provenance in (Provenance.DATASHEET, Provenance.EMULATED)
     return max(known) if known else inf if is_assumed else 1
 

@@ -80,17 +80,17 @@ def changes_of(given: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any
 
     if given is None or isinstance(given, Mapping):
         return dict(given or {})
-    found = {}
+    changes = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not (key and equals):
             problem = f"{text!r:.80}: must be KEY=VALUE, such as workload.rate_img_s=600"
             raise InputError("--set", "", problem)
         try:
-            found[key] = yaml.safe_load(value)
+            changes[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise InputError("--set", "", f"{text!r:.80}: the value is not valid YAML") from None
-    return found
+    return changes
 
 
 def network_of(text: str | None, source: str = "--network") -> Network | None:

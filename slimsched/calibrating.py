@@ -159,8 +159,8 @@ def _of_cluster(
             return [(host, *hosts.ask(host, "", calibrated_there, dict(how), model)) for host in on_it]
 
         with ThreadPoolExecutor(len(machines)) as beside:
-            found = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
-    for host, profiles, said in found:
+            results = [each for of_one in beside.map(of_machine, machines.values()) for each in of_one]
+    for host, profiles, said in results:
         warnings += [f"{host}: {text}" for text in said]
         for name, text in profiles.items():
             profile = Profile.from_yaml(text, f"host {host}").model_copy(update={"link": measured.into(host)})
@@ -177,10 +177,10 @@ def calibrated_there(how: dict[str, Any], model: bytes) -> tuple[dict[str, str],
     path = kept(model)
     out = cache() / "calibrations" / inputs_hash(path.name, repr(sorted(how.items())))[:16]
     out.mkdir(parents=True, exist_ok=True)
-    found = calibrate(model=path, out=out, **how)
-    profiles = {path.stem: path.read_text(encoding="utf-8") for path in found.profiles}
+    calibration = calibrate(model=path, out=out, **how)
+    profiles = {path.stem: path.read_text(encoding="utf-8") for path in calibration.profiles}
     shutil.rmtree(out)
-    return profiles, found.warnings
+    return profiles, calibration.warnings
 
 
 @dataclass(frozen=True)
@@ -252,12 +252,12 @@ def _calibrated(subject: _Subject, reserved_s: float) -> Profile:
 
     path = subject.path
     is_ours = path.with_suffix(".jsonl").is_file() and as_made(path) is not None
-    told = observer()
+    listener = observer()
     with _naming(subject.device):
-        profile = calibrate_device(subject.measuring, quiet=told.quiet, say=told.remark, reserved_s=reserved_s)
+        profile = calibrate_device(subject.measuring, quiet=listener.quiet, say=listener.remark, reserved_s=reserved_s)
     if path.exists() and not is_ours:
         aside = set_aside(path, ".kept")
-        told.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
+        listener.remark(f"{path} was not made by this calibration, or was edited since: it is kept as {aside.name}")
     return profile
 
 

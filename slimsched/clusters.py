@@ -46,8 +46,8 @@ def check_cluster(
             return CommandResult({"logs": [str(path) for path in paths]}, lines)
         given = keys.model.checkpoint
         model = None if given is None else ModelFile(Path(given))
-        found = cluster_check.check_cluster(keys, model, hosts, observer().remark)
-    return CommandResult(found.document(), format_cluster(found), code=0 if found.fits else DOES_NOT_FIT)
+        document = cluster_check.check_cluster(keys, model, hosts, observer().remark)
+    return CommandResult(document.document(), format_cluster(document), code=0 if document.fits else DOES_NOT_FIT)
 
 
 def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:

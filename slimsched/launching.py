@@ -42,8 +42,8 @@ _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": Fal
 def function_of(command: str) -> Callable[..., Document]:
     """What does it; its module is opened now."""
     module, _, name = COMMANDS[command][0].rpartition(".")
-    found: Callable[..., Document] = getattr(import_module(f"slimsched.{module}"), name)
-    return found
+    function: Callable[..., Document] = getattr(import_module(f"slimsched.{module}"), name)
+    return function
 
 
 def app_of(command: str) -> App:
@@ -85,8 +85,8 @@ def _problem(error: CycloptsError, command: str) -> InputError:
 
 def _unknown_flag(flag: str, command: str) -> str:
     others = [f"slimsched {name}" for name in COMMANDS if flag in flags_of(name)]
-    told = f"commands that take it: {', '.join(others)}; " if others else ""
-    return f"unknown {flag!r}; {told}{nearest(flag, flags_of(command))}"
+    text = f"commands that take it: {', '.join(others)}; " if others else ""
+    return f"unknown {flag!r}; {text}{nearest(flag, flags_of(command))}"
 
 
 def flags_of(command: str) -> list[str]:

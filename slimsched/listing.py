@@ -69,17 +69,17 @@ def names(kind: Literal["scenarios", "routers", "profiles", "devices", "runs"] |
         "profiles": _profiles,
         "runs": _runs,
     }
-    found: dict[str, list[dict[str, Any]]] = {
+    groups: dict[str, list[dict[str, Any]]] = {
         name: [asdict(each) for each in of()] for name, of in kinds.items() if kind in (None, name)
     }
-    texts = [_table(name, entries) for name, entries in found.items()]
+    texts = [_table(name, entries) for name, entries in groups.items()]
     if kind == "devices":
         from hw.telemetry import available_devices
 
         devices = available_devices()
-        found["devices"] = [asdict(device) for device in devices]
+        groups["devices"] = [asdict(device) for device in devices]
         texts.append("\n".join(line for device in devices for line in _device_lines(device)))
-    return CommandResult({"schema": "slimsched.list/1", **found}, "\n\n".join(texts))
+    return CommandResult({"schema": "slimsched.list/1", **groups}, "\n\n".join(texts))
 
 
 def _device_lines(device: DeviceDescription) -> Iterator[str]:
@@ -140,11 +140,11 @@ def _runs() -> Iterator[Named]:
         known = RunFolder(folder)
         if known.is_flagged:
             scenario = _value(_beginning(folder / "scenario.yaml"), "name") or (known.scenario or Path()).stem
-            made = [name for name in files if (folder / name).exists()]
+            names = [name for name in files if (folder / name).exists()]
             runs = [*folder.glob("simulation/*/result.json"), *folder.glob("hardware/*/result.json")]
-            told = [*([f"{len(runs)} runs kept"] if runs else []), *made]
+            facts = [*([f"{len(runs)} runs kept"] if runs else []), *names]
             yield Named(
-                str(folder), f"{scenario or 'no scenario'}: {', '.join(told) or 'nothing finished'}", ships=False
+                str(folder), f"{scenario or 'no scenario'}: {', '.join(facts) or 'nothing finished'}", ships=False
             )
 
 
@@ -172,8 +172,8 @@ def _beginning(path: Path) -> str:
 
 
 def _value(text: str, key: str, indent: str = "") -> str:
-    found = re.search(rf"^{indent}{key}: *(.+?) *$", text, re.MULTILINE)
-    return found[1].strip("'\"") if found else ""
+    match = re.search(rf"^{indent}{key}: *(.+?) *$", text, re.MULTILINE)
+    return match[1].strip("'\"") if match else ""
 
 
 def _first_sentence(text: str) -> str:

@@ -69,13 +69,13 @@ def plan(
         observer().remark(
             f"no floor is named (slo.floor): the untuned ladder's is taken, {100 * (slo.floor or 0):.1f} %"
         )
-    found, unmade = planning.candidates(world, slo, named, session.folder)
-    engine = ready_engine(world, "auto", 2 * len(found) * len(chosen_seeds), chosen_seeds[0])
+    candidates, unmade = planning.candidates(world, slo, named, session.folder)
+    engine = ready_engine(world, "auto", 2 * len(candidates) * len(chosen_seeds), chosen_seeds[0])
     tell_overload(world)
-    steps = planning.steps_of(world, len(found), len(chosen_seeds))
+    steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
     with (
         announcing_compilation(named, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
-        return planning.plan(trial, found, unmade)
+        return planning.plan(trial, candidates, unmade)

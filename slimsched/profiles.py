@@ -95,7 +95,7 @@ def _require_synthesized(path: Path) -> None:
     from policies.vocabulary import Provenance
     from scenarios.files.reading import as_made
 
-    if path.is_file() and ((found := as_made(path)) is None or found.provenance is not Provenance.DATASHEET):
+    if path.is_file() and ((profile := as_made(path)) is None or profile.provenance is not Provenance.DATASHEET):
         problem = "was not made by `slimsched profile synth`, or was edited since; move it elsewhere"
         raise InputError(str(path), "", f"{problem}, or name another place with --out")
 
@@ -123,7 +123,7 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     from scenarios.files.reading import read_profile
     from scenarios.show.check import check_document, format_check
 
-    told, source = observer(), str(profile)
+    listener, source = observer(), str(profile)
     read = read_profile(Path(profile))
     file = ModelFile(Path(model), network_of(network))
     checking.require_measured(read, source)
@@ -134,9 +134,9 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     seconds = checking.open_loop_s(world)
     warnings = (*stamp_warnings(read, checked), *other_programs(checked))
     for text in (*warnings, checking.announced_check(read, POINTS, seconds)):
-        told.remark(text)
-    metrics = list(checking.solo_metrics(file, checked, read, POINTS, SEED, quiet=told.quiet))
-    metrics += checking.open_loop(file, world, read, seconds, SEED, quiet=told.quiet)
+        listener.remark(text)
+    metrics = list(checking.solo_metrics(file, checked, read, POINTS, SEED, quiet=listener.quiet))
+    metrics += checking.open_loop(file, world, read, seconds, SEED, quiet=listener.quiet)
     metrics = [meaningful(metric) for metric in metrics]
     return CommandResult(
         check_document(read, warnings, metrics), format_check(read, metrics), code=0 if holds(metrics) else 1

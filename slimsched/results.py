@@ -185,12 +185,12 @@ class Comparison(Document):
 def _summary(row: Mapping[str, Any]) -> RouterSummary:
     from scenarios.metrics.catalogue import MEASURES
 
-    found = {name: measure.of(row) for name, measure in MEASURES.items() if measure.is_averaged}
+    values = {name: measure.of(row) for name, measure in MEASURES.items() if measure.is_averaged}
     return RouterSummary(
         router=row["router"],
         seeds=tuple(row["seeds"]),
         is_flagged=row["is_flagged"],
-        estimates={name: Estimate(**each) for name, each in found.items() if each is not None},
+        estimates={name: Estimate(**each) for name, each in values.items() if each is not None},
         latency_change_pct=Estimate(**row["latency_change_pct"]),
         energy_per_image_change_pct=Estimate(**row["energy_per_image_change_pct"]),
     )
@@ -264,9 +264,9 @@ class Validation(Document):
         require_hopeful(self.document)
 
 
-def _pair(found: Mapping[str, Any]) -> Pair:
-    plain = {name: found[name] for name in ("router", "seed", "load", "rate_img_s", "repeat", "error_pct")}
-    return Pair(**plain, simulated=RunResult(found["simulated"]), hardware=RunResult(found["hardware"]))
+def _pair(row: Mapping[str, Any]) -> Pair:
+    plain = {name: row[name] for name in ("router", "seed", "load", "rate_img_s", "repeat", "error_pct")}
+    return Pair(**plain, simulated=RunResult(row["simulated"]), hardware=RunResult(row["hardware"]))
 
 
 @dataclass(frozen=True)
@@ -377,10 +377,10 @@ class Calibration(OwnDocument):
         """One row a profile: its file, device, network, and where its numbers come from."""
         from scenarios.files.reading import read_profile
 
-        found = [(path, read_profile(path)) for path in self.profiles]
+        profiles = [(path, read_profile(path)) for path in self.profiles]
         return [
             {"path": str(path), "device": of.device.name, "model": of.model.name, "provenance": str(of.provenance)}
-            for path, of in found
+            for path, of in profiles
         ]
 
 

@@ -205,10 +205,10 @@ def _bounds(world: World, comparison: Document) -> Bounds:
     with solving(OF_A_BOUND * len(accuracies)) as progress:
         model = FluidModel(world, on_solved=progress.update)
         for accuracy in accuracies:
-            found = model.bound(accuracy, world.mean_rate_img_s)
-            curves["latency_mean_s"].append((accuracy, found.latency_mean_s))
-            if found.energy_dynamic_j is not None:
-                curves["energy_dynamic_j"].append((accuracy, found.energy_dynamic_j))
+            bound = model.bound(accuracy, world.mean_rate_img_s)
+            curves["latency_mean_s"].append((accuracy, bound.latency_mean_s))
+            if bound.energy_dynamic_j is not None:
+                curves["energy_dynamic_j"].append((accuracy, bound.energy_dynamic_j))
     return curves
 
 

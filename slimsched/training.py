@@ -87,8 +87,8 @@ def train(
         tell_overload(world)
         with spread(ray, None, lambda: MAX_THREADS) as places:
             scores = make_routers(job, world, kinds, jobs=places)
-    made = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
-    return Training(routers=made, folder=session.folder)
+    trained = tuple(TrainedRouter(job.made(kind), score) for kind, score in scores.items())
+    return Training(routers=trained, folder=session.folder)
 
 
 def _train_over(

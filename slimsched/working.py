@@ -78,9 +78,9 @@ def observing(observer: Observer) -> Iterator[None]:
 
 def observer() -> Observer:
     """Whom the function that works now tells of it."""
-    found = _observer.get()
-    assert found is not None, "it is a verb"
-    return found
+    listener = _observer.get()
+    assert listener is not None, "it is a verb"
+    return listener
 
 
 def verb(function: Callable[P, R]) -> Callable[P, R]:
@@ -106,11 +106,11 @@ def _naming(function: Callable[..., Any]) -> Iterator[None]:
     except InputError as error:
         names = {flag_of(name): name for name in inspect.signature(function).parameters}
         plural = {f"{flag}s": flag for flag in (error.source,)}
-        found = names.get(error.source) or next((names[each] for each in plural if each in names), None)
-        if found is None:
+        flag_name = names.get(error.source) or next((names[each] for each in plural if each in names), None)
+        if flag_name is None:
             raise
-        error.source = found
-        error.args = (str(InputError(found, error.key, error.problem)),)
+        error.source = flag_name
+        error.args = (str(InputError(flag_name, error.key, error.problem)),)
         raise
 
 
@@ -213,8 +213,8 @@ def begin(
 
     read = load(scenario, changes)
     is_kept = read.path.name == SCENARIO_FILE and RunFolder(read.path.parent).is_flagged
-    own = read.path.parent if is_kept else default_folder(read.keys)
-    folder = writable_folder(own if out is None else Path(out))
+    run_folder = read.path.parent if is_kept else default_folder(read.keys)
+    folder = writable_folder(run_folder if out is None else Path(out))
     if out is None and not is_kept and folder.exists():
         RunFolder(folder).require_scenario(read.path)
     if observer().written:

@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(MARK + json.dumps({"verdict": verdict, "reason": reason}), flush=True)
         return 0
     command = " ".join(["python -m benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)])
-    told = stamps(kind, given.commit)
-    return run(chosen, given.seconds, given.out, command, told, ["--emulated"] if given.emulated else [])
+    stamp = stamps(kind, given.commit)
+    return run(chosen, given.seconds, given.out, command, stamp, ["--emulated"] if given.emulated else [])
 
 
 @terminated_as_interrupted()  # so that the check that runs ends, too
@@ -74,7 +74,7 @@ def run(
     module: str = "benchmarks.gpu",
 ) -> int:
     """Each check in turn; none begins that would not be done in what is left."""
-    began_s, found = time.monotonic(), list[Finding]()
+    began_s, findings = time.monotonic(), list[Finding]()
     whats = {check.id: check.what for check in checks}
     out.mkdir(parents=True, exist_ok=True)
     log = out / "evidence.log"
@@ -86,11 +86,11 @@ def run(
         else:
             command_line = [sys.executable, "-m", module, "--check", check.id, "--out", str(out), *more]
             finding = in_a_process(command_line, check.id, min(check.deadline_s, left_s), log)
-        found.append(finding)
-        write(out, command, told, whats, found)
+        findings.append(finding)
+        write(out, command, told, whats, findings)
         print(f"{check.id} {finding.verdict} in {finding.took_s:.1f} s {finding.reason}", flush=True)
     print(f"evidence: {out / 'evidence.md'}")
-    return int(any(each.verdict == "failed" for each in found))
+    return int(any(each.verdict == "failed" for each in findings))
 
 
 def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path) -> Finding:
@@ -115,9 +115,9 @@ def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path
     reason, numbers, last = "", dict[str, Any](), "no word"
     *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
     for line in lines:
-        _, mark, told = line.partition(MARK)
+        _, mark, text = line.partition(MARK)
         if mark:
-            said = json.loads(told, parse_constant=str)  # evidence has no word for what is no number
+            said = json.loads(text, parse_constant=str)  # evidence has no word for what is no number
             numbers |= said.get("numbers", {})
             verdict, reason = said.get("verdict", verdict), said.get("reason", reason)
         else:

@@ -158,9 +158,9 @@ class _Race:
         for lane in range(LANES):
             self._lanes.load(lane, lane % segments + 1, 1.0, False)
             assert isinstance(self._told.get(timeout=WAIT_S), LoadEnded)
-        found = [self._round(segments) for _ in range(ROUNDS)]
+        rounds = [self._round(segments) for _ in range(ROUNDS)]
         self._lanes.reset()
-        return sum(each[0] for each in found), sum(each[1] for each in found)
+        return sum(each[0] for each in rounds), sum(each[1] for each in rounds)
 
     def _round(self, segments: int) -> tuple[int, int]:
         """Some chains from images to labels, in step; what is stored is moved while the others run."""

@@ -43,20 +43,20 @@ class Finding:
 def stamps(place: str, commit: str = "") -> dict[str, str]:
     """Of what and where everything was seen; git is asked for a commit that is not given, and need not be there."""
     with contextlib.suppress(OSError):
-        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        commit = commit or asked.stdout.strip()
-    found = {
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = commit or head.stdout.strip()
+    stamp = {
         "place": place,
         "commit": commit or "unknown",
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
     }
-    return {**found, "gpu": torch.cuda.get_device_name(0)} if place == "cuda" else found
+    return {**stamp, "gpu": torch.cuda.get_device_name(0)} if place == "cuda" else stamp
 
 
 def write(
-    folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], found: Sequence[Finding]
+    folder: Path, command: str, told: Mapping[str, str], whats: Mapping[str, str], evidence: Sequence[Finding]
 ) -> None:
     """The files, for all that was found so far; the archive has what checks left in this folder (E1's profile, say).
 
@@ -65,13 +65,13 @@ def write(
         told: see `stamps`.
         whats: what each check looks at, by its id.
     """
-    findings = [asdict(each) for each in found]
+    findings = [asdict(each) for each in evidence]
     write_json(
         folder / "evidence.json", {"schema": SCHEMA, "command": command, "stamps": dict(told), "found": findings}
     )
     rows = [
         [each.id, whats[each.id], each.verdict, each.reason, _words(each.numbers), f"{each.took_s:.1f}"]
-        for each in found
+        for each in evidence
     ]
     table = to_markdown(Table(columns("id", "what", "verdict", "reason", "numbers", "s"), rows))
     heads = "\n".join(f"- {name}: {value}" for name, value in told.items())

@@ -67,14 +67,14 @@ def _timed_ms(name: str, read: Callable[[], object]) -> dict[str, float]:
 def contexts(stand: Stand) -> str:
     """As agents tell it: one alone, then three that start side by side."""
     stand.require_gpu("a context")
-    told: dict[str, list[int]] = {}
+    used: dict[str, list[int]] = {}
     for name, count in {"alone": 1, "side_by_side": 3}.items():
         named = [(f"agent{number}", stand.device) for number in range(count)]
         with contextlib.ExitStack() as stack:
             specs = stack.enter_context(torch_agents(named, stand.file))
             agents = stack.enter_context(start_agents(specs))
-            told[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
-        stand.tell(told)
-    (alone,), beside = told["alone_bytes"], told["side_by_side_bytes"]
+            used[f"{name}_bytes"] = [agent.wait_until_ready().context_bytes for agent in agents]
+        stand.tell(used)
+    (alone,), beside = used["alone_bytes"], used["side_by_side_bytes"]
     is_apart = any(abs(each - alone) > APART * alone for each in beside)
     return "they lie apart" if is_apart or not alone else ""

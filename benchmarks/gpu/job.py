@@ -47,8 +47,8 @@ def calibrated(stand: Stand) -> str:
     profile = read_profile(path, "--out")
     errors = {f"{each.metric}, {each.kind}, mean %": each.mean_abs_pct for each in profile.errors}
     power, ways = profile.power, profile.device.stamps.get("ways_timed", "not timed")
-    told = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padding": profile.padding, "ways": ways}
-    stand.tell({"profile": str(path), "points": len(profile.latency), **errors, **told})
+    facts = {"awake_w": power.awake_w, "awake_s": power.awake_s, "padding": profile.padding, "ways": ways}
+    stand.tell({"profile": str(path), "points": len(profile.latency), **errors, **facts})
     return ""
 
 
@@ -94,25 +94,25 @@ def validated(stand: Stand) -> str:
     for words in (("model", "train"), ("validate",)):
         if wrong := _slimsched(*words, path, "--out", folder / "run"):
             return wrong
-    found: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
-    wrong, numbers = told(found)
+    document: ValidationDocument = json.loads((folder / "run" / "validation.json").read_text())
+    wrong, numbers = told(document)
     stand.tell(numbers)
     return wrong
 
 
-def told(found: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
+def told(document: ValidationDocument) -> tuple[str, Mapping[str, Any]]:
     """Each router at each load; nothing may be lost, and every run must have completed something."""
     numbers: dict[str, Any] = {f"promised_{name}_pct": pct for name, pct in PROMISED_PCT.items()}
-    numbers["lost"] = sum(_lost(pair["hardware"]) for pair in found["pairs"])
-    for row in found["rows"]:
+    numbers["lost"] = sum(_lost(pair["hardware"]) for pair in document["pairs"])
+    for row in document["rows"]:
         name = f"{row['router']}_{row['load']:g}"
         hardware = {measure: each["mean"] for measure, each in row["hardware"].items()}
         numbers[f"{name}_mean_ms"] = _scaled(1e3, hardware["latency_mean"])
         numbers[f"{name}_p99_ms"] = _scaled(1e3, hardware["latency_p99"])
         numbers[f"{name}_energy_j_image"] = hardware["energy_per_image"]
         numbers |= {f"{name}_{measure}_error_pct": row["error_pct"][measure]["mean"] for measure in PROMISED_PCT}
-    barren = [row["router"] for row in found["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
-    missing = len(LOADS) * len(ROUTERS) - len(found["rows"])
+    barren = [row["router"] for row in document["rows"] if row["hardware"]["latency_mean"]["mean"] is None]
+    missing = len(LOADS) * len(ROUTERS) - len(document["rows"])
     wrong = [f"{numbers['lost']} have no end"] if numbers["lost"] else []
     wrong += [f"{', '.join(barren)} completed nothing"] if barren else []
     return "; ".join([*wrong, *([f"{missing} rows are missing"] if missing else [])]), numbers

@@ -42,16 +42,16 @@ def no_context(stand: Stand) -> str:
     """What looks for devices in the router's process must open none."""
     nvml = load_nvml()
     if not stand.is_gpu or nvml is None:
-        found = local_devices()
-        stand.tell({"devices": len(found)})
+        devices = local_devices()
+        stand.tell({"devices": len(devices)})
         return "it opened CUDA" if _has_opened() else ""
     handle = nvml_handle(nvml, 0)
     before = nvml.nvmlDeviceGetMemoryInfo(handle).used
-    found = local_devices()
+    devices = local_devices()
     after = nvml.nvmlDeviceGetMemoryInfo(handle).used
-    own = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid == os.getpid()]
-    stand.tell({"devices": len(found), "grown_bytes": int(after - before), "is_listed": bool(own)})
-    return "it has a context" if own or (_has_opened() and after - before > (64 << 20)) else ""
+    pids = [each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if each.pid == os.getpid()]
+    stand.tell({"devices": len(devices), "grown_bytes": int(after - before), "is_listed": bool(pids)})
+    return "it has a context" if pids or (_has_opened() and after - before > (64 << 20)) else ""
 
 
 def _has_opened() -> bool:

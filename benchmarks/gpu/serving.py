@@ -138,10 +138,10 @@ def saturated(stand: Stand) -> str:
     wrong = []
     for way, changes in ways.items():
         with cluster_of(stand, stand.file, 1, **changes) as cluster:
-            told = _told(served(cluster, EvenLoad(1.5 * bare, LOAD_S), labels, images))
-        stand.tell({f"{way}_{name}": value for name, value in (told | {"of_bare": told["img_s"] / bare}).items()})
-        wrong += [f"{way}: some were lost"] if told["completed"] < told["arrived"] else []
-        wrong += [f"{way}: other labels"] if told["labels_as_the_cpu"] < AGREE else []
+            facts = _told(served(cluster, EvenLoad(1.5 * bare, LOAD_S), labels, images))
+        stand.tell({f"{way}_{name}": value for name, value in (facts | {"of_bare": facts["img_s"] / bare}).items()})
+        wrong += [f"{way}: some were lost"] if facts["completed"] < facts["arrived"] else []
+        wrong += [f"{way}: other labels"] if facts["labels_as_the_cpu"] < AGREE else []
     return "; ".join(wrong)
 
 
@@ -157,10 +157,10 @@ def two_servers(stand: Stand) -> str:
     labels, images = _images(stand)
     bare = bare_img_s(stand, 32)
     with cluster_of(stand, stand.file, 2) as cluster:
-        told = _told(served(cluster, EvenLoad(bare, LOAD_S), labels, images))
-    stand.tell({"bare_32_img_s": bare, **told})
-    wrong = ["some were lost"] if told["completed"] < told["arrived"] else []
-    wrong += ["other labels"] if told["labels_as_the_cpu"] < AGREE else []
+        facts = _told(served(cluster, EvenLoad(bare, LOAD_S), labels, images))
+    stand.tell({"bare_32_img_s": bare, **facts})
+    wrong = ["some were lost"] if facts["completed"] < facts["arrived"] else []
+    wrong += ["other labels"] if facts["labels_as_the_cpu"] < AGREE else []
     return "; ".join(wrong)
 
 

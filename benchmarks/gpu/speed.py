@@ -41,18 +41,18 @@ def first_passes(stand: Stand) -> str:
     three such instances the one in the middle."""
     instances, ratios = stand.instances(warm_sizes=(1, 32)), list[float]()
     for point in _points(stand):
-        found = sorted(_first_ratio(instances, point) for _ in range(TIMES))
-        ratios.append(found[TIMES // 2])
-        stand.tell({f"{point.segment}/{point.width:g}/{point.batch}": found})
+        sorted_ratios = sorted(_first_ratio(instances, point) for _ in range(TIMES))
+        ratios.append(sorted_ratios[TIMES // 2])
+        stand.tell({f"{point.segment}/{point.width:g}/{point.batch}": sorted_ratios})
     worst = max(ratios)
     stand.tell({"worst_ratio": worst, "median_ratio": float(np.median(ratios))})
     return f"a first pass takes {worst:.1f} times as long" if stand.is_gpu and worst > FIRST else ""
 
 
 def _first_ratio(instances: Instances, point: Point) -> float:
-    lane, told = Lane(instances.device, instances.place), SimpleQueue[list[float]]()
-    lane.submit(lambda: told.put(_passes_ms(instances, point)))
-    took_ms = told.get(timeout=WAIT_S)
+    lane, replies = Lane(instances.device, instances.place), SimpleQueue[list[float]]()
+    lane.submit(lambda: replies.put(_passes_ms(instances, point)))
+    took_ms = replies.get(timeout=WAIT_S)
     lane.stop()
     return took_ms[0] / float(np.median(took_ms))
 
@@ -89,9 +89,9 @@ def clocks(stand: Stand) -> str:
     instances, wrong = stand.instances(), list[str]()
     for point in _points(stand):
         name = f"{point.segment}/{point.width:g}/{point.batch}"
-        found = alone(instances, Benchmark(point, 5, 30, 0.0))
-        alone_ms = 1000 * float(np.median(found.samples_s))
-        stand.tell({f"{name}_alone_ms": alone_ms, f"{name}_cpu_ms": 1000 * found.cpu_s / len(found.samples_s)})
+        result = alone(instances, Benchmark(point, 5, 30, 0.0))
+        alone_ms = 1000 * float(np.median(result.samples_s))
+        stand.tell({f"{name}_alone_ms": alone_ms, f"{name}_cpu_ms": 1000 * result.cpu_s / len(result.samples_s)})
         if stand.is_gpu:
             host_ms, events_ms = _host_and_events_ms(stand, point)
             stand.tell({f"{name}_host_ms": host_ms, f"{name}_events_ms": events_ms})
@@ -124,9 +124,9 @@ def at_once(stand: Stand) -> str:
     for count in (1, 2, 4, 8, 16) if stand.is_gpu else (1, 2):
         point = Point(segment, 1.0, 1.0, 32)
         sets = [together(instances, BenchmarkTogether((point,) * count, 0.4)).results for _ in range(TIMES)]
-        found = sorted(sum(32 * each.completed / each.elapsed_s for each in results) for results in sets)
-        rates.append(found[TIMES // 2])
-        stand.tell({f"{count}_img_s": found})
+        rates_img_s = sorted(sum(32 * each.completed / each.elapsed_s for each in results) for results in sets)
+        rates.append(rates_img_s[TIMES // 2])
+        stand.tell({f"{count}_img_s": rates_img_s})
     wrong = ["throughput falls"] if stand.is_gpu and min(rates) < (1 - TOLERANCE) * rates[0] else []
     if stand.is_gpu:
         taken = [STREAMS.take(stand.place) for _ in range(32)]

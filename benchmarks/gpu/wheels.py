@@ -28,20 +28,20 @@ def lacking(has: Container[str]) -> dict[str, str]:
     Returns:
         Name -> the version that is here; empty where it is not here either.
     """
-    found: dict[str, str] = {}
+    problems: dict[str, str] = {}
     wanted: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
     for need in map(Requirement, wanted):  # which grows meanwhile
         name = canonicalize_name(need.name)
-        if name in has or name in found or (need.marker and not need.marker.evaluate({"extra": ""})):
+        if name in has or name in problems or (need.marker and not need.marker.evaluate({"extra": ""})):
             continue
         try:
             here = distribution(name)
         except PackageNotFoundError:
-            found[name] = ""
+            problems[name] = ""
         else:
-            found[name] = here.version
+            problems[name] = here.version
             wanted += here.requires or ()
-    return found
+    return problems
 
 
 def main(argv: list[str] | None = None) -> int:

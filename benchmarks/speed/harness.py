@@ -45,7 +45,7 @@ class Turns:
 
     def over(self, other: Turns) -> Quartiles:
         """Its seconds over another's, each round by itself: a machine that drifts slows both."""
-        ratios = [own / its for own, its in zip(self.passes_s, other.passes_s, strict=True)]
+        ratios = [mine / its for mine, its in zip(self.passes_s, other.passes_s, strict=True)]
         q1, middle, q3 = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
         return Quartiles(middle, q1, q3)
 
@@ -58,7 +58,7 @@ def in_turns(
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[Name, Turns]:
     """Let all run in turns (A B C A B C ...): a sweep to warm up, then the rounds. A turn counts as its median pass."""
-    found: dict[Name, list[float]] = {name: [] for name in candidates}
+    passes: dict[Name, list[float]] = {name: [] for name in candidates}
     for number in range(rounds + 1):
         for name, run in candidates.items():
             passes_s: list[float] = []
@@ -67,8 +67,8 @@ def in_turns(
                 run()
                 passes_s.append(clock() - begin_s)
             if number:
-                found[name].append(median(passes_s))
-    return {name: Turns(tuple(passes_s)) for name, passes_s in found.items()}
+                passes[name].append(median(passes_s))
+    return {name: Turns(tuple(passes_s)) for name, passes_s in passes.items()}
 
 
 def machine() -> str:
@@ -86,10 +86,10 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> N
     Console(width=240).print(table)
 
 
-def write(path: Path | None, found: Any) -> None:
+def write(path: Path | None, document: Any) -> None:
     """As JSON with the machine, where a file was asked for."""
     if path is not None:
-        path.write_text(json.dumps({"machine": machine(), "found": found}, indent=1), encoding="utf-8")
+        path.write_text(json.dumps({"machine": machine(), "found": document}, indent=1), encoding="utf-8")
 
 
 def _cell(value: object) -> str:

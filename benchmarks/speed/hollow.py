@@ -116,8 +116,8 @@ class HollowCluster(HardwareCluster):
 def devices(count: int) -> list[EmulatedDevice]:
     """The first core is the router's; agents have one each where there are enough, else they share the last."""
     cores = usable_cores()
-    own = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
-    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in own]
+    chosen = cores[1 : count + 1] if len(cores) > count else cores[-1:] * count
+    return [EmulatedDevice("", b"", "hollow", cores=(core,)) for core in chosen]
 
 
 def served(shape: tuple[int, ...]) -> ServedNetwork:

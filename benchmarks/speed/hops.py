@@ -82,13 +82,13 @@ class _Windows:
     def us_a_block(self, sent_ns: Any) -> float:
         """The median over windows of at least a second, but for the first one."""
         (at_ns, busy_ns), *later = self.readings
-        found = []
+        costs_us = []
         for now_ns, now_busy_ns in later:
             if now_ns - at_ns >= NS_PER_S:
                 blocks = int(np.searchsorted(sent_ns, now_ns) - np.searchsorted(sent_ns, at_ns))
-                found.append((now_busy_ns - busy_ns) / max(1, blocks) / 1e3)
+                costs_us.append((now_busy_ns - busy_ns) / max(1, blocks) / 1e3)
                 at_ns, busy_ns = now_ns, now_busy_ns
-        return float(np.median(found[1:] or found))
+        return float(np.median(costs_us[1:] or costs_us))
 
 
 def cluster_of(size_bytes: int, is_emulated: bool) -> HardwareCluster:
@@ -133,9 +133,9 @@ def highest(cluster: HardwareCluster, size_bytes: int, block: int, from_s: float
     """Blocks a second that are sustained: doubled until they are not, then by bisection."""
 
     def holds(blocks_s: float) -> bool:
-        found = measure(cluster, size_bytes, BlockLoad(block, blocks_s, TRY_S))
-        print(f"  {blocks_s:,.0f}/s: {'' if found.is_sustained else 'not '}sustained", flush=True)
-        return found.is_sustained
+        figures = measure(cluster, size_bytes, BlockLoad(block, blocks_s, TRY_S))
+        print(f"  {blocks_s:,.0f}/s: {'' if figures.is_sustained else 'not '}sustained", flush=True)
+        return figures.is_sustained
 
     low, high = 0.0, from_s
     while holds(high):
@@ -172,16 +172,16 @@ def main() -> None:
     engine_s = decisions_s()
     goal_us = GOAL_US * GOAL_DECISIONS_S / engine_s
     print(f"reference engine: {engine_s:,.0f} decisions/CPU-s; so the goal is {goal_us:.0f} us a block")
-    found: list[RunFigures] = []
+    figures: list[RunFigures] = []
     for size_bytes in options.bytes:
         with cluster_of(size_bytes, options.emulated) as cluster:
             for block in options.block:
                 blocks_s = options.blocks_s or USUAL_SHARE * 1e6 / goal_us
                 if options.rate:
                     blocks_s = highest(cluster, size_bytes, block, blocks_s)
-                found.append(measure(cluster, size_bytes, BlockLoad(block, blocks_s, options.seconds)))
-    show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in found])
-    runs = [asdict(each) | {"is_sustained": each.is_sustained} for each in found]
+                figures.append(measure(cluster, size_bytes, BlockLoad(block, blocks_s, options.seconds)))
+    show("Hops with passes of no time", HEAD, [_row(each, goal_us) for each in figures])
+    runs = [asdict(each) | {"is_sustained": each.is_sustained} for each in figures]
     write(options.json, {"decisions_s": engine_s, "goal_us": goal_us, "runs": runs})
 
 

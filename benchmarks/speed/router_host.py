@@ -75,9 +75,9 @@ def main() -> None:
     for number in range(wanted.runs):
         runs.append(measured_run(world, number))
         print(f"run {number}: {runs[-1]}", flush=True)
-    found = together(world, runs, f"python -m benchmarks.speed.router_host --runs {wanted.runs} --out {wanted.out}")
-    write_text(wanted.out, found.to_yaml())
-    print(f"{found.spread}\nwritten: {wanted.out}")
+    document = together(world, runs, f"python -m benchmarks.speed.router_host --runs {wanted.runs} --out {wanted.out}")
+    write_text(wanted.out, document.to_yaml())
+    print(f"{document.spread}\nwritten: {wanted.out}")
 
 
 def slowed(scenario: Scenario) -> Scenario:
@@ -105,10 +105,10 @@ def measured_run(world: World, seed: int) -> HostRun:
     with real_cluster(world, None) as cluster:
         light, busy = (_record(part, cluster, seed) for part in parts)
     owners = [server.device for server in world.cluster.servers]
-    found = costs_of([light, busy], world.cluster.devices, owners)
-    ways = tuple(device.handover for device in found.devices if device.handover is not None)
-    assert found.router_host is not None, "it decided"
-    return HostRun((light, busy), found.router_host, ways, use_of_router(busy))
+    costs = costs_of([light, busy], world.cluster.devices, owners)
+    ways = tuple(device.handover for device in costs.devices if device.handover is not None)
+    assert costs.router_host is not None, "it decided"
+    return HostRun((light, busy), costs.router_host, ways, use_of_router(busy))
 
 
 def _record(world: World, cluster: HardwareCluster, seed: int) -> RunRecord:
@@ -140,7 +140,7 @@ def together(world: World, runs: Sequence[HostRun], command: str) -> MeasuredHos
 
 def spread_of(runs: Sequence[HostRun]) -> str:
     """Smallest and largest of the single runs, in microseconds."""
-    told: list[tuple[str, Callable[[HostRun], float]]] = [
+    columns: list[tuple[str, Callable[[HostRun], float]]] = [
         ("a decision", lambda run: 1e6 * run.host.decision.block_s),
         ("an image of it", lambda run: 1e6 * run.host.decision.image_s),
         ("a message back", lambda run: 1e6 * run.host.returned.block_s),
@@ -148,7 +148,7 @@ def spread_of(runs: Sequence[HostRun]) -> str:
         ("there", lambda run: _mean_us(run.way.there_s)),
         ("back", lambda run: _mean_us(run.way.back_s)),
     ]
-    parts = [f"{name} {min(map(of, runs)):.3g} to {max(map(of, runs)):.3g}" for name, of in told]
+    parts = [f"{name} {min(map(of, runs)):.3g} to {max(map(of, runs)):.3g}" for name, of in columns]
     return f"{len(runs)} runs, us: " + ", ".join(parts)
 
 

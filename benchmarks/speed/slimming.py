@@ -118,7 +118,7 @@ class OpenedNetwork:
 
 def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int) -> list[dict[str, object]]:
     """The whole network, then each segment, at every width; the full width's baselines beside the network."""
-    segments, found = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
+    segments, rows = range(1, stand.model.spec.segments + 1), list[dict[str, object]]()
     for which in (tuple(segments), *((segment,) for segment in segments)):
         widths = stand.model.spec.widths
         passes = {("served", width): stand.served(which, width, width, batch) for width in widths}
@@ -130,10 +130,10 @@ def rows_at(stand: OpenedNetwork, batch: int, *, is_compiled: bool, rounds: int)
             ratio = turn.over(turns["served", FULL])
             ideal = _macs(stand.model, which, width) / _macs(stand.model, which, FULL)
             saved = None if ideal >= 1 else (1 - ratio.median) / (1 - ideal)
-            found.append({"segment": which[0] if len(which) == 1 else "all", "batch": batch, "width": width, "way": way,
+            rows.append({"segment": which[0] if len(which) == 1 else "all", "batch": batch, "width": width, "way": way,
                           "ms": 1000 * turn.median_s, "of full": ratio.median, "q1": ratio.q1, "q3": ratio.q3,
                           "ideal": ideal, "saved": saved})  # fmt: skip
-    return found
+    return rows
 
 
 def _macs(model: SlimmableModel, segments: Sequence[int], width: float) -> int:

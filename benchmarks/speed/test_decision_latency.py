@@ -42,9 +42,9 @@ class TimedRouters:
 
     def _views(self, simulation: Simulation, router: Drawn) -> list[ClusterView]:
         views: list[ClusterView] = []
-        while len(views) < VIEWS and (asked := simulation.advance()) is not None:
-            views.append(asked.view)
-            simulation.decide(router.choose(asked.view, np.random.default_rng(0)))
+        while len(views) < VIEWS and (request := simulation.advance()) is not None:
+            views.append(request.view)
+            simulation.decide(router.choose(request.view, np.random.default_rng(0)))
         assert len(views) == VIEWS, "the run was too short"
         return views
 
@@ -75,25 +75,25 @@ def _every_choice(spec: PolicySpec) -> NDArray[np.float64]:
 
 def latencies_us(way: Callable[[ClusterView], object], views: list[ClusterView]) -> tuple[float, float]:
     """p50 and p99 of one call; the clock's own reading (some 50 ns) is in it."""
-    clock, found = time.perf_counter_ns, []
+    clock, costs_us = time.perf_counter_ns, []
     for view in views:
         begun = clock()
         way(view)
-        found.append(clock() - begun)
-    p50, p99 = np.percentile(found, (50, 99))
+        costs_us.append(clock() - begun)
+    p50, p99 = np.percentile(costs_us, (50, 99))
     return float(p50) / 1e3, float(p99) / 1e3
 
 
 @pytest.mark.parametrize("servers", SIZES)
 def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int) -> None:
     """Each way asked about the same views, the ways in turns; the median round counts."""
-    asked = TimedRouters(servers)
-    ways = asked.ways()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+    routers = TimedRouters(servers)
+    ways = routers.ways()
+    latencies: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
 
     def turn() -> None:
         for name, way in ways.items():
-            found[name].append(latencies_us(way, asked.views))
+            latencies[name].append(latencies_us(way, routers.views))
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -101,6 +101,6 @@ def test_latency_of_one_decision(benchmark: Any, figures: Figures, servers: int)
         benchmark.pedantic(turn, rounds=5, iterations=1, warmup_rounds=1)
     finally:
         torch.set_num_threads(threads)
-    for name, rounds in found.items():
+    for name, rounds in latencies.items():
         p50, p99 = sorted(rounds[1:])[len(rounds[1:]) // 2]
         figures.append((name, servers, f"{p50:.2f}", f"{p99:.2f}"))

@@ -72,15 +72,15 @@ def test_two_threads(benchmark: Any, figures: Figures) -> None:
 def test_cost_a_decision(benchmark: Any, figures: Figures, servers: int, observes: bool) -> None:
     """At each size of cluster, with the observation and without, beside the engine alone at 3 servers in turn."""
     here, small = scenario(servers, DURATIONS_S[servers] * SCALE), scenario(3, DURATIONS_S[3] / 3 * SCALE)
-    found, beside = [], []
+    costs, beside = [], []
 
     def turn() -> None:
-        found.append(compiled(*here, observes))
+        costs.append(compiled(*here, observes))
         beside.append(compiled(*small))
 
     benchmark.pedantic(turn, rounds=ROUNDS, iterations=1)
-    best = max(found, key=lambda each: each.rate)
-    ratios = sorted(b.rate / a.rate for a, b in zip(found, beside, strict=True))
+    best = max(costs, key=lambda each: each.rate)
+    ratios = sorted(b.rate / a.rate for a, b in zip(costs, beside, strict=True))
     what = "compiled, observation written" if observes else "compiled"
     ratio = f"{ratios[len(ratios) // 2]:.2f}x the cost at 3 servers"
     figures.append((what, servers, best.decisions, best.rate, round(1e9 / best.rate), ratio, f"{best.bytes / 1e3:.0f}"))

@@ -38,9 +38,9 @@ def main() -> None:
     before, wall_s, cpu_s = trainer.progress.decisions, time.perf_counter(), time.process_time()
     while trainer.progress.decisions < knobs.decisions:
         trainer.iterate()
-    made = trainer.progress.decisions - before
+    decisions = trainer.progress.decisions - before
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    print(f"{made / wall_s:,.0f} decisions a second, {made / cpu_s:,.0f} a CPU-second")
+    print(f"{decisions / wall_s:,.0f} decisions a second, {decisions / cpu_s:,.0f} a CPU-second")
 
 
 if __name__ == "__main__":

@@ -126,13 +126,13 @@ def scenario_files(folder: Path, only: Collection[str] = ()) -> list[Path]:
         InputError: there are none, or one of `only` is none.
     """
     files = [path for pattern in (*MAIN, "paper*.yaml") for path in folder.glob(pattern)]
-    found = {path.stem: path for path in sorted(files, key=lambda path: path.stem)}  # `paper` before what varies it
-    if not found:
+    by_name = {path.stem: path for path in sorted(files, key=lambda path: path.stem)}  # `paper` before what varies it
+    if not by_name:
         raise InputError("--scenarios", "", f"{folder}: no {', '.join(MAIN)} and no paper*.yaml there")
     for name in only:
-        if name not in found:
-            raise InputError("--only", "", f"no scenario {name!r}; {nearest(name, found)}")
-    return [path for name, path in found.items() if not only or name in only]
+        if name not in by_name:
+            raise InputError("--only", "", f"no scenario {name!r}; {nearest(name, by_name)}")
+    return [path for name, path in by_name.items() if not only or name in only]
 
 
 def read_case(path: Path, seeds: int | None = None) -> ScenarioCase:
@@ -157,11 +157,11 @@ def read_case(path: Path, seeds: int | None = None) -> ScenarioCase:
 
 def experiments(cases: Sequence[ScenarioCase]) -> list[ScenarioCase]:
     """Without those of the paper that differ from an earlier one in the reward alone: a router was trained on them."""
-    found: dict[str, ScenarioCase] = {}
+    by_key: dict[str, ScenarioCase] = {}
     for case in cases:
         given = case.scenario.model_dump(mode="json", exclude={"name", "reward", "training", "compare", "tuning"})
-        found.setdefault(json.dumps(given, sort_keys=True) if case.is_paper else case.name, case)
-    return list(found.values())
+        by_key.setdefault(json.dumps(given, sort_keys=True) if case.is_paper else case.name, case)
+    return list(by_key.values())
 
 
 def state_of(scenario: Scenario, without: Collection[str] = ("validate_", "training")) -> str:
@@ -177,7 +177,7 @@ def state_of(scenario: Scenario, without: Collection[str] = ("validate_", "train
 
 def _main_candidates(path: Path, world: World, routers: Path) -> tuple[list[Candidate], list[str]]:
     folder, knobs = routers / world.scenario.name, knobs_of(world)
-    found = [Candidate(COMPASS, LEARNED, COMPASS)]
+    candidates = [Candidate(COMPASS, LEARNED, COMPASS)]
     tuned: dict[str, Path] = {}
     missing: list[str] = []
     for kind in (COMPASS, *BASELINES):
@@ -189,20 +189,22 @@ def _main_candidates(path: Path, world: World, routers: Path) -> tuple[list[Cand
             missing.append(f"{kind}: {_shown(file if file.is_file() else failure)} is stale (`make routers`): {why}")
         elif file.is_file():
             tuned[kind] = file
-            found.append(Candidate(tuned_label(kind), LEARNED if kind == COMPASS else TUNED, str(file), file))
+            candidates.append(Candidate(tuned_label(kind), LEARNED if kind == COMPASS else TUNED, str(file), file))
         else:
-            found += [Candidate(f"{kind}, not tuned", PLAIN, kind)] if kind != COMPASS else []
+            candidates += [Candidate(f"{kind}, not tuned", PLAIN, kind)] if kind != COMPASS else []
             missing.append(failure.read_text(encoding="utf-8").strip())
     if None not in (world.scenario.slo.floor, world.scenario.slo.p99_limit_s):
-        found += [Candidate(told(kind), TOLD, str(file), file) for kind, file in tuned.items() if kind in CONTROLLED]
+        candidates += [
+            Candidate(told(kind), TOLD, str(file), file) for kind, file in tuned.items() if kind in CONTROLLED
+        ]
     if (fixed := tuned.get(FixedRule.KIND)) is not None:
-        found += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
+        candidates += _placed(fixed) if made_by(fixed).get("latency_mean_s", 0.0) < OVERLOADED_S else ()
     else:
         missing.append(f"placements ({', '.join(PLACEMENTS)}): they run the tuned tuple, and there is none")
     plain = Candidate(f"{LadderRule.KIND}, not tuned", PLAIN, LadderRule.KIND)
-    found += [plain] if plain not in found else []
-    found.append(Candidate(BASELINE, PLAIN, BASELINE))
-    return found, missing
+    candidates += [plain] if plain not in candidates else []
+    candidates.append(Candidate(BASELINE, PLAIN, BASELINE))
+    return candidates, missing
 
 
 def _placed(fixed: Path) -> Iterator[Candidate]:
@@ -218,18 +220,18 @@ def _placed(fixed: Path) -> Iterator[Candidate]:
 
 def _paper_candidates(_: Path, world: World, routers: Path) -> tuple[list[Candidate], list[str]]:
     config = world.cluster.router
-    found = [Candidate(BASELINE, PLAIN, BASELINE)]
+    candidates = [Candidate(BASELINE, PLAIN, BASELINE)]
     for width in (config.widths[0], config.widths[-1]):
         name = f"fixed:{','.join([f'{width:g}'] * config.segments)}"
-        found.append(Candidate(f"sticky at {width:g}", PLAIN, name))
+        candidates.append(Candidate(f"sticky at {width:g}", PLAIN, name))
     missing = []
     for kind in PPO_KINDS:
         file = routers / f"paper-{kind}{ROUTER_SUFFIX}"
         if file.is_file():
-            found.append(Candidate(f"ppo-{kind}", LEARNED, str(file), file))
+            candidates.append(Candidate(f"ppo-{kind}", LEARNED, str(file), file))
         else:
             missing.append(f"PPO, {kind}: no {_shown(file)}")
-    return found, missing
+    return candidates, missing
 
 
 def tuned_file(folder: Path, kind: str) -> Path:

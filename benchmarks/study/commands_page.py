@@ -42,8 +42,8 @@ def commands_markdown() -> str:
 
 def _section(name: str) -> str:
     rows = list(_rows(name))
-    told = parse(function_of(name).__doc__ or "")
-    text = _linked(" ".join(" ".join(filter(None, (told.short_description, told.long_description))).split()))
+    docstring = parse(function_of(name).__doc__ or "")
+    text = _linked(" ".join(" ".join(filter(None, (docstring.short_description, docstring.long_description))).split()))
     title = f"## `slimsched {name}`\n\n{text}\n"
     return "\n".join([title, "| argument | meaning |", "|---|---|", *rows, ""]) if rows else title
 

@@ -89,8 +89,8 @@ def without(world: World, *difficulties: str) -> World:
 def worlds_of(world: World) -> dict[str, World]:
     """By what is gone: as it is, each of its difficulties, and all of them where it has several."""
     difficulties = [name for name, change in REMOVALS.items() if change(world)]
-    found = {AS_IT_IS: world} | {name: without(world, name) for name in difficulties}
-    return found | ({ALL: without(world, *difficulties)} if len(difficulties) > 1 else {})
+    worlds = {AS_IT_IS: world} | {name: without(world, name) for name in difficulties}
+    return worlds | ({ALL: without(world, *difficulties)} if len(difficulties) > 1 else {})
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -102,7 +102,7 @@ def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
     Raises:
         InputError: a scenario has no floor, or no tuned rule that is of now and has a dial.
     """
-    found, code = [], code_state()
+    rows, code = [], code_state()
     for path in scenarios:
         world = load_world(path)
         if world.scenario.tuning.floor is None:
@@ -113,8 +113,8 @@ def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
             raise InputError("--only", "", f"{problem}; `python -m benchmarks tune --only {path.stem}` makes them")
         state = inputs_hash(state_of(world.scenario), code, [rule.model_dump_json() for rule in rules.values()])
         names = [*worlds_of(world), BOUND]
-        found += [GridRow({"scenario": path.stem, "without": name, "seeds": seeds}, state, path) for name in names]
-    return found
+        rows += [GridRow({"scenario": path.stem, "without": name, "seeds": seeds}, state, path) for name in names]
+    return rows
 
 
 def rules_of(path: Path, world: World) -> dict[str, RuleSpec]:
@@ -170,21 +170,21 @@ def headroom_frame(rows: Sequence[Row], worlds: Mapping[str, World]) -> pd.DataF
     Args:
         worlds: of the scenarios, by name.
     """
-    found = []
+    table = []
     for name, world in worlds.items():
-        own = {row["without"]: row for row in rows if row["scenario"] == name}
-        base = _best(own[AS_IT_IS], world)
-        for difficulty, row in own.items():
+        by_difficulty = {row["without"]: row for row in rows if row["scenario"] == name}
+        base = _best(by_difficulty[AS_IT_IS], world)
+        for difficulty, row in by_difficulty.items():
             best = _best(row, world) if difficulty != BOUND else _bound(row, base)
-            made: Row = {"scenario": name, "without": difficulty, "seeds": row["seeds"]}
-            made["flaws"] = best.get("flaws", "")
-            made["accuracy_pct"] = 100 * sum(best["accuracy"]) / row["seeds"] if "accuracy" in best else None
+            row_of: Row = {"scenario": name, "without": difficulty, "seeds": row["seeds"]}
+            row_of["flaws"] = best.get("flaws", "")
+            row_of["accuracy_pct"] = 100 * sum(best["accuracy"]) / row["seeds"] if "accuracy" in best else None
             for stem, key in FIGURES.items():
                 if key in best:
                     change = paired_difference(best[key], base[key])["percent"]
-                    made |= {key: estimate(best[key])["mean"], **columns(f"{stem}_pct", change)}
-            found.append(made)
-    frame = pd.DataFrame(found)
+                    row_of |= {key: estimate(best[key])["mean"], **columns(f"{stem}_pct", change)}
+            table.append(row_of)
+    frame = pd.DataFrame(table)
     return frame.merge(pd.DataFrame([_to_win(name, frame, world) for name, world in worlds.items()]), on="scenario")
 
 
@@ -204,9 +204,9 @@ def _bound(row: Row, base: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_win(name: str, frame: pd.DataFrame, world: World) -> Row:
     """The most that there is, in percent; of energy down to the bound, as batches that wait come near it."""
-    own = frame[frame["scenario"] == name]
+    rows = frame[frame["scenario"] == name]
     of_energy = knobs_of(world).objective == "energy"
     stems, left_out = (("energy",), ()) if of_energy else (("mean", "p99"), (BOUND,))
-    changes = own[~own["without"].isin(left_out)][[f"{stem}_pct" for stem in stems]]
+    changes = rows[~rows["without"].isin(left_out)][[f"{stem}_pct" for stem in stems]]
     most = max(0.0, -float(changes.min(axis=None)))
     return {"scenario": name, "is_of_energy": of_energy, "most_pct": most, "is_little": most < LITTLE_PCT}

@@ -187,13 +187,13 @@ def _ranking_row(judged: Judged, name: str) -> Row:
 
 def _maxima_rows(judged: Judged) -> list[Row]:
     """The abstract's three, as changes of means against `BASE` in percent."""
-    found = []
+    rows = []
     for measure, claim in CLAIMS.items():
         for name in (each for each in MAXIMA_OF if each != BASE):
             ratio = _ratio(judged, measure, name)
             change = {key: 100 * (getattr(ratio, key) - 1) for key in ("mean", "low", "high")}
-            found.append({"measure": measure, "claim": claim, "policy": name, "windows": judged.title, **change})
-    return found
+            rows.append({"measure": measure, "claim": claim, "policy": name, "windows": judged.title, **change})
+    return rows
 
 
 def _ratio(judged: Judged, measure: str, name: str) -> BootstrapMean:
@@ -214,12 +214,12 @@ def ratio_of(own: Numbers, base: Numbers, seed: int = 0) -> BootstrapMean:
 
 def _share_rows(judged: Judged) -> list[Row]:
     """Mean wait in percent of `BASE`'s."""
-    found = []
+    rows = []
     for name in (*UNLEARNED, *LEARNED):
         ratio = ratio_of(judged.waits_s[name], judged.waits_s[BASE])
         share = {key: 100 * getattr(ratio, key) for key in ("mean", "low", "high")}
-        found.append({"policy": name, "windows": judged.title, **share})
-    return found
+        rows.append({"policy": name, "windows": judged.title, **share})
+    return rows
 
 
 def _wait_rows(judged: Judged) -> list[Row]:
@@ -232,8 +232,8 @@ def _wait_rows(judged: Judged) -> list[Row]:
     against = {"baselines": FIXED if judged.place == "warm" else FAITHFUL, "ablation": FAITHFUL, "programmes": BASE}
     return [
         {"windows": judged.title, "table": table, "policy": name, **_wait_row(judged.waits_s, name, against[table])}
-        for table, own in names.items()
-        for name in own
+        for table, columns in names.items()
+        for name in columns
     ]
 
 

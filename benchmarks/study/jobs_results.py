@@ -198,11 +198,11 @@ def _require_same(out: Path, jobs: JobTrace) -> None:
     """A training's file does not know its jobs; so the folder does."""
     path = out / "trace.json"
     columns = [getattr(jobs, name).tolist() for name in ("submit_s", "run_s", "gpus")]
-    found = inputs_hash(*columns, DRAWN_JOBS, asdict(BURSTS))
+    state = inputs_hash(*columns, DRAWN_JOBS, asdict(BURSTS))
     if not path.is_file():
         out.mkdir(parents=True, exist_ok=True)
-        write_checked(path, found)
-    elif read_checked(path) != found:
+        write_checked(path, state)
+    elif read_checked(path) != state:
         raise InputError(str(out), "", "was begun with another trace: give another folder as --out")
 
 
@@ -270,7 +270,7 @@ def _judge(
     effort: StudyEffort,
     say: Say,
 ) -> list[Judged]:
-    asked = [
+    wanted = [
         (case, place, score, candidate)
         for case in cases
         for place in case.places
@@ -279,12 +279,12 @@ def _judge(
         if score == "wait" or (place in COLD and candidate.name in MAXIMA_OF)
     ]
     scores: dict[tuple[str, str, str], dict[str, Numbers]] = {}
-    for number, (case, place, score, candidate) in enumerate(asked, start=1):
-        say(f"judging {number} of {len(asked)}: {case.name}, {place}, {candidate.name} ({score})")
+    for number, (case, place, score, candidate) in enumerate(wanted, start=1):
+        say(f"judging {number} of {len(wanted)}: {case.name}, {place}, {candidate.name} ({score})")
         where = case.places[place]
         path = out / case.name / place / score / f"{candidate.name}.json"
-        found = _kept(path, _judged_of(candidate, where, effort), partial(_judged, candidate, where, effort, score))
-        scores.setdefault((case.name, place, score), {})[candidate.name] = np.array(found)
+        judged = _kept(path, _judged_of(candidate, where, effort), partial(_judged, candidate, where, effort, score))
+        scores.setdefault((case.name, place, score), {})[candidate.name] = np.array(judged)
     return [
         Judged(
             case.name,
@@ -315,10 +315,10 @@ def _kept(path: Path, made_of: str, work: Callable[[], Any]) -> Any:
     """What work finds, or found when it was made of the same."""
     if path.is_file() and (kept := read_checked(path))["inputs"] == made_of:
         return kept["found"]
-    found = work()
+    result = work()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_checked(path, {"inputs": made_of, "found": found})
-    return found
+    write_checked(path, {"inputs": made_of, "found": result})
+    return result
 
 
 def _starts(where: Windows, effort: StudyEffort) -> list[int]:
@@ -340,7 +340,7 @@ def _lessons(
     effort: StudyEffort,
     say: Say,
 ) -> list[Lesson]:
-    found = []
+    lessons = []
     for case in cases:
         for name, config in case.configs.items():
             where = case.places["warm" if name == FIXED else "cold"]
@@ -350,8 +350,8 @@ def _lessons(
             fitted = _explained(learned[case.name, name], where, starts, path.with_suffix(".table.json"))
             times_path = _times(out, case.name, name)
             times = read_checked(times_path) if times_path.is_file() else []
-            found.append(Lesson(case.name, name, config.knobs.steps, history_in(path), times, fitted))
-    return found
+            lessons.append(Lesson(case.name, name, config.knobs.steps, history_in(path), times, fitted))
+    return lessons
 
 
 def _explained(learned: Learned, where: Windows, starts: list[int], path: Path) -> dict[str, float] | None:

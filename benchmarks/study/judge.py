@@ -81,8 +81,8 @@ class JudgedScenario:
 
     def of(self, router: str, measure: str) -> dict[int, float | None]:
         """One measure of a router, by seed."""
-        own = self.runs[self.runs["router"] == router]
-        return dict(zip(own["seed"], known(own[measure]), strict=True))
+        rows = self.runs[self.runs["router"] == router]
+        return dict(zip(rows["seed"], known(rows[measure]), strict=True))
 
 
 def known(values: pd.Series[Any]) -> list[float | None]:
@@ -112,45 +112,45 @@ def spreads_in(made_by: Mapping[str, Any]) -> dict[str, float]:
 # --------------------------------------------------------------------------------------------------------- comparisons
 
 
-def compare(found: JudgedScenario, router: str, baseline: str, *, with_searches: bool = True) -> dict[str, Any]:
+def compare(judged: JudgedScenario, router: str, baseline: str, *, with_searches: bool = True) -> dict[str, Any]:
     """One router less another, seed by seed: accuracy and windows kept in points, the rest in percent of the
     baseline's.
 
     Intervals also hold the spread of both routers' searches, if asked.
     """
-    one, other = found.routers.loc[router], found.routers.loc[baseline]
+    one, other = judged.routers.loc[router], judged.routers.loc[baseline]
     row = {"router": router, "baseline": baseline, "points": one["accuracy_pct"] - other["accuracy_pct"]}
-    kept = _difference(found, router, baseline, "slo_attainment", "difference")
+    kept = _difference(judged, router, baseline, "slo_attainment", "difference")
     row |= columns("attainment_points", _times(kept, 100))
     for stem, measure in CHANGES.items():
-        change = _difference(found, router, baseline, measure, "percent")
+        change = _difference(judged, router, baseline, measure, "percent")
         if with_searches and change["mean"] is not None:
-            shares = [found.spreads.get(name, {}).get(measure, 0.0) for name in (router, baseline)]
+            shares = [judged.spreads.get(name, {}).get(measure, 0.0) for name in (router, baseline)]
             wider = widened(MeanInterval(mean=100 + change["mean"], ci95=change["ci95"]), *shares)
             change = MeanInterval(mean=change["mean"], ci95=wider["ci95"])
         row |= columns(f"{stem}_pct", change)
     return row
 
 
-def _difference(found: JudgedScenario, router: str, baseline: str, measure: str, kind: str) -> MeanInterval:
-    own, others = found.of(router, measure), found.of(baseline, measure)
-    seeds = [seed for seed in own if seed in others]
-    difference = paired_difference([own[seed] for seed in seeds], [others[seed] for seed in seeds])
+def _difference(judged: JudgedScenario, router: str, baseline: str, measure: str, kind: str) -> MeanInterval:
+    mine, others = judged.of(router, measure), judged.of(baseline, measure)
+    seeds = [seed for seed in mine if seed in others]
+    difference = paired_difference([mine[seed] for seed in seeds], [others[seed] for seed in seeds])
     return difference["percent"] if kind == "percent" else difference["difference"]
 
 
-def change_mean(found: JudgedScenario, router: str, baseline: str, measure: str) -> float | None:
+def change_mean(judged: JudgedScenario, router: str, baseline: str, measure: str) -> float | None:
     """Mean change of one measure in percent of the baseline's, seed by seed."""
-    return _difference(found, router, baseline, measure, "percent")["mean"]
+    return _difference(judged, router, baseline, measure, "percent")["mean"]
 
 
-def columns(name: str, found: MeanInterval) -> dict[str, float | None]:
+def columns(name: str, interval: MeanInterval) -> dict[str, float | None]:
     """A mean and its half-width as two columns."""
-    return {name: found["mean"], f"{name}_ci95": found["ci95"]}
+    return {name: interval["mean"], f"{name}_ci95": interval["ci95"]}
 
 
-def _times(found: MeanInterval, factor: float) -> MeanInterval:
-    mean, half = found["mean"], found["ci95"]
+def _times(interval: MeanInterval, factor: float) -> MeanInterval:
+    mean, half = interval["mean"], interval["ci95"]
     return MeanInterval(mean=None if mean is None else factor * mean, ci95=None if half is None else abs(factor) * half)
 
 
@@ -159,56 +159,56 @@ def is_of(labels: Any, router: str) -> Any:
     return (labels == router) | labels.str.startswith(f"{router}, ")
 
 
-def baselines_of(found: JudgedScenario, router: str) -> pd.DataFrame:
+def baselines_of(judged: JudgedScenario, router: str) -> pd.DataFrame:
     """Who finish as much and are as accurate, or more so; or are less so, and slower all the same. The quickest first.
 
     Itself with other numbers is no baseline, nor who leaves too many images unserved; and who is told its goals is
     compared with those who are, too (`compare_told`).
     """
-    able = found.able()
-    own = able.loc[router]
-    is_as_accurate = able["accuracy_pct"] >= own["accuracy_pct"] - EQUAL_POINTS - ROUNDING
+    able = judged.able()
+    row = able.loc[router]
+    is_as_accurate = able["accuracy_pct"] >= row["accuracy_pct"] - EQUAL_POINTS - ROUNDING
     is_baseline = (
         ~is_of(able.index, router)
         & (able["group"] != TOLD)
         & ~able["is_flagged"]
-        & (is_as_accurate | (able["mean_ms"] >= own["mean_ms"]))
-        & (able["lost_share"] <= own["lost_share"] + LOST)
+        & (is_as_accurate | (able["mean_ms"] >= row["mean_ms"]))
+        & (able["lost_share"] <= row["lost_share"] + LOST)
     )
     return able[is_baseline].sort_values("mean_ms", kind="stable")
 
 
-def compare_capacity(found: JudgedScenario) -> dict[str, Any]:
+def compare_capacity(judged: JudgedScenario) -> dict[str, Any]:
     """Images a second that Compass carries less the most that a baseline does; empty where none was measured."""
-    baselines = {router: values for router, values in found.carried.items() if router not in (COMPASS, FINE_TUNED)}
-    if COMPASS not in found.carried or not baselines:
+    baselines = {router: values for router, values in judged.carried.items() if router not in (COMPASS, FINE_TUNED)}
+    if COMPASS not in judged.carried or not baselines:
         return {}
     baseline = max(baselines, key=lambda router: sum(baselines[router]))
-    change = paired_difference(found.carried[COMPASS], baselines[baseline])["percent"]
+    change = paired_difference(judged.carried[COMPASS], baselines[baseline])["percent"]
     return {**columns("capacity_pct", change), "capacity_baseline": baseline}
 
 
-def compare_told(found: JudgedScenario) -> dict[str, Any] | None:
+def compare_told(judged: JudgedScenario) -> dict[str, Any] | None:
     """Compass told its goals against the other one told that keeps most windows; None without both.
 
     Of those that keep as many, the more accurate one. Who leaves too many images unserved is compared with nobody.
     """
-    able = found.able()
-    able, own = able[(able["group"] == TOLD) & ~able["is_flagged"]], told(COMPASS)
-    baseline = _most_windows(able[able.index != own])
-    if own not in able.index or baseline is None:
+    able = judged.able()
+    able, label = able[(able["group"] == TOLD) & ~able["is_flagged"]], told(COMPASS)
+    baseline = _most_windows(able[able.index != label])
+    if label not in able.index or baseline is None:
         return None
-    return {**compare(found, own, baseline), **compare_attainment(found, own)}
+    return {**compare(judged, label, baseline), **compare_attainment(judged, label)}
 
 
-def compare_attainment(found: JudgedScenario, router: str) -> dict[str, Any]:
+def compare_attainment(judged: JudgedScenario, router: str) -> dict[str, Any]:
     """Windows that a router keeps less those of the other one, tuned and told nothing, that keeps most; in points."""
-    able = found.able().dropna(subset=["attainment_pct"])
+    able = judged.able().dropna(subset=["attainment_pct"])
     others = able[able["group"].isin([LEARNED, TUNED, PLACED]) & ~able["is_flagged"] & ~is_of(able.index, router)]
     baseline = _most_windows(others)
     if router not in able.index or baseline is None:
         return {}
-    change = _times(_difference(found, router, baseline, "slo_attainment", "difference"), 100)
+    change = _times(_difference(judged, router, baseline, "slo_attainment", "difference"), 100)
     shares = {
         "attainment_pct": able.loc[router, "attainment_pct"],
         "best_attainment_pct": others.loc[baseline, "attainment_pct"],
@@ -225,46 +225,46 @@ def _most_windows(rows: pd.DataFrame) -> str | None:
 # ------------------------------------------------------------------------------------------------------- the judgement
 
 
-def judge(found: JudgedScenario) -> tuple[dict[str, Any], list[Goal]]:
+def judge(judged: JudgedScenario) -> tuple[dict[str, Any], list[Goal]]:
     """Shipped Compass against the quickest baseline: a row of `results-versus.csv`, and those of `results-losses.csv`.
 
     `holds` is "yes" where all goals hold by whole intervals against somebody who was tuned: to be better than those who
     were not is no win. The losses are what was asked and is missed or open, then whoever is better for certain.
     """
-    row: dict[str, Any] = {"scenario": found.name, "load": found.load, "group": "as tuned", "router": COMPASS}
-    row |= {"hypervolume": covered(found), "hypervolume_without_compass": covered(found, without=COMPASS)}
-    row |= compare_capacity(found)
-    if COMPASS not in found.able().index:
+    row: dict[str, Any] = {"scenario": judged.name, "load": judged.load, "group": "as tuned", "router": COMPASS}
+    row |= {"hypervolume": covered(judged), "hypervolume_without_compass": covered(judged, without=COMPASS)}
+    row |= compare_capacity(judged)
+    if COMPASS not in judged.able().index:
         return {**row, "holds": "?"}, [note("no Compass was run, or it completed nothing")]
-    baselines = baselines_of(found, COMPASS)
+    baselines = baselines_of(judged, COMPASS)
     if baselines.empty:
-        return {**row, "holds": "?"}, [nearest(found, "no baseline is as accurate")]
+        return {**row, "holds": "?"}, [nearest(judged, "no baseline is as accurate")]
     baseline = str(baselines.index[0])
-    row |= {**compare(found, COMPASS, baseline), **compare_attainment(found, COMPASS)}
-    row |= {"worst_ms": found.routers.loc[COMPASS, "worst_ms"], "baseline_worst_ms": baselines["worst_ms"].iloc[0]}
-    goals = [goal for goal in asked(found, row, found.routers.loc[COMPASS], baselines.iloc[0]) if not goal["holds"]]
+    row |= {**compare(judged, COMPASS, baseline), **compare_attainment(judged, COMPASS)}
+    row |= {"worst_ms": judged.routers.loc[COMPASS, "worst_ms"], "baseline_worst_ms": baselines["worst_ms"].iloc[0]}
+    goals = [goal for goal in asked(judged, row, judged.routers.loc[COMPASS], baselines.iloc[0]) if not goal["holds"]]
     goals.sort(key=lambda goal: goal["holds"] is None)
     missed = any(goal["holds"] is False for goal in goals)
     if not goals:
-        goals = _doubts(found, baselines)
+        goals = _doubts(judged, baselines)
     row["holds"] = "no" if missed else "open" if goals else "yes"
-    return row, [*goals, *_worse(found, baselines), *_spoiled(found)]
+    return row, [*goals, *_worse(judged, baselines), *_spoiled(judged)]
 
 
-def asked(found: JudgedScenario, row: Mapping[str, Any], own: pd.Series[Any], baseline: pd.Series[Any]) -> list[Goal]:
+def asked(judged: JudgedScenario, row: Mapping[str, Any], own: pd.Series[Any], baseline: pd.Series[Any]) -> list[Goal]:
     """All that is asked of Compass in a scenario, the hardest first.
 
     Where servers fail or slow down, a p99 a quarter lower; where the rate moves, more images a second at floor and
     limit, or more accuracy. Everywhere no figure that is worse by more than `WORST_PCT`.
     """
     goals = []
-    if found.load == FAULTS:
+    if judged.load == FAULTS:
         goals.append(_at_most("p99", row, "p99_pct", FAULTS_P99_PCT))
-    elif found.load == MOVING and row["points"] < POINTS:
+    elif judged.load == MOVING and row["points"] < POINTS:
         more = _at_least(row, CAPACITY_PCT)
         goals.append({**more, "asked": f"{more['asked']}, or {POINTS:+.1f} points of accuracy"})
     goals += [_at_most(WORDS[stem], row, f"{stem}_pct", WORST_PCT) for stem in ("p99", "energy", "mean")]
-    if found.load != MOVING and "capacity_pct" in row:
+    if judged.load != MOVING and "capacity_pct" in row:
         goals.append(_at_least(row, -WORST_PCT))
     if "best_attainment_points" in row:
         lost = {**row, "not_kept": -row["best_attainment_points"], "not_kept_ci95": row["best_attainment_points_ci95"]}
@@ -272,9 +272,9 @@ def asked(found: JudgedScenario, row: Mapping[str, Any], own: pd.Series[Any], ba
         goals.append({**goal, "against": row["best_attainment_baseline"]})
     if row["points"] < -EQUAL_POINTS - ROUNDING:
         goals.append(_short("accuracy", row["points"], "points", f"at least {-EQUAL_POINTS:+.2f} points"))
-    if found.floor is not None and own["accuracy_pct"] < 100 * found.floor - EQUAL_POINTS:
+    if judged.floor is not None and own["accuracy_pct"] < 100 * judged.floor - EQUAL_POINTS:
         what = f"accuracy {own['accuracy_pct']:.2f} %"
-        goals.append(_short(what, None, "", f"at least the floor, {100 * found.floor:.2f} %"))
+        goals.append(_short(what, None, "", f"at least the floor, {100 * judged.floor:.2f} %"))
     if own["lost_share"] > baseline["lost_share"] + LOST:
         more = 100 * (own["lost_share"] - baseline["lost_share"])
         goals.append(_short("images that stay unfinished", more, "points", "no more"))
@@ -309,42 +309,42 @@ def _at_least(row: Mapping[str, Any], least: float) -> Goal:
     return {**goal, "holds": True if mean - half >= least else False if mean + half < least else None}
 
 
-def _doubts(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
+def _doubts(judged: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     """Why all goals that hold are no win: nobody who counts is as accurate, or one of those is quicker."""
     if not baselines["group"].isin([TUNED, PLACED]).any():
-        return [nearest(found, "no tuned baseline is as accurate")]
-    able, own = found.able(), found.routers.loc[COMPASS]
+        return [nearest(judged, "no tuned baseline is as accurate")]
+    able, row = judged.able(), judged.routers.loc[COMPASS]
     quicker = able[
         able["group"].isin([TUNED, PLACED])
         & ~able["is_flagged"]
         & ~able.index.isin(baselines.index)
-        & (able["mean_ms"] < own["mean_ms"])
-        & (able["lost_share"] <= own["lost_share"] + LOST)
+        & (able["mean_ms"] < row["mean_ms"])
+        & (able["lost_share"] <= row["lost_share"] + LOST)
     ]
     if quicker.empty:
         return []
-    points = quicker["accuracy_pct"].iloc[0] - own["accuracy_pct"]
+    points = quicker["accuracy_pct"].iloc[0] - row["accuracy_pct"]
     what = "a tuned one is quicker and less accurate: neither is better"
     return [{**note(what), "change": points, "unit": "points", "against": quicker.index[0]}]
 
 
-def nearest(found: JudgedScenario, what: str) -> Goal:
+def nearest(judged: JudgedScenario, what: str) -> Goal:
     """With the most accurate one that was tuned, and its accuracy less Compass's."""
-    able = found.able()
+    able = judged.able()
     others = able[able["group"].isin([TUNED, PLACED]) & ~able["is_flagged"]]
     if others.empty:
         return note(f"{what}: none has run")
     best = others["accuracy_pct"].idxmax()
-    points = others.loc[best, "accuracy_pct"] - found.routers.loc[COMPASS, "accuracy_pct"]
+    points = others.loc[best, "accuracy_pct"] - judged.routers.loc[COMPASS, "accuracy_pct"]
     return {**note(f"{what}; the most accurate"), "change": points, "unit": "points", "against": best}
 
 
-def _worse(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
+def _worse(judged: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     """What Compass is worse at for certain: by the seeds' whole interval, by more than `WORST_PCT`.
 
     A baseline whose searches lie far apart is no less a baseline for that.
     """
-    pairs = [compare(found, COMPASS, str(baseline), with_searches=False) for baseline in baselines.index]
+    pairs = [compare(judged, COMPASS, str(baseline), with_searches=False) for baseline in baselines.index]
     losses = []
     for stem, what in WORDS.items():
         worse = [(pair[f"{stem}_pct"], pair["baseline"]) for pair in pairs if _is_above(pair, f"{stem}_pct", WORST_PCT)]
@@ -354,11 +354,11 @@ def _worse(found: JudgedScenario, baselines: pd.DataFrame) -> list[Goal]:
     return losses
 
 
-def _spoiled(found: JudgedScenario) -> list[Goal]:
+def _spoiled(judged: JudgedScenario) -> list[Goal]:
     """Fine-tuned for the scenario it is worse than as it ships."""
-    if FINE_TUNED not in found.able().index:
+    if FINE_TUNED not in judged.able().index:
         return []
-    change = compare(found, FINE_TUNED, COMPASS)
+    change = compare(judged, FINE_TUNED, COMPASS)
     if change["points"] > EQUAL_POINTS or not _is_above(change, "mean_pct"):
         return []
     what = "mean latency of the fine-tuned one, so tuning has not helped,"
@@ -370,13 +370,13 @@ def _is_above(row: Mapping[str, Any], name: str, limit: float = 0.0) -> bool:
     return row[name] is not None and row[name] - (row[f"{name}_ci95"] or 0.0) > limit
 
 
-def covered(found: JudgedScenario, *, without: str | None = None) -> float | None:
+def covered(judged: JudgedScenario, *, without: str | None = None) -> float | None:
     """Hypervolume of accuracy against mean latency, as a share of what no latency at the best accuracy would cover.
 
     It counts from the narrowest tuple's accuracy and `REFERENCE_MS`; `without` a router, however it was tuned.
     """
-    narrowest, best = found.extremes_pct
-    able = found.able()
+    narrowest, best = judged.extremes_pct
+    able = judged.able()
     able = able[~able["is_flagged"].astype(bool)]
     if without is not None:
         able = able[~is_of(able.index, without)]
@@ -393,7 +393,7 @@ CLOSE_PCT: Final = 5.0
 RELAXED_CUT_PCT: Final = -80.0
 
 
-def replica_checks(found: JudgedScenario) -> list[dict[str, Any]]:
+def replica_checks(judged: JudgedScenario) -> list[dict[str, Any]]:
     """What the paper's PPO should reach against random routing, and against what stays put at the narrowest width."""
     wanted: list[tuple[str, str, str, float | None]] = [
         (HEAVY, "latency_mean_s", "random", paper.HEAVY.latency_change_pct),
@@ -406,14 +406,14 @@ def replica_checks(found: JudgedScenario) -> list[dict[str, Any]]:
     ]
     rows = []
     for router, measure, other, most in wanted:
-        if {router, other} <= set(found.routers.index):
-            change = change_mean(found, router, other, measure)
+        if {router, other} <= set(judged.routers.index):
+            change = change_mean(judged, router, other, measure)
             rows.append(_check(f"{router}: {measure} against {other}, %", "at most", most, change))
-    if RELAXED in found.routers.index:
-        reached = estimate(list(found.of(RELAXED, "accuracy").values()))["mean"]
+    if RELAXED in judged.routers.index:
+        reached = estimate(list(judged.of(RELAXED, "accuracy").values()))["mean"]
         reached = None if reached is None else 100 * reached
         rows.append(_check(f"{RELAXED}: accuracy, %", "at least", paper.RELAXED.accuracy_pct, reached))
-    return [{"scenario": found.name, **row} for row in rows]
+    return [{"scenario": judged.name, **row} for row in rows]
 
 
 def _check(what: str, sense: str, asked_for: float | None, reached: float | None) -> dict[str, Any]:

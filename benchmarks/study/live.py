@@ -64,14 +64,16 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     if not files:
         raise InputError("--scenarios", "", "no *.yaml there; name the folder of the live scenarios, scenarios/live")
     kept = docs / "data" / "live.json"
-    found, missing = collect(files, runs, known_in(kept))
-    write_json(kept, {"schema": SCHEMA, "scenarios": found})
-    summary = pd.DataFrame([summary_row(name, each) for name, each in found.items()])
-    routers = pd.DataFrame([row for name, each in found.items() for row in router_rows(name, each)])
-    worse = pd.DataFrame([row for name, each in found.items() for row in worse_rows(name, each)])
+    measured, missing = collect(files, runs, known_in(kept))
+    write_json(kept, {"schema": SCHEMA, "scenarios": measured})
+    summary = pd.DataFrame([summary_row(name, each) for name, each in measured.items()])
+    routers = pd.DataFrame([row for name, each in measured.items() for row in router_rows(name, each)])
+    worse = pd.DataFrame([row for name, each in measured.items() for row in worse_rows(name, each)])
     write_frames(docs / "data", {"live-summary": summary, "live-routers": routers, "live-worse": worse})
-    given = {"summary": summary, "worse": worse, "missing": missing, "found": found}
-    text = render("live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in found.items()}, focal=FOCAL)
+    given = {"summary": summary, "worse": worse, "missing": missing, "found": measured}
+    text = render(
+        "live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in measured.items()}, focal=FOCAL
+    )
     write_text(docs / "live.md", text)
     lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
     return "\n".join([*lines, *missing])
@@ -83,7 +85,7 @@ def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) ->
     Raises:
         InputError: a scenario or a validation can't be read.
     """
-    found: dict[str, Measured] = {}
+    by_name: dict[str, Measured] = {}
     missing = []
     for file in files:
         scenario, named = load_scenario(file), file.resolve()
@@ -91,11 +93,11 @@ def collect(files: Sequence[Path], runs: Path, known: Mapping[str, Measured]) ->
         folder = RunFolder(runs / default_folder(scenario).name)
         now = measured_in(folder, shown) or known.get(scenario.name)
         if now is not None:
-            found[scenario.name] = now
+            by_name[scenario.name] = now
         else:
             state = "begun and not finished" if folder.path.exists() else "not measured yet"
             missing.append(f"`{scenario.name}` is {state}: `slimsched run {shown}`")
-    return found, missing
+    return by_name, missing
 
 
 def known_in(path: Path) -> dict[str, Measured]:
@@ -167,7 +169,7 @@ def _less_of(pair: PairDocument) -> dict[str, Any]:
 
 def outcome(measured: Measured, world: InWorld) -> Ranking:
     """Who wins in a world (`scenarios.metrics.ranking`); who keeps the floor in the long run says the comparison."""
-    long_run = {router: found["mean"] for router, found in measured["accuracy"].items()}
+    long_run = {router: interval["mean"] for router, interval in measured["accuracy"].items()}
     promise = Promise(P99, measured["floor"])
     return validated(cast(ValidationDocument, measured), world, promise=promise, long_run=long_run)
 
@@ -176,11 +178,11 @@ def _outcomes(measured: Measured) -> tuple[Ranking, Ranking]:
     return outcome(measured, "simulated"), outcome(measured, "hardware")
 
 
-def shown(found: Ranking) -> str | None:
+def shown(ranking: Ranking) -> str | None:
     """`tuned:compass`, `tie: tuned:compass, ppo`; None where fewer than two can win."""
-    if found.winner is not None:
-        return found.winner.router
-    return f"tie: {', '.join(found.first)}" if found.tied else None
+    if ranking.winner is not None:
+        return ranking.winner.router
+    return f"tie: {', '.join(ranking.first)}" if ranking.tied else None
 
 
 def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
@@ -195,9 +197,9 @@ def said_so(simulated: Ranking, real: Ranking) -> SaidSo:
     return "no" if is_certain else "open"
 
 
-def change_over(name: str, found: Ranking, baseline: str | None, router: str = FOCAL) -> Row:
+def change_over(name: str, ranking: Ranking, baseline: str | None, router: str = FOCAL) -> Row:
     """Its p99 against the baseline's, in percent of that, with the interval; unknown where either can't win there."""
-    one, other = found.of(router), found.of(baseline)
+    one, other = ranking.of(router), ranking.of(baseline)
     lead = paired_ratio([], []) if one is None or other is None else one.lead(other)
     parts = {"": lead["ratio"], "_low": lead["low"], "_high": lead["high"]}
     return {f"{name}{part}": None if ratio is None else 100 * (ratio - 1) for part, ratio in parts.items()}
@@ -238,50 +240,50 @@ def _points_less(real: Ranking) -> float | None:
     """By how many points the quickest is behind the next (or behind Compass, if that is beaten); None if comparable."""
     if len(real.able) < 2:
         return None
-    best, own = real.able[0], real.of(FOCAL)
-    other = real.able[1] if best.router == FOCAL or own is None else own
+    best, last = real.able[0], real.of(FOCAL)
+    other = real.able[1] if best.router == FOCAL or last is None else last
     less = other.accuracy - best.accuracy
     return less / POINT if less > ABOUT + ROUNDING else None
 
 
 def router_rows(name: str, measured: Measured) -> list[Row]:
     """A row a router, in the order of executors' p99; each measure in both worlds, as the catalogue shows it."""
-    found = []
+    rows = []
     for row in measured["rows"]:
         router = row["router"]
-        made: Row = {"scenario": name, "router": router}
-        made |= _scaled("accuracy_over_seeds", _ACCURACY, measured["accuracy"].get(router, estimate([])))
+        figures: Row = {"scenario": name, "router": router}
+        figures |= _scaled("accuracy_over_seeds", _ACCURACY, measured["accuracy"].get(router, estimate([])))
         for measure in FELT:
             for world, word in zip(WORLDS, ("predicted", "measured"), strict=True):
-                made |= _scaled(f"{measure.name}_{word}", measure, _estimate(measured, router, world, measure.name))
-        made["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
-        found.append((_estimate(measured, router, "hardware", P99.name)["mean"], made))
-    return [row for _, row in sorted(found, key=lambda each: (each[0] is None, each[0]))]
+                figures |= _scaled(f"{measure.name}_{word}", measure, _estimate(measured, router, world, measure.name))
+        figures["is_flagged"] = any(leaves_many(served) for served in row["served"].values())
+        rows.append((_estimate(measured, router, "hardware", P99.name)["mean"], figures))
+    return [row for _, row in sorted(rows, key=lambda each: (each[0] is None, each[0]))]
 
 
-def _scaled(name: str, measure: Any, found: MeanInterval) -> Row:
+def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
     """In percent where the measure is shown so; seconds stay seconds."""
     scale = measure.scale if measure.unit == "%" else 1.0
-    mean, half = (None if value is None else scale * value for value in (found["mean"], found["ci95"]))
+    mean, half = (None if value is None else scale * value for value in (interval["mean"], interval["ci95"]))
     title = f"{name}_pct" if measure.unit == "%" else name
     return columns(title, MeanInterval(mean=mean, ci95=half))
 
 
 def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
     """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
-    found = []
+    rows = []
     for baseline in (one.router for one in outcome(measured, "hardware").able if one.router != router):
         for measure in FELT:
-            own, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, baseline))
-            if own is None or other is None:
+            mine, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, baseline))
+            if mine is None or other is None:
                 continue
-            common = sorted(own.keys() & other.keys())
-            difference = paired_difference([own[run] for run in common], [other[run] for run in common])
+            common = sorted(mine.keys() & other.keys())
+            difference = paired_difference([mine[run] for run in common], [other[run] for run in common])
             mean = difference["difference"]["mean"]
             if difference["differs"] and mean is not None and (mean < 0) == (measure.better == "higher"):
-                means = (estimate(list(each.values()))["mean"] or 0.0 for each in (own, other))
+                means = (estimate(list(each.values()))["mean"] or 0.0 for each in (mine, other))
                 shown = dict(zip(("compass", "baselines"), (measure.scale * each for each in means), strict=True))
-                found.append(
+                rows.append(
                     {"scenario": name, "baseline": baseline, "measure": measure.title, **shown, "unit": measure.unit}
                 )
-    return found
+    return rows

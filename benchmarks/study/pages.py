@@ -105,9 +105,9 @@ def table_head(heads: Sequence[str]) -> str:
 
 def results_page(folder: Path) -> None:
     """`results.md` in a folder and its pictures, of the CSV files in its `data/`."""
-    found = dict.fromkeys(PARTS, pd.DataFrame()) | read_frames(folder / "data", "results-")
+    frames = dict.fromkeys(PARTS, pd.DataFrame()) | read_frames(folder / "data", "results-")
     more = {name: frame for name, frame in read_frames(folder / "data").items() if not name.startswith("results-")}
-    versus, routers = found["versus"], found["routers"]
+    versus, routers = frames["versus"], frames["routers"]
     rooms = more.get("headroom", pd.DataFrame({"scenario": [], "is_little": []}))
     little = set(rooms["scenario"][rooms["is_little"].astype(bool)])
     images = folder / "images"
@@ -133,11 +133,11 @@ def results_page(folder: Path) -> None:
             drawn.append((title, f"images/{name}.svg"))
     text = render(
         "results.md.j2",
-        **found,
+        **frames,
         counts=load_counts(versus, little),
         rooms=headroom_rows(rooms),
         little=little,
-        near_bound=near_bound(routers, found["scenarios"]),
+        near_bound=near_bound(routers, frames["scenarios"]),
         pictures=drawn,
         tails=more.get("ablation-tail", pd.DataFrame()),
         tables=sorted(more),
@@ -162,50 +162,50 @@ def load_counts(versus: pd.DataFrame, little: Collection[str] = ()) -> list[dict
     """
     if versus.empty:
         return []
-    own = versus[versus["group"] == "as tuned"]
-    apart = own["scenario"].isin(little)
+    rows = versus[versus["group"] == "as tuned"]
+    apart = rows["scenario"].isin(little)
     return [
         {
             "load": load,
-            "all": len(of := own[(own["load"] == load) & ~apart]),
+            "all": len(of := rows[(rows["load"] == load) & ~apart]),
             "won": (of["holds"] == "yes").sum(),
             "open": of["holds"].isin(["open", "?"]).sum(),
-            "little": ((own["load"] == load) & apart).sum(),
+            "little": ((rows["load"] == load) & apart).sum(),
         }
         for load in candidates.LOADS
-        if (own["load"] == load).any()
+        if (rows["load"] == load).any()
     ]
 
 
-def add_headroom(docs: Path, made: pd.DataFrame) -> None:
+def add_headroom(docs: Path, frame: pd.DataFrame) -> None:
     """What there is to win in some scenarios, into `data/headroom.csv`, and the results' page anew."""
-    before = read_frames(docs / "data").get("headroom", made.iloc[:0])
-    others = before[~before["scenario"].isin(made["scenario"])]
-    write_frames(docs / "data", {"headroom": pd.concat([others, made]).sort_values("scenario", kind="stable")})
+    before = read_frames(docs / "data").get("headroom", frame.iloc[:0])
+    others = before[~before["scenario"].isin(frame["scenario"])]
+    write_frames(docs / "data", {"headroom": pd.concat([others, frame]).sort_values("scenario", kind="stable")})
     results_page(docs)
 
 
 def headroom_rows(rooms: pd.DataFrame) -> list[list[str]]:
     """Cells of a row a scenario, of `headroom.csv`: what its best rule has, and gains where a difficulty is gone."""
-    found = []
+    rows_shown = []
     for name, of in rooms.groupby("scenario", sort=False):
         rows = {row["without"]: row for row in rows_of(of)}
-        own = rows.pop(AS_IT_IS)
-        cells = [f"{number(1000 * own['mean_s'])}, {number(1000 * own['p99_s'])} ms, {number(own['image_j'])} J"]
+        as_is = rows.pop(AS_IT_IS)
+        cells = [f"{number(1000 * as_is['mean_s'])}, {number(1000 * as_is['p99_s'])} ms, {number(as_is['image_j'])} J"]
         for difficulty in (*REMOVALS, ALL, BOUND):
             stems = (
-                ("energy",) if own["is_of_energy"] else ("mean", "energy") if difficulty == BOUND else ("mean", "p99")
+                ("energy",) if as_is["is_of_energy"] else ("mean", "energy") if difficulty == BOUND else ("mean", "p99")
             )
             row = rows.get(difficulty)
             cells.append("" if row is None else ", ".join(number(row[f"{stem}_pct"], 0, signed=True) for stem in stems))
-        little = f", under {judge.LITTLE_PCT:g} %" if own["is_little"] else ""
-        found.append([str(name), *cells, f"{number(own['most_pct'], 0)} %{little}"])
-    return found
+        little = f", under {judge.LITTLE_PCT:g} %" if as_is["is_little"] else ""
+        rows_shown.append([str(name), *cells, f"{number(as_is['most_pct'], 0)} %{little}"])
+    return rows_shown
 
 
 def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:
     """How far Compass's energy lies above the fluid bound under stationary load; no part of a verdict."""
     stationary = scenarios[scenarios["load"] == candidates.STATIONARY]["scenario"]
-    own = routers[(routers["router"] == COMPASS) & routers["scenario"].isin(stationary)]
-    over = own["energy_over_bound_pct"].dropna()
+    rows = routers[(routers["router"] == COMPASS) & routers["scenario"].isin(stationary)]
+    over = rows["energy_over_bound_pct"].dropna()
     return {"all": len(over), "near": (over <= judge.ENERGY_OVER_PCT).sum(), "least": over.min() if len(over) else None}

@@ -106,10 +106,10 @@ def _differences(order: int) -> Matrix:
 
 def _product(at: dict[int, Matrix]) -> Matrix:
     """The operators of some segments applied to the whole grid, the other segments left alone."""
-    found: Matrix = np.ones((1, 1))
+    product: Matrix = np.ones((1, 1))
     for segment in range(SEGMENTS):
-        found = np.asarray(np.kron(found, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
-    return found
+        product = np.asarray(np.kron(product, at.get(segment, np.eye(len(WIDTHS)))), np.float64)
+    return product
 
 
 def text() -> str:

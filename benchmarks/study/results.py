@@ -69,13 +69,13 @@ def make_results(
     """
     target = out if only or seeds is not None else docs
     cases = experiments([read_case(path, seeds) for path in scenario_files(scenarios, only)])
-    made = run_missing(cases, out, jobs, quiet=quiet)
+    count = run_missing(cases, out, jobs, quiet=quiet)
     bounds = {row["scenario"]: row for row in bounds_of(cases, out, jobs, quiet=quiet)}
     carried = read_rows(docs / "data" / tables.CAPACITY)
     parts = [found_in(case, results_of(case, out), bounds[case.name], carried) for case in cases]
     pages.write_frames(target / "data", {**frames_of(cases, parts, bounds), **tables.frames(docs / "data", cases)})
     pages.results_page(target)
-    return f"{made} runs made; {target / 'results.md'}"
+    return f"{count} runs made; {target / 'results.md'}"
 
 
 def found_in(
@@ -132,8 +132,8 @@ def _router_row(
     mean = {name: estimate(known(runs[name]))["mean"] for name in SHOWN}
     row: Row = {"seeds": len(results), "attainment_pct": _times(mean["slo_attainment"], 100)}
     for name, measure in (("p99_ms", "latency_p99_s"), ("mean_ms", "latency_mean_s")):
-        found = widened(estimate(known(1000 * runs[measure])), spreads.get(measure, 0.0))
-        row |= columns(name, found)
+        interval = widened(estimate(known(1000 * runs[measure])), spreads.get(measure, 0.0))
+        row |= columns(name, interval)
     worst_s = runs["latency_mean_s"]
     unserved = [estimate(known(runs[name]))["mean"] or 0.0 for name in ("unserved", "failed")]
     return row | {
@@ -224,24 +224,24 @@ def _scenario_row(case: ScenarioCase, bounds: Row) -> Row:
     }
 
 
-def _paper_rows(found: JudgedScenario) -> list[Row]:
+def _paper_rows(judged: JudgedScenario) -> list[Row]:
     """The layout of Tables III to V; under each router that the paper has, what the paper reports."""
     rows = []
-    for label in found.runs["router"].unique():
-        runs = found.runs[found.runs["router"] == label]
+    for label in judged.runs["router"].unique():
+        runs = judged.runs[judged.runs["router"] == label]
         mean = {name: estimate(known(runs[name]))["mean"] for name in (*SHOWN, "completed")}
-        row = {"scenario": found.name, "router": label, "source": "here"}
+        row = {"scenario": judged.name, "router": label, "source": "here"}
         row |= {"accuracy_pct": _times(mean["accuracy"], 100), "latency_s": mean["latency_mean_s"]}
         row |= {"latency_std_s": mean["latency_std_s"], "energy_j": mean["energy_j"]}
         row |= {name: mean[name] for name in ("energy_std_j", "gpu_var", "gpu_var_std")}
         row["images"] = mean["completed"]
         for name, measure in (("latency_pct", "latency_mean_s"), ("energy_pct", "energy_j")):
-            row[name] = judge.change_mean(found, label, "random", measure)
+            row[name] = judge.change_mean(judged, label, "random", measure)
         rows.append(row)
         if (reported := paper_row(label)) is not None:
             rows.append(
                 {
-                    "scenario": found.name,
+                    "scenario": judged.name,
                     "router": label,
                     "source": f"the paper, Table {reported.table}",
                     **{key: getattr(reported, key) for key in _REPORTED},
@@ -262,23 +262,23 @@ def _tuning_rows(case: ScenarioCase) -> list[Row]:
     rows = []
     for candidate in case.candidates:
         if candidate.file is not None and candidate.group != TOLD:
-            made = made_by(candidate.file)
-            searches = judge.searches_in(made)
+            origin = made_by(candidate.file)
+            searches = judge.searches_in(origin)
             rows.append(
                 {
                     "scenario": case.name,
                     "router": candidate.label,
                     "searches": len(searches),
-                    "decisions": made.get("decisions"),
-                    "matching_decisions": made.get("matching_decisions"),
-                    "decisions_in_all": made.get("decisions_in_all"),
-                    "wall_s": made.get("wall_s"),
-                    "accuracy_pct": _times(made.get("accuracy"), 100),
-                    "mean_ms": _times(made.get("latency_mean_s"), 1000),
-                    "p99_ms": _times(made.get("latency_p99_s"), 1000),
+                    "decisions": origin.get("decisions"),
+                    "matching_decisions": origin.get("matching_decisions"),
+                    "decisions_in_all": origin.get("decisions_in_all"),
+                    "wall_s": origin.get("wall_s"),
+                    "accuracy_pct": _times(origin.get("accuracy"), 100),
+                    "mean_ms": _times(origin.get("latency_mean_s"), 1000),
+                    "p99_ms": _times(origin.get("latency_p99_s"), 1000),
                     "searches_mean_ms": " ".join(f"{1000 * each['mean_s']:.4g}" for each in searches),
                     "file": candidate.file.relative_to(case.path.parent).as_posix(),
-                    "command": made.get("command"),
+                    "command": origin.get("command"),
                 }
             )
     return rows

@@ -70,13 +70,13 @@ def run_missing(cases: Sequence[ScenarioCase], out: Path, jobs: Jobs, *, quiet: 
     """
     from scenarios.terminal.compiling import telling  # it opens numba
 
-    made = 0
+    count = 0
     with telling(lambda text: print(text, file=sys.stderr)):
         for case in cases:
             points, worlds = run_points(case), {case.name: case.world.with_series()}
             prepare = partial(_compile, points[0])
-            made += make_rows(rows_file(case, out), points, _run, worlds, jobs=jobs, prepare=prepare, quiet=quiet)
-    return made
+            count += make_rows(rows_file(case, out), points, _run, worlds, jobs=jobs, prepare=prepare, quiet=quiet)
+    return count
 
 
 def _run(worlds: Mapping[str, World], point: GridRow, **options: Any) -> Row:
@@ -98,11 +98,11 @@ def _compile(point: GridRow, worlds: Mapping[str, World]) -> None:
 def results_of(case: ScenarioCase, out: Path) -> dict[str, list[Result]]:
     """By router, what is kept of a scenario; who has not run with every seed is left out."""
     points = run_points(case)
-    found: dict[str, list[Result]] = {}
+    by_router: dict[str, list[Result]] = {}
     for point, row in zip(points, kept_rows(rows_file(case, out), points), strict=True):
         if row is not None:
-            found.setdefault(point.key["router"], []).append(row["result"])
-    return {router: results for router, results in found.items() if len(results) == len(case.seeds)}
+            by_router.setdefault(point.key["router"], []).append(row["result"])
+    return {router: results for router, results in by_router.items() if len(results) == len(case.seeds)}
 
 
 # -------------------------------------------------------------------------------------------------------------- bounds

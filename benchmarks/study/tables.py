@@ -93,10 +93,10 @@ def tuned_row(
 ) -> Row:
     """Tune, and run what each search found: means over searches and seeds; by seed, and by search."""
     try:
-        found = tune_world(world, kind, knobs)
+        tuned = tune_world(world, kind, knobs)
     except WorkError as error:
         return {"floor": knobs.floor, "problem": str(error)}
-    scores = held_out(world, [change(spec) for spec in _searched(found)], knobs)
+    scores = held_out(world, [change(spec) for spec in _searched(tuned)], knobs)
     flat = [score for each in scores for score in each]
     by_seed = list(zip(*scores, strict=True))
     return {
@@ -112,9 +112,9 @@ def tuned_row(
     }
 
 
-def _searched(found: Tuned) -> list[RuleSpec]:
+def _searched(tuned: Tuned) -> list[RuleSpec]:
     """What each search found; the winner where there was none."""
-    return [each.finalist.spec for each in found.final_scores if each.finalist.is_of_search] or [found.spec]
+    return [each.finalist.spec for each in tuned.final_scores if each.finalist.is_of_search] or [tuned.spec]
 
 
 def _mean(scores: Sequence[RunScore], key: str) -> float:
@@ -141,8 +141,8 @@ def _spread(row: Row, key: str) -> float:
 
 def flaws(row: Mapping[str, Any]) -> str:
     """What a row's figures were bought with: images left unserved, accuracy below its floor, or nothing."""
-    found = ["unserved"] if row["unserved"] > LIMIT else []
-    return " ".join([*found, *(["below the floor"] if row["accuracy"] < row["floor"] - EQUAL_POINTS / 100 else [])])
+    problems = ["unserved"] if row["unserved"] > LIMIT else []
+    return " ".join([*problems, *(["below the floor"] if row["accuracy"] < row["floor"] - EQUAL_POINTS / 100 else [])])
 
 
 # ------------------------------------------------------------------------------------------------------------ ablation
@@ -187,19 +187,19 @@ def ablate(budget: Budget, point: GridRow) -> Row:
 def ablation_frame(rows: Sequence[Row]) -> pd.DataFrame:
     """A row a scenario and switch; changes against all of Compass."""
     base = {row["scenario"]: row for row in rows if row["switch"] == ALL and "problem" not in row}
-    found = []
+    table = []
     for row in rows:
         key = {"scenario": row["scenario"], "switch": row["switch"]}
         if "problem" in row or row["scenario"] not in base:
-            found.append({**key, "problem": row.get("problem")})
+            table.append({**key, "problem": row.get("problem")})
             continue
         changes = [("mean_pct", "means_s", "mean_ms"), ("p99_pct", "p99s_s", "p99_ms")]
         of = base[row["scenario"]]
         shown = {
             k: v for name, seed, search in changes for k, v in columns(name, change_of(row, of, seed, search)).items()
         }
-        found.append({**key, **_shown(row), **shown})
-    return pd.DataFrame(found)
+        table.append({**key, **_shown(row), **shown})
+    return pd.DataFrame(table)
 
 
 def _shown(row: Row) -> Row:
@@ -211,23 +211,25 @@ def _shown(row: Row) -> Row:
 
 def tail_frame(rows: Sequence[Row]) -> pd.DataFrame:
     """What a weight of the tail is worth against the ladder: the paper's open question."""
-    found = []
+    table = []
     for name in dict.fromkeys(row["scenario"] for row in rows):
-        own = {row["switch"]: row for row in rows if row["scenario"] == name and "problem" not in row}
-        if {ALL, NO_TAIL, LADDER} <= own.keys():
-            found += [
-                _tail(own, switch) for switch in (NO_TAIL, ALL, "five times the weight of the tail") if switch in own
+        by_switch = {row["switch"]: row for row in rows if row["scenario"] == name and "problem" not in row}
+        if {ALL, NO_TAIL, LADDER} <= by_switch.keys():
+            table += [
+                _tail(by_switch, switch)
+                for switch in (NO_TAIL, ALL, "five times the weight of the tail")
+                if switch in by_switch
             ]
-    return pd.DataFrame(found)
+    return pd.DataFrame(table)
 
 
-def _tail(own: Mapping[str, Row], switch: str) -> Row:
-    gain, plain = (100 * (1 - own[name]["mean_ms"] / own[LADDER]["mean_ms"]) for name in (switch, NO_TAIL))
+def _tail(by_switch: Mapping[str, Row], switch: str) -> Row:
+    gain, plain = (100 * (1 - by_switch[name]["mean_ms"] / by_switch[LADDER]["mean_ms"]) for name in (switch, NO_TAIL))
     kept = 100 * gain / plain if plain > 0 else None
-    variance = change_of(own[switch], own[LADDER], "stds_s", "std_ms", power=2)
+    variance = change_of(by_switch[switch], by_switch[LADDER], "stds_s", "std_ms", power=2)
     holds = kept is not None and kept > MAX_GAIN_PCT and (variance["mean"] or 0.0) < LITTLE_VARIANCE_PCT
     return {
-        "scenario": own[switch]["scenario"],
+        "scenario": by_switch[switch]["scenario"],
         "switch": switch,
         "weight": SWITCHES[switch].get("tail", TAIL),
         "below_ladder_pct": gain,
@@ -273,16 +275,16 @@ def faster_frame(rows: Sequence[Row]) -> pd.DataFrame:
 
     Rows with flaws, and those of one search, are compared with nobody.
     """
-    found = []
+    table = []
     for row in rows:
         key = {name: row[name] for name in ("scenario", "router", "blocks", "may_wait", "decision_us")}
         if "problem" in row:
-            found.append({**key, "flaws": row["problem"]})
+            table.append({**key, "flaws": row["problem"]})
             continue
         means = [each["mean_ms"] for each in row["searches_found"]]
-        found.append({**key, "mean_ms": float(np.mean(means)), "least_ms": min(means), "most_ms": max(means),
+        table.append({**key, "mean_ms": float(np.mean(means)), "least_ms": min(means), "most_ms": max(means),
                       "accuracy_pct": 100 * row["accuracy"], "searches": len(means), "flaws": flaws(row)})  # fmt: skip
-    frame = pd.DataFrame(found)
+    frame = pd.DataFrame(table)
     frame["worse_than_us"] = None
     able = frame[(frame["flaws"] == "") & (frame.get("searches", 0) > 1)]
     for _, of in able.groupby(["scenario", "router", "blocks", "may_wait"]):
@@ -310,16 +312,16 @@ def limited_points(
 ) -> list[GridRow]:
     """Each kind tuned for energy within each limit; who could not be tuned for latency is not tried."""
     able = {(row["scenario"], row["router"]) for row in quickest if "problem" not in row}
-    found = []
+    points = []
     for path in scenarios:
         scenario = load_world(path).scenario
         limits = limits_of([row for row in quickest if row["scenario"] == scenario.name], scenario.slo.p99_limit_s)
-        found += [
+        points += [
             budget.point(path, router=kind, limit=what, limit_ms=limit_ms)
             for (limit_ms, what), kind in product(limits, kinds)
             if (scenario.name, kind) in able
         ]
-    return found
+    return points
 
 
 def limits_of(quickest: Sequence[Row], promised_s: float | None) -> list[tuple[float, str]]:
@@ -327,8 +329,8 @@ def limits_of(quickest: Sequence[Row], promised_s: float | None) -> list[tuple[f
 
     Who leaves many images unserved is quick with the others, and sets no limit unless all do.
     """
-    found = [row for row in quickest if "problem" not in row]
-    able = [row for row in found if row["unserved"] <= LIMIT] or found
+    kept = [row for row in quickest if "problem" not in row]
+    able = [row for row in kept if row["unserved"] <= LIMIT] or kept
     if not able:
         return []
     lowest_ms = min(row["p99_ms"] for row in able)
@@ -349,17 +351,17 @@ def try_limit(budget: Budget, point: GridRow) -> Row:
 def front_frame(rows: Sequence[Row]) -> pd.DataFrame:
     """A row a scenario, kind and limit; energy against the kind's own quickest; `kept`: its limit, on these seeds."""
     quickest = {(row["scenario"], row["router"]): row for row in rows if row["limit_ms"] is None}
-    found = []
+    table = []
     for row in rows:
         key = {name: row[name] for name in ("scenario", "router", "limit", "limit_ms")}
         base = quickest.get((row["scenario"], row["router"]), row)
         if "problem" in row or "problem" in base:
-            found.append({**key, "flaws": row.get("problem", "the quickest could not be tuned")})
+            table.append({**key, "flaws": row.get("problem", "the quickest could not be tuned")})
             continue
         change = columns("energy_pct", change_of(row, base, "images_j", "image_j"))
         kept = None if row["limit_ms"] is None else bool(row["p99_ms"] <= row["limit_ms"])
-        found.append({**key, **_shown(row), **change, "kept": kept})
-    return pd.DataFrame(found)
+        table.append({**key, **_shown(row), **change, "kept": kept})
+    return pd.DataFrame(table)
 
 
 # ------------------------------------------------------------------------------------------------------------- carried
@@ -381,7 +383,7 @@ def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
     Raises:
         InputError: a scenario promises no limit or no floor, or has fewer seeds.
     """
-    found = []
+    points = []
     for path in scenarios:
         world = load_world(path)
         scenario, its = world.scenario, world.scenario.compare.seeds
@@ -392,8 +394,8 @@ def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
             raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(its)}")
         for label, file in _files_of(path, world).items():
             key = {"scenario": scenario.name, "router": label, "file": file_digest(file), "seeds": list(its[:seeds])}
-            found.append(GridRow(key, state_of(scenario), path))
-    return found
+            points.append(GridRow(key, state_of(scenario), path))
+    return points
 
 
 def _files_of(path: Path, world: World) -> dict[str, Path]:
@@ -454,9 +456,9 @@ def find_capacity(_: None, point: GridRow) -> Row:
 
 def _by_seed(world: World, spec: RuleSpec, seeds: Sequence[int]) -> list[tuple[float, RunScore]]:
     """What it carries with each; empty where it carries nothing with one of them."""
-    found = [_carried(world, spec, seed) for seed in seeds]
-    able = [each for each in found if each is not None]
-    return able if len(able) == len(found) else []
+    scores = [_carried(world, spec, seed) for seed in seeds]
+    able = [each for each in scores if each is not None]
+    return able if len(able) == len(scores) else []
 
 
 def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] | None:
@@ -513,13 +515,13 @@ def frames(data: Path, cases: Sequence[ScenarioCase]) -> dict[str, pd.DataFrame]
     rows = {
         name: [row for row in read_rows(data / name) if _is_of_now(row, cases)] for name in (ABLATION, FASTER, FRONTS)
     }
-    made = {
+    tables = {
         "ablation": (ablation_frame, rows[ABLATION]),
         "ablation-tail": (tail_frame, rows[ABLATION]),
         "faster": (faster_frame, rows[FASTER]),
         "fronts": (front_frame, rows[FRONTS]),
     }
-    return {name: frame(of) for name, (frame, of) in made.items() if of}
+    return {name: frame(of) for name, (frame, of) in tables.items() if of}
 
 
 def _is_of_now(row: Row, cases: Sequence[ScenarioCase]) -> bool:

@@ -47,15 +47,15 @@ _STYLE: Final = """
 
 def first_block(page: str) -> list[str]:
     """The lines of a page's first block of code, without its indentation."""
-    found: list[str] = []
+    lines: list[str] = []
     for line in page.splitlines():
         if line.startswith(_INDENT):
-            found.append(line.removeprefix(_INDENT))
-        elif found and line.strip():
+            lines.append(line.removeprefix(_INDENT))
+        elif lines and line.strip():
             break
-        elif found:
-            found.append("")
-    return "\n".join(found).rstrip().splitlines()
+        elif lines:
+            lines.append("")
+    return "\n".join(lines).rstrip().splitlines()
 
 
 def picture(lines: list[str]) -> str:

@@ -109,8 +109,8 @@ def tune_all(wanted: Sequence[Wanted], jobs: int, tune: Tune = tune) -> None:
     """
     for number, one in enumerate(wanted, start=1):
         print(f"[{number}/{len(wanted)}] {one.command} ({one.why})", flush=True)
-    with closing(each(_tune, (tune, min(jobs, len(wanted)) <= 1), wanted, jobs)) as made:
-        for place, text in made:
+    with closing(each(_tune, (tune, min(jobs, len(wanted)) <= 1), wanted, jobs)) as results:
+        for place, text in results:
             print(f"[{place + 1}/{len(wanted)}] {wanted[place].scenario.stem}: {text}", flush=True)
 
 

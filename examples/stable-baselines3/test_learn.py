@@ -26,12 +26,12 @@ RNG = np.random.default_rng(0)  # nothing is drawn
 
 def views(router: PPORouter) -> list[ClusterView]:
     """What a router sees in a run."""
-    world, found = make_world(slimsched.load(NAME, CHANGES).keys, HERE), []
+    world, seen = make_world(slimsched.load(NAME, CHANGES).keys, HERE), []
     simulation = Simulation(world.cluster, world.run_spec(0, duration_s=0.3))
-    while (asked := simulation.advance()) is not None:
-        found.append(asked.view)
-        simulation.decide(router.choose(asked.view, RNG))
-    return found
+    while (request := simulation.advance()) is not None:
+        seen.append(request.view)
+        simulation.decide(router.choose(request.view, RNG))
+    return seen
 
 
 def masked(view: ClusterView, answer: Choice) -> ClusterView:

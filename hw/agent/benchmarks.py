@@ -76,7 +76,7 @@ class DeviceBench:
 
     def _load(self, message: BenchmarkLoad) -> Timed:
         """In a lane, as it serves."""
-        found: list[tuple[SegmentInstance, float, int]] = []
+        runs: list[tuple[SegmentInstance, float, int]] = []
 
         def job() -> None:
             before_bytes = _reserved_bytes(self._instances)
@@ -88,7 +88,7 @@ class DeviceBench:
             except BaseException:  # nobody will unload it
                 self._instances.free(instance)
                 raise
-            found.append(
+            runs.append(
                 (
                     instance,
                     load_s,
@@ -97,7 +97,7 @@ class DeviceBench:
             )
 
         _in_lanes(self._instances, [job])
-        instance, load_s, taken_bytes = found[0]
+        instance, load_s, taken_bytes = runs[0]
         self._kept[message.instance] = instance
         return Timed((load_s,), taken_bytes)
 
@@ -296,15 +296,15 @@ def together(instances: Instances, message: BenchmarkTogether) -> TogetherResult
 
 def _passes(instances: Instances, point: Point, launches: _Launches | None = None) -> Generator[None]:
     """Forward passes of a point without end, each as `Run` does it, label reading included."""
-    told = launches or _Launches()
+    marks = launches or _Launches()
     instance = instances.make(point.segment, point.width)
     memory_format = instances.device.memory_format
     try:
         inputs = instances.inputs(point.segment, point.previous_width, point.batch)
         while True:
-            told.begin()
+            marks.begin()
             key = (point.width, point.previous_width, point.batch)
-            y = serve(instance, inputs, *key, memory_format, told.launched)
+            y = serve(instance, inputs, *key, memory_format, marks.launched)
             if point.segment == instances.model.spec.segments:
                 y.isfinite().all(dim=1).tolist()
                 y.argmax(dim=1).tolist()

@@ -63,8 +63,8 @@ class ChoreMeter:
             return self._main_turn
         if not hasattr(self._lane, "turn"):
             self._lane.turn = _Turn(time.thread_time_ns())
-        found: _Turn = self._lane.turn
-        return found
+        turn: _Turn = self._lane.turn
+        return turn
 
     def end_turn(self) -> None:
         """The main thread has nothing more to do."""

@@ -134,8 +134,8 @@ class EmulatedDevice:
     def model(self) -> DeviceBehavior:
         """A device with nothing on it."""
         module, _, function = self.factory.partition(":")
-        found: DeviceBehavior = getattr(importlib.import_module(module), function)(self.data)
-        return found
+        behavior: DeviceBehavior = getattr(importlib.import_module(module), function)(self.data)
+        return behavior
 
     def execution(self) -> dict[str, str]:
         """How it runs, in words, for profiles and records."""
@@ -243,8 +243,8 @@ class EmulatedLanes:
         if held is None or not held.is_ready:
             return BatchBroken(command.batch, "unknown_instance", f"instance {command.instance} is not loaded")
         if held.segment != command.segment:
-            found = f"instance {command.instance} is of segment {held.segment}, not {command.segment}"
-            return BatchBroken(command.batch, "bad_input", found)
+            problem = f"instance {command.instance} is of segment {held.segment}, not {command.segment}"
+            return BatchBroken(command.batch, "bad_input", problem)
         return None
 
     def _end(self, batch: int, began_ns: int, ended_ns: int, fitted: bool) -> None:

@@ -184,7 +184,7 @@ class Serving:
         """Hand an event to the scheduler and carry out what it answers."""
         now_ns = self._clock.now_ns()
         commands = self._scheduler.handle(event, now_ns)
-        told = self._book.observe(event, commands, now_ns)
+        note = self._book.observe(event, commands, now_ns)
         self._steps += 1
         if self._log is not None:
             self._log.append(now_ns, event, commands)
@@ -194,7 +194,7 @@ class Serving:
                     self._detector.asked(("batch", command.batch), self._clock_ns())
                     self._lanes.run(command)
                 case ReturnRequests():
-                    self._give_back(command, told)
+                    self._give_back(command, note)
                 case RejectRequests(epoch, requests, reason):
                     self._lanes.retain(requests)
                     arrivals = self._book.take_arrivals()
@@ -207,8 +207,8 @@ class Serving:
                     self._detector.asked(("instance", instance), self._clock_ns())
                     self._lanes.unload(instance)
 
-    def _give_back(self, command: ReturnRequests, told: BatchTold | None) -> None:
-        assert told is not None, "only the end of a batch gives requests back"
+    def _give_back(self, command: ReturnRequests, note: BatchTold | None) -> None:
+        assert note is not None, "only the end of a batch gives requests back"
         ended, self.given_back = self._ended, len(command.requests)
         self._post(
             Returned(
@@ -217,7 +217,7 @@ class Serving:
                 command.segment,
                 command.width,
                 ended.labels if command.segment == self._segments else (),
-                told,
+                note,
                 command.residency,
                 self._steps,
                 self._clock.of(ended.referenced_ns) if ended.reference_s else 0,

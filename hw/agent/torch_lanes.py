@@ -183,7 +183,7 @@ class TorchLanes:
                 self._speed_meter.look()
             return
         # lack of memory would cost the instance its place: it is the reason only where there is no other
-        reason, detail = min(outcome.failed.values(), key=lambda found: found[0] == "out_of_memory")
+        reason, detail = min(outcome.failed.values(), key=lambda failure: failure[0] == "out_of_memory")
         if not outcome.rows:
             self._tell(BatchBroken(command.batch, reason, detail))
             return

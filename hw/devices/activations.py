@@ -120,10 +120,10 @@ class Activations:
             KeyError: there is none.
             Exception: what went wrong where it could not be kept.
         """
-        found = self._rows[request]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        row = self._rows[request]
+        if isinstance(row, Exception):
+            raise row
+        return row
 
     def send(self, message: Move) -> Moved:
         """Write these activations into another agent's arena; they stand there once this returns.
@@ -190,5 +190,5 @@ class Activations:
 
 def _copy_of(rows: Sequence[Row]) -> Tensor:
     """A block of these alone, in their order of memory."""
-    found = gather(rows)
-    return found.clone(memory_format=torch.preserve_format) if shares_memory(found, rows[0][0]) else found
+    tensor = gather(rows)
+    return tensor.clone(memory_format=torch.preserve_format) if shares_memory(tensor, rows[0][0]) else tensor

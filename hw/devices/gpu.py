@@ -116,9 +116,9 @@ def unserved(capability: tuple[int, int], built_for: Sequence[str]) -> str:
     major, minor = capability
     for name in built_for:
         kind, _, number = name.partition("_")
-        found = divmod(int(number.rstrip("af")), 10)
-        is_later = found <= capability and (kind == "compute" or found[0] == major)
-        if found == capability or (is_later and not number.endswith("a")):
+        architecture = divmod(int(number.rstrip("af")), 10)
+        is_later = architecture <= capability and (kind == "compute" or architecture[0] == major)
+        if architecture == capability or (is_later and not number.endswith("a")):
             return ""
     what = f"torch {torch.__version__} is built for {', '.join(built_for) or 'no GPU'}, this one is sm_{major}{minor}"
     return f"{what}; {_REMEDY_OF_OLD if _OLDEST <= capability < _TURING else 'install a torch that is built for it'}"
@@ -150,8 +150,8 @@ def unseen(
         return f"torch {torch.__version__} is built without CUDA; install one that has it"
     needs = int(built_for.partition(".")[0])
     if serves is not None and serves[0] < needs:
-        found = f"the driver {driver} serves CUDA {serves[0]}.{serves[1]}, torch is built for {built_for}"
-        return f"{found}; install a newer driver, or a torch that is built for CUDA {serves[0]}"
+        problem = f"the driver {driver} serves CUDA {serves[0]}.{serves[1]}, torch is built for {built_for}"
+        return f"{problem}; install a newer driver, or a torch that is built for CUDA {serves[0]}"
     if visible is not None:
         return f"CUDA_VISIBLE_DEVICES={visible} hides it; change it, or leave it out"
     if mig:

@@ -276,10 +276,10 @@ def _give_large_blocks_back() -> None:
 
 def _find(name: str) -> Callable[..., int] | None:
     try:
-        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (OSError, TypeError, AttributeError):  # not glibc
         return None
-    return found
+    return function
 
 
 _malloc_trim, _mallopt = _find("malloc_trim"), _find("mallopt")

@@ -37,13 +37,13 @@ def apart(work: Work[Result], tell: Tell) -> Result:
         WorkError: it died, or raised anything else: its words.
     """
     spawn = multiprocessing.get_context("spawn")
-    heard, told = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_carry_out, args=(work, told), daemon=True)
+    heard, sender = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=_carry_out, args=(work, sender), daemon=True)
     process.start()
-    told.close()
+    sender.close()
     try:
-        found: Result = _listened(heard, tell)
-        return found
+        result: Result = _listened(heard, tell)
+        return result
     except EOFError:
         process.join()
         raise WorkError(f"the process that worked apart ended by itself (exit code {process.exitcode})") from None
@@ -63,13 +63,13 @@ def _listened(heard: Connection, tell: Tell) -> Any:
         tell(*value)
 
 
-def _carry_out(work: Work[Any], told: Connection) -> None:
+def _carry_out(work: Work[Any], sender: Connection) -> None:
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):  # nobody listens any more; the parent was told, too
         try:
-            found = ("done", work(lambda *counts: told.send(("at", counts))))
+            reply = ("done", work(lambda *counts: sender.send(("at", counts))))
         except Exception as error:
-            found = ("failed", _tellable(error))
-        told.send(found)
+            reply = ("failed", _tellable(error))
+        sender.send(reply)
 
 
 def _tellable(error: Exception) -> Exception:

@@ -85,14 +85,14 @@ def no_timer_slack() -> None:
 
 def overruns_ns(sleeps: int = _SLEEPS, limit_ns: int = _MEASURING_NS) -> list[int]:
     """By how much each of some short sleeps was too long, ascending; stops after `limit_ns`."""
-    found: list[int] = []
+    overruns: list[int] = []
     began_ns = now_ns = time.monotonic_ns()
-    while len(found) < sleeps and now_ns - began_ns < limit_ns:
+    while len(overruns) < sleeps and now_ns - began_ns < limit_ns:
         due_ns = time.monotonic_ns() + round(_SLEEP_S * 1e9)
         select.select((), (), (), _SLEEP_S)
         now_ns = time.monotonic_ns()
-        found.append(max(0, now_ns - due_ns))
-    return sorted(found)
+        overruns.append(max(0, now_ns - due_ns))
+    return sorted(overruns)
 
 
 def waited_ns() -> int:
@@ -125,8 +125,8 @@ class Waker:
         no_timer_slack()
         self._clock_ns = clock_ns
         if overrun_ns is None:
-            found = overruns_ns()
-            overrun_ns = found[round(_SHARE * (len(found) - 1))]
+            overruns = overruns_ns()
+            overrun_ns = overruns[round(_SHARE * (len(overruns) - 1))]
         self.overrun_ns = overrun_ns
         self.looked_ns = 0
 

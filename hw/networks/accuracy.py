@@ -129,8 +129,8 @@ def load_accuracy(path: Path) -> AccuracyTable:
     """
     content, raw = read_bytes(path, hint="; `slimsched model train` writes one"), dict[str, Any]()
     try:
-        found = json.loads(content)
-        raw = found if isinstance(found, dict) else raw
+        document = json.loads(content)
+        raw = document if isinstance(document, dict) else raw
         return _table(strict.validate(_Document, raw, str(path)), str(path))
     except InputError as error:
         remedy = "delete the file and write it anew with `slimsched model train`"
@@ -160,23 +160,23 @@ class _Document(StrictModel):
     correct: str | None
 
 
-def _table(found: _Document, source: str) -> AccuracyTable:
+def _table(document: _Document, source: str) -> AccuracyTable:
     """Of a document whose parts agree; raises `InputError` with the key at fault."""
     for key in ("model", "images", "correct"):
-        if (getattr(found, key) is None) != (found.provenance == PAPER):
-            wanted = "null in a table of the paper" if found.provenance == PAPER else "given in a measured table"
+        if (getattr(document, key) is None) != (document.provenance == PAPER):
+            wanted = "null in a table of the paper" if document.provenance == PAPER else "given in a measured table"
             raise InputError(source, key, f"must be {wanted}")
-    _require_grid(found.tuples, source)
-    if len(found.top1) != len(found.tuples):
-        raise InputError(source, "top1", f"has {len(found.top1)} values for {len(found.tuples)} tuples")
-    if found.model is None or found.images is None or found.correct is None:
-        return PaperTable(found.tuples, found.top1, found.dataset)
-    correct = _bits(found.correct, found.images, len(found.tuples), source)
-    for number, (share, counted) in enumerate(zip(found.top1, correct.mean(axis=0), strict=True)):
+    _require_grid(document.tuples, source)
+    if len(document.top1) != len(document.tuples):
+        raise InputError(source, "top1", f"has {len(document.top1)} values for {len(document.tuples)} tuples")
+    if document.model is None or document.images is None or document.correct is None:
+        return PaperTable(document.tuples, document.top1, document.dataset)
+    correct = _bits(document.correct, document.images, len(document.tuples), source)
+    for number, (share, counted) in enumerate(zip(document.top1, correct.mean(axis=0), strict=True)):
         if abs(share - counted) > TOLERANCE:
-            problem = f"is {share:g} for {list(found.tuples[number])}, but the bits say {counted:g}"
+            problem = f"is {share:g} for {list(document.tuples[number])}, but the bits say {counted:g}"
             raise InputError(source, f"top1.{number}", problem)
-    return Evaluation(found.tuples, correct, found.model, found.dataset, found.made_with)
+    return Evaluation(document.tuples, correct, document.model, document.dataset, document.made_with)
 
 
 def _require_grid(tuples: Sequence[Widths], source: str) -> None:
@@ -212,11 +212,11 @@ def _bits(text: str, images: int, tuples: int, source: str) -> NDArray[np.bool_]
 def _inflated(data: bytes, size: int) -> bytes:
     """Exactly `size` bytes from a zlib stream; never more than one byte beyond it is made."""
     stream = zlib.decompressobj()
-    found = stream.decompress(data, size + 1)
-    if len(found) > size:
+    content = stream.decompress(data, size + 1)
+    if len(content) > size:
         raise ValueError(f"more than the {size} bytes expected")
-    if len(found) < size or not stream.eof:
-        raise ValueError(f"cut off after {len(found)} of {size} bytes")
+    if len(content) < size or not stream.eof:
+        raise ValueError(f"cut off after {len(content)} of {size} bytes")
     if stream.unused_data:
         raise ValueError(f"{len(stream.unused_data)} bytes behind the end")
-    return found
+    return content

@@ -111,9 +111,9 @@ def _knows_no_neighbours(subject: Subject) -> None:
 def _has_no_batch_norm(model: SlimmableModel) -> None:
     """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    found = [name for name, part in model.named_modules() if isinstance(part, kinds)]
-    if found:
-        several = f"{', '.join(found[:3])}{' ...' if len(found) > 3 else ''}"
+    names = [name for name, part in model.named_modules() if isinstance(part, kinds)]
+    if names:
+        several = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
         problem = "an image's result depends on its batch while it learns, and its statistics would be of one width"
         raise _BrokenError(f"{several}: BatchNorm: {problem}")
 
@@ -126,11 +126,13 @@ def _serves_from_instances(subject: Subject) -> None:
         wanted = {key: model.forward_segment(subject.inputs[key], *key) for key in keys}
         instances = {width: model.instance(segment, width) for width in model.spec.widths}
         with _spoiled(model):
-            for own, instance in instances.items():
-                for key in (key for key in keys if key[1] <= own):
-                    found = instance.run(subject.inputs[key], key[1], key[2])
-                    if not torch.allclose(found, wanted[key], RELATIVE, ABSOLUTE):
-                        raise _BrokenError(f"an instance of width {own} gives other numbers at {key} than the network")
+            for alone, instance in instances.items():
+                for key in (key for key in keys if key[1] <= alone):
+                    output = instance.run(subject.inputs[key], key[1], key[2])
+                    if not torch.allclose(output, wanted[key], RELATIVE, ABSOLUTE):
+                        raise _BrokenError(
+                            f"an instance of width {alone} gives other numbers at {key} than the network"
+                        )
     _serves_in_channels_last(subject)
 
 
@@ -142,10 +144,10 @@ def _serves_in_channels_last(subject: Subject) -> None:
         laid_out = x.contiguous(memory_format=order) if x.dim() == 4 else x
         wanted = subject.model.forward_segment(x, segment, width, previous)
         try:
-            found = instance.run(laid_out, width, previous)
+            output = instance.run(laid_out, width, previous)
         except RuntimeError as error:
             raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory: {error}") from None
-        if not torch.allclose(found, wanted, RELATIVE, ABSOLUTE):
+        if not torch.allclose(output, wanted, RELATIVE, ABSOLUTE):
             raise _BrokenError(f"at {(segment, width, previous)} with channels last in memory it gives other numbers")
 
 
@@ -165,8 +167,8 @@ def _holds_its_own_memory(subject: Subject) -> None:
         for width in model.spec.widths:
             instance = model.instance(segment, width)
             if instance.weight_bytes != model.instance_bytes(segment, width):
-                found = f"{instance.weight_bytes} bytes, expected {model.instance_bytes(segment, width)}"
-                raise _BrokenError(f"the instance of segment {segment} at width {width} holds {found}")
+                size = f"{instance.weight_bytes} bytes, expected {model.instance_bytes(segment, width)}"
+                raise _BrokenError(f"the instance of segment {segment} at width {width} holds {size}")
             stored = sum(tensor.untyped_storage().nbytes() for tensor in instance.weights.values())
             if stored != instance.weight_bytes:
                 raise _BrokenError(f"the instance of segment {segment} at width {width} keeps {stored} bytes alive")
@@ -178,13 +180,13 @@ def _counts_its_cost(subject: Subject) -> None:
         shapes = model.weight_shapes(*key)
         weights = slice_weights(model.state_dict(), shapes)
         counts, y = counted(lambda key=key, weights=weights, x=x[:1]: model.run_segment(key[0], weights, x))  # type: ignore[misc]
-        found = model.cost(*key)
+        cost = model.cost(*key)
         params = sum(prod(shape) for shape in shapes.values())
         wanted = (counts.macs, params, y.numel() * y.element_size())
-        if (found.macs, found.params, found.activation_bytes) != wanted:
-            raise _BrokenError(f"at {key} it says {found}; counted are (macs, params, activation_bytes) = {wanted}")
-        if min(found.moved_bytes, found.kernels) < 1:
-            raise _BrokenError(f"at {key} it says {found}: nothing moved or launched")
+        if (cost.macs, cost.params, cost.activation_bytes) != wanted:
+            raise _BrokenError(f"at {key} it says {cost}; counted are (macs, params, activation_bytes) = {wanted}")
+        if min(cost.moved_bytes, cost.kernels) < 1:
+            raise _BrokenError(f"at {key} it says {cost}: nothing moved or launched")
 
 
 def _costs_more_when_wider(subject: Subject) -> None:

@@ -102,9 +102,9 @@ def dataset_label(name: str) -> str:
 
 def require_fit(spec: ModelSpec, dataset: Dataset) -> None:
     """Raise `InputError` unless a network takes these images and knows these classes."""
-    found, classes = dataset.train_images.shape[1:], dataset.classes
-    if (found, classes) != (spec.input_shape, spec.classes):
-        problem = f"{dataset.name} has images of {found} in {classes} classes, "
+    shape, classes = dataset.train_images.shape[1:], dataset.classes
+    if (shape, classes) != (spec.input_shape, spec.classes):
+        problem = f"{dataset.name} has images of {shape} in {classes} classes, "
         problem += f"the model takes {spec.input_shape} in {spec.classes}; choose a model and a data set that fit"
         raise InputError("model", "dataset", problem)
 
@@ -202,20 +202,20 @@ def _folder(folder: Path) -> Dataset:
     from torchvision.datasets import ImageFolder
 
     require_image_folder(folder)
-    found = []
+    parts = []
     for part in PARTS:
         try:
-            found.append(ImageFolder(str(folder / part)))
+            parts.append(ImageFolder(str(folder / part)))
         except (FileNotFoundError, OSError) as error:  # no classes, or one without images: it says which
             raise _wrong(f"{folder / part}: {in_a_line(str(error))}") from None
-    train, test = found
+    train, test = parts
     if train.classes != test.classes:
         differ = ", ".join(sorted(set(train.classes) ^ set(test.classes)))
         raise _wrong(f"{folder}: train and test must have the same classes; these are in one alone: {differ}")
     size = _size(Path(train.samples[0][0]))
-    mode = _mode([Path(path) for part in found for path, _ in part.samples])
-    images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in found]
-    labels = [np.asarray(part.targets, np.int64) for part in found]
+    mode = _mode([Path(path) for part in parts for path, _ in part.samples])
+    images = [np.stack([_pixels(Path(path), mode, size) for path, _ in part.samples]) for part in parts]
+    labels = [np.asarray(part.targets, np.int64) for part in parts]
     return _normalised(dataset_label(str(folder)), images[0], labels[0], images[1], labels[1], len(train.classes))
 
 
@@ -251,8 +251,8 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
     """(C, H, W) as float32."""
     with _opened(path) as image:
         if image.size != size:
-            found, wanted = (f"{width} x {height}" for width, height in (image.size, size))
-            raise _wrong(f"{path} has {found} pixels, the first image {wanted}; make all images equally large")
+            size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))
+            raise _wrong(f"{path} has {size_text} pixels, the first image {wanted}; make all images equally large")
         try:
             pixels = np.asarray(image.convert(mode), np.float32)
         except OSError as error:  # cut short
@@ -266,9 +266,9 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
 
 
 def _own(name: str) -> Dataset:
-    made = own_class(name, *_KEY)
+    dataset = own_class(name, *_KEY)
     with blaming(name, *_KEY):
-        given = made()
+        given = dataset()
         parts = [(part, getattr(given, part)) for part in PARTS]
     (train, train_labels), (test, test_labels) = (_part(f"{name}: {part}", value) for part, value in parts)
     if train.shape[1:] != test.shape[1:]:

@@ -49,11 +49,11 @@ def evaluate(
 
 def _predictions(model: SlimmableModel, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
     """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
-    found: list[NDArray[np.int64]] = []
+    labels: list[NDArray[np.int64]] = []
     for width in model.spec.widths:
         y = model.forward_segment(x, segment, width, previous_width)
         if segment == model.spec.segments:
-            found.append(y.argmax(dim=1).cpu().numpy())
+            labels.append(y.argmax(dim=1).cpu().numpy())
         else:
-            found += _predictions(model, y, segment + 1, width)
-    return found
+            labels += _predictions(model, y, segment + 1, width)
+    return labels

@@ -65,9 +65,9 @@ class Network:
         """A fresh one, its weights drawn from torch's generator; raises `InputError` where it can't be made."""
         if not self.is_own:
             return SlimResNet(PRESETS[self.name])
-        found = self._own_class()
+        own_model = self._own_class()
         with blaming(self.name, self.source, self.key):
-            return found(**self.options)
+            return own_model(**self.options)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -76,12 +76,12 @@ class Network:
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""
-        found = own_class(self.name, self.source, self.key)
-        if not (isinstance(found, type) and issubclass(found, SlimmableModel)):
+        model_class = own_class(self.name, self.source, self.key)
+        if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
             problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel: subclass it"
             remedy = "write the network as segments of several widths (docs/models.md, examples/own-network)"
             raise InputError(self.source, self.key, f"{problem}, and {remedy}")
-        return found
+        return model_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class ModelFile:
         except RuntimeError as error:
             problem = f"the weights do not fit the network ({in_a_line(str(error))})"
             raise InputError(str(self.path), "", problem) from None
-        found = model_hash(model.state_dict())
-        if found != metadata.get("hash"):
-            problem = f"the weights hash to {found}, the header says {metadata.get('hash')!r}: the file was damaged"
+        digest = model_hash(model.state_dict())
+        if digest != metadata.get("hash"):
+            problem = f"the weights hash to {digest}, the header says {metadata.get('hash')!r}: the file was damaged"
             raise InputError(str(self.path), "hash", problem)
         return model.eval(), metadata
 
@@ -116,12 +116,12 @@ class ModelFile:
         if config is None:
             return self._own(label)
         try:
-            found = SlimResNetConfig.from_json(config)
+            own_config = SlimResNetConfig.from_json(config)
         except (ValueError, RecursionError) as error:
             raise InputError(str(self.path), "config", f"not a model configuration ({error})") from None
-        if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != found):
+        if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != own_config):
             raise self._other(label or "another slimmable ResNet")
-        return SlimResNet(found)
+        return SlimResNet(own_config)
 
     def _own(self, label: str) -> SlimmableModel:
         """A user's class: under the name that the caller gives, never the file's alone."""

@@ -217,11 +217,15 @@ def _require_batch(dataset: Dataset, knobs: TrainingKnobs) -> None:
 
 def _require_growth(model: SlimmableModel, knobs: TrainingKnobs) -> None:
     """Sizes must grow up to the images' own, and the network must take each of them."""
-    channels, *own = model.spec.input_shape
+    channels, *extent = model.spec.input_shape
     shares, sizes = [share for share, _ in knobs.growth], [pixels for _, pixels in knobs.growth]
-    if shares != sorted(set(shares)) or any(not 0 < share < 1 for share in shares) or max(sizes, default=1) > min(own):
+    if (
+        shares != sorted(set(shares))
+        or any(not 0 < share < 1 for share in shares)
+        or max(sizes, default=1) > min(extent)
+    ):
         problem = f"found {[list(pair) for pair in knobs.growth]}; shares must ascend between 0 and 1 (the last epochs "
-        raise InputError("model", "training.growth", problem + f"have whole images), pixels be at most {min(own)}")
+        raise InputError("model", "training.growth", problem + f"have whole images), pixels be at most {min(extent)}")
     for pixels in sizes:
         try:
             with torch.no_grad():
@@ -350,8 +354,8 @@ class _Training:
                 images = images.to(self._knobs.device, memory_format=self._format)
                 labels = torch.from_numpy(data.test_labels[start : start + batch]).to(self._knobs.device)
                 for width in spec.widths:
-                    found = self._logits(images, (width,) * spec.segments).argmax(dim=1)
-                    right[width] += int((found == labels).sum())
+                    answers = self._logits(images, (width,) * spec.segments).argmax(dim=1)
+                    right[width] += int((answers == labels).sum())
         return {width: count / len(data.test_labels) for width, count in right.items()}
 
     # ------------------------------------------------------------------------------------------------- checkpoints

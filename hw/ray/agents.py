@@ -207,12 +207,12 @@ class RayHosts:
         if keeper is None or keeper.node != node:
             keeper = _Keeper(node, self._class.options(scheduling_strategy=self._cluster.on(node)).remote())
             self._keepers[agent] = keeper
-        told = keeper.actor.code.remote()
-        while not ray.wait([told], timeout=_LOOK_S)[0]:
+        code = keeper.actor.code.remote()
+        while not ray.wait([code], timeout=_LOOK_S)[0]:
             if handle.is_given_up or self._cluster.node_of(node.host) != node:
                 return None
         try:
-            require_same_code(node.host, *ray.get(told))
+            require_same_code(node.host, *ray.get(code))
         except ray.exceptions.RayError:  # it has died
             del self._keepers[agent]
             return None

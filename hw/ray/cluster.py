@@ -54,10 +54,10 @@ class Node:
     address: str
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Node:
+    def of(cls, record: Mapping[str, Any]) -> Node:
         """From what Ray tells of it."""
-        labels, system = found.get("Labels") or {}, str(found.get("NodeManagerHostname", ""))
-        return cls(str(found["NodeID"]), str(labels.get(HOST_LABEL) or system), str(found["NodeManagerAddress"]))
+        labels, system = record.get("Labels") or {}, str(record.get("NodeManagerHostname", ""))
+        return cls(str(record["NodeID"]), str(labels.get(HOST_LABEL) or system), str(record["NodeManagerAddress"]))
 
 
 class RayCluster:
@@ -74,8 +74,8 @@ class RayCluster:
         self.gone = threading.Event() if gone is None else gone
         self.address = address
         self._seen: dict[str, int] = {}  # nodes, and in which order they were seen first
-        own = str(ray.get_runtime_context().get_node_id())
-        self.here = next(node for node in self.nodes() if node.number == own)
+        here = str(ray.get_runtime_context().get_node_id())
+        self.here = next(node for node in self.nodes() if node.number == here)
 
     def nodes(self) -> list[Node]:
         """Those that are alive, by name."""
@@ -121,16 +121,16 @@ def joined(address: str, source: str, key: str, *, beyond_loopback: bool = False
     if ray.is_initialized():  # by whoever is about a larger piece of work in this process
         yield _joined[-1] if _joined else RayCluster(ray, address)
         return
-    found = require_entry(ray, address, source, key)
-    require_closed(found, source, key)
+    entry = require_entry(ray, address, source, key)
+    require_closed(entry, source, key)
     try:
-        ray.init(address=found, namespace="slimsched", log_to_driver=False, logging_level=logging.ERROR, **_own(found))
+        ray.init(address=entry, namespace="slimsched", log_to_driver=False, logging_level=logging.ERROR, **_own(entry))
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         problem = f"no Ray cluster answers at {address!r} ({in_a_line(str(error))})"
         raise InputError(source, key, f"{problem}; {START}") from None
-    with while_head_lives(found) as gone:
+    with while_head_lives(entry) as gone:
         try:
-            cluster = RayCluster(ray, found, gone)
+            cluster = RayCluster(ray, entry, gone)
             _require_told(cluster, source, beyond_loopback=beyond_loopback)
             _joined.append(cluster)
             yield cluster

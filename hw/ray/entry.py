@@ -48,21 +48,21 @@ def require_entry(ray: ModuleType, address: str, source: str, key: str) -> str:
         InputError: it is no address, nobody is there, no Ray is there, or another version of it, or this process has
             not the cluster's token.
     """
-    found = _found_here(source, key) if address == LOCAL else address
-    _require_listener(found, source, key)
+    entry = _found_here(source, key) if address == LOCAL else address
+    _require_listener(entry, source, key)
     token = _own_token(source, key)
     try:
-        version = version_at(found, token)
+        version = version_at(entry, token)
     except PermissionError:
-        problem = f"the Ray cluster at {found} asks for a token, and this process shows "
+        problem = f"the Ray cluster at {entry} asks for a token, and this process shows "
         problem += "none" if token is None else "another one"
         raise InputError(source, key, f"{problem}; {_SETTING}") from None
     except OSError as error:
-        raise InputError(source, key, f"no Ray cluster answers at {found} ({error}); {START}") from None
+        raise InputError(source, key, f"no Ray cluster answers at {entry} ({error}); {START}") from None
     if version and version != ray.__version__:
-        problem = f"the cluster at {found} runs Ray {version}, this process {ray.__version__}"
+        problem = f"the cluster at {entry} runs Ray {version}, this process {ray.__version__}"
         raise InputError(source, key, f"{problem}; install the same on all hosts")
-    return found
+    return entry
 
 
 def require_closed(address: str, source: str, key: str) -> None:
@@ -97,7 +97,9 @@ def is_loopback(address: str) -> bool:
 
 def _addresses() -> list[str]:
     """Of this machine, that others may reach."""
-    every = [each for found in psutil.net_if_addrs().values() for each in found if each.family == socket.AF_INET]
+    every = [
+        each for addresses in psutil.net_if_addrs().values() for each in addresses if each.family == socket.AF_INET
+    ]
     return [each.address for each in every if not is_loopback(each.address)]
 
 
@@ -122,8 +124,8 @@ def version_at(address: str, token: str | None) -> str:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:
                 raise PermissionError(address) from None
             raise OSError(in_a_line(f"{error.code().name.lower()}: {error.details()}")) from None
-    found = re.search(rb"\d+\.\d+[\w.]*", answer)
-    return found[0].decode() if found else ""
+    match = re.search(rb"\d+\.\d+[\w.]*", answer)
+    return match[0].decode() if match else ""
 
 
 def _secured(grpc: ModuleType, address: str, options: tuple[tuple[str, int], ...]) -> Any:
@@ -155,12 +157,12 @@ def _found_here(source: str, key: str) -> str:
     from ray._private.services import canonicalize_bootstrap_address
 
     try:
-        found = canonicalize_bootstrap_address(LOCAL)
+        entry = canonicalize_bootstrap_address(LOCAL)
     except (ConnectionError, ValueError) as error:
         raise InputError(source, key, f"no one Ray cluster is found by `auto` ({in_a_line(str(error))})") from None
-    if not found:
+    if not entry:
         raise InputError(source, key, f"no Ray cluster runs on this machine; {START}")
-    return str(found)
+    return str(entry)
 
 
 def _require_listener(address: str, source: str, key: str) -> None:

@@ -277,15 +277,15 @@ def transfer_round(
     """
     request = (0,)
     source.ask(BenchmarkMove(*request, payload_bytes), Done)
-    found = []
+    times = []
     for number in range(count):
         time.sleep(pause_s)
         begin_ns = time.monotonic_ns()
         moved = source.ask(Move(number, destination, 0, request, address), Moved)
         moved_s = (time.monotonic_ns() - begin_ns) / 1e9
-        found.append(moved_s if receiver is None else moved_s + _keeping_s(receiver, moved))
+        times.append(moved_s if receiver is None else moved_s + _keeping_s(receiver, moved))
     source.send(Release(request))
-    return tuple(found)
+    return tuple(times)
 
 
 def _keeping_s(receiver: AgentHandle, moved: Moved) -> float:

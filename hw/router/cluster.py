@@ -98,9 +98,9 @@ class HardwareCluster:
         self.slots: list[AgentSlot] = []
         for server in self.servers:
             if server.knobs.widths != self.served.widths:
-                found, known = list(server.knobs.widths), list(self.served.widths)
+                widths, known = list(server.knobs.widths), list(self.served.widths)
                 where = str(self.file.path) if self.file else "the network"
-                raise InputError(where, "widths", f"server {server.name} has {found}, the model {known}")
+                raise InputError(where, "widths", f"server {server.name} has {widths}, the model {known}")
 
     def __enter__(self) -> HardwareCluster:
         _allow_descriptors(len(self.servers))
@@ -167,13 +167,13 @@ class HardwareCluster:
 
     def telemetry(self) -> dict[str, dict[str, str]]:
         """For each device by name: where each of its sensor's fields comes from."""
-        found = {}
+        sensors = {}
         for device in devices_of(self.servers):
             words = dict(self.slots[device.servers[0]].agent.wait_until_ready().sensor)
             if not device.trusts_counter:
                 words["energy"] += ", not trusted: power is integrated"
-            found[device.name] = words
-        return found
+            sensors[device.name] = words
+        return sensors
 
     def run(
         self,
@@ -252,11 +252,11 @@ def background_watch(servers: Sequence[HardwareServer], slots: Sequence[AgentSlo
     router_cores = frozenset(own_cores(servers)) or None
 
     def own() -> dict[int | str, Used]:
-        found: dict[int | str, Used] = {"ended": ended_children()}
-        found[os.getpid()] = Used(process_cpu_s(os.getpid()), router_cores)
+        used: dict[int | str, Used] = {"ended": ended_children()}
+        used[os.getpid()] = Used(process_cpu_s(os.getpid()), router_cores)
         for server, pid in zip(servers, _pids(slots), strict=True):
-            found[pid] = Used(process_cpu_s(pid), frozenset(server.device.cores) or None)
-        return found
+            used[pid] = Used(process_cpu_s(pid), frozenset(server.device.cores) or None)
+        return used
 
     physical = dict.fromkeys(server.device.physical for server in servers)
     cores = [cores for kind, cores in physical if kind == "cpu"]

@@ -22,9 +22,9 @@ class LateLedger:
         """See `Ledger`."""
         self._steps.append((self.ledger.observe_router, (event, commands, now_ns)))
 
-    def note_batch(self, server: int, told: BatchTold) -> None:
+    def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Ledger`."""
-        self._steps.append((self.ledger.note_batch, (server, told)))
+        self._steps.append((self.ledger.note_batch, (server, note)))
 
     def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
         """See `Ledger`."""
@@ -37,6 +37,6 @@ class LateLedger:
     def catch_up(self) -> None:
         """Tell the ledger all of it."""
         while self._steps:
-            note, told = self._steps.popleft()
-            note(*told)
+            note, batch = self._steps.popleft()
+            note(*batch)
         self.ledger.take_credits()  # nobody learns here

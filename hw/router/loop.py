@@ -539,12 +539,12 @@ class RouterLoop:
             if (carry_out := self._of_command.get(type(command))) is not None:  # the ledger has seen what ended
                 carry_out(command)
 
-    def _choose(self, asked: Decide) -> None:
-        choice = self._routing.policy.choose(asked.view, self._routing.rng)
+    def _choose(self, request: Decide) -> None:
+        choice = self._routing.policy.choose(request.view, self._routing.rng)
         if isinstance(choice, Hold):
-            self._events.append(Held(asked.decision, choice))
+            self._events.append(Held(request.decision, choice))
         else:
-            self._events.append(Decided(asked.decision, choice))
+            self._events.append(Decided(request.decision, choice))
         if self._meter is not None:
             self._meter.made()
 

@@ -490,7 +490,7 @@ class RemoteServer:
                 raise AssertionError(f"not for a server: {message}")
 
     def _take_back(self, message: Returned) -> None:
-        requests, told, run = message.requests, message.told, self._run
+        requests, note, run = message.requests, message.told, self._run
         self._heard_steps = message.steps
         self.in_flight -= len(requests)
         if message.reference_s:
@@ -499,7 +499,7 @@ class RemoteServer:
         counts.batches += 1
         counts.images += len(requests)
         self.inbox.forget(requests)
-        run.ledger.note_batch(self.index, told)
+        run.ledger.note_batch(self.index, note)
         is_last = message.segment == run.segments
         correct = run.labels(requests, message.width, message.labels) if is_last else ()
         self._tell_router(

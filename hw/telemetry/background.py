@@ -89,8 +89,8 @@ class CoreWatch:
     def take(self) -> BackgroundLoad | None:
         """On the device that has most of it; None where the system does not account for the cores' time."""
         after = self._look()
-        found = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
-        return max(found, key=lambda load: load.share, default=None)
+        loads = [load for place in self._places if (load := _between(self._before, after, place)) is not None]
+        return max(loads, key=lambda load: load.share, default=None)
 
     def _look(self) -> _Seen:
         cores = [times._asdict() for times in self._core_times()]
@@ -140,12 +140,12 @@ class GpuWatch:
 
     def look(self) -> None:
         """Since the look before: NVML keeps samples of the last seconds only."""
-        own = self._own()
-        found = process_shares(self._nvml, self._handle, self._since_us)
-        self._since_us = max((self._since_us, *(each.at_us for each in found)))
+        pids = self._own()
+        shares = process_shares(self._nvml, self._handle, self._since_us)
+        self._since_us = max((self._since_us, *(each.at_us for each in shares)))
         known = other_processes(self._nvml, self._handle, ()) or ()
-        if found and any(pid in own for pid in known):
-            self._shares.append(_share(sum(each.share for each in found if each.pid not in own)))
+        if shares and any(pid in pids for pid in known):
+            self._shares.append(_share(sum(each.share for each in shares if each.pid not in pids)))
 
     def take(self) -> BackgroundLoad | None:
         """Mean over the looks; None where NVML tells nothing."""
@@ -177,5 +177,5 @@ class BackgroundWatch:
 
     def take(self) -> BackgroundLoad | None:
         """Since the start; None where nothing tells."""
-        found = [gpu.take() for gpu in self._gpus] + ([self._cores.take()] if self._cores else [])
-        return max((load for load in found if load is not None), key=lambda load: load.share, default=None)
+        loads = [gpu.take() for gpu in self._gpus] + ([self._cores.take()] if self._cores else [])
+        return max((load for load in loads if load is not None), key=lambda load: load.share, default=None)

@@ -72,17 +72,17 @@ def cpu_sensor(
 def available_devices(nvml: Any | None = None) -> list[DeviceDescription]:
     """Every GPU that CUDA shows, then the CPU as one device; each sensor is asked once."""
     library = load_nvml() if nvml is None else nvml
-    found = [] if library is None else _gpus(library)
+    devices = [] if library is None else _gpus(library)
     cores = usable_cores()
     idle_w, tdp_w = CPU_IDLE_W_PER_CORE * len(cores), CPU_TDP_W_PER_CORE * len(cores)
     sensor = cpu_sensor((os.getpid(),), cores, idle_w, tdp_w, lambda: 0)
     memory = machine_bytes()
-    return [*found, DeviceDescription(cpu_name(), "cpu", 0, cores, memory, sensor.describe())]
+    return [*devices, DeviceDescription(cpu_name(), "cpu", 0, cores, memory, sensor.describe())]
 
 
-def unusable_devices(found: Sequence[DeviceDescription]) -> list[str]:
+def unusable_devices(devices: Sequence[DeviceDescription]) -> list[str]:
     """A warning for each of them that can't be used."""
-    return [f"warning: {device.kind}:{device.index} {device.state}" for device in found if device.problem]
+    return [f"warning: {device.kind}:{device.index} {device.state}" for device in devices if device.problem]
 
 
 def _gpus(nvml: Any) -> list[DeviceDescription]:

@@ -149,10 +149,10 @@ def used_vram_bytes(nvml: Any, handle: Any) -> int:
 def free_vram_bytes(nvml: Any, handle: Any) -> tuple[int, int]:
     """(free, all) memory of the device; zeros where NVML does not say."""
     try:
-        told = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
+        memory = Board(nvml, handle).ask("nvmlDeviceGetMemoryInfo")
     except RefusedError:
         return 0, 0
-    return int(told.free), int(told.total)
+    return int(memory.free), int(memory.total)
 
 
 class NvmlSensor(Sensor):
@@ -308,8 +308,8 @@ def other_processes(nvml: Any, handle: Any, own: Sequence[int]) -> list[int] | N
 def process_vram_bytes(nvml: Any, handle: Any, pid: int) -> int | None:
     """What a process holds on the device; None where NVML does not know it, or not how much."""
     processes = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetComputeRunningProcesses")) or ()
-    found = [process.usedGpuMemory for process in processes if process.pid == pid]
-    return int(found[0]) if found and found[0] is not None else None
+    used_bytes = [process.usedGpuMemory for process in processes if process.pid == pid]
+    return int(used_bytes[0]) if used_bytes and used_bytes[0] is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +324,8 @@ class ProcessShare:
 def process_shares(nvml: Any, handle: Any, since_us: int) -> list[ProcessShare]:
     """Of every process that used the device since then; nothing where NVML does not say."""
     samples = _answer(lambda: Board(nvml, handle).ask("nvmlDeviceGetProcessUtilization", since_us))
-    found = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in samples or ()]
-    return [each for each in found if each.at_us > since_us]  # some drivers fill up with zeros
+    shares = [ProcessShare(each.pid, each.smUtil / 100, each.timeStamp) for each in samples or ()]
+    return [each for each in shares if each.at_us > since_us]  # some drivers fill up with zeros
 
 
 def _answer(question: Callable[[], Any]) -> Any:

@@ -49,12 +49,12 @@ class OffsetEstimate:
         """An exchange: when the router asked and heard by its clock, what the agent's clock said in between."""
         lasted_ns = heard_ns - sent_ns
         error_ns = ceil((0.5 + self.DRIFT) * lasted_ns)
-        found = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)
+        offset = ClockOffset(agent_ns - (sent_ns + heard_ns) // 2, error_ns)
         if self._best is not None:
             grown_ns = self._best.error_ns + ceil(self.DRIFT * (heard_ns - self._at_ns))
-            has_jumped = abs(found.offset_ns - self._best.offset_ns) > found.error_ns + grown_ns + _ROUNDING_NS
+            has_jumped = abs(offset.offset_ns - self._best.offset_ns) > offset.error_ns + grown_ns + _ROUNDING_NS
             self.jumps += has_jumped
-            if found.error_ns > grown_ns and not has_jumped:
+            if offset.error_ns > grown_ns and not has_jumped:
                 return ClockOffset(self._best.offset_ns, grown_ns)
-        self._best, self._at_ns = found, heard_ns
-        return found
+        self._best, self._at_ns = offset, heard_ns
+        return offset

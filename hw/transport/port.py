@@ -204,7 +204,7 @@ class Port(Generic[Sent, Heard]):
             PortClosedError: nothing will come any more (what came before the end has been given).
             PortBrokenError: what came is cut off, or no message.
         """
-        found: list[Heard] = []
+        messages: list[Heard] = []
         for _ in range(_READS):
             try:
                 data, reason = self._end.recv(_READ), ""
@@ -213,17 +213,17 @@ class Port(Generic[Sent, Heard]):
             except OSError as error:
                 data, reason = b"", f" ({error.strerror})"
             if not data:
-                if found:  # before the end is told
+                if messages:  # before the end is told
                     break
                 if self._unread or self._filling:
                     raise PortBrokenError(f"the other end is gone in the middle of a message{reason}")
                 raise PortClosedError(self.ended or f"the other end is gone{reason}")
-            self._take(data, found)
+            self._take(data, messages)
             if len(data) < _READ:
                 break
-        return found
+        return messages
 
-    def _take(self, data: bytes, found: list[Heard]) -> None:
+    def _take(self, data: bytes, messages: list[Heard]) -> None:
         """Some bytes to where they belong, and the messages that are whole to `found`; the rest stays for later."""
         if self._filling is not None:
             come = min(len(data), len(self._filling))
@@ -249,7 +249,7 @@ class Port(Generic[Sent, Heard]):
                 elif kind == LOGGED:
                     self._hear_log(bytes(body))
                 else:
-                    found += self._codec.decode(body)
+                    messages += self._codec.decode(body)
                 body.release()
         self._unread = bytearray(data[at:]) if at < end else bytearray()
 

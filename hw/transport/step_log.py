@@ -136,8 +136,8 @@ def steps_of(data: bytes, server: int) -> tuple[LoggedStep, ...]:
         if at > len(data):
             break
         try:
-            found = _decoder.decode(view[began:at])
+            decoded = _decoder.decode(view[began:at])
         except msgspec.DecodeError as error:
             raise WorkError(f"the log of an agent is damaged at byte {began}: {error}") from None
-        steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in found]
+        steps += [LoggedStep(step.now_ns, core, step.event, tuple(step.commands)) for step in decoded]
     return tuple(steps)

@@ -167,18 +167,18 @@ class Encrypted:
 
     def recv(self, most: int) -> bytes:
         """See `socket.recv`; all that has been decrypted, if it is a little more than `most`: no selector shows it."""
-        found = b""
+        data = b""
         with self._lock, _as_plain():
-            found = self._end.recv(most)
-            while found and (len(found) < most or self._end.pending()):
+            data = self._end.recv(most)
+            while data and (len(data) < most or self._end.pending()):
                 try:
                     more = self._end.recv(most)
                 except OSError:  # nothing more, or the end: the next call tells
                     break
                 if not more:
                     break
-                found += more
-        return found
+                data += more
+        return data
 
     def setblocking(self, flag: bool) -> None:
         """See `socket.setblocking`."""

@@ -39,9 +39,9 @@ class JobNet:
         self.weights = dict(weights)
         expected: dict[str, tuple[int, ...]] = {f"{i}.weight": (b, a) for i, (a, b) in enumerate(pairwise(SIZES))}
         expected |= {f"{i}.bias": (b,) for i, b in enumerate(SIZES[1:])}
-        found = {name: value.shape for name, value in weights.items()}
-        if found != expected or any(value.dtype != np.float32 for value in weights.values()):
-            raise ValueError(f"weights of shapes {found} are no network of {SIZES} in float32")
+        shapes = {name: value.shape for name, value in weights.items()}
+        if shapes != expected or any(value.dtype != np.float32 for value in weights.values()):
+            raise ValueError(f"weights of shapes {shapes} are no network of {SIZES} in float32")
         self._layers = [
             (np.ascontiguousarray(weights[f"{i}.weight"].T), weights[f"{i}.bias"]) for i in range(len(SIZES) - 1)
         ]
@@ -243,8 +243,8 @@ def read_learned(path: Path) -> tuple[Learned, checkpoint.Tensors, dict[str, str
     tensors, header = checkpoint.read(path, SCHEMA, _MADE_BY)
     weights = {name.removeprefix(ACTOR): value for name, value in tensors.items() if name.startswith(ACTOR)}
     try:
-        found: dict[str, Any] = json.loads(header["spec"])
-        spec = LearnedSpec(**found)
+        keys: dict[str, Any] = json.loads(header["spec"])
+        spec = LearnedSpec(**keys)
         learned = Learned(spec, JobNet(weights))
         assert spec.policy.learned == spec.kind
     except InputError as error:

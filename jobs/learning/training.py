@@ -228,13 +228,13 @@ def play(config: TrainingConfig, task: tuple[Weights, int, int]) -> Episode:
     windows, memory = config.windows, list[Decision]()
     chooser = NetChooser(JobNet(weights), stream(seed, "jobs:episode"), memory)
     base = windows.run(start, config.base)
-    own = windows.run(start, config.spec.policy, Choosing(chooser))
+    episode_record = windows.run(start, config.spec.policy, Choosing(chooser))
     rows, chosen, log_prob, at_ns, queues = zip(*memory, strict=True)
     if config.word("reward") == "steps":
-        rewards, score, base_score = _stepwise(windows, at_ns, base, own)
+        rewards, score, base_score = _stepwise(windows, at_ns, base, episode_record)
     else:
         score, base_score = (
-            score_of(record, config.score, windows.gpus, windows.count(record)) for record in (own, base)
+            score_of(record, config.score, windows.gpus, windows.count(record)) for record in (episode_record, base)
         )
         rewards = np.zeros(len(memory))
         rewards[-1] = gain(base_score, score)

@@ -75,12 +75,12 @@ class Cells:
 def numbers(texts: Any) -> Numbers:
     """Numbers; not-a-number for any other text, an infinite one among them."""
     try:
-        found = texts.cast(pyarrow.float64())
+        column = texts.cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:
         trimmed = compute.utf8_trim_whitespace(texts)
         looks_so = compute.match_substring_regex(trimmed, f"^({_NUMBER.pattern})$")
-        found = compute.if_else(looks_so, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
-    values = _floats(found)
+        column = compute.if_else(looks_so, trimmed, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.float64())
+    values = _floats(column)
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -91,9 +91,9 @@ def known(values: Numbers) -> Numbers:
 
 def dates(texts: Any, timezone: str | None = None) -> Cells:
     """As `times` has them, of a log in which 0 says that nothing is known."""
-    found = times(texts, timezone)
-    is_none = (found.forms == SECONDS) & (found.values == 0)
-    return replace(found, values=np.where(is_none, np.nan, found.values), forms=np.where(is_none, 0, found.forms))
+    values = times(texts, timezone)
+    is_none = (values.forms == SECONDS) & (values.values == 0)
+    return replace(values, values=np.where(is_none, np.nan, values.values), forms=np.where(is_none, 0, values.forms))
 
 
 def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0) -> Cells:
@@ -109,8 +109,8 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0) -> Cells
     first = given.is_valid().index(True).as_py()
     form = _time(texts[first].as_py())[1] if first >= 0 else NAIVE
     with suppress(pyarrow.ArrowInvalid, KeyError):
-        found = given.cast(_KINDS[form])  # trying wrong kinds would be slow
-        values = unit_s * _floats(found) if form == SECONDS else _unix_s(found, timezone if form == NAIVE else None)
+        column = given.cast(_KINDS[form])  # trying wrong kinds would be slow
+        values = unit_s * _floats(column) if form == SECONDS else _unix_s(column, timezone if form == NAIVE else None)
         if not np.isinf(values).any():
             return Cells(texts, values, np.where(np.isnan(values), 0, form), TIME)
     values, forms = mapped(texts, _time).reshape(-1, 2).T
@@ -192,9 +192,9 @@ def named(texts: Any, of: Callable[[str], str]) -> Any:
     return pyarrow.array(words, pyarrow.string()).take(coded.indices)
 
 
-def truths(found: Any) -> NDArray[np.bool_]:
+def truths(mask: Any) -> NDArray[np.bool_]:
     """What Arrow found of each text."""
-    values: NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).astype(bool)
+    values: NDArray[np.bool_] = mask.to_numpy(zero_copy_only=False).astype(bool)
     return values
 
 
@@ -217,7 +217,7 @@ def status_of(word: str) -> str:
     return _WORDS.get(word.partition(" ")[0].lower().rstrip("+"), "unknown")
 
 
-def _floats(found: Any) -> Numbers:
+def _floats(column: Any) -> Numbers:
     """With nulls as not-a-number."""
-    values: Numbers = found.to_numpy(zero_copy_only=False).astype(np.float64)
+    values: Numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     return values

@@ -107,10 +107,10 @@ def _openb(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
 
 
 def _is_rltune(lines: Sequence[str]) -> bool:
-    found = [line.split(",") for line in lines if not line.startswith(";")]
-    if not found or len(found[0]) not in (19, 20):
+    rows = [line.split(",") for line in lines if not line.startswith(";")]
+    if not rows or len(rows[0]) not in (19, 20):
         return False
-    return "proceeding_job_number" in found[0] or all(map(is_number, found[0][1:]))
+    return "proceeding_job_number" in rows[0] or all(map(is_number, rows[0][1:]))
 
 
 def _rltune(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
@@ -144,8 +144,8 @@ def _swf(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
     """Remarks count neither as read nor as left out."""
     start_s = 0
     for block in blocks(path):
-        if (found := _UNIX_START.search(block.data)) is not None:
-            start_s = int(found[1])
+        if (match := _UNIX_START.search(block.data)) is not None:
+            start_s = int(match[1])
         for each in columns([_single_blanks(block)], _SWF, _WANTED, tally, " ", quoted=False):
             yield _swf_rows(each, start_s)
     comments = tally.left_out.pop("empty lines", None)
@@ -298,12 +298,12 @@ def format_of(path: Path, options: Options) -> str:
     if options.columns:
         return "csv"
     lines = [line for line in head(path) if line.strip()] or [""]
-    found = [name for name, each in FORMATS.items() if each.looks_like(lines)]
-    if len(found) == 1:
-        return found[0]
-    if not found and slurm.is_another_form(lines):
+    names = [name for name, each in FORMATS.items() if each.looks_like(lines)]
+    if len(names) == 1:
+        return names[0]
+    if not names and slurm.is_another_form(lines):
         problem = f"{lines[0]!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
         raise InputError(str(path), "", f"{problem} `{slurm.COMMAND}`; {_OWN}")
-    problem = f"its first line is {lines[0]!r:.120}, which {'several formats have' if found else 'no known format has'}"
-    remedy = f"say which it is with --format {'|'.join(found or FORMATS)}; {_OWN}"
+    problem = f"its first line is {lines[0]!r:.120}, which {'several formats have' if names else 'no known format has'}"
+    remedy = f"say which it is with --format {'|'.join(names or FORMATS)}; {_OWN}"
     raise InputError(str(path), "", f"{problem}; {remedy}")

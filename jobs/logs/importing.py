@@ -83,10 +83,10 @@ class Gathered:
             kept &= ~(where & is_attempt)
         return kept
 
-    def _unread(self, found: Mapping[str, Cells], among: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+    def _unread(self, columns: Mapping[str, Cells], among: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
         """Where each quantity can't be read; what is said of it shows the first of these texts."""
-        where = {name: cells.is_unread & among for name, cells in found.items()}
-        for name, cells in found.items():
+        where = {name: cells.is_unread & among for name, cells in columns.items()}
+        for name, cells in columns.items():
             if where[name].any() and name not in self.unread:
                 text = cells.texts[int(where[name].argmax())].as_py()
                 self.unread[name] = f"unread {name}, such as {text!r:.40}; write {cells.allowed}"
@@ -94,12 +94,12 @@ class Gathered:
 
     def _note_forms(self, rows: Rows, is_job: NDArray[np.bool_]) -> None:
         """The times of a log have one form, in all columns."""
-        found = np.zeros(len(rows.lines), np.int64)
+        forms = np.zeros(len(rows.lines), np.int64)
         for cells in (*rows.needed.values(), *rows.optional.values()):
-            found = found | cells.forms
-        found = np.where(found == 0, np.where(rows.is_date, NAIVE, SECONDS), found)
+            forms = forms | cells.forms
+        forms = np.where(forms == 0, np.where(rows.is_date, NAIVE, SECONDS), forms)
         for form in FORMS:
-            if form not in self.forms and (where := is_job & (found & form > 0)).any():
+            if form not in self.forms and (where := is_job & (forms & form > 0)).any():
                 self.forms[form] = int(rows.lines[where][0])
 
     def finish(self) -> bool:
@@ -151,7 +151,7 @@ class Gathered:
         submit_s, start_s, run_s, requested_s = (self.numbers[name][rows] for name in _TIMES)
         begun_s = np.where(start_s >= submit_s, start_s, np.nan)
         words = self.words.take(pyarrow.array(rows))
-        found = {
+        cells = {
             "submit_s": submit_s - self.start_s,
             "run_s": run_s,
             "gpus": self.numbers["gpus"][rows],
@@ -162,7 +162,7 @@ class Gathered:
             "attempts": self.numbers["attempts"][rows],
             **{name: words[name].cast(pyarrow.string()) for name in ("job_id", *_WORDS)},
         }
-        return pyarrow.table({name: found[name] for name in COLUMNS})
+        return pyarrow.table({name: cells[name] for name in COLUMNS})
 
 
 def _general(rows: Rows) -> dict[str, NDArray[np.bool_]]:
@@ -190,7 +190,7 @@ def _table(rows: Rows, kept: NDArray[np.bool_]) -> Any:
     columns: dict[str, Any] = {"line": rows.lines[kept]}
     columns["job_id"] = rows.texts["job_id"].filter(mask).cast(pyarrow.large_string())
     for name in _TIMES:
-        columns[name] = (nothing if (found := getattr(rows, name)) is None else found)[kept]
+        columns[name] = (nothing if (column := getattr(rows, name)) is None else column)[kept]
     columns["gpus"] = np.ceil(np.nan_to_num(rows.gpus[kept])).astype(np.int32)
     if rows.gpu_share is not None:
         columns["gpu_share"] = np.round(rows.gpu_share[kept], 3)
@@ -276,8 +276,8 @@ def import_log(
     """
     options = options or Options()
     is_told = name == "auto" and not options.columns
-    found = format_of(log, options) if name == "auto" else name
-    known, tally = FORMATS[found], Tally()
+    log_format = format_of(log, options) if name == "auto" else name
+    known, tally = FORMATS[log_format], Tally()
     gathered = Gathered(tally, known.joins, sums)
     for rows in known.read(log, options, tally):
         gathered.add(rows)
@@ -291,14 +291,14 @@ def import_log(
         _require_seconds(log, gathered)
     start = _start(gathered, tally)
     run_p50_s = float(np.median(gathered.numbers["run_s"][gathered.order]))
-    says_otherwise = " (--unit says otherwise)" if found == "csv" else ""
+    says_otherwise = " (--unit says otherwise)" if log_format == "csv" else ""
     if not _SHORT_S <= run_p50_s <= _LONG_S:
         tally.tell(f"the median run time is {run_p50_s:,.3g} s: are these seconds?{says_otherwise}")
     if gathered.days > _LONG_DAYS:
         tally.tell(f"the log spans {gathered.days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
     order = gathered.order
-    result = Imported(found, is_told, len(order), gathered.days, start, run_p50_s, tally)
-    provenance = {"format": found, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
+    result = Imported(log_format, is_told, len(order), gathered.days, start, run_p50_s, tally)
+    provenance = {"format": log_format, "file": log.name, "start": start, "jobs": result.jobs, "rows": tally.rows}
     slices = (gathered.normal(order[begin : begin + SLICE_ROWS]) for begin in range(0, len(order), SLICE_ROWS))
     write_slices(out, slices, {**provenance, "left_out": tally.document()["left_out"]})
     return result
@@ -330,10 +330,10 @@ def _nothing(tally: Tally) -> str:
     if not tally.left_out:
         return "has no rows, only a header; a log has at least one job"
     reasons = sorted(tally.left_out.items(), key=lambda item: -item[1].rows)[:_MAX_REASONS]
-    told = "; ".join(f"{count.rows:,} {reason} (first: line {count.first_line})" for reason, count in reasons)
+    counts = "; ".join(f"{count.rows:,} {reason} (first: line {count.first_line})" for reason, count in reasons)
     remedy = (
         " Where a Slurm log does not name GPUs (AccountingStorageTRES lacks gres/gpu), --gpus-per-node N supplies them"
         if reasons[0][0] == NO_GPU
         else ""
     )
-    return f"none of its {tally.rows:,} rows makes a job: {told}.{remedy}"
+    return f"none of its {tally.rows:,} rows makes a job: {counts}.{remedy}"

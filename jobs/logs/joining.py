@@ -63,19 +63,19 @@ def codes_of(job_id: Any) -> Indices | None:
     A table of all texts would take some 140 bytes a job for a moment.
     """
     is_number = compute.match_substring_regex(job_id, r"^(0|[1-9]\d{0,17})$")  # 007 is not 7
-    found = job_id.cast(pyarrow.int64()) if compute.all(is_number).as_py() else job_id.dictionary_encode().indices
-    codes: Indices = found.to_numpy().astype(np.int64)
+    column = job_id.cast(pyarrow.int64()) if compute.all(is_number).as_py() else job_id.dictionary_encode().indices
+    codes: Indices = column.to_numpy().astype(np.int64)
     in_order = np.sort(codes)
     return codes if (in_order[1:] == in_order[:-1]).any() else None
 
 
 def is_next(*codes: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each is another than the one before it, in any of the columns."""
-    found = np.zeros(len(codes[0]), bool)
-    found[:1] = True
+    mask = np.zeros(len(codes[0]), bool)
+    mask[:1] = True
     for each in codes:
-        found[1:] |= each[1:] != each[:-1]
-    return found
+        mask[1:] |= each[1:] != each[:-1]
+    return mask
 
 
 def _without_twins(

@@ -115,8 +115,8 @@ def _rows(block: Columns, options: Options) -> Rows:
 
 
 def _quantity(texts: Any) -> Cells:
-    found, is_empty = numbers(texts), truths(compute.equal(compute.utf8_trim_whitespace(texts), ""))
-    return Cells(texts, found, np.where(np.isnan(found) & ~is_empty, UNREAD, 0), "a number")
+    values, is_empty = numbers(texts), truths(compute.equal(compute.utf8_trim_whitespace(texts), ""))
+    return Cells(texts, values, np.where(np.isnan(values) & ~is_empty, UNREAD, 0), "a number")
 
 
 def _plain(texts: Any, name: str, block: Columns, source: str, has_thousands: bool) -> Any:

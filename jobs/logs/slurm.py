@@ -60,8 +60,8 @@ def is_another_form(lines: Sequence[str]) -> bool:
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     """Its rows; each is one attempt of a job."""
     line, rest = first_line(path, blocks(path))
-    found = next((name for name in _IDS if name in line.split("|")), "JobIDRaw")
-    names = split_header(line, "|", str(path), (found, *_REQUIRED), f"the whole command is `{COMMAND}`")
+    id_name = next((name for name in _IDS if name in line.split("|")), "JobIDRaw")
+    names = split_header(line, "|", str(path), (id_name, *_REQUIRED), f"the whole command is `{COMMAND}`")
     if not set(_GPUS_OF) & set(names) and options.gpus_per_node is None:
         problem = "neither ReqTRES nor AllocTRES, which name the GPUs; add them to sacct's --format, or give "
         raise InputError(str(path), "line 1", problem + "--gpus-per-node N where jobs have whole nodes (with NNodes)")
@@ -132,9 +132,9 @@ def _het(block: Columns, id_name: str) -> tuple[Any, NDArray[np.int16]]:
     ids, part = block.of(id_name), np.full(len(block.lines), -1, np.int16)
     names = block.of("JobID")
     if truths(compute.match_substring(names, "+")).any():
-        found = compute.extract_regex(names, _HET)
-        ids = compute.coalesce(compute.struct_field(found, "job"), ids)
-        part = compute.fill_null(compute.struct_field(found, "part").cast(pyarrow.int16()), -1).to_numpy()
+        parts = compute.extract_regex(names, _HET)
+        ids = compute.coalesce(compute.struct_field(parts, "job"), ids)
+        part = compute.fill_null(compute.struct_field(parts, "part").cast(pyarrow.int16()), -1).to_numpy()
     return ids, part
 
 
@@ -161,17 +161,17 @@ def _gpus(block: Columns, options: Options) -> tuple[Numbers, Any, NDArray[np.bo
     for name in _GPUS_OF:
         if name in block.texts and not (gpus > 0).all():
             gpus = np.where(gpus > 0, gpus, mapped(block.of(name), count_of))
-    asked = block.of("ReqTRES" if "ReqTRES" in block.texts else "ReqGRES")
+    text = block.of("ReqTRES" if "ReqTRES" in block.texts else "ReqGRES")
     is_filled = gpus == 0 if options.gpus_per_node is not None else np.zeros(len(gpus), bool)
     filled = numbers(block.of("NNodes")) * (options.gpus_per_node or 0)
-    return np.where(is_filled, filled, gpus), named(asked, types_of), is_filled
+    return np.where(is_filled, filled, gpus), named(text, types_of), is_filled
 
 
 def count_of(tres: str) -> float:
     """GPUs in a text of TRES or GRES: the total where one stands there, else the sum over types; 0 without any."""
-    found = _GPUS.findall(tres)
-    totals = [int(count) for kind, count in found if not kind]
-    return float(totals[0] if totals else sum(int(count) for _, count in found))
+    matches = _GPUS.findall(tres)
+    totals = [int(count) for kind, count in matches if not kind]
+    return float(totals[0] if totals else sum(int(count) for _, count in matches))
 
 
 def types_of(tres: str) -> str:
@@ -213,8 +213,8 @@ def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     options = only_where_needed(path, options, tally)
     for block in blocks(path):
         keys = keys or _keys_of(block, str(path))
-        for found in columns([_separated(block, keys)], keys, _AS_SACCT, tally, _UNIT, quoted=False):
-            if len((right := _checked(found, tally)).lines):
+        for block_columns in columns([_separated(block, keys)], keys, _AS_SACCT, tally, _UNIT, quoted=False):
+            if len((right := _checked(block_columns, tally)).lines):
                 yield rows_of(_as_sacct(right), options)
 
 
@@ -242,24 +242,24 @@ def _separated(block: TextBlock, keys: Sequence[str]) -> TextBlock:
     return TextBlock(block.first_line, text[:-32].tobytes(), block.rows)
 
 
-def _checked(found: Columns, tally: Tally) -> Columns:
+def _checked(fields: Columns, tally: Tally) -> Columns:
     """Rows whose keys stand in the order of the first line, without the keys."""
-    is_right = np.ones(len(found.lines), bool)
-    for key, text in found.texts.items():
+    is_right = np.ones(len(fields.lines), bool)
+    for key, text in fields.texts.items():
         is_right &= truths(compute.starts_with(text, f"{key}="))
-    tally.leave_out("keys in another order than on the first line", found.lines[~is_right])
-    right = found if is_right.all() else found.chosen(is_right)
+    tally.leave_out("keys in another order than on the first line", fields.lines[~is_right])
+    right = fields if is_right.all() else fields.chosen(is_right)
     cut = {key: compute.utf8_slice_codeunits(text, len(key) + 1) for key, text in right.texts.items()}
     return Columns(right.lines, cut)
 
 
-def _as_sacct(found: Columns) -> Columns:
+def _as_sacct(fields: Columns) -> Columns:
     """With sacct's names. Some versions write more keys behind `EligibleTime`, of some jobs alone."""
-    texts = {_AS_SACCT[key]: text for key, text in found.texts.items()}
-    texts["User"] = named(found.of("UserId"), lambda text: text.partition("(")[0])
-    texts["State"] = named(found.of("JobState"), lambda text: "REQUEUED" if text == "PENDING" else text)
-    eligible = found.of("EligibleTime")
+    texts = {_AS_SACCT[key]: text for key, text in fields.texts.items()}
+    texts["User"] = named(fields.of("UserId"), lambda text: text.partition("(")[0])
+    texts["State"] = named(fields.of("JobState"), lambda text: "REQUEUED" if text == "PENDING" else text)
+    eligible = fields.of("EligibleTime")
     if truths(compute.match_substring(eligible, "Job")).any():
         texts["Eligible"] = named(eligible, lambda text: text.partition(" ")[0])
         texts["JobID"] = named(eligible, lambda text: "+".join(one.groups()) if (one := _HET_KEYS.search(text)) else "")
-    return Columns(found.lines, texts)
+    return Columns(fields.lines, texts)

@@ -80,14 +80,14 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[TextBlock]:
 
 def head(path: Path) -> list[str]:
     """A file's first lines, the last of them no comment (`;`), to tell what it is; raises as `blocks` does."""
-    found: list[str] = []
+    lines: list[str] = []
     for block in blocks(path, HEAD_BYTES):
         for line in block.data[:HEAD_BYTES].decode("utf-8", "backslashreplace").splitlines():
-            if len(found) < _HEAD_LINES or not line.startswith(";"):
-                found.append(line)
-            if len(found) > _HEAD_LINES:
-                return found
-    return found
+            if len(lines) < _HEAD_LINES or not line.startswith(";"):
+                lines.append(line)
+            if len(lines) > _HEAD_LINES:
+                return lines
+    return lines
 
 
 def _block(path: Path, line: int, data: bytes) -> TextBlock:
@@ -202,10 +202,10 @@ def split_header(line: str, delimiter: str, source: str, required: Sequence[str]
     """
     names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
     for name in required:
-        if (found := names.count(name)) == 1:
+        if (count := names.count(name)) == 1:
             continue
-        problem = f"{found} columns {name!r}; name each once" if found else f"no column {name!r}; "
-        hint = "" if found else f"{nearest(name, [each[:100] for each in names[:100] if each])}; {remedy}"
+        problem = f"{count} columns {name!r}; name each once" if count else f"no column {name!r}; "
+        hint = "" if count else f"{nearest(name, [each[:100] for each in names[:100] if each])}; {remedy}"
         raise InputError(source, "line 1", problem + hint)
     return [name if name and names.index(name) == place else f"#{place}" for place, name in enumerate(names)]
 
@@ -232,12 +232,12 @@ def columns(
         if quoted and b'"' in block.data:
             block, unclosed = _without_quotes(block, delimiter)
             tally.leave_out("quotes that don't close", unclosed)
-            found = _parsed(block, names, chosen, tally, _UNIT)
+            parsed = _parsed(block, names, chosen, tally, _UNIT)
         else:
             unclosed = np.array([], np.int64)
-            found = _parsed(block, names, chosen, tally, delimiter)
-        if len((found := _without_empty(found, unclosed, tally)).lines):
-            yield found
+            parsed = _parsed(block, names, chosen, tally, delimiter)
+        if len((parsed := _without_empty(parsed, unclosed, tally)).lines):
+            yield parsed
 
 
 def first_line(path: Path, blocks: Iterator[TextBlock]) -> tuple[str, Iterator[TextBlock]]:
@@ -322,15 +322,15 @@ def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
     return TextBlock(block.first_line, written, block.rows)
 
 
-def _without_empty(found: Columns, unclosed: NDArray[np.int64], tally: Tally) -> Columns:
+def _without_empty(parsed: Columns, unclosed: NDArray[np.int64], tally: Tally) -> Columns:
     """An empty line of several columns is a row of empty texts to the parser; those of `unclosed` are counted."""
-    is_empty = np.ones(len(found.lines), bool)
-    for text in found.texts.values():
+    is_empty = np.ones(len(parsed.lines), bool)
+    for text in parsed.texts.values():
         is_empty &= compute.equal(text, "").to_numpy(zero_copy_only=False).astype(bool)
     if not is_empty.any():
-        return found
-    tally.leave_out("empty lines", found.lines[is_empty & ~np.isin(found.lines, unclosed)])
-    return found.chosen(~is_empty)
+        return parsed
+    tally.leave_out("empty lines", parsed.lines[is_empty & ~np.isin(parsed.lines, unclosed)])
+    return parsed.chosen(~is_empty)
 
 
 def _without_quotes(block: TextBlock, delimiter: str) -> tuple[TextBlock, NDArray[np.int64]]:

@@ -183,16 +183,16 @@ class Choices:
             assert is_started, "a job was chosen that does not fit"
 
     def _start(self, waiting: WaitingClass, job: int, line: CompetingClasses, ledger: JobLedger) -> bool:
-        found = _room(waiting, ledger.search)
-        if found is None:
+        placement = _room(waiting, ledger.search)
+        if placement is None:
             return False
         if self._mapper is not None:
             classes = _those_waiting(line, ledger)
             jobs, number = _in_order(classes, None)
             view = self._view(line, classes, jobs, number, ledger)
             place = int((jobs == job).argmax())
-            found = self._mapper(view, place, [classes[of].pools for of in number])
-        ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *found)
+            placement = self._mapper(view, place, [classes[of].pools for of in number])
+        ledger.start(waiting, int(np.searchsorted(waiting.jobs, job)), *placement)
         return True
 
     def _chosen(self, line: CompetingClasses, ledger: JobLedger, must_fit: bool) -> tuple[WaitingClass, int] | None:
@@ -288,11 +288,11 @@ def _in_order(classes: Sequence[WaitingClass], limit: int | None) -> tuple[Count
 def _joined(classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[Pool]]]:
     fields: list[dict[int, Pool]] = []
     for waiting in classes:
-        own = {pool.index: pool for pool in waiting.pools}
-        for met in [each for each in fields if each.keys() & own.keys()]:
-            own |= met
+        by_index = {pool.index: pool for pool in waiting.pools}
+        for met in [each for each in fields if each.keys() & by_index.keys()]:
+            by_index |= met
             fields.remove(met)
-        fields.append(own)
+        fields.append(by_index)
     of_pool = {index: number for number, field in enumerate(fields) for index in field}
     return of_pool, [list(field.values()) for field in fields]
 
@@ -301,8 +301,8 @@ def _chances(
     waiting: WaitingClass, counts: dict[int, tuple[int, ...]], of_pool: dict[int, int], search: Search
 ) -> tuple[int, int, int, int]:
     """GPUs, ways, whether it fits now, and its field."""
-    found = [ways(counts[pool.index], waiting.gpus) for pool in waiting.pools]
-    fewest, one_more = min(sum(pair[0] for pair in found), SEVERAL), max(pair[1] for pair in found)
+    chances = [ways(counts[pool.index], waiting.gpus) for pool in waiting.pools]
+    fewest, one_more = min(sum(pair[0] for pair in chances), SEVERAL), max(pair[1] for pair in chances)
     return waiting.gpus, fewest + one_more, _fits(waiting, search), of_pool[waiting.pools[0].index]
 
 

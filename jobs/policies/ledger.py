@@ -111,18 +111,18 @@ class JobLedger:
     def fitting(self, classes: Iterable[WaitingClass]) -> list[WaitingClass]:
         """Those of whom one can start now on free GPUs."""
         largest: dict[int, int] = {}  # by pool, the gang that fits
-        found = []
+        fits = []
         for waiting in classes:
             if waiting.milli < WHOLE_MILLI:  # there may be room beside others' shares
-                found.append(waiting)
+                fits.append(waiting)
                 continue
             for pool in waiting.pools:
                 if pool.index not in largest:
                     largest[pool.index] = self.placement.largest(pool)
                 if waiting.gpus <= largest[pool.index]:
-                    found.append(waiting)
+                    fits.append(waiting)
                     break
-        return found
+        return fits
 
     def refresh(self, classes: Iterable[WaitingClass]) -> None:
         """Bring the indices of classes up to the present, where they have moved."""

@@ -69,15 +69,15 @@ class Nodes:
 
 def candidates(pools: Sequence[Pool], gpus: int) -> list[Candidate]:
     """Four at most: (fewest nodes, one more) x (least fragmentation, best balance), each once."""
-    found: dict[tuple[int, Allocation], Candidate] = {}
+    by_place: dict[tuple[int, Allocation], Candidate] = {}
     for more in (0, 1) if gpus > 1 else (0,):
         laid = [(pool, each) for pool in pools for each in _laid(pool, gpus, more)]
         if not laid:
             continue
         keyed = [(*_merits(pool, each), (pool.index, each), pool) for pool, each in laid]
         for best in (min(keyed, key=lambda one: one[:4]), min(keyed, key=lambda one: (one[2], *one[:2], one[3]))):
-            found.setdefault(best[3], Candidate(best[4], best[3][1]))
-    return list(found.values())
+            by_place.setdefault(best[3], Candidate(best[4], best[3][1]))
+    return list(by_place.values())
 
 
 def _laid(pool: Pool, gpus: int, more: int) -> Iterator[Allocation]:
@@ -154,36 +154,36 @@ class Programme:
 
 def _lay_as_written(view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
     """By the fit of the second in the base policy's order, which the view is in."""
-    found = candidates(pools[place], int(view.gpus[place]))
-    if len(found) == 1:
-        return found[0]
+    options = candidates(pools[place], int(view.gpus[place]))
+    if len(options) == 1:
+        return options[0]
     nodes = Nodes(pools[place])
-    takes = np.stack([nodes.taken(each) for each in found])
+    takes = np.stack([nodes.taken(each) for each in options])
     counts = nodes.free > 0
     next_gpus = int(view.gpus[min(1, len(view) - 1)])
-    return found[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
+    return options[Programme(nodes.free[counts], nodes.size[counts], [takes[:, counts]], next_gpus).solve()]
 
 
 def _lay_as_meant(scores: Scores, view: View, place: int, pools: Sequence[Sequence[Pool]]) -> Candidate:
     """Jointly with those who will be chosen next."""
-    found = candidates(pools[place], int(view.gpus[place]))
-    if len(found) == 1:
-        return found[0]
+    options = candidates(pools[place], int(view.gpus[place]))
+    if len(options) == 1:
+        return options[0]
     following = [int(other) for other in np.argsort(-scores(view), kind="stable") if other != place][:FOLLOWING]
     met = {pool.index: pool for job in (place, *following) for pool in pools[job]}
     nodes = Nodes(list(met.values()))
     beside = {pool.index: pool.clone() for pool in met.values()}
-    beside[found[0].pool.index].take(found[0].allocation)
-    takes = [np.stack([nodes.taken(each) for each in found])]
+    beside[options[0].pool.index].take(options[0].allocation)
+    takes = [np.stack([nodes.taken(each) for each in options])]
     for job in following:
-        gpus, own = int(view.gpus[job]), pools[job]
-        after = candidates([beside[pool.index] for pool in own], gpus)
-        rows = [nodes.taken(each) for each in (*candidates(own, gpus), *after)]
+        gpus, wanted = int(view.gpus[job]), pools[job]
+        after = candidates([beside[pool.index] for pool in wanted], gpus)
+        rows = [nodes.taken(each) for each in (*candidates(wanted, gpus), *after)]
         if rows:
             takes.append(np.unique(np.stack(rows), axis=0))
         if after:
             after[0].pool.take(after[0].allocation)
-    return found[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
+    return options[Programme(nodes.free, nodes.size, takes, is_bound=True).solve()]
 
 
 def mapper_of(programme: str, scores: Scores | None = None) -> Mapper | None:

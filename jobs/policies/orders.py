@@ -354,8 +354,8 @@ class _Programme:
             limits.append(np.zeros(len(per_level)))
         last = (0.0, None) if level is None else (level, level)
         bounds = [(0.0, None)] * self.variables + [last]
-        found = linprog(objective, sparse.vstack(blocks), np.concatenate(limits), bounds=bounds, method="highs")
-        return None if found.x is None else np.asarray(found.x)
+        solution = linprog(objective, sparse.vstack(blocks), np.concatenate(limits), bounds=bounds, method="highs")
+        return None if solution.x is None else np.asarray(solution.x)
 
 
 def max_min(demands: Demands) -> Numbers:

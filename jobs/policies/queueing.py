@@ -218,11 +218,11 @@ def _start_allowed(waiting: WaitingClass, place: int, kept: Mapping[int, Reserva
 
 def _keep_for(waiting: WaitingClass, kept: dict[int, Reservation], ledger: JobLedger) -> None:
     """Reserve for the first of a class, in the pool where it can start first; nothing where it can't in any."""
-    found = [reserve(pool, waiting.gpus, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
-    times = [(one.at_ns, number) for number, one in enumerate(found) if one is not None]
+    reservations = [reserve(pool, waiting.gpus, ledger.search, ledger.ends(pool)) for pool in waiting.pools]
+    times = [(one.at_ns, number) for number, one in enumerate(reservations) if one is not None]
     if times:
         _, number = min(times)
-        reservation = found[number]
+        reservation = reservations[number]
         assert reservation is not None
         kept[waiting.pools[number].index] = reservation
 
@@ -244,7 +244,7 @@ def _conservative(line: CompetingClasses, ledger: JobLedger) -> None:
 
 def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuProfile], ledger: JobLedger) -> None:
     """Give a job the earliest time that those before it leave; start it if that is now."""
-    found = []
+    reservations = []
     for order, pool in enumerate(waiting.pools):
         profile = profiles.get(pool.index)
         if profile is None:
@@ -252,9 +252,9 @@ def _reserve_all(waiting: WaitingClass, place: int, profiles: dict[int, FreeGpuP
         length_ns = int(ledger.lengths_ns(waiting, pool)[place])
         slot = profile.earliest(waiting.gpus, length_ns, ledger.search)
         if slot is not None:
-            found.append((slot[0], order, slot[1], length_ns))
-    if found:
-        at_ns, order, allocation, length_ns = min(found)
+            reservations.append((slot[0], order, slot[1], length_ns))
+    if reservations:
+        at_ns, order, allocation, length_ns = min(reservations)
         pool = waiting.pools[order]
         profiles[pool.index].take(allocation, at_ns, at_ns + length_ns)
         if at_ns == ledger.now_ns:
@@ -441,10 +441,10 @@ def _places(
             continue
         stays = running.get(job)
         is_free = stays is not None and all(trial.free[node] >= used for node, used in stays)
-        found = stays if is_free else search(trial, gpus[job])
-        if found is not None:
-            trial.take(found)
-            places[job] = found
+        placement = stays if is_free else search(trial, gpus[job])
+        if placement is not None:
+            trial.take(placement)
+            places[job] = placement
     return places
 
 

@@ -258,18 +258,18 @@ class JobSimulation:
 
     def _find(self) -> None:
         """The run begins with what the log found: who ran goes on before anybody else is started."""
-        found = self.spec.found
-        assert found is not None
-        self._columns.done_ns[:] = found.done_ns
-        for job in found.done_ns.nonzero()[0].tolist():
+        table = self.spec.found
+        assert table is not None
+        self._columns.done_ns[:] = table.done_ns
+        for job in table.done_ns.nonzero()[0].tolist():
             self._count(1)
-            self._tell(msgspec.structs.replace(self._arrivals[job], done_ns=int(found.done_ns[job])))
+            self._tell(msgspec.structs.replace(self._arrivals[job], done_ns=int(table.done_ns[job])))
         self._tell(Wake())
         self._plan_arrival()
 
     def _plan_arrival(self) -> None:
-        found = self.spec.found
-        while found is not None and self._arrived < len(self._arrivals) and found.done_ns[self._arrived]:
+        table = self.spec.found
+        while table is not None and self._arrived < len(self._arrivals) and table.done_ns[self._arrived]:
             self._arrived += 1
         if self._arrived < len(self._arrivals):
             at_ns = max(self._arrivals[self._arrived].submit_ns, self._begins_ns)

@@ -35,13 +35,13 @@ def remember_arrivals(plan: Plan, sheet: Sheet, ahead: Ahead) -> None:
 @kernel
 def first_to_end(plan: Plan, sheet: Sheet, ahead: Ahead, width: int, lot: int) -> int:
     """The server that is up and where a lot ends first; its busy time has the lot then."""
-    busy_ns, image_ns, found, first_ns = ints(plan), ints(plan), NONE, 0
+    busy_ns, image_ns, best, first_ns = ints(plan), ints(plan), NONE, 0
     for index in range(plan.servers):
         if is_up(sheet, index):
             end_ns = busy_ns[ahead.busy_ns_at + index] + lot * image_ns[ahead.image_ns_at + index * plan.widths + width]
-            if found == NONE or end_ns < first_ns:
-                found, first_ns = index, end_ns
-    busy_ns[ahead.busy_ns_at + found] = first_ns
+            if best == NONE or end_ns < first_ns:
+                best, first_ns = index, end_ns
+    busy_ns[ahead.busy_ns_at + best] = first_ns
     return first_ns
 
 
@@ -73,7 +73,7 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
     remember_arrivals(plan, sheet, ahead)
     taken = min(largest_group(plan), sheet.candidates)
     coming = max(0, sheet.fifo_length - taken) + int(ahead.rate_img_s * ahead.horizon_s * plan.segments)
-    best, found, lots, scale = 0.0, NONE, 0, 1.0
+    best, chosen, lots, scale = 0.0, NONE, 0, 1.0
     narrowest, widest = plan.widths, NONE
     if ahead.control_at:
         scale = exp(shift_of(Control(plan, ahead.control_at), sheet))
@@ -86,8 +86,8 @@ def look_ahead(plan: Plan, sheet: Sheet) -> None:
                 continue
             narrowest, widest = min(narrowest, width), max(widest, width)
             cost = cost_ns(plan, sheet, ahead, index, width, taken, coming, lots, scale)
-            if found == NONE or cost < best:
-                best, found = cost, index
+            if chosen == NONE or cost < best:
+                best, chosen = cost, index
                 plan.server, plan.width = index, width
     plan.group = largest_group(plan)
     if ahead.control_at:

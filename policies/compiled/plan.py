@@ -90,12 +90,12 @@ def cost_table(config: RouterConfig, costs: CostModel, name: Table) -> Ints:
     """
     key = (id(costs), config.servers, config.segments, config.widths, config.groups[-1], name)
     with _lock:
-        found = _tables.get(key)
-        if found is None or found[0] is not costs:
+        table = _tables.get(key)
+        if table is None or table[0] is not costs:
             while len(_tables) >= MOST_KEPT:
                 del _tables[next(iter(_tables))]
-            found = _tables[key] = (costs, _MAKERS[name](config, costs))
-    return found[1]
+            table = _tables[key] = (costs, _MAKERS[name](config, costs))
+    return table[1]
 
 
 def _image_table(config: RouterConfig, costs: CostModel) -> Ints:

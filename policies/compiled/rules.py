@@ -234,13 +234,13 @@ def measure(plan: Plan, sheet: Sheet, rule: int, index: int) -> float:
 @kernel
 def least(plan: Plan, sheet: Sheet, rule: int) -> int:
     """`ShortestQueue`, `ShortestQueueBySpeed`, `LeastWork`, `ShortestDelay`; the lowest of several."""
-    best, found = 0.0, NONE
+    best, chosen = 0.0, NONE
     for index in range(plan.servers):
         if can_take(sheet, index):
             value = measure(plan, sheet, rule, index)
-            if found == NONE or value < best:
-                best, found = value, index
-    return found
+            if chosen == NONE or value < best:
+                best, chosen = value, index
+    return chosen
 
 
 @kernel
@@ -259,7 +259,7 @@ def one_of_two(plan: Plan, sheet: Sheet, rule: int) -> int:
 @kernel
 def weighted(plan: Plan, sheet: Sheet) -> int:
     """`WeightedRandom`."""
-    total, passed, found = 0.0, 0.0, NONE
+    total, passed, drawn = 0.0, 0.0, NONE
     for index in range(plan.servers):
         if can_take(sheet, index):
             total += reals(plan)[plan.speeds_at + index]
@@ -267,29 +267,29 @@ def weighted(plan: Plan, sheet: Sheet) -> int:
     for index in range(plan.servers):
         if can_take(sheet, index):
             passed += reals(plan)[plan.speeds_at + index]
-            found = index
+            drawn = index
             if wanted < passed:
                 break
-    return found
+    return drawn
 
 
 @kernel
 def next_in_turn(plan: Plan, sheet: Sheet) -> int:
     """`RoundRobin`."""
-    found = nth_valid(sheet, plan.servers, 0)
+    drawn = nth_valid(sheet, plan.servers, 0)
     for index in range(plan.turn + 1, plan.servers):
         if can_take(sheet, index):
-            found = index
+            drawn = index
             break
-    plan.turn = found
-    return found
+    plan.turn = drawn
+    return drawn
 
 
 @kernel
 def furthest_behind(plan: Plan, sheet: Sheet) -> int:
     """`Milp._place`: one without a share only where there is no other."""
     images = min(largest_group(plan), sheet.candidates)
-    total, least_ahead, found, is_shareless = images, 0.0, NONE, False
+    total, least_ahead, best, is_shareless = images, 0.0, NONE, False
     for index in range(plan.servers):
         total += ints(plan)[plan.placed_at + index]
     for index in range(plan.servers):
@@ -297,10 +297,10 @@ def furthest_behind(plan: Plan, sheet: Sheet) -> int:
             continue
         share = reals(plan)[plan.shares_at + index]
         ahead, has_none = ints(plan)[plan.placed_at + index] - share * total, share == 0
-        if found == NONE or (is_shareless and not has_none) or (is_shareless == has_none and ahead < least_ahead):
-            least_ahead, found, is_shareless = ahead, index, has_none
-    ints(plan)[plan.placed_at + found] += images
-    return found
+        if best == NONE or (is_shareless and not has_none) or (is_shareless == has_none and ahead < least_ahead):
+            least_ahead, best, is_shareless = ahead, index, has_none
+    ints(plan)[plan.placed_at + best] += images
+    return best
 
 
 @kernel
@@ -318,13 +318,13 @@ def least_with_coming(plan: Plan, sheet: Sheet) -> int:
     for index in range(plan.servers):
         to_come_at(plan, index).images *= keep if is_up(sheet, index) else 0.0
     stays = plan.stays and location >= 0 and can_take(sheet, location)
-    found = location if stays else least(plan, sheet, LEAST_WORK_COMING)
+    best = location if stays else least(plan, sheet, LEAST_WORK_COMING)
     images, left = min(memory.most, sheet.candidates), (plan.segments - 1 - sheet.segment) / plan.segments
     if location >= 0:
         before = to_come_at(plan, location)
         before.images = max(0.0, before.images - images * (left + 1 / plan.segments))
-    to_come_at(plan, found).images += images * left
-    return found
+    to_come_at(plan, best).images += images * left
+    return best
 
 
 @kernel

@@ -71,14 +71,14 @@ class CandidatePolicy(nn.Module):
         """(B, SETTING), (B, N, SERVER), (B, N, W, WIDTH), (B, N W) -> (B, N W) logits; no candidate: none."""
         hidden = (self.setting(setting)[:, None] + self.server(server))[:, :, None] + self.width(width)
         score = self.last(torch.relu(hidden)).flatten(1)
-        found: Tensor = (score - self.sharpness * reluctance).masked_fill(reluctance == MASKED, -1e9)
-        return found
+        logits: Tensor = (score - self.sharpness * reluctance).masked_fill(reluctance == MASKED, -1e9)
+        return logits
 
     def values(self, setting: Tensor, server: Tensor) -> Tensor:
         """(B, SETTING), (B, N, SERVER) -> (B,)."""
         seen = torch.cat([setting, server.mean(1), server.amax(1)], dim=1)
-        found: Tensor = self.value(seen).squeeze(-1)
-        return found
+        values: Tensor = self.value(seen).squeeze(-1)
+        return values
 
     def network_tensors(self) -> Tensors:
         """The weights of what decides, by name."""
@@ -118,11 +118,11 @@ def advantages(reward: Reals, value: Reals, time: Reals, ended: npt.NDArray[np.b
     """
     keep = np.exp(-np.diff(time, axis=1) / fade.time)
     error = reward + keep * value[:, 1:] - value[:, :-1]
-    found, later = np.zeros_like(error), np.zeros(len(error))
+    gains, later = np.zeros_like(error), np.zeros(len(error))
     for step in range(error.shape[1] - 1, -1, -1):
         later = np.where(ended[:, step], 0.0, error[:, step] + fade.trace * keep[:, step] * later)
-        found[:, step] = later
-    return found
+        gains[:, step] = later
+    return gains
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +156,20 @@ class CandidateLearner:
         self.optimizer = torch.optim.Adam(groups, lr=knobs.learning_rate, eps=1e-5)
         self.average, self.updates = 0.0, 0
 
-    def update(self, found: CandidateExperience, rng: np.random.Generator, left: float) -> dict[str, float]:
+    def update(self, batch_of: CandidateExperience, rng: np.random.Generator, left: float) -> dict[str, float]:
         """K epochs of minibatch steps; returns the log's scalars. `WorkError` where the gradient diverges.
 
         Args:
-            found: one batch.
+            batch_of: one batch.
             rng: of minibatches.
             left: share of the training that is still to come, by which the steps become smaller.
         """
         is_warm = self.updates >= WARM
         self.optimizer.param_groups[0]["lr"] = self.knobs.candidate_learning_rate * left * is_warm
-        accuracy = self._served(found)
+        accuracy = self._served(batch_of)
         if is_warm:
             self.multiplier.update(100.0 * (self.floor - accuracy))
-        batch, scalars = self._batch(found)
+        batch, scalars = self._batch(batch_of)
         parts = ceil(len(batch["actions"]) / self.knobs.minibatch)
         steps = []
         for _ in range(self.knobs.epochs):
@@ -180,25 +180,25 @@ class CandidateLearner:
         means = dict(zip(names, np.mean(steps, axis=0).tolist(), strict=True))
         return {**scalars, **means, "accuracy": accuracy, "price": self.multiplier.value, "inside": self.average}
 
-    def _served(self, found: CandidateExperience) -> float:
+    def _served(self, experience: CandidateExperience) -> float:
         """The mean accuracy of what was served meanwhile."""
-        goes_on = ~found.whole("ended")[:, :-1].astype(bool)
-        served = (np.diff(found.whole("completed"), axis=1) * goes_on).sum()
-        return float((np.diff(found.accuracy, axis=1) * goes_on).sum() / max(1, served))
+        goes_on = ~experience.whole("ended")[:, :-1].astype(bool)
+        served = (np.diff(experience.whole("completed"), axis=1) * goes_on).sum()
+        return float((np.diff(experience.accuracy, axis=1) * goes_on).sum() / max(1, served))
 
-    def _batch(self, found: CandidateExperience) -> tuple[dict[str, Tensor], dict[str, float]]:
-        parts = (found.setting, found.server, found.width, found.reluctance)
+    def _batch(self, experience: CandidateExperience) -> tuple[dict[str, Tensor], dict[str, float]]:
+        parts = (experience.setting, experience.server, experience.width, experience.reluctance)
         setting, server, width, reluctance = (torch.from_numpy(part.astype(np.float32)) for part in parts)
         with torch.no_grad():
             value = self.policy.values(setting.flatten(0, 1), server.flatten(0, 1)).double().numpy()
             chances = torch.log_softmax(
                 self.policy.preferences(*(part.flatten(0, 1) for part in (setting, server, width, reluctance))), dim=1
             )
-        shape, ended = setting.shape[:2], found.whole("ended").astype(bool)
-        inside, time = found.whole("in_flight").astype(float), found.whole("time_ns") / self.unit_ns
+        shape, ended = setting.shape[:2], experience.whole("ended").astype(bool)
+        inside, time = experience.whole("in_flight").astype(float), experience.whole("time_ns") / self.unit_ns
         self._follow(inside, time, ended)
         scale = 1.0 / (self.average * self.knobs.discount)
-        reward = scale * rewards(inside, self._worth(found), time, self.average)
+        reward = scale * rewards(inside, self._worth(experience), time, self.average)
         fade = Fade(self.knobs.discount, self.knobs.trace)
         gained = advantages(reward, value.reshape(shape), time, ended, fade)
         kept = np.flatnonzero(~ended[:, :-1].ravel())
@@ -207,7 +207,7 @@ class CandidateLearner:
             tensor = torch.as_tensor(part)[:, :-1].flatten(0, 1)
             return tensor[torch.from_numpy(kept)]
 
-        actions = chosen(found.whole("chosen"))
+        actions = chosen(experience.whole("chosen"))
         log_prob = chosen(chances.reshape(*shape, -1)).gather(1, actions[:, None]).squeeze(1)
         advantage = torch.from_numpy(gained.astype(np.float32).ravel()[kept])
         target = advantage + chosen(value.reshape(shape).astype(np.float32))
@@ -223,10 +223,10 @@ class CandidateLearner:
         mean = float((spans * (inside[:, :-1] + inside[:, 1:]) / 2.0).sum() / spans.sum())
         self.average += (mean - self.average) / (_AVERAGED if self.updates >= WARM else 1)
 
-    def _worth(self, found: CandidateExperience) -> Reals:
+    def _worth(self, experience: CandidateExperience) -> Reals:
         """(E, T) what the accuracy of the widths chosen is worth, above the mean of their segment."""
-        segment, images = found.whole("segment"), found.whole("images")
-        share = self.worth[segment, found.whole("chosen") % found.widths]
+        segment, images = experience.whole("segment"), experience.whole("images")
+        share = self.worth[segment, experience.whole("chosen") % experience.widths]
         counts = [
             np.bincount(segment.ravel(), weights.ravel(), len(self.worth)) for weights in (images, images * share)
         ]

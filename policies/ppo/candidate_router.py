@@ -58,8 +58,8 @@ class CandidateSpec:
     def save(self, path: Path, made_by: Mapping[str, Any] | None = None) -> None:
         """Write its file, atomically; `made_by`: what more is told of how it came about."""
         tensors = {checkpoint.POLICY + name: value for name, value in self.tensors.items()}
-        told = {**self.rule.made_by, **(made_by or {})}
-        checkpoint.write(path, tensors, self.header | {"made_by": json.dumps(told)})
+        origin = {**self.rule.made_by, **(made_by or {})}
+        checkpoint.write(path, tensors, self.header | {"made_by": json.dumps(origin)})
 
     @property
     def header(self) -> dict[str, str]:

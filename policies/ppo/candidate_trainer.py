@@ -59,13 +59,13 @@ class CandidateTrainer(TrainingLoop):
             self._rollouts = self._begin(self.progress.episodes, self.spec())
         rollouts, before = self._rollouts, self._rollouts.decisions
         wanted = min(self.knobs.batch, self.knobs.decisions - self.progress.decisions)
-        found = rollouts.collect(self.learner.policy.network(), wanted)
+        experience = rollouts.collect(self.learner.policy.network(), wanted)
         if rollouts.decisions == before:
             raise WorkError("no cluster made a decision: there is nothing to learn from")
         left = 1.0 - self.progress.decisions / self.knobs.decisions
         self.progress.decisions += rollouts.decisions - before
         self.progress.episodes = rollouts.episodes
-        scalars = self.learner.update(found, self._minibatches, left)
+        scalars = self.learner.update(experience, self._minibatches, left)
         self.progress.updates += 1
         return {**scalars, "episodes": float(self.progress.episodes)}
 

@@ -316,5 +316,5 @@ def choose(weights: Singles, sizes: Ints, limits_w: Reals, view: Reals, greedy: 
     server, width, group, hold = decide(
         parameters, sizes, codes, first + 3, of_server, numbers, 0, may_hold, greedy, memory
     )
-    found = (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
-    return found * holds + hold if holds else found
+    choice = (server * sizes[WIDTHS] + width) * sizes[GROUPS] + group
+    return choice * holds + hold if holds else choice

@@ -85,8 +85,8 @@ class PPORouter:
     def save(self, path: str | Path, made_by: Mapping[str, Any] | None = None) -> None:
         """Write weights, shape and mode, atomically; `made_by`: how it came about, on which no decision depends."""
         tensors = {checkpoint.POLICY + name: value for name, value in self._weights.items()}
-        told = {} if made_by is None else {"made_by": json.dumps(made_by)}
-        checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic) | told)
+        metadata = {} if made_by is None else {"made_by": json.dumps(made_by)}
+        checkpoint.write(Path(path), tensors, header(self.spec, self.deterministic) | metadata)
 
     @classmethod
     def load(

@@ -57,9 +57,9 @@ class PolicySpec:
         holds_s: tuple[float, ...] = (),
     ) -> PolicySpec:
         """The shape that fits a router core's settings."""
-        for name, found in (("power limits", power_limits_w), ("devices", devices)):
-            if len(found) != config.servers and (found or name == "power limits"):
-                raise ValueError(f"{config.servers} servers, but {len(found)} {name}")
+        for name, items in (("power limits", power_limits_w), ("devices", devices)):
+            if len(items) != config.servers and (items or name == "power limits"):
+                raise ValueError(f"{config.servers} servers, but {len(items)} {name}")
         return cls(config.segments, config.widths, config.groups, power_limits_w, devices, holds_s)
 
     @property
@@ -95,7 +95,7 @@ class PolicySpec:
             "widths": (list(config.widths), list(self.widths)),
             "groups": (list(config.groups), list(self.groups)),
         }
-        wrong = [f"{name}: expected {want}, found {found}" for name, (want, found) in pairs.items() if want != found]
+        wrong = [f"{name}: expected {want}, found {given}" for name, (want, given) in pairs.items() if want != given]
         if len(devices) == len(self.devices) and not all(map(_is_same_device, devices, self.devices)):
             wrong.append(f"devices, in this order: expected {', '.join(devices)}, found {', '.join(self.devices)}")
         if wrong:
@@ -114,15 +114,15 @@ class PolicySpec:
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
         """Raises `ValueError`, `KeyError` or `TypeError` where the text is not of a spec."""
-        found = json.loads(text)
+        document = json.loads(text)
         return cls(
-            int(found["segments"]),
-            tuple(float(width) for width in found["widths"]),
-            tuple(int(group) for group in found["groups"]),
-            tuple(float(limit_w) for limit_w in found["power_limits_w"]),
-            tuple(str(device) for device in found["devices"]),
-            tuple(float(wait_s) for wait_s in found.get("holds_s", ())),
-            str(found.get("activation", TANH)),
+            int(document["segments"]),
+            tuple(float(width) for width in document["widths"]),
+            tuple(int(group) for group in document["groups"]),
+            tuple(float(limit_w) for limit_w in document["power_limits_w"]),
+            tuple(str(device) for device in document["devices"]),
+            tuple(float(wait_s) for wait_s in document.get("holds_s", ())),
+            str(document.get("activation", TANH)),
         )
 
 

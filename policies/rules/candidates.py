@@ -95,10 +95,10 @@ class CandidateNetwork:
         layers = {name: np.array(tensors[f"{name}.weight"].T, np.float64, order="C") for name in SHAPES}
         bias, last = (np.array(tensors[name], np.float64) for name in ("setting.bias", "last.weight"))
         sharpness = np.array(tensors["sharpness"], np.float64)
-        found = [*(layer.shape for layer in layers.values()), bias.shape, last.shape, sharpness.shape]
+        shapes = [*(layer.shape for layer in layers.values()), bias.shape, last.shape, sharpness.shape]
         wanted = [*((inputs, bias.size) for inputs in SHAPES.values()), (bias.size,), (1, bias.size), (1,)]
-        if found != wanted:
-            raise ValueError(f"weights of shapes {found}; wanted are {wanted}")
+        if shapes != wanted:
+            raise ValueError(f"weights of shapes {shapes}; wanted are {wanted}")
         return cls(layers, bias, last[0], float(sharpness[0]))
 
     @property
@@ -112,8 +112,8 @@ class CandidateNetwork:
         hidden = _add(self.bias, seen[:first], self.layers["setting"])
         hidden = _add(hidden, seen[first:second].reshape(servers, SERVER), self.layers["server"])
         hidden = _add(hidden[:, None], seen[second:].reshape(servers, widths, WIDTH), self.layers["width"])
-        found: Reals = np.cumsum(np.maximum(hidden, 0.0) * self.last, axis=-1)[..., -1]
-        return found
+        scores: Reals = np.cumsum(np.maximum(hidden, 0.0) * self.last, axis=-1)[..., -1]
+        return scores
 
 
 def _add(start: Reals, inputs: Reals, layer: Reals) -> Reals:

@@ -136,14 +136,14 @@ class Numbers(StrictModel):
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
         """From (K,) values, field after field; what is below a field's bound becomes the bound."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         at = 0
         for name, field_ in cls.model_fields.items():
             count = np.size(field_.default)
             least = max((each.ge for each in field_.metadata if hasattr(each, "ge")), default=-np.inf)
             bounded = tuple(np.maximum(values[at : at + count], least).tolist())
-            found[name], at = bounded if count > 1 else bounded[0], at + count
-        return cls(**found)
+            fields[name], at = bounded if count > 1 else bounded[0], at + count
+        return cls(**fields)
 
     def to_vector(self) -> Reals:
         """(K,) what `of_vector` makes it of."""

@@ -115,8 +115,8 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
     Raises:
         InputError: it names all that is known to differ.
     """
-    found = differences(stamps_of(profile), stamps_here(device))
-    other = [d for d in found if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
+    problems = differences(stamps_of(profile), stamps_here(device))
+    other = [d for d in problems if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
     if other:
         listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
         problem = f"not the device that the profile {profile.name} was measured on: {listed}; calibrate this one"
@@ -196,8 +196,8 @@ def _lone_world(profile: Profile, device: DeviceSection, seed: int) -> tuple[Wor
     prior = AccuracyPrior({(profile.model.widths[-1],) * profile.model.segments: 0.5})  # labels are not looked at
     world = build_world(scenario, {SERVER: profile}, NetworkAccuracy(prior))
     search = Search(ROUTER, (seed,), CAPACITY_IMAGES / world.capacity_img_s, CAPACITY_PRECISION)
-    found = capacity(world, lambda: world.router(ROUTER), search)
-    return world, found.stable_img_s
+    limit = capacity(world, lambda: world.router(ROUTER), search)
+    return world, limit.stable_img_s
 
 
 def with_serving(

@@ -50,17 +50,17 @@ def _checked(scenario: Scenario, hosts: Hosts, host: str, model_bytes: int) -> C
 
 def _too_little(facts: HostFacts, processes: int, model_bytes: int) -> list[str]:
     needed_bytes = processes * PROCESS_BYTES
-    found = []
+    problems = []
     if facts.free_bytes < needed_bytes:
         free = f"{facts.free_bytes / GB:.2f} GB of memory are free, its {processes} agents need {needed_bytes / GB:.2f}"
-        found.append(f"{free}; end something there, or take servers away")
+        problems.append(f"{free}; end something there, or take servers away")
     if facts.disk_free_bytes < 2 * model_bytes:
         free = f"{facts.disk_free_bytes / GB:.2f} GB of disk are free, the model has {model_bytes / GB:.2f}"
-        found.append(f"{free}; make room there, or set XDG_CACHE_HOME")
+        problems.append(f"{free}; make room there, or set XDG_CACHE_HOME")
     if facts.niceness > 0:
         nice = f"agents would give way to all other programs (niceness {facts.niceness}), and be slower than calibrated"
-        found.append(f"{nice}; start its node with RAY_worker_niceness=0")
-    return found
+        problems.append(f"{nice}; start its node with RAY_worker_niceness=0")
+    return problems
 
 
 def none_here(section: ClusterSection, source: str) -> InputError:

@@ -47,12 +47,12 @@ def emulated_section(wanted: str) -> DeviceSection:
 
 def chosen_devices(wanted: str | None) -> list[tuple[str, DeviceSpec]]:
     """Local devices by name: `cuda:0`, or `cpu:0` (`cpu` means all of that kind)."""
-    found = local_devices()
-    cpus = [device for device in found if device.kind == "cpu"] or [DeviceSpec()]
-    named = {f"cuda:{device.index}": device for device in found if device.kind == "cuda"}
+    devices = local_devices()
+    cpus = [device for device in devices if device.kind == "cpu"] or [DeviceSpec()]
+    named = {f"cuda:{device.index}": device for device in devices if device.kind == "cuda"}
     named |= {f"cpu:{number}": device for number, device in enumerate(cpus)}
     if wanted is None:
-        return [(name, device) for name, device in named.items() if device in found]
+        return [(name, device) for name, device in named.items() if device in devices]
     chosen = [(name, device) for name, device in named.items() if wanted in (name, name.partition(":")[0])]
     if not chosen:
         why = why_unseen() if wanted.startswith("cuda") and not torch.cuda.is_available() else ""
@@ -94,8 +94,8 @@ def require_free(index: int, source: str, key: str) -> None:
         return
     pids = other_processes(nvml, handle, ())
     who = f"processes {', '.join(map(str, sorted(pids)))} use it" if pids else "NVML does not tell whose it is"
-    found = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({who})"
-    raise InputError(source, key, f"cuda:{index}: {found}; end what holds it, or take another GPU")
+    problem = f"{free_bytes / GB:.2f} GB of {total_bytes / GB:.1f} are free ({who})"
+    raise InputError(source, key, f"cuda:{index}: {problem}; end what holds it, or take another GPU")
 
 
 def require_served(index: int, agents: int, source: str, key: str) -> None:
@@ -144,8 +144,8 @@ def candidates(spec: DeviceSpec, section: DeviceSection | None = None) -> tuple[
         return ()
     formats = {"measured": (True, False), "channels_last": (True,), "contiguous": (False,)}[given.memory_format]
     dtypes: tuple[Any, ...] = ("float32", "bfloat16") if given.dtype == "measured" else (given.dtype,)
-    found = tuple(replace(spec, channels_last=last, dtype=dtype) for dtype in dtypes for last in formats)
-    return found if len(found) > 1 else ()
+    specs = tuple(replace(spec, channels_last=last, dtype=dtype) for dtype in dtypes for last in formats)
+    return specs if len(specs) > 1 else ()
 
 
 def as_calibrated(spec: DeviceSpec, section: DeviceSection, profile: Profile) -> DeviceSpec:

@@ -54,9 +54,9 @@ class Hosts:
             WorkError: it has another version, or other code.
         """
         if host not in self._facts:
-            found = self.ask(host, key, facts, host)
-            require_same_code(host, found.version, found.code)
-            self._facts[host] = found
+            facts_there = self.ask(host, key, facts, host)
+            require_same_code(host, facts_there.version, facts_there.code)
+            self._facts[host] = facts_there
         return self._facts[host]
 
     def machine_of(self, host: str) -> str:

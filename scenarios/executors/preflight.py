@@ -208,18 +208,18 @@ def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
     """A line for everything in which this machine's stack is not the one that a profile was measured on."""
     if profile.provenance == Provenance.DATASHEET:
         return ()  # it was measured on none
-    found = differences(stamps_of(profile), stamps_here(device))
-    return tuple(f"warning: profile {profile.name}: {difference}" for difference in found)
+    problems = differences(stamps_of(profile), stamps_here(device))
+    return tuple(f"warning: profile {profile.name}: {difference}" for difference in problems)
 
 
 def other_programs(device: DeviceSpec) -> tuple[str, ...]:
     """A line where others use the device now, with their names: they would look like errors of the simulation, or like
     drift of a profile. None where nothing can tell."""
     try:
-        found = interference(device, open_sensor(device, ()))
+        others = interference(device, open_sensor(device, ()))
     except InputError:  # a GPU without NVML
         return ()
-    return (f"warning: {found.warning}",) if found.notable else ()
+    return (f"warning: {others.warning}",) if others.notable else ()
 
 
 def _require_memory(scenario: Scenario, is_here: Here, caps: Mapping[str, int]) -> None:
@@ -263,6 +263,6 @@ def _require_room(device: str, caps: Mapping[str, int], limit_bytes: int, source
 def memory_bytes(device: DeviceSpec) -> int:
     """What the device has: a GPU's memory, or the machine's (or the container's, where that is less)."""
     if device.kind == "cuda":
-        found = gpu_bytes(device.index)
-        return device.vram_bytes if found is None else found
+        total = gpu_bytes(device.index)
+        return device.vram_bytes if total is None else total
     return machine_bytes()

@@ -104,14 +104,14 @@ def on_hosts(
 ) -> tuple[list[HardwareServer], RayHosts]:
     """The servers with the machines that they are on, and what starts their agents there."""
     section = world.scenario.cluster
-    names, found = host_names(section, hosts), list[HardwareServer]()
+    names, hardware = host_names(section, hosts), list[HardwareServer]()
     for given, server, host in zip(section.named_servers, servers, names, strict=True):
         device = server.device
         if isinstance(device, DeviceSpec):
             known = hosts.ask(host, host_key(section, given), device_of, given, section.named_servers)
             device = replace(device, vram_bytes=known.vram_bytes)
-        found.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
-    return found, RayHosts(hosts.cluster, names, None if model is None else model.path)
+        hardware.append(replace(server, device=device, machine=hosts.machine_of(host), host=host))
+    return hardware, RayHosts(hosts.cluster, names, None if model is None else model.path)
 
 
 def without_faults(world: World) -> World:

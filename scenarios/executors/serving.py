@@ -120,7 +120,7 @@ def measure_serving(
     arrivals = PoissonWorkload(kind="poisson", rate_img_s=world.capacity_img_s)
     update = {"workload": arrivals, "faults": (), "deadline_s": None, "shed": False}
     plain = replace(world, scenario=world.scenario.model_copy(update=update))
-    found: tuple[float, ServingOverheads] | None = None
+    best: tuple[float, ServingOverheads] | None = None
     with real_cluster(plain, model) as cluster:
 
         def serve(share: float, duration_s: float) -> ServedRun:
@@ -129,15 +129,15 @@ def measure_serving(
         for attempt in range(TRIES):
             overheads = _measure_once(plain, serve, allow_busy)
             worst = max(abs(each.error) for each in overheads.apart)
-            if found is None or worst < found[0]:
-                found = worst, overheads
+            if best is None or worst < best[0]:
+                best = worst, overheads
             if worst <= NEAR:
                 break
             again = "; measured again" if attempt + 1 < TRIES else ""
-            told = "; ".join(map(str, overheads.apart))
-            say(f"serving: what it costs does not explain what was measured: {told}{again}")
-    assert found is not None, "tried at least once"
-    worst, overheads = found
+            problems = "; ".join(map(str, overheads.apart))
+            say(f"serving: what it costs does not explain what was measured: {problems}{again}")
+    assert best is not None, "tried at least once"
+    worst, overheads = best
     if worst > FAR and not allow_busy:
         problem = f"what serving costs here could not be told in {TRIES} tries: " + "; ".join(map(str, overheads.apart))
         remedy = "let nothing else run, or calibrate again (a longer calibration.budget); with calibration.allow_busy "
@@ -164,8 +164,8 @@ def _measure_once(world: World, serve: Callable[[float, float], ServedRun], allo
     require_quiet("what serving costs", others, allow_busy)
     owners = [server.device for server in world.cluster.servers]
     costs = costs_of([run.record for run in runs], world.cluster.devices, owners)
-    told = paired_world(world, costs)
-    return ServingOverheads(costs, str(others), tuple(_apart(told, run) for run in runs))
+    paired = paired_world(world, costs)
+    return ServingOverheads(costs, str(others), tuple(_apart(paired, run) for run in runs))
 
 
 def _serve(
@@ -218,9 +218,9 @@ def use_of(record: RunRecord, profiles: Sequence[Profile]) -> float:
     """
     shares = [record.router_busy_ns / record.ended_ns]
     for device in {server.device for server in record.servers}:
-        own = {index for index, server in enumerate(record.servers) if server.device == device}
-        chores = (cost for cost in record.chores if cost.server in own and profiles[cost.server].is_on_cores)
-        shares.append((_passes_ns(record, own) + sum(cost.cpu_ns for cost in chores)) / record.ended_ns)
+        indices = {index for index, server in enumerate(record.servers) if server.device == device}
+        chores = (cost for cost in record.chores if cost.server in indices and profiles[cost.server].is_on_cores)
+        shares.append((_passes_ns(record, indices) + sum(cost.cpu_ns for cost in chores)) / record.ended_ns)
     return max(shares)
 
 
@@ -266,11 +266,11 @@ def paired_world(world: World, costs: ServingCosts) -> World:
 
 def with_overheads(profile: Profile, overheads: ServingOverheads, device: int) -> Profile:
     """The profile of a device with what serving on this host costs; what was calibrated stays as it is."""
-    found = with_costs(profile, overheads.costs.router_host, overheads.costs.devices[device])
+    served = with_costs(profile, overheads.costs.router_host, overheads.costs.devices[device])
     if not overheads.others:
-        return found
-    stamps = {**found.device.stamps, "interference_serving": overheads.others}
-    return found.model_copy(update={"device": found.device.model_copy(update={"stamps": stamps})})
+        return served
+    stamps = {**served.device.stamps, "interference_serving": overheads.others}
+    return served.model_copy(update={"device": served.device.model_copy(update={"stamps": stamps})})
 
 
 def with_costs(profile: Profile, router_host: RouterHost | None, found: DeviceCosts) -> Profile:

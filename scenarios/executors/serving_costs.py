@@ -77,10 +77,10 @@ class ServingCosts:
 
 def costs_of(runs: Sequence[RunRecord], devices: Sequence[DeviceTables], owners: Sequence[int]) -> ServingCosts:
     """From runs by ascending load; `owners` holds for each server the index of its device."""
-    found = []
+    device_runs = []
     for index, tables in enumerate(devices):
-        found.append(_device_costs([_DeviceRun(run, index, devices, owners) for run in runs], tables))
-    return ServingCosts(_router_host([cost for run in runs for cost in run.router_costs]), tuple(found))
+        device_runs.append(_device_costs([_DeviceRun(run, index, devices, owners) for run in runs], tables))
+    return ServingCosts(_router_host([cost for run in runs for cost in run.router_costs]), tuple(device_runs))
 
 
 def _device_costs(runs: Sequence[_DeviceRun], tables: DeviceTables) -> DeviceCosts:
@@ -274,13 +274,17 @@ class _DeviceRun:
         ended: dict[int, list[BatchRecord]] = {}
         for batch in sorted(self.alone, key=lambda b: b.ended_ns):
             ended.setdefault(batch.server, []).append(batch)
-        found = []
+        pairs = []
         for cost in self.chores:
-            own = ended.get(cost.server, [])
-            place = int(np.searchsorted([b.ended_ns for b in own], cost.at_ns, "right")) if cost.kind == "begun" else 0
-            if place and cost.at_ns - own[place - 1].ended_ns < _SOON_NS:
-                found.append((cost, max(0.0, cost.cpu_ns / NS_PER_S / self.slowdown)))
-        return found
+            ended_here = ended.get(cost.server, [])
+            place = (
+                int(np.searchsorted([b.ended_ns for b in ended_here], cost.at_ns, "right"))
+                if cost.kind == "begun"
+                else 0
+            )
+            if place and cost.at_ns - ended_here[place - 1].ended_ns < _SOON_NS:
+                pairs.append((cost, max(0.0, cost.cpu_ns / NS_PER_S / self.slowdown)))
+        return pairs
 
 
 _SOON_NS = NS_PER_S // 1000  # a batch's end is told of within this
@@ -329,9 +333,9 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
     means = table[:, 0] * cost.block_s + table[:, 1] * cost.image_s
     factors, factor = [], 1.0
     for number in range(1, len(PAUSES_S) + 1):
-        own = at_pause == number
-        if own.sum() >= MIN_SAMPLES and means[own].sum() > 0:
-            factor = float(_without_stalls(table[own, 2]).mean() / means[own].mean())
+        chosen = at_pause == number
+        if chosen.sum() >= MIN_SAMPLES and means[chosen].sum() > 0:
+            factor = float(_without_stalls(table[chosen, 2]).mean() / means[chosen].mean())
         factors.append(factor)
     return cost, tuple(factors)
 
@@ -357,13 +361,15 @@ def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:
         return PassExtra(max(0.0, float(longer_s.mean())), 0.0, 0.0, (0.0,) * len(PAUSES_S))
     after = [pauses >= number for number in range(1, len(PAUSES_S) + 1)]
     work = np.stack([np.ones(len(rows)), calibrated_s, weight_bytes, *after], axis=1)
-    told = [True, *(_differ(column) for column in (calibrated_s, weight_bytes))]
-    told += [MIN_SAMPLES <= column.sum() <= len(rows) - MIN_SAMPLES for column in after]
+    columns = [True, *(_differ(column) for column in (calibrated_s, weight_bytes))]
+    columns += [MIN_SAMPLES <= column.sum() <= len(rows) - MIN_SAMPLES for column in after]
     units = np.maximum(work.max(axis=0), 1e-300)
     trust = 1 / np.sqrt(calibrated_s)  # long passes scatter by more
     least = np.array([0.0, -MAX_FASTER, *[0.0] * (len(after) + 1)]) * units
-    prices = np.zeros(len(told))
-    prices[told] = lsq_linear((work / units * trust[:, None])[:, told], longer_s * trust, (least[told], np.inf)).x
+    prices = np.zeros(len(columns))
+    prices[columns] = lsq_linear(
+        (work / units * trust[:, None])[:, columns], longer_s * trust, (least[columns], np.inf)
+    ).x
     always_s, share, per_byte_s, *added_s = (prices / units).tolist()
     return PassExtra(always_s, share, per_byte_s, tuple(np.cumsum(added_s).tolist()))
 
@@ -379,11 +385,11 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
     factors: list[NDArray[np.float64]] = []
     ratios: list[NDArray[np.float64]] = []
     for kind in ("decision", "returned"):
-        own = [sample for sample in samples if sample.kind == kind]
-        if not own:
+        chosen = [sample for sample in samples if sample.kind == kind]
+        if not chosen:
             return None
-        rows = [(each.blocks_at_once, each.images, each.cpu_ns / NS_PER_S) for each in own]
-        pauses = [pause_number(each.pause_ns) for each in own]
+        rows = [(each.blocks_at_once, each.images, each.cpu_ns / NS_PER_S) for each in chosen]
+        pauses = [pause_number(each.pause_ns) for each in chosen]
         fitted[kind], after_pause = _by_pause(rows, pauses)
         factors.append(np.array(after_pause))
         table = np.array(rows, np.float64)
@@ -403,10 +409,10 @@ def _router_host(samples: Sequence[RouterCost]) -> RouterHost | None:
 
 def quantiles(values: ArrayLike, parts: int, mean: float | None = None) -> tuple[float, ...]:
     """Take the middles of equal parts, none below zero, with that mean if one is given; none of no values."""
-    found = np.maximum(np.asarray(values, np.float64), 0.0)
-    if not len(found):
+    floor = np.maximum(np.asarray(values, np.float64), 0.0)
+    if not len(floor):
         return ()
-    cut = np.quantile(found, (np.arange(parts) + 0.5) / parts)
+    cut = np.quantile(floor, (np.arange(parts) + 0.5) / parts)
     if mean is not None and cut.any():
         cut *= mean / cut.mean()
     return tuple(cut.tolist())

@@ -27,13 +27,13 @@ def observed_slowdowns(record: RunRecord, devices: Sequence[DeviceTables], owner
     Args:
         owners: for each server the index of its device.
     """
-    found = {}
+    by_server = {}
     for index, tables in enumerate(devices):
         readings = sorted((at, read_s) for server, at, read_s in record.references if owners[server] == index)
         changes = _changes(readings, tables.profile)
         if changes:
-            found[index] = changes
-    return found
+            by_server[index] = changes
+    return by_server
 
 
 def mean_slowdown(changes: Changes, until_ns: int) -> float:

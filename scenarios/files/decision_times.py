@@ -40,7 +40,7 @@ def read_decision_time(path: Path, router: str) -> DecisionTime:
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(str(path), "", f"must be an object with the schema {SCHEMA}")
-    found = validate(DecisionTime, raw, str(path))
-    if found.router != router:
-        raise InputError(str(path), "router", f"is {found.router!r}, and not {router!r}; remove the file")
-    return found
+    time = validate(DecisionTime, raw, str(path))
+    if time.router != router:
+        raise InputError(str(path), "router", f"is {time.router!r}, and not {router!r}; remove the file")
+    return time

@@ -200,9 +200,9 @@ def _check_profiles(scenario: Scenario, source: str) -> Profile | None:
             profile = read_profile(Path(server.known_profile), source, named)
         first = first or (server.name, profile)
         if (profile.model.segments, profile.model.widths) != (first[1].model.segments, first[1].model.widths):
-            found, other = _network_of(profile), f"{first[0]!r} has another network: {_network_of(first[1])}"
+            network, other = _network_of(profile), f"{first[0]!r} has another network: {_network_of(first[1])}"
             remedy = "give all servers profiles of one network (`slimsched profile synth --network`, or calibrate)"
-            raise InputError(source, named, f"{profile.name!r} is of {found}; {other}; {remedy}")
+            raise InputError(source, named, f"{profile.name!r} is of {network}; {other}; {remedy}")
         knobs, spans_hosts = scenario.cluster.greedy_of(server), scenario.cluster.backend == "ray"
         _check_server_against(profile, server, knobs, source, key, spans_hosts=spans_hosts)
     return None if first is None else first[1]

@@ -214,13 +214,13 @@ def learned_among(routers: Sequence[str], made_in: Path) -> list[str]:
     Raises:
         InputError: a file can't be read.
     """
-    found = []
+    names = []
     for name in routers:
         file = router_file(name) if (kind := made_kind(name)) is None else made_in / made_file(kind)
         is_numbers = file is not None and file.name.endswith(ROUTER_SUFFIX)
         if file is not None and (is_numbers or isinstance(read_router(file), CompassRule)):
-            found.append(display_name(name))
-    return found
+            names.append(display_name(name))
+    return names
 
 
 def write_rule(path: Path, rule: RuleSpec) -> None:
@@ -244,7 +244,7 @@ def made_by(path: Path) -> Mapping[str, Any]:
     from kit import checkpoint
 
     try:
-        found = json.loads(checkpoint.read(path)[1].get("made_by", "{}"))
+        origin = json.loads(checkpoint.read(path)[1].get("made_by", "{}"))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return origin if isinstance(origin, dict) else {}

@@ -41,8 +41,8 @@ def read_trace(path: Path, time_column: str) -> NDArray[np.float64]:
     if not times_s:
         raise InputError(str(path), "", f"the trace has no arrival under {time_column!r}; it needs at least one")
     if len(forms) > 1:
-        found = " and ".join(f"{form} (line {line}: {text!r:.80})" for form, (line, text) in forms.items())
-        raise InputError(str(path), "", f"mixes {found} under {time_column!r}; write all times in one form")
+        lines = " and ".join(f"{form} (line {line}: {text!r:.80})" for form, (line, text) in forms.items())
+        raise InputError(str(path), "", f"mixes {lines} under {time_column!r}; write all times in one form")
     return np.asarray(times_s, dtype=np.float64)
 
 

@@ -40,8 +40,8 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
 
 def accuracy_file(named: str, folder: Path) -> str:
     """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one."""
-    found = SHIPPED / "models" / f"{named}.accuracy.json"
-    return str(found) if is_shipped_name(named) and not lies_there(folder / named) and found.is_file() else named
+    file = SHIPPED / "models" / f"{named}.accuracy.json"
+    return str(file) if is_shipped_name(named) and not lies_there(folder / named) and file.is_file() else named
 
 
 def clusters_file(named: Path) -> Path:
@@ -60,15 +60,15 @@ def scenario_file(named: Path) -> Path:
     """
     if lies_there(named) or named.is_absolute() or ".." in named.parts:
         return named
-    found = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
-    is_shipped = found.is_file() and not found.is_relative_to(SHIPPED)
+    shipped = SHIPPED_SCENARIOS / named.with_suffix(".yaml")
+    is_shipped = shipped.is_file() and not shipped.is_relative_to(SHIPPED)
     if named.suffix:
         if is_shipped and named.suffix == ".yaml":
             problem = "no such file here; the one that ships is named without its ending"
             raise ValueError(f"{named}: {problem}: {named.with_suffix('')}")
         return named
     if is_shipped:
-        return found
+        return shipped
     if not is_shipped_name(str(named)):
         return named
     live = {f"live-{file.stem}": file for file in SHIPPED_SCENARIOS.glob("live/*.yaml")}

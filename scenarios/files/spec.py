@@ -347,8 +347,8 @@ class ClusterSection(StrictModel):
 
     def greedy_of(self, server: ServerSection) -> GreedySection:
         """A server's knobs: its own where it gives them, else the cluster's."""
-        own = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
-        return self.greedy.model_copy(update=own)
+        changes = {name: getattr(server.greedy, name) for name in server.greedy.model_fields_set}
+        return self.greedy.model_copy(update=changes)
 
 
 # ------------------------------------------------------------------------------------------- router, workload, faults
@@ -853,12 +853,12 @@ class SloSection(StrictModel):
 
     def goals(self, floor: float | None) -> tuple[Goals, ...]:
         """What is asked for, one after the other, from the start on; `floor` where it names none of its own."""
-        found = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
+        goals = [Goals(0.0, (floor if self.floor is None else self.floor) or 0.0, self.p99_limit_s or 0.0,
                        self.energy_weight)]  # fmt: skip
         for goal in self.schedule:
             given = {name: getattr(goal, name) for name in ("at_s", "floor", "p99_limit_s", "energy_weight")}
-            found.append(found[-1]._replace(**{name: value for name, value in given.items() if value is not None}))
-        return tuple(found)
+            goals.append(goals[-1]._replace(**{name: value for name, value in given.items() if value is not None}))
+        return tuple(goals)
 
     @model_validator(mode="after")
     def _ascending(self) -> SloSection:

@@ -73,14 +73,14 @@ def starter_text(file: Path, name: str, chosen: Starter, links: Sequence[str]) -
     servers = [_server(profile, chosen.link, counts) for profile in chosen.profiles]
     plural = "s" if len(servers) > 1 else ""
     quoted = shlex.quote(str(file))
-    told = {
+    values = {
         f"slimsched simulate {quoted}": "one run; --router says which router",
         f"slimsched compare {quoted}": "the routers below on the same arrivals",
         "slimsched list": "what else can be named here",
     }
     return _TEXT.format(
         title=f"{len(servers)} server{plural} at {chosen.rate_img_s:g} images a second, written by `slimsched init`.",
-        commands="\n".join(f"#   {command:<{max(map(len, told))}}  # {text}" for command, text in told.items()),
+        commands="\n".join(f"#   {command:<{max(map(len, values))}}  # {text}" for command, text in values.items()),
         name=_plain(name),
         accuracy=_plain(chosen.accuracy),
         links=", ".join(links),

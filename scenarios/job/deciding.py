@@ -47,9 +47,9 @@ def _make(job: ScenarioJob, world: World, router: str, path: Path, is_here: bool
     def work() -> Sequence[Path]:
         from scenarios.executors.deciding import measure_decisions  # opens torch, which a comparison does not need
 
-        found = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
-        write_json(path, found.model_dump(mode="json", by_alias=True))
-        if (beyond_us := round(1e6 * found.beyond_s)) > 0:
+        time = measure_decisions(world, name, lambda: world.router(router, job.folder.path), seed)
+        write_json(path, time.model_dump(mode="json", by_alias=True))
+        if (beyond_us := round(1e6 * time.beyond_s)) > 0:
             job.say(f"{stage}: {beyond_us} us a decision beyond {REFERENCE}'s")
         return [path]
 

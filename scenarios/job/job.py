@@ -102,10 +102,10 @@ class ScenarioJob:
         """What is made now is made with."""
         from hw.telemetry import available_devices, unusable_devices  # where something is made
 
-        found = available_devices()
-        for warning in unusable_devices(found):
+        available = available_devices()
+        for warning in unusable_devices(available):
             self.warn(warning)
-        devices = json.loads(json.dumps([asdict(device) for device in found], default=str))
+        devices = json.loads(json.dumps([asdict(device) for device in available], default=str))
         return environment(devices, {"scenario": self.scenario.seed})
 
     def describe(self) -> None:

@@ -116,11 +116,11 @@ def load_measured(scenario: Scenario, evaluation: Evaluation) -> Dataset:
         given = scenario.model.dataset
         if not is_image_folder(given):
             return load_dataset(evaluation.dataset)
-        found = load_dataset(given)
-        if found.name != evaluation.dataset:
-            problem = f"the accuracy was measured on {evaluation.dataset}, this is {found.name}; evaluate again"
+        dataset = load_dataset(given)
+        if dataset.name != evaluation.dataset:
+            problem = f"the accuracy was measured on {evaluation.dataset}, this is {dataset.name}; evaluate again"
             raise InputError("model", "dataset", problem)
-        return found
+        return dataset
 
 
 def training_text(knobs: TrainingKnobs) -> str:

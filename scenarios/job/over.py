@@ -40,21 +40,21 @@ def make_compass(given: Clusters, folder: RunFolder, *, quiet: bool = False) -> 
                 bar.set(generation.number + 1)
 
             memo = Memo(folder / "training" / fingerprint[:12] / "scores.jsonl", fingerprint)
-            found = ClusterTraining(given, tell, memo).run()
-        change = estimate(found.costs.tolist())
+            result = ClusterTraining(given, tell, memo).run()
+        change = estimate(result.costs.tolist())
         score = ClustersScore(
             schema="slimsched.clusters-score/1",
             router=COMPASS,
             seed=given.seed,
-            decisions=found.decisions,
+            decisions=result.decisions,
             clusters=given.clusters,
-            held_back=len(found.costs),
+            held_back=len(result.costs),
             change=change["mean"],
             change_ci95=change["ci95"],
         )
         command = f"slimsched train --over {given.name}"
         made_by = {"command": command, **score, "drawn_from": drawn_from}
-        write_rule(path, CompassRule(numbers=found.numbers, made_by=made_by))
+        write_rule(path, CompassRule(numbers=result.numbers, made_by=made_by))
         write_json(steps, history)
         write_json(target, score)
         return [path, steps, target]

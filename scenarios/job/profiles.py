@@ -46,11 +46,11 @@ def make_profiles(job: ScenarioJob) -> None:
             _calibrate(job, server)
     is_served = _can_be_served(job) and job.folder.stage("serving", _serving_hash(job)).is_done
     for server in owners:
-        made = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
+        path = (served_path if is_served else calibrated_path)(job.folder.path, server.name)
         if server.profile is not None:
             _put(job, server, read_text(profile_file(server.profile)))  # the folder tells the whole run
         elif not _is_edited(job, server):
-            _put(job, server, read_text(made))
+            _put(job, server, read_text(path))
         else:
             target = profile_path(job.folder.path, server.name)
             with with_remedy("mend it, or remove it: then it is made again"):
@@ -71,20 +71,20 @@ def _put(job: ScenarioJob, server: ServerSection, text: str) -> None:
 
 def _is_edited(job: ScenarioJob, server: ServerSection) -> bool:
     """Whether a profile is another one than was put in its place."""
-    made = job.folder.outputs(f"profile-{server.name}")
+    outputs = job.folder.outputs(f"profile-{server.name}")
     target = profile_path(job.folder.path, server.name)
-    return target.exists() and not (made and job.folder.is_whole(made))
+    return target.exists() and not (outputs and job.folder.is_whole(outputs))
 
 
 def _emulate(job: ScenarioJob, name: str, device: DeviceSection) -> None:
     """What an emulated device plays is known: nothing is measured."""
     assert device.emulated is not None, "asked before"
     fingerprint = job.fingerprint(PROFILE_SCHEMA, profile_file(device.emulated), device.slowdown, *_link_parts(job))
-    made = calibrated_path(job.folder.path, name)
+    path = calibrated_path(job.folder.path, name)
 
     def work() -> Sequence[Path]:
-        write_text(made, _with_link(job, name, emulated_profile(device)).to_yaml())
-        return [made]
+        write_text(path, _with_link(job, name, emulated_profile(device)).to_yaml())
+        return [path]
 
     job.stage(f"emulate-{name}", fingerprint, work)
 
@@ -108,8 +108,8 @@ def _measure_links(job: ScenarioJob) -> None:
 
     def work() -> Sequence[Path]:
         with joined_hosts(section, job.scenario.name) as hosts:
-            found = measure_links(hosts, [host or hosts.here for host in named], job.say)
-        write_json(target, msgspec.to_builtins(found))
+            measured = measure_links(hosts, [host or hosts.here for host in named], job.say)
+        write_json(target, msgspec.to_builtins(measured))
         return [target]
 
     job.stage("links", job.fingerprint(LINKS_SCHEMA, section.address, *named), work)
@@ -119,9 +119,9 @@ def _with_link(job: ScenarioJob, name: str, profile: Profile) -> Profile:
     """Of a server of a cluster: with what brings activations to its host."""
     if not _spans_hosts(job):
         return profile
-    found = msgspec.convert(job.folder.read_json(LINKS_FILE), ClusterMeasurements)
+    measured = msgspec.convert(job.folder.read_json(LINKS_FILE), ClusterMeasurements)
     server = next(server for server in job.scenario.cluster.owners if server.name == name)
-    return profile.model_copy(update={"link": found.into(server.host or found.clocks[0].host)})
+    return profile.model_copy(update={"link": measured.into(server.host or measured.clocks[0].host)})
 
 
 def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
@@ -157,9 +157,9 @@ def _calibrate(job: ScenarioJob, server: ServerSection) -> None:
             profile = _with_link(job, server.name, calibrate_on_host(scenario, server, wanted, job.say))
         else:
             profile = calibrate_device(wanted, quiet=job.quiet, say=job.say, budget_key=key)
-        made = calibrated_path(job.folder.path, server.name)
-        write_text(made, profile.model_copy(update={"made_with": made_with}).to_yaml())
-        return [made]
+        path = calibrated_path(job.folder.path, server.name)
+        write_text(path, profile.model_copy(update={"made_with": made_with}).to_yaml())
+        return [path]
 
     job.stage(f"calibrate-{server.name}", fingerprint, work)
 

@@ -24,13 +24,13 @@ _SIZES: Final = (  # section, key: what costs time, and gives surer numbers or b
 
 def cuts_text(scenario: Scenario) -> str:
     """The sizes that are below their defaults, in a line; empty where there are none."""
-    found = []
+    cuts = []
     for section, key in _SIZES:
         part = getattr(scenario, section) if section else scenario
         given, usual = getattr(part, key), type(part).model_fields[key].default
         if given < usual:
-            found.append(f"{section}.{key}".lstrip(".") + f" {_size(given)} of {_size(usual)}")
-    return f"cut for time, of the defaults: {', '.join(found)}" if found else ""
+            cuts.append(f"{section}.{key}".lstrip(".") + f" {_size(given)} of {_size(usual)}")
+    return f"cut for time, of the defaults: {', '.join(cuts)}" if cuts else ""
 
 
 def _size(value: float) -> str:

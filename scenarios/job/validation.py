@@ -60,8 +60,8 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
     require_devices(job.scenario)
     require_ready(world, job.model_to_serve, given.routers, job.folder.path)
     warn_of_another_stack(job, world)
-    own = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
-    shape = (own, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
+    settings = given.model_dump(mode="json", exclude={"routers", "go_on"})  # who goes on keeps what is finished
+    shape = (settings, job.scenario.duration_s, job.scenario.warmup_s, job.scenario.training.deterministic)
     slo = job.scenario.slo.model_dump(mode="json")
     charged = world.decision_parts([display_name(router) for router in given.routers])
     parts = (*job.world_parts(), *job.router_parts(given.routers), shape, *job.served_parts, *charged, slo)
@@ -153,12 +153,12 @@ def validate_world(
         with closing(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, observer=observer)
         ) as campaign:
-            while (plan.section.go_on or not is_hopeless(runs)) and (made := next(campaign, None)) is not None:
-                outputs = folder.stamps(keep_runs(folder, made, plan.section.repeats))
-                runs.append(made.run)
+            while (plan.section.go_on or not is_hopeless(runs)) and (run := next(campaign, None)) is not None:
+                outputs = folder.stamps(keep_runs(folder, run, plan.section.repeats))
+                runs.append(run.run)
                 progress.set(len(runs))
-                if not completed_nothing(made.run["hardware"]):
-                    memo.add({"run": made.run, "outputs": outputs})
+                if not completed_nothing(run.run["hardware"]):
+                    memo.add({"run": run.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     validation = validate_results(plan.in_order(runs), world.power_provenance)
@@ -194,6 +194,8 @@ def whole_runs(folder: RunFolder, rows: Sequence[Mapping[str, Any]], repeats: in
     if any(run["kind"] == "saturated" for run in gone):
         gone = runs
     if gone:
-        told = f"{len(gone)} of {len(runs)} runs on executors are made again: no real run repeats another to the digit"
-        folder.say(f"{STAGE}: {told}")
+        problem = (
+            f"{len(gone)} of {len(runs)} runs on executors are made again: no real run repeats another to the digit"
+        )
+        folder.say(f"{STAGE}: {problem}")
     return [run for run in runs if run not in gone]

@@ -212,9 +212,9 @@ class Evaluator:
             scores = self._scores(tries)
             if self._memo is not None:
                 self._memo.add([asdict(score) for score in scores])
-        made = sum(score.decisions for score in scores)
-        self.decisions += made
-        self._spent[self.part] += made
+        decisions = sum(score.decisions for score in scores)
+        self.decisions += decisions
+        self._spent[self.part] += decisions
         if self._on_measured is not None:
             self._on_measured(self.spent)
         return scores
@@ -241,9 +241,9 @@ class Evaluator:
         if isinstance(self._workers, ThreadPoolExecutor):
             self._scorer.keep(run for _, run in tries)
             return list(self._workers.map(self._scorer.score, *zip(*tries, strict=True)))
-        with closing(each(_score, self._scorer, tries, self._workers, partial(_compile, tries[0]))) as made:
-            found = dict(made)
-        return [found[place] for place in range(len(tries))]
+        with closing(each(_score, self._scorer, tries, self._workers, partial(_compile, tries[0]))) as results:
+            by_place = dict(results)
+        return [by_place[place] for place in range(len(tries))]
 
 
 def unserved(scores: Sequence[RunScore]) -> float:

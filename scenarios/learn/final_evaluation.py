@@ -40,8 +40,8 @@ class RouterFigures:
     @property
     def told(self) -> dict[str, float]:
         """As a router's file has them."""
-        found = {"mean_s": self.mean_s, "p99_s": self.p99_s, "image_j": self.image_j, "accuracy": self.accuracy}
-        return {name: round(value, 6) for name, value in found.items()}
+        figures = {"mean_s": self.mean_s, "p99_s": self.p99_s, "image_j": self.image_j, "accuracy": self.accuracy}
+        return {name: round(value, 6) for name, value in figures.items()}
 
 
 def figures_of(scores: Sequence[RunScore]) -> RouterFigures:

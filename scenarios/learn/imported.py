@@ -64,8 +64,8 @@ def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> P
         raise InputError("layers", "", f"{problem}, or (weights, biases) of each layer")
     module = deepcopy(given).cpu().double().eval()
     kinds, parts = {nn.Tanh: TANH, nn.ReLU: RELU}, list(_flat(module))
-    found = {kinds[type(part)] for part in parts if type(part) in kinds}
-    if len(found) > 1:
+    activations = {kinds[type(part)] for part in parts if type(part) in kinds}
+    if len(activations) > 1:
         raise InputError("layers", "", "have Tanh and ReLU; a router has one of them after all layers but the last")
     seen = torch.as_tensor(_observations(spec), dtype=torch.float64)
     try:
@@ -75,7 +75,7 @@ def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> P
     except (RuntimeError, TypeError, ValueError) as error:
         problem = f"do not take {len(seen)} observations of {seen.shape[1]} numbers ({str(error).splitlines()[0]:.200})"
         raise InputError("layers", "", problem) from None
-    spec = replace(spec, activation=next(iter(found), TANH))
+    spec = replace(spec, activation=next(iter(activations), TANH))
     router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
     logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in seen])
     apart = float(np.abs(logits - wanted).max())
@@ -107,8 +107,8 @@ def _folded(parts: Sequence[nn.Module], kinds: tuple[type, ...], inputs: int) ->
     chain = list[Any]()
     for part in parts:
         if isinstance(part, kinds):
-            yield (made := layer(chain, inputs))
-            chain, inputs = [], len(made[1])
+            yield (folded := layer(chain, inputs))
+            chain, inputs = [], len(folded[1])
         else:
             chain.append(part)
     yield layer(chain, inputs)
@@ -133,10 +133,10 @@ def _tensors(layers: Layers, spec: PolicySpec) -> checkpoint.Tensors:
     sizes = [spec.observation.size, *(bias.size for bias in biases[:-1]), sum(spec.head_sizes)]
     wanted = [((b, a), (b,)) for a, b in pairwise(sizes)]
     if [(weight.shape, bias.shape) for weight, bias in zip(weights, biases, strict=True)] != wanted:
-        found = ", ".join(f"{weight.shape} and {bias.shape}" for weight, bias in zip(weights, biases, strict=True))
+        shapes = ", ".join(f"{weight.shape} and {bias.shape}" for weight, bias in zip(weights, biases, strict=True))
         outputs = f"{sizes[-1]} outputs ({'+'.join(map(str, spec.head_sizes))})"
         wants = f"the first takes {sizes[0]} inputs, the last gives {outputs}, each takes what the one before gives"
-        problem = f"weights and biases of shapes {found or 'none'}; {wants}, weights are (outputs, inputs)"
+        problem = f"weights and biases of shapes {shapes or 'none'}; {wants}, weights are (outputs, inputs)"
         raise InputError("layers", "", problem)
     if not all((np.abs(each) <= checkpoint.MOST).all() for each in (*weights, *biases)):
         raise InputError("layers", "", f"hold numbers that are not finite, or beyond {checkpoint.MOST:g}; train anew")

@@ -174,14 +174,14 @@ class ClusterTraining:
                         problem = "accuracy has a price in none of the clusters that were drawn, or all drown"
                         raise InputError(given.name, "clusters", f"{problem}; draw more of them, or others")
                 self._generation(search, start, cases, number, workers)
-            found = start + self._spread * search.mean
+            numbers = start + self._spread * search.mean
             others = [Scorer(drawn_world(given, f"held-back-{number}")) for number in range(given.held_back)]
             held_back = self._cases(others, start, workers)
             pairs = self._pairs(
-                [each for case in held_back for n in range(RUNS) for each in case.tries(found, n)], workers
+                [each for case in held_back for n in range(RUNS) for each in case.tries(numbers, n)], workers
             )
         costs = [case.cost(pair, n) for (case, n), pair in zip(product(held_back, range(RUNS)), pairs, strict=True)]
-        return Found(Numbers.of_vector(found), self.decisions, np.reshape(costs, (-1, RUNS)).mean(axis=1))
+        return Found(Numbers.of_vector(numbers), self.decisions, np.reshape(costs, (-1, RUNS)).mean(axis=1))
 
     def _cases(self, scorers: Sequence[Scorer], reference: Reals, workers: ThreadPoolExecutor) -> list[Case]:
         """Each cluster at the dial where accuracy costs about what is drawn, as an operator would choose his floor.

@@ -186,8 +186,8 @@ def train_candidates(
     _run(trainer, folder, resume, on_progress)
     network = trainer.spec().tensors
     last = match_level(world, tuning, lambda level: CandidateSpec(rule_of(level), network), first)
-    made = {"decisions": trainer.progress.decisions, "seed": seed, "floor": tuning.floor, **world_of_now(world)}
-    return CandidateSpec(rule_of(last).model_copy(update={"made_by": made}), network)
+    origin = {"decisions": trainer.progress.decisions, "seed": seed, "floor": tuning.floor, **world_of_now(world)}
+    return CandidateSpec(rule_of(last).model_copy(update={"made_by": origin}), network)
 
 
 def worth_of(prior: npt.NDArray[np.float64], segments: int, widths: int) -> npt.NDArray[np.float64]:

@@ -158,26 +158,28 @@ def _searches(kind: str, space: Space, evaluator: Evaluator) -> list[Finalist]:
 
     Where even the first finds nothing that keeps the floor, there is no other: their starts were tried with it.
     """
-    found: list[Finalist] = []
+    finalists: list[Finalist] = []
     settled_space = space
     first = best_settings(space.spec(space.start), evaluator, "settings, first", {})
     for number in range(evaluator.knobs.searches):
         settled_space, values, history = _search_with_settings(space, evaluator.seeded(number), first)
         starts = [*zip(ORIGINS, values, strict=False), *_start(settled_space)]
         try:
-            found.append(_matched(f"{OF_SEARCH} {number + 1}", kind, settled_space, evaluator, starts, history))
+            finalists.append(_matched(f"{OF_SEARCH} {number + 1}", kind, settled_space, evaluator, starts, history))
         except FloorError:
-            if not found:
+            if not finalists:
                 raise
-    is_cheap = evaluator.spent.matching <= CHEAP * evaluator.knobs.decisions * len(found)
+    is_cheap = evaluator.spent.matching <= CHEAP * evaluator.knobs.decisions * len(finalists)
     if (
         (is_cheap or kind == COMPASS)
         and _start(space)
-        and not any(finalist.origin == ORIGINS[-1] for finalist in found)
+        and not any(finalist.origin == ORIGINS[-1] for finalist in finalists)
     ):
         with suppress(FloorError):
-            found.append(_matched("start", kind, settled_space, evaluator, _start(settled_space), found[0].history))
-    return found
+            finalists.append(
+                _matched("start", kind, settled_space, evaluator, _start(settled_space), finalists[0].history)
+            )
+    return finalists
 
 
 def _start(space: Space) -> list[tuple[str, Reals]]:
@@ -190,10 +192,10 @@ def _search_with_settings(
 ) -> tuple[Space, list[Reals], list[tuple[int, float]]]:
     """The space with what was picked from lists; the last mean, and the best of the last generation; the history."""
     evaluator.part = "search"
-    found, history = _search(settled(space, settings), evaluator)
+    values, history = _search(settled(space, settings), evaluator)
     evaluator.part = "settings"
-    settings = best_settings(space.spec(found[0]), evaluator, "settings, last", settings)
-    return settled(space, settings), found if len(space.start) > 1 else found[:1], history
+    settings = best_settings(space.spec(values[0]), evaluator, "settings, last", settings)
+    return settled(space, settings), values if len(space.start) > 1 else values[:1], history
 
 
 def _search(space: Space, evaluator: Evaluator) -> tuple[list[Reals], list[tuple[int, float]]]:
@@ -271,8 +273,8 @@ def _matched(
 
     def measure(values: Reals) -> list[RunScore]:
         nonlocal most
-        made = space.spec(values)
-        scores = evaluator.measure([(made, run) for run in runs])
+        spec = space.spec(values)
+        scores = evaluator.measure([(spec, run) for run in runs])
         most = max(most, mean_accuracy(scores))
         return scores
 
@@ -330,11 +332,11 @@ def match_level(world: World, knobs: TuningKnobs, make: Callable[[float], Router
         def measure(values: Reals) -> list[RunScore]:
             return evaluator.measure([(make(float(values[0])), run) for run in runs])
 
-        found = _find_shift(space, space.start, measure, knobs.floor)
-        if found is None:
+        matched = _find_shift(space, space.start, measure, knobs.floor)
+        if matched is None:
             most = mean_accuracy(measure(space.start - space.reach))
             raise FloorError(_too_low("ppo", evaluator, most))
-    return float(found[0][0])
+    return float(matched[0][0])
 
 
 def able_tuples(evaluator: Evaluator) -> list[tuple[float, ...]]:
@@ -345,14 +347,14 @@ def able_tuples(evaluator: Evaluator) -> list[tuple[float, ...]]:
 
 def _tuples(evaluator: Evaluator) -> list[Finalist]:
     """Fixed tuples that are accurate enough, each with its best settings."""
-    found = []
+    finalists = []
     for widths in able_tuples(evaluator):
         name = ", ".join(f"{width:g}" for width in widths)
         rule = FixedRule(tuple=widths)
         rule = rule.model_copy(update=dict(best_settings(rule, evaluator, f"settings of {widths}", {})))
-        found.append(Finalist(f"tuple ({name})", "the quickest", np.array(widths), rule))
-    assert found, "the floor is not above the best tuple"
-    return found
+        finalists.append(Finalist(f"tuple ({name})", "the quickest", np.array(widths), rule))
+    assert finalists, "the floor is not above the best tuple"
+    return finalists
 
 
 # ------------------------------------------------------------------------------------------------------------ the floor

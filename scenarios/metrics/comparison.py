@@ -222,10 +222,10 @@ def _points(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[ParetoPoint]]:
     """The routers that have both numbers, for each cost."""
     axis, points = accuracy_measure(rows), {}
     for measure in COSTS:
-        found = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
+        positions = [(row["router"], _mean(row, axis), _mean(row, measure)) for row in rows]
         points[measure.name] = [
             ParetoPoint(router, round(accuracy, ACCURACY_DIGITS), cost)
-            for router, accuracy, cost in found
+            for router, accuracy, cost in positions
             if accuracy is not None and cost is not None
         ]
     return points

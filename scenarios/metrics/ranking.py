@@ -87,8 +87,8 @@ class RankedRouter:
 
     def differs(self, other: RankedRouter) -> bool:
         """Whether chance does not explain its lead, or lag."""
-        found = self.lead(other)
-        return found["runs"] >= MIN_RUNS and found["differs"] is True
+        lead = self.lead(other)
+        return lead["runs"] >= MIN_RUNS and lead["differs"] is True
 
 
 @dataclass(frozen=True)

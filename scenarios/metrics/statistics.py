@@ -128,12 +128,12 @@ def paired_difference(values: Sequence[float | None], others: Sequence[float | N
 def paired_ratio(values: Sequence[float | None], others: Sequence[float | None]) -> PairedRatio:
     """Of two numbers run by run."""
     pairs = list(zip(values, others, strict=True))
-    found = PairedRatio(ratio=None, low=None, high=None, runs=len(pairs), differs=None)
+    ratio = PairedRatio(ratio=None, low=None, high=None, runs=len(pairs), differs=None)
     logs = [log(one / other) for one, other in pairs if one is not None and other is not None and min(one, other) > 0]
     interval = estimate(logs)
     if interval["mean"] is None or len(logs) < len(pairs):
-        return found
+        return ratio
     mean, half = interval["mean"], interval["ci95"]
     if half is None:
-        return {**found, "ratio": exp(mean)}
-    return {**found, "ratio": exp(mean), "low": exp(mean - half), "high": exp(mean + half), "differs": abs(mean) > half}
+        return {**ratio, "ratio": exp(mean)}
+    return {**ratio, "ratio": exp(mean), "low": exp(mean - half), "high": exp(mean + half), "differs": abs(mean) > half}

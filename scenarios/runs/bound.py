@@ -176,25 +176,25 @@ class FluidModel:
         equal, sums = self._balances, np.zeros(self._balances.shape[0])
         if rate_img_s is not None:
             equal, sums = vstack([equal, csr_array(self._all_tuples()[None, :])]), np.append(sums, rate_img_s)
-        found = _beside(lambda: linprog(cost, A_ub=below, b_ub=levels, A_eq=equal, b_eq=sums, method="highs"))
-        if not found.success:
-            raise WorkError(f"the fluid model has no solution: {found.message}")
+        solution = _beside(lambda: linprog(cost, A_ub=below, b_ub=levels, A_eq=equal, b_eq=sums, method="highs"))
+        if not solution.success:
+            raise WorkError(f"the fluid model has no solution: {solution.message}")
         self._on_solved()
-        return float(found.fun)
+        return float(solution.fun)
 
 
 def _beside(work: Callable[[], Any]) -> Any:
     """What the work gives, in a thread of its own: the solver is deaf to interruptions, who waits for it is not."""
-    made: Future[Any] = Future()
+    future: Future[Any] = Future()
 
     def do() -> None:
         try:
-            made.set_result(work())
+            future.set_result(work())
         except BaseException as error:
-            made.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=do, daemon=True).start()
-    return made.result()
+    return future.result()
 
 
 def require_solvable(world: World, widths: int | None = None) -> None:
@@ -247,11 +247,11 @@ def whole_img_s(world: World, narrowest: tuple[float, ...]) -> float:
     for server in range(len(world.cluster.servers)):
         of_edge = {run.edge: at for at, run in enumerate(runs, start=1) if run.server == server}  # its largest batch
         if len(of_edge) == len(tuples[0]):
-            own = {0, *of_edge.values()}
+            rates = {0, *of_edge.values()}
             for at, move in enumerate(moves, start=1 + len(runs)):
                 if move.server == server and move.source in (ROUTER, server):
-                    own.add(at)
-            uses.append([sum(row[column] for column in own & row.keys()) for row in limits])
+                    rates.add(at)
+            uses.append([sum(row[column] for column in rates & row.keys()) for row in limits])
     if not uses:
         return 0.0
     used = np.array(uses)  # (servers, limits), of each limit by one image a second

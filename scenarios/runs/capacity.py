@@ -132,8 +132,8 @@ def p99_of(columns: RunColumns, half_ns: int, limit_s: float | None) -> float | 
     overdue = (requests.status == IN_FLIGHT) & (latency_s > (np.inf if limit_s is None else limit_s))
     latency_s[requests.status == FAILED] = np.inf
     chosen = np.sort(latency_s[(requests.finished_ns > half_ns) & ((requests.status != IN_FLIGHT) | overdue)])
-    found = percentile(chosen, P99) if len(chosen) else np.inf
-    return found if np.isfinite(found) else None
+    value = percentile(chosen, P99) if len(chosen) else np.inf
+    return value if np.isfinite(value) else None
 
 
 def capacity(
@@ -165,10 +165,10 @@ def capacity(
     first_img_s, tries = world.capacity_img_s, list[TriedRate]()
 
     def attempt(rate_img_s: float) -> TriedRate:
-        made = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / first_img_s, seed, search), search)
-        tries.append(made)
-        on_progress(made)
-        return made
+        trial = _tried(rate_img_s, lambda seed: read(world, policy(), rate_img_s / first_img_s, seed, search), search)
+        tries.append(trial)
+        on_progress(trial)
+        return trial
 
     low, high, least_img_s = None, attempt(first_img_s), _least_img_s(world, search)
     while high.carries:
@@ -213,8 +213,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _least_img_s(world: World, search: Search) -> float:
     """Below it nobody looks: the fewer images a run has, the less it says, least of all of a p99."""
-    asked = 0.0 if search.slo == NO_SLO else MIN_IMAGES / search.duration_s
-    return max(1e-3 * world.capacity_img_s, asked)
+    least = 0.0 if search.slo == NO_SLO else MIN_IMAGES / search.duration_s
+    return max(1e-3 * world.capacity_img_s, least)
 
 
 def _require_possible(world: World, slo: Slo) -> None:
@@ -232,16 +232,16 @@ def _why_none(tries: Sequence[TriedRate], slo: Slo, world: World) -> str:
     seen = [(reading, each.rate_img_s) for each in tries for reading in each.readings]
     parts = []
     if not all(each.keeps_limit(slo) for each in lowest.readings) and slo.p99_limit_s is not None:
-        told = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
+        text = f"no rate keeps a p99 of {slo.p99_limit_s * 1000:g} ms"
         if p99s := [(of.p99_s, rate_img_s) for of, rate_img_s in seen if of.p99_s is not None]:
-            told += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
-        parts.append(f"{told}; allow more with --p99, or take narrower widths")
+            text += f": the lowest seen is {min(p99s)[0] * 1000:.2f} ms, at {min(p99s)[1]:.4g} images/s"
+        parts.append(f"{text}; allow more with --p99, or take narrower widths")
     if not all(each.keeps_floor(slo) for each in lowest.readings) and slo.floor is not None:
-        told = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
-        if found := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
-            told += f": the highest seen is {100 * max(found)[0]:.2f} %, at {max(found)[1]:.4g} images/s"
+        text = f"no rate keeps an accuracy of {100 * slo.floor:g} %"
+        if accuracies := [(of.accuracy, rate_img_s) for of, rate_img_s in seen if of.accuracy is not None]:
+            text += f": the highest seen is {100 * max(accuracies)[0]:.2f} %, at {max(accuracies)[1]:.4g} images/s"
         best = 100 * max(world.held_top1.values())
-        parts.append(f"{told} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
+        parts.append(f"{text} (the most accurate width tuple has {best:.2f} %); lower --floor, or take wider widths")
     return "; ".join(parts)
 
 

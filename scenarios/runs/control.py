@@ -53,8 +53,8 @@ class _Wish:
 
 
 def _drained(door: Path) -> frozenset[int]:
-    found = [_DRAIN.fullmatch(path.name) for path in door.iterdir()]
-    return frozenset(int(wish[1]) for wish in found if wish)
+    matches = [_DRAIN.fullmatch(path.name) for path in door.iterdir()]
+    return frozenset(int(wish[1]) for wish in matches if wish)
 
 
 def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[str]]:

@@ -332,20 +332,20 @@ class RunFolder:
 def _mapping(path: Path) -> dict[str, Any]:
     """A JSON document of the folder's own; empty where it is missing or damaged."""
     try:
-        found = read_json(path)
+        document = read_json(path)
     except InputError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _outputs(mark: Path) -> dict[str, Stamp]:
-    found = _mapping(mark).get("outputs")
-    return found if isinstance(found, dict) else {}
+    outputs = _mapping(mark).get("outputs")
+    return outputs if isinstance(outputs, dict) else {}
 
 
 def _quick(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 def _is_as_made(path: Path, stamp: Stamp) -> bool:

@@ -104,12 +104,12 @@ def read_epochs(folder: RunFolder, place: str) -> tuple[StoredEpoch, ...] | None
     document = folder.read_json(name)
     with folder.mending(name):
         try:
-            found = msgspec.convert(document, _Epochs)
+            epochs = msgspec.convert(document, _Epochs)
         except msgspec.ValidationError as error:
             raise InputError(str(folder / name), "", f"no list of epochs: {error}") from None
-        if found.schema != _SCHEMA:
-            raise InputError(str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {found.schema!r:.80})")
-    return found.server_epochs
+        if epochs.schema != _SCHEMA:
+            raise InputError(str(folder / name), "schema", f"allowed is {_SCHEMA!r} (found {epochs.schema!r:.80})")
+    return epochs.server_epochs
 
 
 # ------------------------------------------------------------------------------------------------------------ one log

@@ -87,22 +87,22 @@ class Trial:
 
     def carried(self, router: Candidate, lost: tuple[str, ...] = ()) -> Carried | None:
         """The rate that it carries; None where there is none with some seed."""
-        found = []
+        carried = []
         for seed in self.seeds:
             search = Search(router.name, (seed,), self.search_s, PRECISION, self.engine, self.slo, lost)
             try:
-                found.append(capacity(self.world, router.make, search))
+                carried.append(capacity(self.world, router.make, search))
             except WorkError:
-                for _ in self.seeds[len(found) :]:
+                for _ in self.seeds[len(carried) :]:
                     self.on_step()
                 return None
             self.on_step()
         return Carried(
-            low_img_s=min(each.stable_img_s for each in found),
-            mean_img_s=float(np.mean([each.stable_img_s for each in found])),
-            high_img_s=max(each.unstable_img_s for each in found),
-            accuracy=float(np.mean([each.accuracy for each in found])),
-            energy_per_image_j=float(np.mean([each.energy_per_image_j for each in found])),
+            low_img_s=min(each.stable_img_s for each in carried),
+            mean_img_s=float(np.mean([each.stable_img_s for each in carried])),
+            high_img_s=max(each.unstable_img_s for each in carried),
+            accuracy=float(np.mean([each.accuracy for each in carried])),
+            energy_per_image_j=float(np.mean([each.energy_per_image_j for each in carried])),
         )
 
     def planned(self, router: Candidate) -> PlannedRouter:
@@ -165,20 +165,20 @@ def candidates(world: World, slo: Slo, named: Sequence[str], made_in: Path) -> t
 
     The named ones; the kinds that keep goals, as they are before tuning; full width; the best single width.
     """
-    found: dict[str, Candidate] = {}
+    by_name: dict[str, Candidate] = {}
     unmade = [name for name in named if (kind := made_kind(name)) and not (made_in / made_file(kind)).is_file()]
     for name in (*(name for name in named if name not in unmade), FULL):
-        found[display_name(name)] = Candidate(display_name(name), lambda name=name: world.router(name, made_in))  # type: ignore[misc]
-    found[FULL] = replace(found[FULL], role="full width")
+        by_name[display_name(name)] = Candidate(display_name(name), lambda name=name: world.router(name, made_in))  # type: ignore[misc]
+    by_name[FULL] = replace(by_name[FULL], role="full width")
     if world.cluster.router.top1:
         for kind in CONTROLLED:
             rule = KINDS[kind].load()(control=ControlSpec())
-            found[f"{kind}{KEEPING}"] = _of_rule(f"{kind}{KEEPING}", world, rule)
+            by_name[f"{kind}{KEEPING}"] = _of_rule(f"{kind}{KEEPING}", world, rule)
     single = best_single(world, slo)
     if single is not None:
         name = f"fixed:{','.join(f'{width:g}' for width in single)}@{FULL}"
-        found[name] = Candidate(name, lambda: world.router(name), "single width")
-    return list(found.values()), unmade
+        by_name[name] = Candidate(name, lambda: world.router(name), "single width")
+    return list(by_name.values()), unmade
 
 
 def _of_rule(name: str, world: World, rule: RuleSpec) -> Candidate:

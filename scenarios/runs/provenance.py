@@ -45,15 +45,19 @@ def version_of(package: str) -> str | None:
 def environments(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """By stage what it was made with; nothing of a file that is missing or damaged."""
     try:
-        found = read_json(folder / ENVIRONMENT_FILE)
+        document = read_json(folder / ENVIRONMENT_FILE)
     except InputError:
         return {}
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("stages"), dict):
+    if (
+        not isinstance(document, dict)
+        or document.get("schema") != SCHEMA
+        or not isinstance(document.get("stages"), dict)
+    ):
         return {}
-    return {stage: its for stage, its in found["stages"].items() if isinstance(its, dict)}
+    return {stage: its for stage, its in document["stages"].items() if isinstance(its, dict)}
 
 
-def note_environment(folder: RunFolder, stage: str, found: Mapping[str, Any]) -> None:
+def note_environment(folder: RunFolder, stage: str, facts: Mapping[str, Any]) -> None:
     """Say what a stage was made with, in the place of what it was made with before."""
-    stages = {**environments(folder), stage: dict(found)}
+    stages = {**environments(folder), stage: dict(facts)}
     write_json(folder / ENVIRONMENT_FILE, {"schema": SCHEMA, "stages": stages})

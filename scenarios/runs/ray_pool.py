@@ -171,10 +171,10 @@ def facts_here() -> Facts:
     How elementary functions round is up to the processor and the C library.
     """
     numbers = stream(0, "arithmetic").uniform(0.01, 20.0, 2000)
-    made = [function(numbers) for function in (np.sin, np.exp, np.log, np.log10, np.tanh, np.sqrt)]
+    values = [function(numbers) for function in (np.sin, np.exp, np.log, np.log10, np.tanh, np.sqrt)]
     functions: tuple[Callable[[float], float], ...] = (math.sin, math.exp, math.log, math.lgamma, math.expm1)
-    made += [np.array([function(number) for number in numbers.tolist()]) for function in functions]
-    digits = hashlib.sha256(b"".join(each.tobytes() for each in made)).hexdigest()[:16]
+    values += [np.array([function(number) for number in numbers.tolist()]) for function in functions]
+    digits = hashlib.sha256(b"".join(each.tobytes() for each in values)).hexdigest()[:16]
     versions = {name: str(version_of(name)) for name in ALIKE}
     facts = {"Python": platform.python_version(), **versions, "code": code_here()}
     return {**facts, "the last digits of sin, exp and so on": digits}

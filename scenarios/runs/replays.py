@@ -74,20 +74,20 @@ class _Replay:
         self._books = Books()
 
     def carry_out(self) -> ReplayedRun:
-        found, problems = list[ReplayedLog](), list[str]()
+        logs, problems = list[ReplayedLog](), list[str]()
         for log in self._logs():
             steps, problem = self._replayed(log)
             server_epoch = log.server_epoch
             heard, ended = (None, None) if server_epoch is None else (server_epoch.heard, server_epoch.ended)
-            found.append({"file": log.file, "of": log.of, "steps": steps, "heard": heard, "ended": ended})
+            logs.append({"file": log.file, "of": log.of, "steps": steps, "heard": heard, "ended": ended})
             if problem:
                 problems.append(f"{self._place}/{log.file}: {problem}")
         if problems:  # what is missing in a log is missing in the books
-            return {"logs": found, "blocks": {}, "problems": problems}
+            return {"logs": logs, "blocks": {}, "problems": problems}
         with self._told(LOG_FILE):
             account = self._books.close()
             wrong = [f"{self._place}: {violation}" for violation in account.violations]
-        return {"logs": found, "blocks": {fate.word: n for fate, n in account.blocks.items()}, "problems": wrong}
+        return {"logs": logs, "blocks": {fate.word: n for fate, n in account.blocks.items()}, "problems": wrong}
 
     def _logs(self) -> Iterator[_Log]:
         server_epochs = read_epochs(self._folder, self._place)
@@ -151,15 +151,15 @@ class _Replay:
         return told_of(self._folder / self._place / file, self._folder.remedy(f"{self._place}/{file}"))
 
 
-def _divergence_text(found: Divergence) -> str:
+def _divergence_text(divergence: Divergence) -> str:
     """Where the cores part, and what each said there, each part on a line."""
-    step = found.logged
+    step = divergence.logged
     return "\n".join(
         [
-            f"step {found.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
+            f"step {divergence.step} at {step.now_ns / 1e9:.6f} s, {step.core}, differs",
             f"  event     {_shortened(step.event)}",
             f"  logged    {_shortened(list(step.commands))}",
-            f"  replayed  {_shortened(list(found.replayed))}",
+            f"  replayed  {_shortened(list(divergence.replayed))}",
         ]
     )
 

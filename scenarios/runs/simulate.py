@@ -147,8 +147,8 @@ def simulate_all(
     makers = {router: world.router_maker(router, made_in) for router in {wanted[place][0] for place in open_places}}
     tasks = [(makers[router], seed) for router, seed in (wanted[place] for place in open_places)]
     prepare = partial(_compile, seeds[0]) if engine == "compiled" else None
-    with closing(each(_run_of, (world.with_series(), engine), tasks, jobs, prepare)) as made:
-        for place, result in made:
+    with closing(each(_run_of, (world.with_series(), engine), tasks, jobs, prepare)) as runs:
+        for place, result in runs:
             results[open_places[place]] = result
             if on_result is not None:
                 on_result(result)

@@ -154,13 +154,13 @@ def _saturated_in(comparison: ComparisonDocument) -> list[Saturated]:
 
 
 def _saturated_on_executors(validation: ValidationDocument) -> list[Saturated]:
-    found = []
+    saturated = []
     for row in rows_at_middle(validation["rows"]):
         runs = [p["hardware"] for p in validation["pairs"] if (p["router"], p["load"]) == (row["router"], row["load"])]
         offered, completed = (estimate([each.of(run) for run in runs])["mean"] for each in (_OFFERED, _COMPLETED))
         if offered is not None and completed is not None and is_saturated(offered, completed):
-            found.append(Saturated(row["router"], offered, completed))
-    return found
+            saturated.append(Saturated(row["router"], offered, completed))
+    return saturated
 
 
 def _best_attainment(comparison: ComparisonDocument | None) -> dict[str, Any] | None:

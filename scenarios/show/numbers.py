@@ -55,11 +55,11 @@ def change(estimate: MeanInterval | Mapping[str, Any], unit: str = "%") -> str:
     return interval(estimate, 1, signed=True, unit=unit)
 
 
-def ratio_change(found: PairedRatio) -> str:
+def ratio_change(ratio: PairedRatio) -> str:
     """`-10.3 (-14.1 to -6.3) %` of a ratio and its interval, which never passes -100 %; `-` for none."""
-    if found["ratio"] is None:
+    if ratio["ratio"] is None:
         return NONE
-    known = [each for each in (found["ratio"], found["low"], found["high"]) if each is not None]
+    known = [each for each in (ratio["ratio"], ratio["low"], ratio["high"]) if each is not None]
     mean, *ends = (number(each - 1, 1, 100, signed=True) for each in known)
     return f"{mean} ({' to '.join(ends)}) %" if ends else f"{mean} %"
 

@@ -34,10 +34,10 @@ def format_plan(plan: Plan) -> str:
         ]
     parts.append(("What to measure next?", say("plan", "next", plan, one, is_calibrated)))
     tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
-    told = [framed(parts, width), to_text(tables, width)]
+    blocks = [framed(parts, width), to_text(tables, width)]
     if one is not None and one.rule is not None:
-        told.append(f"{one.router}.rule.yaml:\n\n{strict.dump(dict(one.rule))}".rstrip())
-    return "\n\n".join(told)
+        blocks.append(f"{one.router}.rule.yaml:\n\n{strict.dump(dict(one.rule))}".rstrip())
+    return "\n\n".join(blocks)
 
 
 def short_plan(comparison: ComparisonDocument, results: Sequence[Result]) -> list[Answer]:

@@ -228,8 +228,8 @@ def _badges(material: Material) -> Iterator[tuple[str, str]]:
 
 def _answers(material: Material) -> list[Answer]:
     """Those of the terminal's box, what to run where included."""
-    found = answers(material.comparison, material.validation)
-    return [*found, *short_plan(material.comparison, material.results)] if found and material.comparison else found
+    first = answers(material.comparison, material.validation)
+    return [*first, *short_plan(material.comparison, material.results)] if first and material.comparison else first
 
 
 def _ranking(material: Material) -> Markup | None:
@@ -383,8 +383,8 @@ def _traces(material: Material) -> Iterator[dict[str, str]]:
 
 def _pack(material: Material, traces: Sequence[dict[str, str]], room: int) -> None:
     """Put as many as there is room for, the smallest first, into the page (gzip and base64): a click opens them."""
-    found = [run.path / "timeline.json" for run in _first_seeds(material)]
-    held = [b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode() for path in found if path.exists()]
+    paths = [run.path / "timeline.json" for run in _first_seeds(material)]
+    held = [b64encode(gzip.compress(path.read_bytes(), mtime=0)).decode() for path in paths if path.exists()]
     for trace, packed in sorted(zip(traces, held, strict=True), key=lambda each: len(each[1])):
         room -= len(packed) + len(' data-trace=""')
         if room >= 0:

@@ -36,8 +36,8 @@ def format_summary(comparison: ComparisonDocument | None, validation: Validation
         warnings += [text for table in tables for text in table.warnings]
         warnings += disturbance_warnings(validation, "rows that the report flags")
         warnings += [] if was_stopped(validation) else far_apart_warnings(validation)  # else its command's error tells
-    found = summary_table(comparison, validation)
-    return to_text([*([found] if found else []), "\n".join(warnings)], screen_width())
+    rows = summary_table(comparison, validation)
+    return to_text([*([rows] if rows else []), "\n".join(warnings)], screen_width())
 
 
 def summary_table(comparison: ComparisonDocument | None, validation: ValidationDocument | None) -> Table | None:

@@ -87,11 +87,11 @@ def build_world(scenario: Scenario, profiles: Mapping[str, Profile], accuracy: N
 def _require_reachable(scenario: Scenario, tuples: Mapping[tuple[float, ...], float]) -> None:
     """Raises `InputError` where the operator asks for more accuracy than any width tuple that servers hold has."""
     best = max(tuples, key=lambda widths: tuples[widths])
-    for number, asked in enumerate(scenario.slo.goals(scenario.tuning.floor)):
-        if asked.floor > tuples[best]:
+    for number, goals in enumerate(scenario.slo.goals(scenario.tuning.floor)):
+        if goals.floor > tuples[best]:
             first = "tuning.floor" if scenario.slo.floor is None else "slo.floor"
             key = f"slo.schedule.{number - 1}.floor" if number else first
-            problem = f"is {asked.floor:g}, and no width tuple that the servers can hold is so accurate"
+            problem = f"is {goals.floor:g}, and no width tuple that the servers can hold is so accurate"
             nearest = f"the nearest is {list(best)} with {tuples[best]:.4f}: ask for at most that"
             raise InputError(scenario.name, key, f"{problem}; {nearest}")
 
@@ -193,17 +193,17 @@ def _preload(
 
 
 def _attachment(server: ServerSection, profile: Profile, source: str) -> Attachment:
-    own = f"link:{server.name}"
+    name = f"link:{server.name}"
     given = server.link
     if isinstance(given, LinkSection):
         link = Link(latency_s=given.latency_s, bandwidth_bytes_s=given.bandwidth_bytes_s, loss=given.loss)
-        return Attachment(given.medium or own, link)
+        return Attachment(given.medium or name, link)
     if given == "measured":
         if profile.link is None:  # of an emulated device on another host: else checked on reading
             problem = "'measured', which `slimsched run` does before it simulates; run that first, or name the link"
             raise InputError(source, f"cluster.servers.{server.name}.link", problem)
-        return Attachment(own, profile.link)
-    return Attachment(given if given in SHARED_PRESETS else own, PRESETS[given])
+        return Attachment(name, profile.link)
+    return Attachment(given if given in SHARED_PRESETS else name, PRESETS[given])
 
 
 def _router_config(

@@ -47,16 +47,16 @@ def of_network(scenario: Scenario) -> MadeWith:
 
 def of_accuracy(scenario: Scenario) -> MadeWith:
     """What an accuracy table depends on: network, images, and how the network was trained where that is done here."""
-    given, found = scenario.model, of_network(scenario)
+    given, origin = scenario.model, of_network(scenario)
     if given.accuracy is None or "dataset" in given.model_fields_set:  # a table that is brought may be of any other
         try:
-            found["model.dataset"] = dataset_label(given.dataset)
+            origin["model.dataset"] = dataset_label(given.dataset)
         except InputError as error:
             raise InputError(scenario.name, f"model.{error.key}", error.problem) from None
     if given.checkpoint is None:
         training = given.training.model_dump(mode="json", exclude_none=True, exclude=_WATCHED)
-        found |= _flat("model.training", training)
-    return found
+        origin |= _flat("model.training", training)
+    return origin
 
 
 def of_profile(scenario: Scenario, server: ServerSection) -> MadeWith:
@@ -75,11 +75,11 @@ def of_router(scenario: Scenario, profiles: Sequence[Profile], top1: Mapping[tup
         top1: accuracies by width tuple.
     """
     dumped = with_paths(scenario, lambda _: "").model_dump(mode="json", include=set(OF_A_WORLD), exclude_defaults=True)
-    found = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
-    found |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
+    origin = {key: value for part in dumped for key, value in _flat(part, dumped[part]).items()}
+    origin |= {f"workload.{file.key}": inputs_hash(file.path)[:16] for file in named_files(scenario.workload)}
     for server, profile in zip(scenario.cluster.named_servers, profiles, strict=True):
-        found[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json(exclude_none=True))[:16]
-    return found | {"the accuracies": inputs_hash(sorted(top1.items()))[:16]}
+        origin[f"the profile of {server.name}"] = inputs_hash(profile.model_dump_json(exclude_none=True))[:16]
+    return origin | {"the accuracies": inputs_hash(sorted(top1.items()))[:16]}
 
 
 def _flat(key: str, value: Any) -> MadeWith:
@@ -95,7 +95,7 @@ def _flat(key: str, value: Any) -> MadeWith:
 
 
 def require_same(
-    path: Path, found: Mapping[str, str] | None, wanted: Mapping[str, str], remedy: str, *, is_brought: bool = False
+    path: Path, origin: Mapping[str, str] | None, wanted: Mapping[str, str], remedy: str, *, is_brought: bool = False
 ) -> None:
     """A file must have been made with what the scenario says now.
 
@@ -105,13 +105,13 @@ def require_same(
     Raises:
         InputError: something differs; it names the file and the first such setting.
     """
-    if not found:
+    if not origin:
         return
-    for key in {**wanted, **found}:
-        there, here = found.get(key), wanted.get(key)
+    for key in {**wanted, **origin}:
+        there, here = origin.get(key), wanted.get(key)
         if there != here and not (is_brought and None in (there, here)):
-            told = (_NOTHING if each is None else f"{each:.200}" for each in (there, here))
-            raise InputError(str(path), key, "made with {}, the scenario has {}; ".format(*told) + remedy)
+            texts = (_NOTHING if each is None else f"{each:.200}" for each in (there, here))
+            raise InputError(str(path), key, "made with {}, the scenario has {}; ".format(*texts) + remedy)
 
 
 def require_weights(path: Path, model: Path, evaluation: Evaluation, remedy: str) -> None:

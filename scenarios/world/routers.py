@@ -74,8 +74,8 @@ def routers_tuned_elsewhere(routers: Sequence[str], devices: Sequence[str], clus
     """A warning for each router's file that was tuned on another cluster, as far as it says: it fits, but its numbers
     were found elsewhere. (What PPO learned fits no other cluster, and is refused.)"""
     for name in dict.fromkeys(routers):
-        made = made_by(path) if (path := router_file(name)) is not None else {}
-        tuned, deciding, here_too = made.get("devices"), made.get("deciding"), deciding_in(cluster)
+        origin = made_by(path) if (path := router_file(name)) is not None else {}
+        tuned, deciding, here_too = origin.get("devices"), origin.get("deciding"), deciding_in(cluster)
         if isinstance(tuned, list) and tuned != list(devices):
             there, here = (", ".join(map(str, each)) for each in (tuned, devices))
             yield f"warning: {name} was tuned for other servers ({there:.300}; here: {here:.300}); tune it here as well"
@@ -89,8 +89,8 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
 
     Nobody is told of a promise that stays: it is what results are held against. `made_in`: as for `maker_of`.
     """
-    asked = scenario.slo.goals(scenario.tuning.floor)
-    goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in asked)]
+    wanted = scenario.slo.goals(scenario.tuning.floor)
+    goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in wanted)]
     if not scenario.slo.schedule and "energy_weight" not in goals:
         return
     deaf: dict[tuple[str, ...], list[str]] = {}
@@ -99,9 +99,9 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
     for ignored, names in deaf.items():
         if ignored:
             kinds = (COMPASS,) if "energy_weight" in ignored else CONTROLLED
-            told, able = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
+            keys, able = ", ".join(f"slo.{goal}" for goal in ignored), ", ".join(kinds)
             remedy = f"what can is {able}, with `control` in the router's file (tuning.control)"
-            yield f"warning: {', '.join(names)} can't follow {told}; {remedy}"
+            yield f"warning: {', '.join(names)} can't follow {keys}; {remedy}"
 
 
 def _ignored(spec: RouterSpec, goals: Sequence[str]) -> tuple[str, ...]:

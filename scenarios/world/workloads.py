@@ -151,11 +151,11 @@ def _length_doubt(given: TraceWorkload, times_s: NDArray[np.float64], duration_s
     if not beyond:
         ends = f"its last arrival is after {last_s:.4g} s of the run's {duration_s:g} s, and nothing comes in the rest"
         return f"{ends}; shorten duration_s" if last_s < duration_s / 2 else ""
-    told = f"{beyond:,} of {len(times_s):,} arrivals are beyond the run's {duration_s:g} s and are left out"
+    text = f"{beyond:,} of {len(times_s):,} arrivals are beyond the run's {duration_s:g} s and are left out"
     remedy = f"duration_s: {np.ceil(last_s + 1e-9):.0f} holds all, or raise workload.factor"
     if given.factor == 1 and last_s > len(times_s) and (times_s % 1 == 0).all():
         remedy += "; if the times are milliseconds, workload.factor: 1000"
-    return f"{told}; {remedy}"
+    return f"{text}; {remedy}"
 
 
 def _step_doubt(given: TraceWorkload, times_s: NDArray[np.float64], unit: float) -> str:
@@ -163,5 +163,5 @@ def _step_doubt(given: TraceWorkload, times_s: NDArray[np.float64], unit: float)
     shared = len(times_s) - len(np.unique(times_s))
     if given.resolution_s or not step_s or shared < len(times_s) / 10 or (unit == 1 and given.factor >= 100):
         return ""
-    told = f"its times are whole {_STEPS_S[step_s]}, and {shared:,} of {len(times_s):,} come at once with another"
-    return f"{told}; workload.resolution_s: {step_s * unit:g} lets each arrive at a random time within its step"
+    text = f"its times are whole {_STEPS_S[step_s]}, and {shared:,} of {len(times_s):,} come at once with another"
+    return f"{text}; workload.resolution_s: {step_s * unit:g} lets each arrive at a random time within its step"

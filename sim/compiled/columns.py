@@ -66,14 +66,14 @@ def _device_totals(run: RunRow, index: int) -> DeviceTotals:
 
 
 def request_columns(
-    found: NDArray[Any], widths: tuple[float, ...], reasons: tuple[str, ...], is_detailed: bool
+    rows: NDArray[Any], widths: tuple[float, ...], reasons: tuple[str, ...], is_detailed: bool
 ) -> RequestColumns:
     """From requests as they are recorded (`run.request_row`), in their order.
 
     Args:
         reasons: why a request failed, by the engine's numbers.
     """
-    head, ran, width = found["head"], found["servers"], found["widths"]
+    head, ran, width = rows["head"], rows["servers"], rows["widths"]
     is_passed = np.arange(ran.shape[1]) < head["length"][:, np.newaxis]
     return RequestColumns(
         request=head["id"],
@@ -85,7 +85,7 @@ def request_columns(
         energy_j=head["energy_j"],
         width=np.where(is_passed, width, NOT_PASSED).astype(np.int8),
         moves=np.count_nonzero((ran[:, 1:] != ran[:, :-1]) & is_passed[:, 1:], axis=1),
-        stages_ns=found["stages_ns"] if is_detailed else None,
+        stages_ns=rows["stages_ns"] if is_detailed else None,
         reasons=reasons,
         widths=widths,
     )

@@ -323,18 +323,18 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
     def _infos(self, wanted: Bools) -> dict[str, Any]:
         """As `VectorEnv._add_info` would gather them from the wanted clusters."""
         out = self._out
-        asked = wanted & (self._status == ASKED)
+        due = wanted & (self._status == ASKED)
         infos: dict[str, Any] = {"credits": self._credits(wanted), "replaced": out.replaced & wanted}
         masks = {"credits": wanted.copy(), "replaced": wanted.copy()}
-        if asked.any():
-            infos |= {"decision": np.where(asked, out.decisions, 0)}
-            infos |= {"server_mask": out.server_masks & asked[:, None]}
-            infos |= {"width_mask": out.width_masks & asked[:, None, None]}
+        if due.any():
+            infos |= {"decision": np.where(due, out.decisions, 0)}
+            infos |= {"server_mask": out.server_masks & due[:, None]}
+            infos |= {"width_mask": out.width_masks & due[:, None, None]}
             names = ["decision", "server_mask", "width_mask"]
             if len(self._waits_ns):
-                infos |= {"hold_mask": out.hold_masks & asked[:, None]}
+                infos |= {"hold_mask": out.hold_masks & due[:, None]}
                 names.append("hold_mask")
-            masks |= {key: asked.copy() for key in names}
+            masks |= {key: due.copy() for key in names}
         ended = wanted & (self._status == ENDED)
         if ended.any():
             infos |= {"figures": self._told(ended)}
@@ -343,13 +343,13 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
 
     def _told(self, ended: Bools) -> dict[str, Any]:
         """The figures of the clusters that have ended, gathered as `VectorEnv._add_info` does."""
-        told: dict[str, Any] = {}
+        info: dict[str, Any] = {}
         for e in np.flatnonzero(ended).tolist():
             run, steps = self._runs[e], int(self._decided[e])
-            found = dict(self._figures(run.run, run_columns(run))) if self._figures is not None else {}
-            found["replaced_share"] = int(self._replaced[e]) / steps if steps else nan
-            told = self._add_info(told, found, e)
-        return told
+            figures = dict(self._figures(run.run, run_columns(run))) if self._figures is not None else {}
+            figures["replaced_share"] = int(self._replaced[e]) / steps if steps else nan
+            info = self._add_info(info, figures, e)
+        return info
 
     def _credits(self, wanted: Bools) -> NDArray[np.object_]:
         """Each wanted cluster's (decision id, reward) pairs; None for the others."""
@@ -357,11 +357,11 @@ class SlimClusterVectorEnv(VectorEnv[Observations, Actions, NDArray[Any]]):
         is_one = np.arange(out.credits.shape[1]) < out.counts[:, None]
         pairs = list(zip(out.credited[is_one].tolist(), out.credits[is_one].tolist(), strict=True))
         ends = np.cumsum(out.counts).tolist()
-        found = np.full(self.num_envs, None, dtype=object)
+        credits = np.full(self.num_envs, None, dtype=object)
         for e, (end, count) in enumerate(zip(ends, out.counts.tolist(), strict=True)):
             if wanted[e]:
-                found[e] = pairs[end - count : end]
-        return found
+                credits[e] = pairs[end - count : end]
+        return credits
 
 
 __all__ = ["SlimClusterVectorEnv"]

@@ -98,9 +98,9 @@ def remove(c: Cluster, p: Parameters, slot: int) -> None:
     if request.line == ALONE:
         return
     line = line_at(c, p, request.line)
-    before, found = NONE, line.head
-    while found != slot:
-        before, found = found, request_at(c, p, found).next
+    before, at = NONE, line.head
+    while at != slot:
+        before, at = at, request_at(c, p, at).next
     if before == NONE:
         line.head = request.next
     else:

@@ -298,13 +298,13 @@ def _take_due(c: Cluster, p: Parameters, pending: Pending, now: int) -> int:
 @kernel
 def _unlink(c: Cluster, p: Parameters, pending: Pending, slot: int) -> None:
     """Out of a list."""
-    found, after = pending.head, instance_at(c, p, slot).link
-    if found == slot:
+    at, after = pending.head, instance_at(c, p, slot).link
+    if at == slot:
         pending.head = after
         return
-    while instance_at(c, p, found).link != slot:
-        found = instance_at(c, p, found).link
-    instance_at(c, p, found).link = after
+    while instance_at(c, p, at).link != slot:
+        at = instance_at(c, p, at).link
+    instance_at(c, p, at).link = after
 
 
 @kernel
@@ -410,13 +410,13 @@ def _remove(c: Cluster, p: Parameters, server: Server, slot: int) -> None:
     """An instance is gone: its slot is free."""
     instance = instance_at(c, p, slot)
     instances = spec_at(p, server, instance.spec)
-    found = instances.head
-    if found == slot:
+    at = instances.head
+    if at == slot:
         instances.head = instance.next
     else:
-        while instance_at(c, p, found).next != slot:
-            found = instance_at(c, p, found).next
-        instance_at(c, p, found).next = instance.next
+        while instance_at(c, p, at).next != slot:
+            at = instance_at(c, p, at).next
+        instance_at(c, p, at).next = instance.next
     instance.next = c.free_instance
     c.free_instance = slot
     c.free_instances += 1

@@ -136,8 +136,8 @@ def begin_hold(c: Cluster, p: Parameters, slot: int, now: int) -> bool:
     if c.may_hold == 0 or line_at(c, p, request.line).count >= c.hold_requests:
         return False
     _begin(c, p, request.line, c.hold_requests, c.hold_wait_ns, now)
-    made = HoldMade(request, _OF_REQUEST, request.holds)
-    made.decision, made.tag, made.entered_ns, made.entered_j = c.decision, c.tag, request.entered_ns, request.entered_j
+    hold = HoldMade(request, _OF_REQUEST, request.holds)
+    hold.decision, hold.tag, hold.entered_ns, hold.entered_j = c.decision, c.tag, request.entered_ns, request.entered_j
     request.holds += 1
     c.pending_holds += 1
     return True
@@ -160,11 +160,11 @@ def take_along(request: Request, member: Member) -> None:
 def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> None:
     """The decisions that held a member get what its block got."""
     for n in range(member.holds):
-        made, credited = HoldMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
+        hold, credited = HoldMade(member, _OF_MEMBER, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
         for number in range(_CREDIT):
             ints(credited)[number] = ints(block)[number]
-        credited.decision, credited.tag = made.decision, made.tag
+        credited.decision, credited.tag = hold.decision, hold.tag
     c.pending_holds -= member.holds
 
 
@@ -172,15 +172,15 @@ def credit_holds(c: Cluster, p: Parameters, member: Member, block: Credit) -> No
 def credit_given_up(c: Cluster, p: Parameters, request: Request, now: int) -> None:
     """A request was given up while it waited: who held it gets what a block of it alone, wrong, would have got."""
     for n in range(request.holds):
-        made, credited = HoldMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
+        hold, credited = HoldMade(request, _OF_REQUEST, n), Credit(c, p.credits_at, c.credits)
         c.credits += 1
         terms = credited.terms
         terms.accuracy = p.alpha * (0.0 - p.mean_top1 if p.centre else 0.0)
-        terms.latency = -p.beta * ((now - made.entered_ns) / _NS)
-        terms.energy = -p.gamma * (energy_j(c, now) - made.entered_j)
+        terms.latency = -p.beta * ((now - hold.entered_ns) / _NS)
+        terms.energy = -p.gamma * (energy_j(c, now) - hold.entered_j)
         terms.imbalance = -p.delta * utilization_variance(c, p)
         terms.bonus = p.bonus
         credited.total = terms.accuracy + terms.latency + terms.energy + terms.imbalance + terms.bonus
-        credited.decision, credited.tag = made.decision, made.tag
+        credited.decision, credited.tag = hold.decision, hold.tag
     c.pending_holds -= request.holds
     request.holds = 0

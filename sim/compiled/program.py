@@ -111,8 +111,8 @@ class Program:
         self.parameters = self._writer.row()
         self.parameters[: head.size] = head.numbers
         for at, records in ((servers_at, servers), (devices_at, devices)):
-            found = np.concatenate([record.numbers for record in records])
-            self.parameters[at : at + len(found)] = found
+            numbers = np.concatenate([record.numbers for record in records])
+            self.parameters[at : at + len(numbers)] = numbers
 
     def shape(self, requests: int, instances: int, blocks: int, messages: int, faults: int, keeps: bool) -> Shape:
         """The shape with pools of these sizes; runs share it, and with it one row of parameters."""
@@ -265,12 +265,12 @@ _programs: OrderedDict[int, Program] = OrderedDict()
 
 def program_of(cluster: ClusterSpec) -> Program:
     """The program of a cluster, made once for one object."""
-    found = _programs.get(id(cluster))
-    if found is None or found.cluster is not cluster:
-        found = _programs[id(cluster)] = Program(cluster)
+    program = _programs.get(id(cluster))
+    if program is None or program.cluster is not cluster:
+        program = _programs[id(cluster)] = Program(cluster)
         while len(_programs) > _KEPT:
             _programs.popitem(last=False)
-    return found
+    return program
 
 
 class Shape:

@@ -197,9 +197,9 @@ def waiting_rows(row: Numbers, parameters: Numbers, out: Ints, first: int) -> in
                 for position in range(block.count):
                     member = member_at(p, block, position)
                     for n in range(member.holds):
-                        made = HoldMade(member, _OF_MEMBER, n)
-                        out[count] = made.tag
-                        made.tag = first + count
+                        hold = HoldMade(member, _OF_MEMBER, n)
+                        out[count] = hold.tag
+                        hold.tag = first + count
                         count += 1
             number = block.next
     return _waiting_holds(c, p, out, first, count) if c.pending_holds else count
@@ -212,9 +212,9 @@ def _waiting_holds(c: Cluster, p: Parameters, out: Ints, first: int, count: int)
     while slot != NONE:
         request = request_at(c, p, slot)
         for n in range(request.holds):
-            made = HoldMade(request, _OF_REQUEST, n)
-            out[count] = made.tag
-            made.tag = first + count
+            hold = HoldMade(request, _OF_REQUEST, n)
+            out[count] = hold.tag
+            hold.tag = first + count
             count += 1
         slot = request.fifo_next
     return count
@@ -369,8 +369,8 @@ class Rollouts(Episodes):
         self._columns = columns
         self.decisions += each * clusters
         self._credited += int(completed.sum())
-        found = complete.reshape(clusters, most)
-        return columns.rows(np.concatenate([found[c, :n] for c, n in enumerate(completed.tolist())]))
+        rows = complete.reshape(clusters, most)
+        return columns.rows(np.concatenate([rows[c, :n] for c, n in enumerate(completed.tolist())]))
 
     def _help(self, index: int, status: int) -> None:
         run = self._runs[index]

@@ -412,9 +412,9 @@ def _rounds(transfer_bytes: int, loss: float, chance: float) -> int:
 @kernel
 def _stop_moving(c: Cluster, p: Parameters, server: Server, number: int) -> None:
     """Nothing more is to come for a block: out of the list of those whose inputs are on their way to the server."""
-    before, found = NONE, server.first_moving
-    while found != number:
-        before, found = found, block_at(c, p, found).next_moving
+    before, at = NONE, server.first_moving
+    while at != number:
+        before, at = at, block_at(c, p, at).next_moving
     after = block_at(c, p, number).next_moving
     if before == NONE:
         server.first_moving = after

@@ -133,8 +133,8 @@ class RunRow:
         if p.max_batching_delay_ns:
             c.may_hold = 1
             c.arrivals_end_ns = run.horizon_ns if c.drains else NEVER
-        asked = (*run.goals, (0, GoalSet()))
-        goals = np.array([(at_ns, each.floor, each.limit_ns, each.energy_weight) for at_ns, each in asked], Goal.dtype)
+        rows = (*run.goals, (0, GoalSet()))
+        goals = np.array([(at_ns, each.floor, each.limit_ns, each.energy_weight) for at_ns, each in rows], Goal.dtype)
         c.goals_at, c.goals = self._keep(goals), len(run.goals)
         c.deadline_ns = NONE if run.deadline_ns is None else run.deadline_ns
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)

@@ -34,34 +34,34 @@ def tally(
     counts: Ints, out: Ints,
 ) -> None:  # fmt: skip
     """Over the requests that arrived in the window; one that did not complete counts with the time it has waited."""
-    found = _Tally(out)
+    totals = _Tally(out)
     for n in range(len(records) // size):
         request = RequestRow(records, n * size)
         if request.arrived_ns < begin_ns or request.arrived_ns > end_ns:
             continue
         latency_s = (request.finished_ns - request.arrived_ns) / 1e9
-        found.counted += 1
-        found.sum_s += latency_s
-        found.squares += latency_s * latency_s
+        totals.counted += 1
+        totals.sum_s += latency_s
+        totals.squares += latency_s * latency_s
         bucket = int(log(max(latency_s, _FIRST_S) / _FIRST_S) / log(_RATIO))
         counts[min(bucket, _BUCKETS - 1)] += 1
         if request.fate != COMPLETED:
-            found.unfinished += 1
-            found.failed += request.fate == FAILED
+            totals.unfinished += 1
+            totals.failed += request.fate == FAILED
             continue
         code, its = 0, ints(request)
         for s in range(segments):
             code = code * widths + its[_SERVERS_AT + segments + s]
             if s > 0:
-                found.moves += its[_SERVERS_AT + s] != its[_SERVERS_AT + s - 1]
-        found.accuracy += prior[code]
+                totals.moves += its[_SERVERS_AT + s] != its[_SERVERS_AT + s - 1]
+        totals.accuracy += prior[code]
     passed, below = 0, 0
     for bucket in range(_BUCKETS):
         passed += counts[bucket]
-        if below == 0 and 2 * passed >= found.counted:
-            found.p50_s, below = _FIRST_S * exp((bucket + 0.5) * log(_RATIO)), 1
-        if 100 * passed >= 99 * found.counted:
-            found.p99_s = _FIRST_S * exp((bucket + 0.5) * log(_RATIO))
+        if below == 0 and 2 * passed >= totals.counted:
+            totals.p50_s, below = _FIRST_S * exp((bucket + 0.5) * log(_RATIO)), 1
+        if 100 * passed >= 99 * totals.counted:
+            totals.p99_s = _FIRST_S * exp((bucket + 0.5) * log(_RATIO))
             return
 
 
@@ -94,26 +94,26 @@ class RunScore:
 
 def score_run(run: RunRow, priors: npt.NDArray[np.float64], begin_ns: int) -> RunScore:
     """The figures of a run that has ended; `priors` by the number of a width tuple (`tuple_priors`)."""
-    found, counts = _Tally.blank(), np.zeros(_BUCKETS, np.int64)
+    totals, counts = _Tally.blank(), np.zeros(_BUCKETS, np.int64)
     program, records = run.program, run.records.requests[: run.cluster.request_rows]
     tally(
         records.view(np.int64), records.itemsize // 8, begin_ns, run.cluster.horizon_ns, program.segments,
-        program.width_count, priors, counts, found.numbers,
+        program.width_count, priors, counts, totals.numbers,
     )  # fmt: skip
-    total = max(1, found.counted)
-    completed = max(1, found.counted - found.unfinished)
-    mean_s = found.sum_s / total
+    total = max(1, totals.counted)
+    completed = max(1, totals.counted - totals.unfinished)
+    mean_s = totals.sum_s / total
     return RunScore(
-        images=found.counted,
-        unfinished=found.unfinished,
+        images=totals.counted,
+        unfinished=totals.unfinished,
         mean_s=mean_s,
-        std_s=float(np.sqrt(max(0.0, found.squares / total - mean_s * mean_s))),
-        p50_s=found.p50_s,
-        p99_s=found.p99_s,
-        accuracy=found.accuracy / completed,
-        moves=found.moves / completed,
+        std_s=float(np.sqrt(max(0.0, totals.squares / total - mean_s * mean_s))),
+        p50_s=totals.p50_s,
+        p99_s=totals.p99_s,
+        accuracy=totals.accuracy / completed,
+        moves=totals.moves / completed,
         decisions=run.cluster.decision,
-        failed=found.failed,
+        failed=totals.failed,
         image_j=_drawn_j(run) / max(1, run.cluster.completed),
     )
 

@@ -171,8 +171,8 @@ class CompiledSimulation:
                 planned.keep()
             self._pending, self._answer, self._has_ended = None, NO_ANSWER, True
             return
-        while (asked := self.advance()) is not None:
-            self.decide(policy.choose(asked.view, rng))
+        while (request := self.advance()) is not None:
+            self.decide(policy.choose(request.view, rng))
             self._follow_limit(policy)
 
     def _follow_limit(self, policy: RoutingPolicy) -> None:
@@ -188,10 +188,10 @@ class CompiledSimulation:
         c = self._run.cluster
         if c.credits:
             at = self._run.shape.p.credits_at
-            found = self._run.row[at : at + c.credits * Credit.size].view(Credit.dtype)
+            credits = self._run.row[at : at + c.credits * Credit.size].view(Credit.dtype)
             self._credits += [
                 (decision, RewardTerms(*terms))
-                for decision, terms in zip(found["decision"].tolist(), found["terms"].tolist(), strict=True)
+                for decision, terms in zip(credits["decision"].tolist(), credits["terms"].tolist(), strict=True)
             ]
             c.credits = 0
 
@@ -203,7 +203,7 @@ class CompiledSimulation:
             :_INTEGERS
         ]
         accuracy_sum, floor, energy_weight = reals[_INTEGERS:_HEAD_SEEN]
-        told = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight)
+        goal_facts = (left_ns, accuracy_sum, floor, late, limit_ns, energy_weight)
         if self.cluster.router.block_key == "any":
             location = ANYWHERE
         servers, at = [], _HEAD_SEEN
@@ -228,7 +228,7 @@ class CompiledSimulation:
             )
             at = end
         head = HeadKey(segment + 1, self._widths[x], location)
-        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *told)
+        seen = (candidates, entered_ns, fifo_length, completed, tuple(servers), *goal_facts)
         return ClusterView(self.now_ns, head, *seen)
 
     # ------------------------------------------------------------------------------------------------------ records
@@ -255,7 +255,7 @@ class CompiledSimulation:
         return run_columns(self._run)
 
     def _requests(self, is_detailed: bool) -> tuple[RequestRecord, ...]:
-        found, widths = self._run.records.requests[: self._run.cluster.request_rows], self._program.widths
+        rows, widths = self._run.records.requests[: self._run.cluster.request_rows], self._program.widths
         return tuple(
             RequestRecord(
                 request=request,
@@ -272,8 +272,8 @@ class CompiledSimulation:
             )
             for (request, arrived_ns, finished_ns, fate, reason, retries, correct, energy_j, length), stages_ns,
             its_servers, its_widths in zip(
-                found["head"].tolist(), found["stages_ns"].tolist(), found["servers"].tolist(),
-                found["widths"].tolist(), strict=True,
+                rows["head"].tolist(), rows["stages_ns"].tolist(), rows["servers"].tolist(),
+                rows["widths"].tolist(), strict=True,
             )
         )  # fmt: skip
 
@@ -283,7 +283,7 @@ class CompiledSimulation:
         return HeadKey(segment + 1, self._widths[x], place - 2)
 
     def _blocks(self) -> tuple[BlockRecord, ...]:
-        found = self._run.records.blocks[: self._run.cluster.block_rows].tolist()
+        rows = self._run.records.blocks[: self._run.cluster.block_rows].tolist()
         return tuple(
             BlockRecord(
                 decision=decision,
@@ -298,7 +298,7 @@ class CompiledSimulation:
                 latency_s=latency_s,
                 reward=RewardTerms(*terms),
             )
-            for decision, line, server, key, size, snapshot_ns, sent_ns, arrived_ns, ended_ns, latency_s, terms in found
+            for decision, line, server, key, size, snapshot_ns, sent_ns, arrived_ns, ended_ns, latency_s, terms in rows
         )
 
     def _batches(self) -> tuple[BatchRecord, ...]:
@@ -323,5 +323,5 @@ class CompiledSimulation:
         )
 
     def _telemetry(self) -> tuple[TelemetryPoint, ...]:
-        found = self._run.records.readings[: self._run.cluster.reading_rows].tolist()
-        return tuple(TelemetryPoint(*reading) for reading in found)
+        rows = self._run.records.readings[: self._run.cluster.reading_rows].tolist()
+        return tuple(TelemetryPoint(*reading) for reading in rows)

@@ -77,8 +77,8 @@ _grouped = partial(number, digits=1, grouped=True)
 
 @cache
 def _sentences() -> Any:
-    found: Environment = environment().overlay(loader=PackageLoader("slimsched.jobs", "templates"))
-    found.filters = found.filters | {
+    sentences: Environment = environment().overlay(loader=PackageLoader("slimsched.jobs", "templates"))
+    sentences.filters = sentences.filters | {
         "time": time_text,
         "signed_time": partial(time_text, sign="+"),
         "share": share_text,
@@ -89,9 +89,9 @@ def _sentences() -> Any:
         "jobs": lambda count: f"{count:,} job{'' if count == 1 else 's'}",
         "times": lambda share: number(None if share is None else share + 1, None, grouped=True),
     }
-    found.tests = found.tests | {"chance": chance_explains}
-    found.globals = {**found.globals, "inf": float("inf")}
-    return found.get_template("sentences.j2").module
+    sentences.tests = sentences.tests | {"chance": chance_explains}
+    sentences.globals = {**sentences.globals, "inf": float("inf")}
+    return sentences.get_template("sentences.j2").module
 
 
 def say(macro: str, *facts: Any) -> str:
@@ -230,13 +230,13 @@ def answers(comparison: Row) -> list[Answer]:
     base = rows[comparison["baseline"]]
     best, *staying = (rows[name] for name in comparison["least"])
     least = [say("least", row, base, _alike(comparison, row)) for row in (best, *staying)]
-    found = [Answer("Which policy makes users wait least?", " Of those that stop no job: ".join(least))]
+    replies = [Answer("Which policy makes users wait least?", " Of those that stop no job: ".join(least))]
     if "against_baseline" in best:
         sizes = [group for group in best["groups"] if group["kind"] == "size"]
         largest = max(sizes, key=lambda group: float(group["more_wait_share"] or 0.0)) if len(sizes) > 1 else None
-        found.append(Answer("Who pays for it?", say("pays", best, base, largest)))
+        replies.append(Answer("Who pays for it?", say("pays", best, base, largest)))
     room = say("room", best, comparison["bounds"])
-    return [*found, Answer("How far is it from the best possible?", room)] if room else found
+    return [*replies, Answer("How far is it from the best possible?", room)] if room else replies
 
 
 def _alike(comparison: Row, best: Row) -> list[str]:
@@ -256,8 +256,8 @@ def comparison_text(comparison: Row) -> str:
     """Answers in a box, then all policies beside each other, who wins and who loses, and all bounds."""
     rows = comparison["policies"]
     head = say("comparison_head", comparison, rows[0]["jobs"]["measured"], max(row["jobs"]["refused"] for row in rows))
-    found = answers(comparison)
-    box = box_text(found, screen_width()) if found else ""
+    replies = answers(comparison)
+    box = box_text(replies, screen_width()) if replies else ""
     name: Cells = [("policy", of("policy"))]
     slowdowns = _table(
         rows,
@@ -309,9 +309,9 @@ def _least_wait(bound: Row) -> str:
     return time_text(max(bound["wait_mean_s"], 0.0))
 
 
-def _coverage(found: Row) -> str:
+def _coverage(row: Row) -> str:
     """Where 95 % intervals hold the truth less often, as was measured; nothing elsewhere."""
-    return say("coverage", found, found["run_cv2"] > HEAVY_CV2, found["days"] < FEW_DAYS)
+    return say("coverage", row, row["run_cv2"] > HEAVY_CV2, row["days"] < FEW_DAYS)
 
 
 def _groups(comparison: Row) -> list[Table]:
@@ -342,7 +342,7 @@ def _group_row(name: str, by_policy: Sequence[Mapping[str, Row]]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
-def bound_text(found: Row) -> str:
+def bound_text(row: Row) -> str:
     """Both bounds, and when GPU time is dear."""
     cells: Cells = [
         ("who", _kind),
@@ -352,35 +352,35 @@ def bound_text(found: Row) -> str:
         ("largest", of("price_max", _thousandth)),
         ("of the time free", of("free_share", share_text)),
     ]
-    return _text(say("bound_head", found), _table(found["bounds"], cells, notes=[say("bound")]))
+    return _text(say("bound_head", row), _table(row["bounds"], cells, notes=[say("bound")]))
 
 
-def whatif_text(found: Row, changes: Sequence[str]) -> str:
+def whatif_text(document: Row, changes: Sequence[str]) -> str:
     """Before and after, and the change in one sentence a policy."""
     runs = [
-        {"name": f"{row['policy']}, {world}", **row[world]} for row in found["policies"] for world in ("now", "then")
+        {"name": f"{row['policy']}, {world}", **row[world]} for row in document["policies"] for world in ("now", "then")
     ]
     cells: Cells = [
         ("", of("name")),
         *_quantiles("wait_s", time_text, "mean wait"),
         ("utilization", of("utilization", share_text)),
     ]
-    table = _table(runs, cells, notes=[say("whatif_intervals", found), _coverage(found)])
-    return _text(say("whatif_head", found, changes), table, *(say("changed", row) for row in found["policies"]))
+    table = _table(runs, cells, notes=[say("whatif_intervals", document), _coverage(document)])
+    return _text(say("whatif_head", document, changes), table, *(say("changed", row) for row in document["policies"]))
 
 
-def capacity_text(found: Row) -> str:
+def capacity_text(row: Row) -> str:
     """The largest load, or the fewest nodes, and below it what that means."""
-    return say("capacity", found).replace("\n", "\n  ")
+    return say("capacity", row).replace("\n", "\n  ")
 
 
-def validation_text(found: Row) -> str:
+def validation_text(row: Row) -> str:
     """The verdict first, then how far all is apart."""
-    rows = [[kind, *map(time_text, found[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
-    notes = [say("error", found), say("closeness", found)]
-    tables = [Table(columns("wait", *found["simulated_s"]), rows, notes=notes)]
+    rows = [[kind, *map(time_text, row[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
+    notes = [say("error", row), say("closeness", row)]
+    tables = [Table(columns("wait", *row["simulated_s"]), rows, notes=notes)]
     for kind, head in (("size", "GPUs"), ("vc", "VC")):
-        groups = [group for group in found["groups"] if group["kind"] == kind][:MAX_ROWS]
+        groups = [group for group in row["groups"] if group["kind"] == kind][:MAX_ROWS]
         cells: Cells = [
             (head, of("name")),
             ("jobs", of("jobs", _count)),
@@ -388,14 +388,14 @@ def validation_text(found: Row) -> str:
             ("recorded", of("recorded_mean_s", time_text)),
         ]
         tables += [_table(groups, cells)] if groups else []
-    return _text(say("validation_head", found), *tables)
+    return _text(say("validation_head", row), *tables)
 
 
-def tuning_text(found: Row) -> str:
+def tuning_text(row: Row) -> str:
     """The numbers, what they came to where they were sought, and what they are worth later."""
-    change = found["judged"]["change"]["wait_s"]
+    change = row["judged"]["change"]["wait_s"]
     is_better = (change["difference"] or 0.0) < 0 and not chance_explains(change["share"])
-    rows = [[name, f"{found['own'][name]:g}", f"{value:g}"] for name, value in found["best"].items()]
+    rows = [[name, f"{row['own'][name]:g}", f"{value:g}"] for name, value in row["best"].items()]
     table = Table(columns("number", "before", "tuned"), rows)
-    said = (say("sought", found), say("worth", found, is_better), say("written", found, is_better))
-    return _text(found["policy"], table, *said)
+    said = (say("sought", row), say("worth", row, is_better), say("written", row, is_better))
+    return _text(row["policy"], table, *said)

@@ -33,13 +33,13 @@ else:
 
     def _pairs(text: str) -> dict[str, str]:
         """`a=b,c=d`: words by other words."""
-        found: dict[str, str] = {}
+        pairs: dict[str, str] = {}
         for part in text.split(","):
             key, equals, value = (each.strip() for each in part.partition("="))
-            if not (key and equals and value) or key in found:
+            if not (key and equals and value) or key in pairs:
                 raise ValueError(f"{part!r:.80}: must be pairs such as a=b,c=d, each word once")
-            found[key] = value
-        return found
+            pairs[key] = value
+        return pairs
 
     NewFile = Annotated[Path, read_by(path)]
     Policies = Annotated[list[str], Parameter(name="--policy", show_default=False)]
@@ -110,8 +110,8 @@ def import_log(
         tasks=log.with_name("pai_task_table.csv"),
     )
     with _progress(f"reading {log.name}", unit="row") as progress:
-        found = read_log(log, place, format, options, sums=attempts == "sum", told=progress.set)
-    return CommandResult({**found.document(), "trace": str(place)}, imported_text(found, log, place))
+        imported = read_log(log, place, format, options, sums=attempts == "sum", told=progress.set)
+    return CommandResult({**imported.document(), "trace": str(place)}, imported_text(imported, log, place))
 
 
 @verb
@@ -132,8 +132,8 @@ def inspect(trace: File, /, *, gpus: int | None = None) -> CommandResult:
     require_within("--gpus", gpus, 1, LONGEST)
     jobs = read_trace(Path(trace))
     with _progress("looking at jobs", len(jobs), unit="job", is_quiet=len(jobs) < _MAX_AT_ONCE) as progress:
-        found = summarize(jobs, gpus, progress.set)
-    return CommandResult(found, summary_text(found, Path(trace).name))
+        document = summarize(jobs, gpus, progress.set)
+    return CommandResult(document, summary_text(document, Path(trace).name))
 
 
 @verb
@@ -187,8 +187,8 @@ def generate(
         )
     )
     write_trace(place, trace)
-    found = summarize(trace, gpus)
-    return CommandResult({**found, "trace": str(place)}, f"trace: {place}\n\n{summary_text(found, place.name)}")
+    document = summarize(trace, gpus)
+    return CommandResult({**document, "trace": str(place)}, f"trace: {place}\n\n{summary_text(document, place.name)}")
 
 
 @verb
@@ -260,9 +260,9 @@ def compare(
     case = _case(scenario, policies, changes=changes_of(changes))
     if against_log:
         with _progress("replaying the log", 1) as progress:
-            found = validation_document(case, case.policies[0])
+            document = validation_document(case, case.policies[0])
             progress.update()
-        return CommandResult(found, validation_text(found))
+        return CommandResult(document, validation_text(document))
     folder = None if out is None else Path(out)
     with _progress("policies", len(case.policies), unit="run") as progress:
 
@@ -275,14 +275,14 @@ def compare(
     kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     if len(runs) > 1:
-        found = comparison_document(case, runs, bounds)
+        document = comparison_document(case, runs, bounds)
     else:
-        found = result_document(case, first, runs[first.name], bounds)
+        document = result_document(case, first, runs[first.name], bounds)
     if folder is not None:
-        write_json(folder / "comparison.json", found)
+        write_json(folder / "comparison.json", document)
         if bounds:
             save(prices_chart(bounds), folder / "prices.svg")
-    return CommandResult(found, comparison_text(found) if len(runs) > 1 else result_text(found))
+    return CommandResult(document, comparison_text(document) if len(runs) > 1 else result_text(document))
 
 
 @verb
@@ -302,8 +302,8 @@ def bound(scenario: File, /) -> CommandResult:
     if not case.scenario.bound.passes:
         raise InputError(case.source, "bound.passes", "0 leaves the bound out; allowed is 1 or more")
     bounds = _bounds(case)
-    found = bound_document(case, bounds)
-    return CommandResult(found, bound_text(found))
+    document = bound_document(case, bounds)
+    return CommandResult(document, bound_text(document))
 
 
 # ------------------------------------------------------------------------------------------------------------ operators
@@ -337,9 +337,9 @@ def whatif(
     now, then = _case(scenario, policies), _case(scenario, policies, changes=changed)
     runs = 2 * len(now.policies)
     with _progress("what if", runs) as progress:
-        found = whatif_document(now, then, min(core_count(), runs))
+        document = whatif_document(now, then, min(core_count(), runs))
         progress.update(runs)
-    return CommandResult({**found, "changes": changed}, whatif_text(found, changes))
+    return CommandResult({**document, "changes": changed}, whatif_text(document, changes))
 
 
 @verb
@@ -375,11 +375,11 @@ def capacity(
         observer().remark(say("tried", value, there_s, by))
 
     if by == "nodes":
-        found = capacity_document(case, wait_s, of, nodes=fewest_nodes(case, wait_s, of, told))
+        document = capacity_document(case, wait_s, of, nodes=fewest_nodes(case, wait_s, of, told))
     else:
         low, high = largest_load(case, wait_s, of, PRECISION, told)
-        found = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
-    return CommandResult(found, capacity_text(found))
+        document = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
+    return CommandResult(document, capacity_text(document))
 
 
 # ------------------------------------------------------------------------------------------------------------- learning
@@ -510,13 +510,13 @@ def _judged(named: NamedPolicy, place: Path, later: Windows, starts: Sequence[in
     """What was learned beside the baselines, on later windows."""
     from jobs.learning.judging import BASELINES, judge, table_of
 
-    waits = {each.name: found for each, found in judge([*BASELINES, named], later, starts, jobs=processes)}
+    waits = {each.name: waits_s for each, waits_s in judge([*BASELINES, named], later, starts, jobs=processes)}
     document = {
         "schema": "slimsched.jobstraining/1",
         "file": str(place),
         "kind": named.name,
         "windows": len(starts),
-        "mean_wait_s": {name: float(found.mean()) for name, found in waits.items()},
+        "mean_wait_s": {name: float(waits_s.mean()) for name, waits_s in waits.items()},
     }
     head = f"written: {place}\n{len(starts)} later windows of {later.length} jobs, above it: than {named.name}"
     return CommandResult(document, f"{head}\n\n{table_of(waits, named.name)}")
@@ -544,8 +544,8 @@ def _case(
 
     if load is not None:
         _require_load(load)
-    found = with_flags(read_scenario(Path(scenario), changes), tuple(map(str, policies)), load)
-    case = read_case(found, str(scenario), profile_images_s)
+    jobs_case = with_flags(read_scenario(Path(scenario), changes), tuple(map(str, policies)), load)
+    case = read_case(jobs_case, str(scenario), profile_images_s)
     require_a_fit(case)
     for doubt in warnings_of(case) if is_told else ():
         observer().remark(f"warning: {doubt}")
@@ -572,7 +572,7 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
     """`cluster.nodes.0.count=74`: values as a scenario's file would have them."""
     from kit import strict
 
-    found: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
@@ -582,8 +582,8 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
         if value.strip().startswith("+"):
             problem = f"{value.strip()!r:.80} is taken for the new number, not for what is added"
             raise InputError("--change", key.strip(), f"{problem}: write the new number, without +")
-        found[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
-    return found
+        changes[key.strip()] = strict.mapping(f"value: {value}", "--change")["value"]
+    return changes
 
 
 def _cut_s(case: JobsCase, share: float) -> float:
