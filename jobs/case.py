@@ -143,7 +143,7 @@ class JobsCase:
     source: str
     world: JobWorld
     jobs: JobTrace
-    found: Snapshot | None
+    snapshot: Snapshot | None
     past: tuple[tuple[JobArrived, int], ...]
     policies: tuple[NamedPolicy, ...]
     images_s: ImagesS | None = None
@@ -175,7 +175,7 @@ class JobsCase:
                 self.jobs,
                 named.policy,
                 self.scenario.warmup_s,
-                self.found,
+                self.snapshot,
                 round(self.scenario.longest_s * NS_PER_S),
                 self.past,
                 named.choosing(self.scenario.seed),

@@ -86,7 +86,7 @@ class JobRun:
 
     Attributes:
         warmup_s: jobs that are submitted so long after the run's begin are run and not measured.
-        found: what the log found when the run begins; None begins with the first submission, on an empty cluster.
+        snapshot: what the log found when the run begins; None begins with the first submission, on an empty cluster.
         longest_ns: the run is ended so long after the last submission, whatever still waits or runs.
         past: what the policy has seen before: jobs that had ended, as `JobScheduler` takes them.
         choosing: who chooses for a learned policy; it may remember, so each run has its own.
@@ -98,7 +98,7 @@ class JobRun:
     jobs: JobTrace
     policy: JobPolicy
     warmup_s: float = 0.0
-    found: Snapshot | None = None
+    snapshot: Snapshot | None = None
     longest_ns: int = _YEAR_NS
     past: tuple[tuple[JobArrived, int], ...] = ()
     choosing: Choosing | None = None
@@ -118,7 +118,7 @@ class JobRun:
     @property
     def begins_ns(self) -> int:
         """When the run begins."""
-        return int(self.jobs.submit_ns[0]) if self.found is None else self.found.at_ns
+        return int(self.jobs.submit_ns[0]) if self.snapshot is None else self.snapshot.at_ns
 
     @property
     def is_measured(self) -> NDArray[np.bool_]:
@@ -229,7 +229,7 @@ class JobSimulation:
             if outage.to_ns > self._begins_ns:
                 self._at(outage.from_ns, NODE_DOWN + outage.node, self._lose_node, outage.node)
                 self._at(outage.to_ns, NODE_UP + outage.node, self._gain_node, outage.node)
-        if self.spec.found is not None:
+        if self.spec.snapshot is not None:
             self._at(self._begins_ns, ARRIVAL, self._find)
         else:
             self._plan_arrival()
@@ -258,7 +258,7 @@ class JobSimulation:
 
     def _find(self) -> None:
         """The run begins with what the log found: who ran goes on before anybody else is started."""
-        table = self.spec.found
+        table = self.spec.snapshot
         assert table is not None
         self._columns.done_ns[:] = table.done_ns
         for job in table.done_ns.nonzero()[0].tolist():
@@ -268,7 +268,7 @@ class JobSimulation:
         self._plan_arrival()
 
     def _plan_arrival(self) -> None:
-        table = self.spec.found
+        table = self.spec.snapshot
         while table is not None and self._arrived < len(self._arrivals) and table.done_ns[self._arrived]:
             self._arrived += 1
         if self._arrived < len(self._arrivals):

@@ -368,7 +368,7 @@ def capacity(
     from slimsched.jobs.texts import capacity_text, say
 
     case = _case(scenario, () if policy is None else (policy,))
-    if case.found is not None:
+    if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
 
     def told(value: float, there_s: float) -> None:
@@ -588,7 +588,7 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
 
 def _cut_s(case: JobsCase, share: float) -> float:
     """The time of the trace by which so much of the window's time is over."""
-    if case.found is not None:
+    if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found is of one time; begin empty")
     if case.scenario.load is not None:
         raise InputError(case.source, "load", "weeks are told apart by the trace's own times; leave load out")

@@ -36,8 +36,8 @@ def test_what_the_log_found(tmp_path: Path) -> None:
     """At 45 s one job runs and one waits: both are in the run, the one with what it had done, neither in figures."""
     trace = trace_of([(0, 100, 2), (40, 10, 4), (60, 10, 1)], recorded_start_s=[5.0, 105.0, 106.0])
     case = case_of(tmp_path, trace, begin="snapshot", window={"from_s": 45})
-    assert case.found is not None
-    assert case.found.done_ns.tolist() == [40 * 10**9, 0, 0]
+    assert case.snapshot is not None
+    assert case.snapshot.done_ns.tolist() == [40 * 10**9, 0, 0]
     record = run_policy(case, case.policies[0])
     assert record.is_measured.tolist() == [False, False, True]
     assert record.end_ns[0] == 105 * 10**9

@@ -190,7 +190,7 @@ def test_a_run_begins_with_what_the_log_found() -> None:
     trace = jobs((0, 10, 1), (3, 4, 1), (6, 7, 1), (12, 1, 1), recorded_start_s=[0, 20, 8, 30])
     left, found = snapshot_at(trace, 10.0)
     assert left.job_id.tolist() == ["1", "2", "3"]
-    record = run("fifo", left, nodes=(1,), run_options={"found": found}, restart_ns=60 * S)
+    record = run("fifo", left, nodes=(1,), run_options={"snapshot": found}, restart_ns=60 * S)
     assert seconds(record.start_ns) == [15, 10, 19]
     assert seconds(record.end_ns) == [19, 15, 20]
     assert record.is_measured.tolist() == [False, False, True]
