@@ -226,20 +226,18 @@ def compare(
     /,
     policies: Policies = (),
     *,
-    jobs: Beside = None,
     out: NewFolder | None = None,
     against_log: bool = False,
     changes: Settings | None = None,
 ) -> CommandResult:
     """Compare policies on the same trace: waits, fairness, who wins, how far from the bound.
 
-    One policy alone is simulated, and its own figures told.
+    One a core runs at a time. One policy alone is simulated, and its own figures told.
 
     Args:
         scenario: a scenario of training jobs (YAML); `jobs init` writes a first one.
         policies: by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may be given
             several times, the first is the baseline.
-        jobs: runs beside each other, each in a process of its own; by default one a core.
         out: keep every run there, so that none is made twice, with comparison.json and prices.svg.
         against_log: tell instead how far the first policy's waits are from those in the log.
         changes: other values than the scenario's, by dotted keys, such as load=0.9 or bound.passes=0, which leaves the
@@ -256,7 +254,6 @@ def compare(
     from slimsched.jobs.prices_chart import prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
-    require_within("--jobs", jobs, 1, 1024)
     case = _case(scenario, policies, changes=changes_of(changes))
     if against_log:
         with _progress("replaying the log", 1) as progress:
@@ -270,7 +267,7 @@ def compare(
             progress.tell(f"{name}: {'skipped, its run is there' if was_there else 'done'}")
             progress.update()
 
-        runs = run_all(case, jobs or min(core_count(), len(case.policies)), folder, told)
+        runs = run_all(case, min(core_count(), len(case.policies)), folder, told)
     first = case.policies[0]
     kinds = (False, True) if len(runs) > 1 else (first.policy.is_preemptive,)
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []

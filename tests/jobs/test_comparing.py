@@ -184,7 +184,7 @@ def test_from_a_trace_to_an_answer(here: Path, capsys: pytest.CaptureFixture[str
     document = yaml.safe_load((here / "s.yaml").read_text())
     assert document["cluster"]["nodes"] == [{"count": 8, "gpus": 8, "type": "gpu"}]
     assert "fifo-easy-requested" in document["policies"]
-    flags = ["--policy", "fifo", "--policy", "fifo-easy-requested", "--jobs", "1", "--out", "o"]
+    flags = ["--policy", "fifo", "--policy", "fifo-easy-requested", "--out", "o"]
     assert main(["jobs", "compare", "s.yaml", *flags, "--json", "c.json"]) == 0
     streams = capsys.readouterr()
     assert "fifo-easy-requested: done" in streams.err

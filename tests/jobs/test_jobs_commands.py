@@ -121,7 +121,7 @@ def test_what_init_says_is_next_works(
     assert main(["jobs", "import", "mine.csv", "--quiet"]) == 0
     assert main(["jobs", "init", "mine.jobtrace.parquet", "--nodes", "1x2", "--out", "my jobs.yaml"]) == 0
     command = capsys.readouterr().out.rpartition("next: slimsched ")[2]
-    assert main([*shlex.split(command), "--quiet", "--set", "bound.passes=0", "--jobs", "1"]) == 0
+    assert main([*shlex.split(command), "--quiet", "--set", "bound.passes=0"]) == 0
 
 
 def test_the_shipped_trace_is_what_its_command_draws(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
