@@ -164,16 +164,17 @@ class RuleSpec(StrictModel, ABC):
         made_by, group = dumped.pop("made_by"), dumped.pop("group")
         hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
-        raw = {
+        usual = {name: each.get_default(call_default_factory=True) for name, each in type(self).model_fields.items()}
+        own = {key: value for key, value in dumped.items() if value is not None or usual.get(key) is not None}
+        return {
             "schema": SCHEMA,
             "kind": self.KIND,
             **placement,
             "group": group,
-            "hold": hold,
-            **dumped,
-            "made_by": made_by or None,
+            **({"hold": hold} if hold else {}),
+            **own,
+            **({"made_by": made_by} if made_by else {}),
         }
-        return {key: value for key, value in raw.items() if value is not None}
 
 
 class PlacedRule(RuleSpec):

@@ -798,7 +798,7 @@ class TuningSection(StrictModel):
     control: bool = Field(
         False,
         description="whether a tuned `ladder`, `lookahead` or `compass` [keeps the "
-        "goals](routers.md#keeping-goals) that `slo` asks for while it serves; `compass` keeps the floor in any case",
+        "goals](routers.md#keeping-goals) that `slo` asks for while it serves",
     )
 
 

@@ -38,6 +38,7 @@ SOME: tuple[RuleSpec, ...] = (
     MilpRule(period_s=0.5, headroom=1.3, utilization=0.7, clear_s=0.2, made_by={"command": "slimsched tune"}),
     LookaheadRule(),
     CompassRule(numbers=Numbers(level=-5.0, stay=(0.1, 0.2, 0.3, 0.4)), control=ControlSpec(), group=8),
+    CompassRule(control=None),
     FixedRule(hold=HoldSpec(requests=(1,) * 4, wait_s=(0.002, 0, 0, 0), arrivals_s=(0.001, 0, 0, 0))),
     LadderRule(placement="jsq", counts_loads=True, hold=HOLD, control=ControlSpec(floor=0.75)),
     LookaheadRule(worth_s=0.002, horizon_s=0.05, weight=0.5, blocks=2, group=8, hold=HOLD),
