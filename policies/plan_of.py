@@ -60,7 +60,7 @@ from policies.vocabulary import HoldRule
 
 Part = TypeVar("Part")
 
-MAX_TRANSFERS: Final = 1 << 20  # entries of that table, which take about a second to make
+MAX_TRANSFERS: Final = 1 << 22  # entries of that table, which take a few seconds to make
 _EXACT: Final = 1 << 53  # below, a float holds every whole number
 _MOST: Final = 1 << 60  # of a number in a plan: sums of a few must fit into 64 bits
 
