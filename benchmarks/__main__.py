@@ -11,7 +11,7 @@ from typing import Annotated, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from benchmarks.grid import GridRow, Row, kept_rows, make_rows
-from benchmarks.study import headroom, jobs_results, live, pages, paper_table, results, tables, tune
+from benchmarks.study import headroom, jobs_results, learned, live, pages, paper_table, results, tables, tune
 from benchmarks.study.candidates import SCENARIOS, scenario_files
 from benchmarks.study.paper import is_replica
 from benchmarks.study.tables import DATA, Budget
@@ -166,23 +166,6 @@ def _fronts(*scenario: Path, router: Names = tables.FRONT_KINDS, grid: Grid = Gr
     print(tables.front_frame(rows).to_string(index=False))
 
 
-@app.command(name="capacity")
-def _capacity(*scenario: Path, seeds: int = 3, json: Path = DATA / tables.CAPACITY, jobs: int | None = None) -> None:
-    """How many images a second each tuned router carries at a p99 within the promised limit, at the promised floor.
-
-    Args:
-        scenario: files that promise a floor and a limit of the p99.
-        seeds: the first so many of each scenario's comparison.
-        json: where rows are kept; an interrupted command goes on there.
-        jobs: routers beside each other; one a core by default.
-    """
-    points = tables.capacity_points(scenario, seeds)
-    make_rows(json, points, tables.find_capacity, jobs=jobs or core_count())
-    for row in kept_rows(json, points):
-        if row is not None:
-            print(row["scenario"], row["router"], row.get("images_s", row.get("problem")))
-
-
 @app.command(name="headroom")
 def _headroom(
     *,
@@ -207,6 +190,36 @@ def _headroom(
     rows = headroom.make_headroom(files, seeds, kept, jobs or core_count())
     pages.add_headroom(docs, rows)
     print(rows.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
+
+
+@app.command(name="ppo")
+def _ppo(
+    *,
+    only: Names = (),
+    seeds: int = 5,
+    decisions: int = 2_000_000,
+    scenarios: Path = SCENARIOS,
+    kept: Path = Path("runs/ppo.jsonl"),
+    docs: Path = DATA.parent,
+    jobs: int | None = None,
+) -> None:
+    """What policy gradient adds: `ppo` trained on every main scenario with several seeds, beside Compass.
+
+    Args:
+        only: these scenarios.
+        seeds: trainings of each.
+        decisions: of a training.
+        scenarios: the folder of the scenario files, with data/routers/ in it.
+        kept: where rows are kept; an interrupted command goes on there.
+        docs: whose data/ppo.csv it is written to.
+        jobs: trainings beside each other; one a core by default.
+    """
+    files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
+    points = learned.points(files, seeds, decisions)
+    make_rows(kept, points, learned.measure, jobs=jobs or core_count())
+    frame = learned.frame_of([row for row in kept_rows(kept, points) if row is not None])
+    pages.write_frames(docs / "data", {"ppo": frame})
+    print(frame.to_string(index=False))
 
 
 @app.command(name="live")

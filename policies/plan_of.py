@@ -228,23 +228,22 @@ class _Writer:
             setattr(memory.weights, name, getattr(router.weights, name))
         for name in ("unit_ns", "share", "fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
             setattr(memory, name, getattr(router, name))
-        for name in ("stage", "more", "stay", "joules", "savings"):
+        for name in ("ways", "more", "stay", "joules", "savings"):
             setattr(memory, f"{name}_at", self._plan.add(np.array(getattr(router, name), np.float64)))
         if router.control is not None:
             memory.control_at = self._control(router.control)
         memory.costs_at = self._plan.add(np.zeros(servers * len(router.widths)))
         if router.network is not None:
             self._add_network(router.network, router.seen, memory)
-        watched = np.array([(each.work, each.busy, each.done) for each in router.servers])
-        self._head.counts_to_come = 1
+        watched = np.array([(each.work, each.busy, each.done, each.coming) for each in router.servers])
         self._head.memory_at = at = self._plan.add(np.concatenate([memory.numbers, watched.view(np.int64).ravel()]))
-        end = at + CompassMemory.size + 3 * servers
+        end = at + CompassMemory.size + 4 * servers
 
         def keep(row: Ints) -> None:
             now = CompassMemory(row, at)
             for name in ("fast_rate", "middle_rate", "slow_rate", "arrived", "seen_ns"):
                 setattr(router, name, getattr(now, name))
-            lasts = row[at + CompassMemory.size : end].view(np.float64).reshape(servers, 3).tolist()
+            lasts = row[at + CompassMemory.size : end].view(np.float64).reshape(servers, 4).tolist()
             router.servers[:] = [compass.Seen(*last) for last in lasts]
 
         self._keep.append(keep)

@@ -46,8 +46,8 @@ def check_cluster(
             return CommandResult({"logs": [str(path) for path in paths]}, lines)
         given = keys.model.checkpoint
         model = None if given is None else ModelFile(Path(given))
-        document = cluster_check.check_cluster(keys, model, hosts, observer().remark)
-    return CommandResult(document.document(), format_cluster(document), code=0 if document.fits else DOES_NOT_FIT)
+        check = cluster_check.check_cluster(keys, model, hosts, observer().remark)
+    return CommandResult(check.document(), format_cluster(check), code=0 if check.fits else DOES_NOT_FIT)
 
 
 def _gathered(hosts: Hosts, host: str, folder: Path) -> list[Path]:

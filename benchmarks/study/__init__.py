@@ -7,8 +7,9 @@ module              does
 `runs`              their grid: scenario x router x seed; the fluid bound beside it
 `judge`             does the learned router beat its best baseline? What counts stands here alone
 `results`           from scenario files to `docs/data/results-*.csv` and `docs/results.md`
-`tables`            grids of tuned routers: ablation, faster, fronts, capacity
+`tables`            grids of tuned routers: ablation, faster, fronts
 `headroom`          what there is to win: tuned rules where a scenario's difficulty is taken away
+`learned`           what policy gradient adds to a searched policy
 `tune`              Compass and its baselines tuned on every main scenario
 `live`              what the scenarios of live serving came to, from run folders to `docs/live.md`
 `jobs_results`      RLTune trained, taken apart and judged; `jobs_page` is what it says

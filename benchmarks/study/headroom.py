@@ -3,40 +3,45 @@
     python -m benchmarks headroom                       # every main scenario, its figures, and the results' page anew
     python -m benchmarks headroom main-vram-10g night   # these alone
 
-In each world a rule is told the scenario's floor of accuracy (`control`), which moves the one dial that it has, so that
-figures compare. What the best rule gains where a difficulty is gone is the most that a router could win which knew all
-about it; part of it (a dead server's capacity, say) nobody can win.
+In each world a rule's one dial is set so that its runs have the scenario's floor of accuracy, so that figures compare.
+What the best rule gains where a difficulty is gone is the most that a router could win which knew all about it; part of
+it (a dead server's capacity, say) nobody can win.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import exp
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import numpy as np
 import pandas as pd
 
 from benchmarks.grid import GridRow, Row, code_state, kept_rows, make_rows
-from benchmarks.study.candidates import state_of
+from benchmarks.study.candidates import state_of, tuned_label
 from benchmarks.study.judge import EQUAL_POINTS, LITTLE_PCT, columns
-from benchmarks.study.tables import held_out, rule_of_now
+from benchmarks.study.tables import rule_of_now
 from kit.documents import inputs_hash
 from kit.errors import InputError
 from kit.parallel import Jobs
-from policies.registry import CONTROLLED
-from policies.rules.controlled import ControlSpec
-from policies.rules.specs import RuleSpec
+from policies.ppo.candidate_router import CandidateSpec
+from policies.registry import COMPASS
+from policies.rules.compass import CompassRule
+from policies.rules.specs import LadderRule, Reals, Space
 from scenarios.files.spec import LinkSection, PoissonWorkload, Scenario
-from scenarios.learn.evaluator import unserved
-from scenarios.learn.tune import knobs_of
-from scenarios.learn.tuned_files import with_control
+from scenarios.learn.evaluator import Evaluator, SampledRun, unserved, workers_of
+from scenarios.learn.tune import find_shift, knobs_of
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import estimate, paired_difference
 from scenarios.runs.bound import FluidModel
 from scenarios.world.materials import default_folder, load_world, make_world
 from scenarios.world.world import World
+from sim.compiled.scoring import RunScore
 
-SEEDS: Final = 4
+SEEDS: Final = 3
+KINDS: Final = (LadderRule.KIND, COMPASS)  # whose tuned rules are tried; and Compass as it ships
+Dialled = CompassRule | LadderRule | CandidateSpec
 FASTEST: Final = LinkSection(latency_s=30e-6, bandwidth_bytes_s=11.7e9)  # 100 GbE
 FIGURES: Final = {"mean": "mean_s", "p99": "p99_s", "energy": "image_j"}
 
@@ -100,7 +105,7 @@ def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
     """A row a scenario and world.
 
     Raises:
-        InputError: a scenario has no floor, or no tuned rule that is of now and has a dial.
+        InputError: a scenario has no floor, or no tuned rule that is of now.
     """
     rows, code = [], code_state()
     for path in scenarios:
@@ -108,8 +113,8 @@ def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
         if world.scenario.tuning.floor is None:
             raise InputError(str(path), "tuning.floor", "missing; figures compare at a floor of accuracy")
         rules = rules_of(path, world)
-        if not rules:
-            problem = f"{path.stem} has no tuned {', '.join(CONTROLLED)} of now"
+        if len(rules) == 1:
+            problem = f"{path.stem} has no tuned {', '.join(KINDS)} of now"
             raise InputError("--only", "", f"{problem}; `python -m benchmarks tune --only {path.stem}` makes them")
         state = inputs_hash(state_of(world.scenario), code, [rule.model_dump_json() for rule in rules.values()])
         names = [*worlds_of(world), BOUND]
@@ -117,11 +122,39 @@ def points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
     return rows
 
 
-def rules_of(path: Path, world: World) -> dict[str, RuleSpec]:
-    """By kind the tuned rules that lie beside a scenario and have a dial, told its floor and nothing else."""
-    tuned = {kind: rule_of_now(path, world, kind) for kind in CONTROLLED}
-    goals = ControlSpec(floor=world.scenario.tuning.floor, p99_limit_s=0.0)
-    return {kind: with_control(rule, goals) for kind, rule in tuned.items() if rule is not None}
+def rules_of(path: Path, world: World) -> dict[str, CompassRule | LadderRule]:
+    """By label Compass as it ships, and the tuned rules that lie beside a scenario; none keeps a goal."""
+    tuned = {tuned_label(kind): rule_of_now(path, world, kind) for kind in KINDS}
+    rules = {COMPASS: CompassRule(), **{label: rule for label, rule in tuned.items() if rule is not None}}
+    free = {label: rule.model_copy(update={"control": None}) for label, rule in rules.items()}
+    return cast("dict[str, CompassRule | LadderRule]", free)
+
+
+def turned(rule: Dialled, shift: float) -> Dialled:
+    """The same router, more accurate for a shift above 0: a lower price, or higher thresholds."""
+    if isinstance(rule, CandidateSpec):
+        return CandidateSpec(_cheaper(rule.rule, shift), rule.tensors)
+    if isinstance(rule, CompassRule):
+        return _cheaper(rule, shift)
+    assert rule.thresholds is not None, "tuning writes them"
+    return rule.model_copy(update={"thresholds": tuple(exp(shift) * load for load in rule.thresholds)})
+
+
+def _cheaper(rule: CompassRule, shift: float) -> CompassRule:
+    numbers = rule.numbers.model_copy(update={"level": rule.numbers.level - shift})
+    return rule.model_copy(update={"numbers": numbers})
+
+
+def at_floor(rule: Dialled, evaluator: Evaluator, runs: Sequence[SampledRun]) -> list[RunScore]:
+    """What a router has on these runs at the dial where it keeps the floor on them, or as near as it comes."""
+
+    def measure(values: Reals) -> list[RunScore]:
+        spec = turned(rule, float(values[0]))
+        return evaluator.measure([(spec, run) for run in runs])
+
+    space = Space("dial", np.zeros(1), np.ones(1), np.ones(1), lambda values: CompassRule())
+    found = find_shift(space, space.start, measure, evaluator.knobs.floor)
+    return measure(space.shifted(space.start, space.reach)) if found is None else found[1]
 
 
 def measure(_: None, point: GridRow) -> Row:
@@ -130,16 +163,16 @@ def measure(_: None, point: GridRow) -> Row:
     if point.key["without"] == BOUND:
         bound = FluidModel(world).bound(knobs.floor, world.mean_rate_img_s)
         return {"least": {"mean_s": bound.latency_mean_s, "image_j": bound.energy_per_image_j}}
-    rules = rules_of(point.given, world)
     changed = worlds_of(world)[point.key["without"]]
-    scores = held_out(changed, list(rules.values()), knobs, point.key["seeds"])
-    names = (*FIGURES.values(), "accuracy")
-    return {
-        "routers": {
-            kind: {"unserved": unserved(of), **{name: [getattr(score, name) for score in of] for name in names}}
-            for kind, of in zip(rules, scores, strict=True)
-        }
-    }
+    names, routers = (*FIGURES.values(), "accuracy"), {}
+    with workers_of() as workers:
+        evaluator = Evaluator(changed, knobs, workers)
+        runs = [SampledRun(seed) for seed in world.scenario.compare.seeds[: point.key["seeds"]]]
+        for label, rule in rules_of(point.given, world).items():
+            scores = at_floor(rule, evaluator, runs)
+            figures = {name: [getattr(score, name) for score in scores] for name in names}
+            routers[label] = {"unserved": unserved(scores), **figures}
+    return {"routers": routers}
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -177,6 +210,7 @@ def headroom_frame(rows: Sequence[Row], worlds: Mapping[str, World]) -> pd.DataF
         for difficulty, row in by_difficulty.items():
             best = _best(row, world) if difficulty != BOUND else _bound(row, base)
             row_of: Row = {"scenario": name, "without": difficulty, "seeds": row["seeds"]}
+            row_of["floor_pct"] = 100 * knobs_of(world).floor
             row_of["flaws"] = best.get("flaws", "")
             row_of["accuracy_pct"] = 100 * sum(best["accuracy"]) / row["seeds"] if "accuracy" in best else None
             for stem, key in FIGURES.items():

@@ -13,10 +13,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from benchmarks.study import candidates, judge, pictures, tables
 from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, REMOVALS
 from kit.documents import write_text
-from policies.registry import COMPASS
+from policies.registry import BASELINES, COMPASS
+from policies.rules.specs import FixedRule
 from scenarios.show import charts
 
 NONE: Final = "-"
+WINNERS: Final = (COMPASS, candidates.FINE_TUNED, *(kind for kind in BASELINES if kind != FixedRule.KIND))
 PARTS: Final = ("scenarios", "missing", "routers", "versus", "losses", "paper", "checks", "tuning", "machine")
 """Of the results: `results-NAME.csv`."""
 
@@ -134,10 +136,11 @@ def results_page(folder: Path) -> None:
     text = render(
         "results.md.j2",
         **frames,
-        counts=load_counts(versus, little),
+        counts=counts_of(versus, little),
         rooms=headroom_rows(rooms),
+        won=won_rows(rooms, routers),
+        winners=WINNERS,
         little=little,
-        near_bound=near_bound(routers, frames["scenarios"]),
         pictures=drawn,
         tails=more.get("ablation-tail", pd.DataFrame()),
         tables=sorted(more),
@@ -154,27 +157,24 @@ def _as_tuned(versus: pd.DataFrame) -> pd.DataFrame:
     return versus[(versus["group"] == "as tuned") & versus["baseline"].notna()]
 
 
-def load_counts(versus: pd.DataFrame, little: Collection[str] = ()) -> list[dict[str, Any]]:
-    """By load: of how many scenarios Compass has what is asked for, and in how many that is open.
+def counts_of(versus: pd.DataFrame, little: Collection[str] = ()) -> dict[str, Any]:
+    """Of how many scenarios Compass has what is asked for, in how many that is open, and where its tail is lower.
 
     Args:
         little: scenarios in which there is little to win: they are counted apart.
     """
-    if versus.empty:
-        return []
-    rows = versus[versus["group"] == "as tuned"]
+    rows = versus[versus["group"] == "as tuned"] if "group" in versus else versus
+    if rows.empty:
+        return {}
     apart = rows["scenario"].isin(little)
-    return [
-        {
-            "load": load,
-            "all": len(of := rows[(rows["load"] == load) & ~apart]),
-            "won": (of["holds"] == "yes").sum(),
-            "open": of["holds"].isin(["open", "?"]).sum(),
-            "little": ((rows["load"] == load) & apart).sum(),
-        }
-        for load in candidates.LOADS
-        if (rows["load"] == load).any()
-    ]
+    of = rows[~apart]
+    return {
+        "all": len(of),
+        "won": (of["holds"] == "yes").sum(),
+        "open": of["holds"].isin(["open", "?"]).sum(),
+        "lower": of["is_tail_lower"].fillna(False).astype(bool).sum(),
+        "little": apart.sum(),
+    }
 
 
 def add_headroom(docs: Path, frame: pd.DataFrame) -> None:
@@ -203,9 +203,26 @@ def headroom_rows(rooms: pd.DataFrame) -> list[list[str]]:
     return rows_shown
 
 
-def near_bound(routers: pd.DataFrame, scenarios: pd.DataFrame) -> dict[str, Any]:
-    """How far Compass's energy lies above the fluid bound under stationary load; no part of a verdict."""
-    stationary = scenarios[scenarios["load"] == candidates.STATIONARY]["scenario"]
-    rows = routers[(routers["router"] == COMPASS) & routers["scenario"].isin(stationary)]
-    over = rows["energy_over_bound_pct"].dropna()
-    return {"all": len(over), "near": (over <= judge.ENERGY_OVER_PCT).sum(), "least": over.min() if len(over) else None}
+def won_rows(rooms: pd.DataFrame, routers: pd.DataFrame) -> list[list[str]]:
+    """Cells of a row a scenario: of the way from the tuned tuple (`fixed`) to the best where all difficulties are gone,
+    how much each router goes, in percent. A router that misses the floor has none."""
+    rows_shown = []
+    for name, of in rooms.groupby("scenario", sort=False):
+        rows = {row["without"]: row for row in rows_of(of)}
+        ours = {row["router"]: row for row in rows_of(routers[routers["scenario"] == name])}
+        without = list(rows.keys() - {AS_IT_IS, BOUND})
+        least = rows[ALL if ALL in rows else without[0] if without else AS_IT_IS]
+        stems = [("mean_ms", 1000 * least["mean_s"]), ("p99_ms", 1000 * least["p99_s"])]
+        if least["is_of_energy"]:
+            stems = [("energy_j", least["image_j"])]
+        first, floor_pct = ours.get(FixedRule.KIND), least["floor_pct"] - judge.EQUAL_POINTS
+        if first is None or first["accuracy_pct"] < floor_pct or min(first[key] - best for key, best in stems) <= 0:
+            continue
+        cells = []
+        for label in WINNERS:
+            own = ours.get(label)
+            is_able = own is not None and own["accuracy_pct"] >= floor_pct and not own["is_flagged"]
+            ways = ((first[key] - own[key]) / (first[key] - best) for key, best in stems) if own and is_able else ()
+            cells.append(", ".join(number(100 * way, 0) for way in ways))
+        rows_shown.append([str(name), *cells])
+    return rows_shown

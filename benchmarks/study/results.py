@@ -13,7 +13,7 @@ from typing import Final
 
 import pandas as pd
 
-from benchmarks.grid import ROOT, Row, read_rows
+from benchmarks.grid import ROOT, Row
 from benchmarks.study import judge, pages, tables
 from benchmarks.study.candidates import (
     GROUPS,
@@ -71,18 +71,14 @@ def make_results(
     cases = experiments([read_case(path, seeds) for path in scenario_files(scenarios, only)])
     count = run_missing(cases, out, jobs, quiet=quiet)
     bounds = {row["scenario"]: row for row in bounds_of(cases, out, jobs, quiet=quiet)}
-    carried = read_rows(docs / "data" / tables.CAPACITY)
-    parts = [found_in(case, results_of(case, out), bounds[case.name], carried) for case in cases]
+    parts = [found_in(case, results_of(case, out), bounds[case.name]) for case in cases]
     pages.write_frames(target / "data", {**frames_of(cases, parts, bounds), **tables.frames(docs / "data", cases)})
     pages.results_page(target)
     return f"{count} runs made; {target / 'results.md'}"
 
 
-def found_in(
-    case: ScenarioCase, results: Mapping[str, list[Result]], bounds: Row, carried: Sequence[Row]
-) -> JudgedScenario:
-    """One scenario's kept runs as frames, with the bound beside each router, and what of it is carried."""
-    fitting = tables.capacity_rows(case, carried)
+def found_in(case: ScenarioCase, results: Mapping[str, list[Result]], bounds: Row) -> JudgedScenario:
+    """One scenario's kept runs as frames, with the bound beside each router."""
     groups = {each.label: each.group for each in case.candidates}
     files = {each.label: each.file for each in case.candidates if each.file is not None and each.group != TOLD}
     spreads = {label: judge.spreads_in(made_by(file)) for label, file in files.items()}
@@ -93,7 +89,7 @@ def found_in(
     for label in labels:
         least = limits.get(corner_of(results[label]) or (), (None, None))
         row = _router_row(label, results[label], runs[runs["router"] == label], spreads.get(label, {}), least)
-        rows.append({"scenario": case.name, "router": label, "group": groups[label], **row, **_carried(fitting, label)})
+        rows.append({"scenario": case.name, "router": label, "group": groups[label], **row})
     top1 = [100 * value for value in case.world.accuracy.prior.top1.values()]
     return JudgedScenario(
         name=case.name,
@@ -102,7 +98,7 @@ def found_in(
         runs=runs,
         routers=pd.DataFrame(rows, index=pd.Index(labels)),
         spreads=spreads,
-        carried={row["router"]: row["images_s"] for row in fitting if "images_s" in row},
+        is_of_energy=case.scenario.tuning.objective == "energy",
         extremes_pct=(min(top1), max(top1)),
     )
 
@@ -155,19 +151,6 @@ def _router_row(
 
 def _times(value: float | None, factor: float) -> float | None:
     return None if value is None else factor * value
-
-
-def _carried(rows: Sequence[Row], label: str) -> Row:
-    row = next((row for row in rows if row["router"] == label and "images_s" in row), None)
-    if row is None:
-        return {}
-    means = {name: estimate(row[key])["mean"] for name, key in (("accuracy", "accuracies"), ("j", "images_j"))}
-    return {
-        "capacity_img_s": estimate(row["images_s"])["mean"],
-        "capacity_accuracy_pct": _times(means["accuracy"], 100),
-        "capacity_j": means["j"],
-        "capacity_controlled": bool(row["controls"]),
-    }
 
 
 # -------------------------------------------------------------------------------------------------------------- frames

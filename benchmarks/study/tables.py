@@ -3,7 +3,6 @@
     python -m benchmarks ablation scenarios/main-mmpp-10g.yaml      # what each ingredient of Compass's tuning is worth
     python -m benchmarks faster scenarios/main-mmpp-10g.yaml        # is a router that decides faster ever worse?
     python -m benchmarks fronts scenarios/main-mmpp-10g.yaml        # energy an image within limits of the p99
-    python -m benchmarks capacity scenarios/main-mmpp-10g.yaml       # images/s that each tuned router carries
 
 `python -m benchmarks results` then writes them as CSV files. Rows of a scenario that has changed since are not shown.
 """
@@ -11,7 +10,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations, product
 from pathlib import Path
@@ -21,13 +19,12 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.grid import ROOT, GridRow, Row, read_rows
-from benchmarks.study.candidates import ROUTERS, SCENARIOS, TOLD, ScenarioCase, state_of, tuned_file, tuned_label
+from benchmarks.study.candidates import ROUTERS, ScenarioCase, state_of, tuned_file
 from benchmarks.study.judge import EQUAL_POINTS, columns
 from benchmarks.study.tuned_files import why_tune
 from kit.documents import inputs_hash
 from kit.errors import InputError, WorkError
-from policies.registry import COMPASS, CONTROLLED
-from policies.registry import TUNED as TUNED_KINDS
+from policies.registry import COMPASS
 from policies.rules.controlled import ControlSpec
 from policies.rules.specs import RouterSpec, RuleSpec
 from scenarios.files.router_names import read_rule
@@ -37,13 +34,12 @@ from scenarios.learn.tune import Tuned, knobs_of, tune_world
 from scenarios.learn.tuned_files import train_command, with_control
 from scenarios.metrics.served import LIMIT
 from scenarios.metrics.statistics import MeanInterval, estimate, relative_half_width, widened
-from scenarios.runs.capacity import GROWTH_LIMIT
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
 
 DATA: Final = ROOT / "docs" / "data"
-ABLATION, FASTER, FRONTS, CAPACITY = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts", "capacity"))
+ABLATION, FASTER, FRONTS = (f"{name}.jsonl" for name in ("ablation", "faster", "fronts"))
 
 
 @dataclass(frozen=True)
@@ -364,57 +360,7 @@ def front_frame(rows: Sequence[Row]) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-# ------------------------------------------------------------------------------------------------------------- carried
-
-STEP: Final = 1.25  # from a rate to the next, until one is carried and the next is not
-WIDEST: Final = 20.0  # times the scenario's rate, or as small a part of it: beyond, nobody looks
-PRECISION: Final = 0.01
-SHIPPED: Final = tuned_file(SCENARIOS / ROUTERS, COMPASS)
-
-
-def file_digest(path: Path) -> str:
-    """Of a router's file, in a row that was made with it."""
-    return inputs_hash(path)[:16]
-
-
-def capacity_points(scenarios: Sequence[Path], seeds: int) -> list[GridRow]:
-    """Compass as it ships, and every tuned router whose file is of now.
-
-    Raises:
-        InputError: a scenario promises no limit or no floor, or has fewer seeds.
-    """
-    points = []
-    for path in scenarios:
-        world = load_world(path)
-        scenario, its = world.scenario, world.scenario.compare.seeds
-        for name in ("floor", "p99_limit_s"):
-            if getattr(scenario.slo, name) is None:
-                raise InputError(str(path), f"slo.{name}", "missing; both a floor and a limit are asked for here")
-        if len(its) < seeds:
-            raise InputError("--seeds", "", f"{seeds}; {path.name} has {len(its)}")
-        for label, file in _files_of(path, world).items():
-            key = {"scenario": scenario.name, "router": label, "file": file_digest(file), "seeds": list(its[:seeds])}
-            points.append(GridRow(key, state_of(scenario), path))
-    return points
-
-
-def _files_of(path: Path, world: World) -> dict[str, Path]:
-    """By label."""
-    kinds = [kind for kind in TUNED_KINDS if rule_of_now(path, world, kind) is not None]
-    return {COMPASS: SHIPPED} | {tuned_label(kind): _router_file(path, kind) for kind in kinds}
-
-
-def capacity_rows(case: ScenarioCase, rows: Sequence[Row]) -> list[Row]:
-    """A scenario's rows that are of the very files and state that are here."""
-    files = {each.label: file_digest(each.file) for each in case.candidates if each.file and each.group != TOLD}
-    files[COMPASS] = file_digest(SHIPPED)
-    state = state_of(case.scenario)
-    fitting = [row for row in rows if row["scenario"] == case.name and row["file"] == files.get(row["router"])]
-    return [row for row in fitting if GridRow(_carried_key(row), state).inputs == row["inputs"]]
-
-
-def _carried_key(row: Row) -> Row:
-    return {name: row[name] for name in ("scenario", "router", "file", "seeds")}
+# ---------------------------------------------------------------------------------------------------------- rule files
 
 
 def _router_file(scenario: Path, kind: str) -> Path:
@@ -427,84 +373,6 @@ def rule_of_now(scenario: Path, world: World, kind: str) -> RuleSpec | None:
     if not file.is_file() or why_tune(file, train_command(str(scenario), kind, knobs_of(world)), world):
         return None
     return read_rule(file)
-
-
-def find_capacity(_: None, point: GridRow) -> Row:
-    """The most images a second at a p99 within the promised limit, at the promised floor; a seed at a time.
-
-    The scenario's own arrivals and faults, at more or fewer times their rate. A router serves as it was tuned; one that
-    can keep goals also told the floor (`control`), and the better way counts.
-    """
-    world, seeds = load_world(point.given), point.key["seeds"]
-    spec = read_rule(_files_of(point.given, world)[point.key["router"]])
-    ways = {False: _by_seed(world, spec, seeds)}
-    if spec.KIND in CONTROLLED:  # the floor alone: told the limit, too, it would be as late as that allows
-        goals = ControlSpec(floor=world.scenario.slo.floor, p99_limit_s=0.0)
-        ways[True] = _by_seed(world, with_control(spec, goals), seeds)
-    controls = max(ways, key=lambda way: sum(images_s for images_s, _ in ways[way]))
-    able = ways[controls]
-    if not able:
-        return {"problem": f"no rate from {1 / WIDEST:g} times the scenario's is carried with every seed"}
-    return {
-        "controls": controls,
-        "images_s": [images_s for images_s, _ in able],
-        "p99s_ms": [1000 * score.p99_s for _, score in able],
-        "accuracies": [score.accuracy for _, score in able],
-        "images_j": [score.image_j for _, score in able],
-    }
-
-
-def _by_seed(world: World, spec: RuleSpec, seeds: Sequence[int]) -> list[tuple[float, RunScore]]:
-    """What it carries with each; empty where it carries nothing with one of them."""
-    scores = [_carried(world, spec, seed) for seed in seeds]
-    able = [each for each in scores if each is not None]
-    return able if len(able) == len(scores) else []
-
-
-def _carried(world: World, spec: RuleSpec, seed: int) -> tuple[float, RunScore] | None:
-    """Images a second at the largest rate, and what they had; None where none is carried."""
-    slo, scores = world.scenario.slo, dict[float, RunScore]()
-    floor, limit_s = slo.floor or 0.0, slo.p99_limit_s or 0.0
-    with ThreadPoolExecutor(1) as worker:
-        evaluator = Evaluator(world, knobs_of(world), worker)
-
-        def keeps(scale: float) -> bool:
-            (scores[scale],) = evaluator.measure([(spec, SampledRun(seed, scale))])
-            return is_sustained(scores[scale], floor, limit_s)
-
-        scale = largest(keeps)
-    if scale is None:
-        return None
-    return scores[scale].images / (world.scenario.duration_s - world.scenario.warmup_s), scores[scale]
-
-
-def is_sustained(score: RunScore, floor: float, limit_s: float) -> bool:
-    """Whether a run kept both (the floor nearly), failed hardly any image, and left no queue that grew."""
-    left = score.unfinished - score.failed
-    is_steady = unserved([score]) <= LIMIT and left <= GROWTH_LIMIT * score.images
-    return is_steady and score.p99_s <= limit_s and score.accuracy >= floor - EQUAL_POINTS / 100
-
-
-def largest(keeps: Callable[[float], bool], precision: float = PRECISION) -> float | None:
-    """The largest scale that is kept, by that precision, as a share of it; from 1 up or down, then by halves.
-
-    It is taken that who keeps one keeps all below. None where not even the least is kept.
-    """
-    low = high = 1.0
-    if keeps(1.0):
-        while keeps(high := low * STEP):
-            low = high
-            if low > WIDEST:
-                return low
-    else:
-        while not keeps(low := high / STEP):
-            high = low
-            if low < 1 / WIDEST:
-                return None
-    while high > low * (1 + precision):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if keeps(middle) else (low, middle)
-    return low
 
 
 # --------------------------------------------------------------------------------------------------------- all of them

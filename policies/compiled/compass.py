@@ -34,7 +34,7 @@ class CompassMemory(Record):
 
     weights = Weights.blank()
     unit_ns = share = fast_rate = middle_rate = slow_rate = REAL
-    arrived = seen_ns = stage_at = more_at = stay_at = joules_at = savings_at = control_at = INT
+    arrived = seen_ns = ways_at = more_at = stay_at = joules_at = savings_at = control_at = INT
     costs_at = best = hidden = network_at = inputs_at = reluctance_at = sums_at = INT
     sharpness = REAL
 
@@ -42,13 +42,13 @@ class CompassMemory(Record):
 class Watched(Record):
     """`Seen`."""
 
-    work = busy = done = REAL
+    work = busy = done = coming = REAL
 
 
 _MEMORY = CompassMemory.size
 
 follow_rates: Callable[[CompassMemory, int, float, float], None] = kernel_of(compass.follow_rates)
-follow_server: Callable[[Watched, float, float], None] = kernel_of(compass.follow_server)
+follow_server: Callable[[Watched, float, float, bool], None] = kernel_of(compass.follow_server)
 slowness: Callable[[Watched], float] = kernel_of(compass.slowness)
 log_price: Callable[[Weights, CompassMemory, float, int, int, float, float], float] = kernel_of(compass.log_price)
 server_cost: Callable[[Weights, float, float, float, float, float], float] = kernel_of(compass.server_cost)
@@ -96,8 +96,9 @@ def rung_for(plan: Plan, sheet: Sheet, its: CompassMemory, inside: int) -> int:
 def server_cost_of(plan: Plan, sheet: Sheet, its: CompassMemory, index: int, work: float) -> float:
     """`Compass._server_cost`."""
     stay = reals(plan)[its.stay_at + sheet.segment] if sheet.location == index else 0.0
-    to_come = seen_at(sheet, index).to_come * reals(plan)[its.stage_at + index]
-    moved, slow = transfer_ns(plan, sheet, index) / its.unit_ns, slowness(Watched(its, _MEMORY, index))
+    watched = Watched(its, _MEMORY, index)
+    to_come = watched.coming * reals(plan)[its.ways_at + index]
+    moved, slow = transfer_ns(plan, sheet, index) / its.unit_ns, slowness(watched)
     if its.hidden:
         at, is_here = its.inputs_at + SETTING + SERVER * index, 1.0 if sheet.location == index else 0.0
         write_server(reals(plan), at, work, slow, to_come, moved, is_here)
@@ -183,7 +184,7 @@ def weigh(plan: Plan, sheet: Sheet) -> None:
     for index in range(plan.servers):
         seen = seen_at(sheet, index)
         work = seen.work_ns / its.unit_ns
-        follow_server(Watched(its, _MEMORY, index), work, passed)
+        follow_server(Watched(its, _MEMORY, index), work, passed, is_up(sheet, index))
         wanted = held(seen.holds, ints(plan)[tuple_at + sheet.segment]) if seen.code else 0
         base = server_cost_of(plan, sheet, its, index, work) if seen.code else inf
         for width in range(plan.widths):
@@ -204,7 +205,12 @@ def settle(plan: Plan, sheet: Sheet, place: int) -> None:
     plan.server, plan.width, plan.group = place // plan.widths, place % plan.widths, largest_group(plan)
     taken, key = min(plan.group, sheet.candidates), key_of(plan, sheet, plan.width)
     added = taken * (ints(plan)[plan.image_ns_at + plan.server * plan.keys + key] / its.unit_ns)
-    Watched(its, _MEMORY, plan.server).work += added
+    after, left = Watched(its, _MEMORY, plan.server), (plan.segments - 1 - sheet.segment) / plan.segments
+    after.work += added
+    if sheet.location >= 0:
+        before = Watched(its, _MEMORY, sheet.location)
+        before.coming = max(0.0, before.coming - taken * (left + 1 / plan.segments))
+    after.coming += taken * left
 
 
 @kernel

@@ -31,9 +31,9 @@ class Sheet(Record):
 
 class SeenServer(Record):
     """What a router sees of a server. Of a set of widths, bit w stands for width w: `resident` are those of which an
-    instance is loaded or being loaded. `to_come`: how often its requests will still be at a later segment."""
+    instance is loaded or being loaded."""
 
-    code = holds = requests = blocks = work_ns = resident = to_come = INT
+    code = holds = requests = blocks = work_ns = resident = INT
     utilization = power_w = REAL
 
 
@@ -53,7 +53,7 @@ class Plan(Record):
 
     servers = segments = widths = keys = most = groups_at = group_count = placement = stays = group_rule = INT
     turn = draw = draws = most_draws = uniforms_at = speeds_at = image_ns_at = batch_ns_at = INT
-    transfer_ns_at = load_ns_at = counts_to_come = INT
+    transfer_ns_at = load_ns_at = INT
     share_ns = scratch_at = shares_at = placed_at = memory_at = server = width = group = INT
     wake_ns = delay_at = coming_at = packed_at = INT
     width_rule = WidthRule.blank()

@@ -9,8 +9,8 @@ for its whole way on the mean server. For the candidate block it compares every 
 
 The price is how much accuracy device time must bring: it asks for the width tuple that has most left after it. It
 rises with the load, differs by segment, and heeds the FIFO, the candidates, the oldest one's age and the arrival rate.
-How slow a server is is seen from what it did and what its profile expects. Lines wait
-by segment, without a decision (`policies.holds`).
+How slow a server is is seen from what it did and what its profile expects. Lines wait by segment, without a decision
+(`policies.holds`).
 
 What both engines compute stands in plain functions, which `policies.compiled.compass` compiles.
 """
@@ -69,6 +69,7 @@ MAX_AGE: Final = 4.0  # units
 MAX_RATE: Final = 4.0  # of the capacity at middle widths
 FAST: Final = 1.0  # units over which the arrival rate is averaged; ten and a hundred times as long for the others
 WATCHED: Final = 20.0  # units over which a server's slowness is averaged
+REMEMBERED: Final = 4.0  # units over which what is to come is forgotten
 PROFILE: Final = 2.0  # units of work by which it is believed to be as fast as its profile says
 MAX_SLOWNESS: Final = 16.0
 
@@ -86,19 +87,22 @@ class Numbers(StrictModel):
         fifo, candidates, age, fast, middle, slow: the same for each of these features.
         to_come, transfer, batch, load, joules: how much each of these costs.
         stay: the bonus for staying, from the first to the last segment.
+        uneven_stay, short_stay: what it has more where servers are unlike (times the deviation of their speeds'
+            logarithms), and where memory holds nothing.
         trust: the power of a server's slowness by which its work counts.
         distance: what a step away from the width that the price asks for costs.
         first_requests, later_requests: until how many a line waits at segment 1, and at the others; or, where more,
         first_arrivals, later_arrivals: as many as arrive in so many units, at the rate seen, for each block that
             servers may have: so devices have large batches; or, where more,
         first_host, later_host: as many as arrive while the router's host decides an image's whole way if it is alone
-            in its blocks, so many times: at 1, the host is about busy.
+            in its blocks, so many times: at 1, the host is about busy. Where devices are slow, the first one's is
+            longer: a unit, in times of what the host takes, counts with the power of `first_units`.
         first_wait, later_wait: for how long at most, in units.
     """
 
     level: float = -8.2257
     rise: From0 = 2.202
-    segments: Four = (0.5922, 0.8736, 0.1423, -1.2123)
+    segments: Four = (0.3, 0.44, 0.07, -0.6)
     short_rise: float = -1.3578
     short_segments: Four = (2.1835, 1.2339, 0.4593, 0.0884)
     short_host: float = 1.0
@@ -113,25 +117,35 @@ class Numbers(StrictModel):
     batch: float = 1.7309
     load: From0 = 4.46
     joules: From0 = 0.1182
-    stay: Four = (0.0467, 0.3055, 0.6667, -0.0969)
+    stay: Four = (0.75, 1.0, 1.37, 0.6)
+    uneven_stay: float = -0.5
+    short_stay: float = -0.5
     trust: From0 = 0.0
     distance: From0 = 5.3563
     first_requests: Annotated[float, Field(ge=1)] = 3.0
     first_arrivals: From0 = 2.0
-    first_host: From0 = 1.7
+    first_host: From0 = 0.776
+    first_units: From0 = 0.35
     first_wait: From0 = 0.45
     later_requests: Annotated[float, Field(ge=1)] = 1.0
     later_arrivals: From0 = 0.0994
     later_host: From0 = 0.6098
     later_wait: From0 = 0.4219
 
-    def where_held(self, shares: Sequence[float]) -> Numbers:
-        """With what is more where memory is short: `rise` and `segments` are then what counts."""
+    def in_cluster(self, shares: Sequence[float], ways_ns: Sequence[int]) -> Numbers:
+        """With what is more where memory is short, or servers are unlike: `rise`, `segments` and so on then count.
+
+        Args:
+            shares: of all instances that servers' memory holds; empty where it holds all.
+            ways_ns: what an image's way takes on each server.
+        """
         short = 1.0 - sum(shares) / len(shares) if shares else 0.0
+        more_stay = self.uneven_stay * float(np.log(ways_ns).std()) + short * self.short_stay
         rise = max(0.0, self.rise + short * self.short_rise)
         segments = tuple(usual + short * more for usual, more in zip(self.segments, self.short_segments, strict=True))
         host = max(0.0, self.first_host + short * self.short_host)
-        return self.model_copy(update={"rise": rise, "segments": segments, "first_host": host})
+        stay = tuple(usual + more_stay for usual in self.stay)
+        return self.model_copy(update={"rise": rise, "segments": segments, "stay": stay, "first_host": host})
 
     @classmethod
     def of_vector(cls, values: Reals) -> Numbers:
@@ -158,8 +172,9 @@ def places_of(names: Sequence[str]) -> npt.NDArray[np.bool_]:
 SPREAD: Final = Numbers(  # how far a search looks
     level=0.4, rise=0.2, segments=(0.3,) * 4, short_rise=0.4, short_segments=(0.6,) * 4, short_host=0.4,
     fifo=0.2, candidates=0.4, age=0.4, fast=0.2, middle=0.2, slow=0.2,
-    to_come=0.3, transfer=0.4, batch=0.4, load=1.5, joules=0.1, stay=(0.2,) * 4, trust=0.2, distance=3.0,
-    first_requests=2.0, first_arrivals=0.6, first_host=0.3, first_wait=0.06,
+    to_come=0.3, transfer=0.4, batch=0.4, load=1.5, joules=0.1, stay=(0.3,) * 4, uneven_stay=0.5, short_stay=0.5,
+    trust=0.2, distance=3.0,
+    first_requests=2.0, first_arrivals=0.6, first_host=0.3, first_units=0.1, first_wait=0.06,
     later_requests=1.0, later_arrivals=0.3, later_host=0.3, later_wait=0.1,
 ).to_vector()  # fmt: skip
 
@@ -178,11 +193,16 @@ class Rates(Protocol):
 
 
 class Watched(Protocol):
-    """A server as it was left at the last decision, and what it did before, in units."""
+    """A server as it was left at the last decision, and what it did before, in units; and what is to come.
+
+    Images that wait at the router between two segments are at no server, but their place is one, and there they will
+    most likely go on. That is counted in whole ways of an image.
+    """
 
     work: float
     busy: float
     done: float
+    coming: float
 
 
 def follow_rates(rates: Rates, arrived: int, passed: float, share: float) -> None:
@@ -194,11 +214,13 @@ def follow_rates(rates: Rates, arrived: int, passed: float, share: float) -> Non
     rates.arrived = arrived
 
 
-def follow_server(watched: Watched, work: float, passed: float) -> None:
+def follow_server(watched: Watched, work: float, passed: float, is_up: bool) -> None:
     """What a server had to do at the last decision, and what of it is done.
 
-    That counts where something is left: who has nothing left may have been idle for a while.
+    That counts where something is left: who has nothing left may have been idle for a while. Of images that are lost on
+    their way nothing is heard, so what is to come is forgotten by and by, and at once of a server that is out.
     """
+    watched.coming *= REMEMBERED / (REMEMBERED + passed) if is_up else 0.0
     keep = WATCHED / (WATCHED + passed)
     watched.busy *= keep
     watched.done *= keep
@@ -253,6 +275,7 @@ class Seen:
     work: float = 0.0
     busy: float = 0.0
     done: float = 0.0
+    coming: float = 0.0
 
 
 @dataclass(slots=True)
@@ -265,7 +288,7 @@ class Compass(Steered):
         savings: for each threshold, by how much it falls for each unit of a joule's weight.
         unit_ns: a unit of time.
         share: of the capacity of a unit that one image is, at middle widths.
-        stage: (servers,) units that an image's segment takes, on average, at middle widths.
+        ways: (servers,) units that an image's whole way takes, at middle widths.
         more, stay: (segments,) of the price's logarithm, and the bonus for staying.
         joules: (servers, segments, widths) what they cost.
         control: keeps goals: the price falls and rises with it, and joules are weighed.
@@ -282,7 +305,7 @@ class Compass(Steered):
     savings: tuple[float, ...]
     unit_ns: float
     share: float
-    stage: tuple[float, ...]
+    ways: tuple[float, ...]
     more: tuple[float, ...]
     stay: tuple[float, ...]
     joules: tuple[tuple[tuple[float, ...], ...], ...]
@@ -320,7 +343,7 @@ class Compass(Steered):
         costs = [inf] * (len(servers) * len(self.widths))
         for index, seen in enumerate(servers):
             work = outstanding_ns(self.costs, view, index) / unit_ns
-            follow_server(self.servers[index], work, passed)
+            follow_server(self.servers[index], work, passed, is_up(seen))
             if not seen.valid:
                 continue
             wanted = self.widths.index(held_width(self.widths, seen.widths, self.rungs[rung][segment]))
@@ -350,15 +373,13 @@ class Compass(Steered):
         return [inf if cost == inf else network.sharpness * reluctance(cost, least) - score for cost, score in pairs]
 
     def _server_cost(self, view: ClusterView, server: int, work: float) -> float:
-        segments = len(self.more)
-        to_come = sum(count * (segments - key.segment) for key, count in view.servers[server].outstanding.items())
         stay = self.stay[view.head.segment - 1] if view.head.location == server else 0.0
         moved = transfer_ns(self.costs, view, server) / self.unit_ns
-        slow, to_come_units = slowness(self.servers[server]), to_come * self.stage[server]
+        slow, to_come = slowness(self.servers[server]), self.servers[server].coming * self.ways[server]
         if self.network is not None:
             is_here = 1.0 if view.head.location == server else 0.0
-            write_server(self.seen, SETTING + SERVER * server, work, slow, to_come_units, moved, is_here)
-        return server_cost(self.weights, work, slow, to_come_units, moved, stay)
+            write_server(self.seen, SETTING + SERVER * server, work, slow, to_come, moved, is_here)
+        return server_cost(self.weights, work, slow, to_come, moved, stay)
 
     def _width_cost(self, view: ClusterView, server: int, width: int, wanted: int, taken: int) -> float:
         key = WorkKey(view.head.segment, self.widths[width], view.head.previous_width)
@@ -371,9 +392,15 @@ class Compass(Steered):
         return width_cost(self.weights, batch, load, abs(steps)) + self.joules[server][key.segment - 1][width]
 
     def _note(self, view: ClusterView, choice: Choice, taken: int) -> None:
-        """What the block adds to its server's work."""
+        """What the block adds to its server's work, now and later."""
         key = WorkKey(view.head.segment, choice.width, view.head.previous_width)
-        self.servers[choice.server].work += taken * image_units(self.costs, choice.server, key, self.unit_ns)
+        after, location, segments = self.servers[choice.server], view.head.location, len(self.more)
+        after.work += taken * image_units(self.costs, choice.server, key, self.unit_ns)
+        left, way = (segments - key.segment) / segments, 1 / segments
+        if location >= 0:
+            before = self.servers[location]
+            before.coming = max(0.0, before.coming - taken * (left + way))
+        after.coming += taken * left
 
 
 def image_units(costs: CostModel, server: int, key: WorkKey, unit_ns: float) -> float:
@@ -397,15 +424,26 @@ class CompassRule(RuleSpec):
 
     @classmethod
     def space(cls, context: RouterContext, floor: float) -> Space:
-        """All of its numbers, from those that ship; accuracy rises as the level falls."""
+        """Around the numbers that ship, where clusters differ most; accuracy rises as the level falls.
+
+        They are what the level and the rise have more, the bonus for staying at all segments, and the block's own
+        batch; and the part of the segments' differences in price that is left.
+        """
+        ships = Numbers()
 
         def rule(values: Reals) -> CompassRule:
-            return cls(numbers=Numbers.of_vector(values), control=None)
+            level, rise, stay, batch, segments = values.tolist()
+            update = {
+                "level": ships.level + level,
+                "rise": max(0.0, ships.rise + rise),
+                "stay": tuple(usual + stay for usual in ships.stay),
+                "batch": ships.batch + batch,
+                "segments": tuple(segments * usual for usual in ships.segments),
+            }
+            return cls(numbers=ships.model_copy(update=update), control=None)
 
-        first = Numbers().to_vector()
-        accurate = np.zeros_like(first)
-        accurate[0] = -1.0
-        return Space("CompassSpace", first, SPREAD, accurate, rule)
+        first, spread, accurate = (0.0, 0.0, 0.0, 0.0, 1.0), (0.4, 0.5, 0.5, 0.6, 0.5), (-1.0, 0.0, 0.0, 0.0, 0.0)
+        return Space("CompassSpace", np.array(first), np.array(spread), np.array(accurate), rule)
 
     def make(
         self, context: RouterContext, source: str = "router", key: str = "", network: CandidateNetwork | None = None
@@ -419,11 +457,12 @@ class CompassRule(RuleSpec):
     def chooser(self, context: RouterContext, source: str = "router", key: str = "") -> Compass:
         """See `RuleSpec`."""
         self.check(context.config, source, key)
-        config, costs, its = context.config, context.costs, self.numbers.where_held(context.held_shares)
+        config, costs = context.config, context.costs
         rungs, thresholds, savings = priced_rungs(context, source, key)
         servers = range(config.servers)
         unit_ns = unit_of(context)
         ways_ns = [path_ns(costs, server, middle_widths(config)) for server in servers]
+        its = self.numbers.in_cluster(context.held_shares, ways_ns)
         capacity = 0.0
         for way_ns in ways_ns:
             capacity += unit_ns / way_ns
@@ -442,7 +481,7 @@ class CompassRule(RuleSpec):
             savings=savings,
             unit_ns=unit_ns,
             share=1.0 / capacity,
-            stage=tuple(way_ns / config.segments / unit_ns for way_ns in ways_ns),
+            ways=tuple(way_ns / unit_ns for way_ns in ways_ns),
             more=along(its.segments, config.segments),
             stay=along(its.stay, config.segments),
             joules=joules_of(context, its.joules),
@@ -491,6 +530,7 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
     config = context.config
     limit_ns, host_ns = config.max_batching_delay_ns, config.segments * context.block_ns
     block_ns = unit_ns / config.servers / config.outstanding_blocks
+    first_host = numbers.first_host * (unit_ns / host_ns) ** numbers.first_units if host_ns else 0.0
 
     def along_segments(first: int, later: int) -> tuple[int, ...]:
         return first, *([later] * (config.segments - 1))
@@ -499,7 +539,7 @@ def hold_of(numbers: Numbers, context: RouterContext, unit_ns: float) -> HoldRul
         along_segments(round(numbers.first_requests), round(numbers.later_requests)),
         along_segments(*(min(limit_ns, round(wait * unit_ns)) for wait in (numbers.first_wait, numbers.later_wait))),
         along_segments(
-            round(max(numbers.first_arrivals * block_ns, numbers.first_host * host_ns)),
+            round(max(numbers.first_arrivals * block_ns, first_host * host_ns)),
             round(max(numbers.later_arrivals * block_ns, numbers.later_host * host_ns)),
         ),
     )

@@ -159,20 +159,23 @@ class RuleSpec(StrictModel, ABC):
         return sizes
 
     def to_dict(self) -> dict[str, Any]:
-        """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster."""
+        """What `rule_from_dict` reads back as the same: plain data, without what is left to defaults of the cluster.
+
+        Nothing is written where a file that leaves a field out would mean something: Compass' `control: null`.
+        """
         dumped = self.model_dump(mode="json", by_alias=True, exclude={"hold"})
         made_by, group = dumped.pop("made_by"), dumped.pop("group")
         hold = None if self.hold is None else self.hold.model_dump(mode="json", exclude_defaults=True)
         placement = {"placement": dumped.pop("placement")} if "placement" in dumped else {}
         usual = {name: each.get_default(call_default_factory=True) for name, each in type(self).model_fields.items()}
-        own = {key: value for key, value in dumped.items() if value is not None or usual.get(key) is not None}
+        said = {key: value for key, value in dumped.items() if value is not None or usual.get(key) is not None}
         return {
             "schema": SCHEMA,
             "kind": self.KIND,
             **placement,
             "group": group,
             **({"hold": hold} if hold else {}),
-            **own,
+            **said,
             **({"made_by": made_by} if made_by else {}),
         }
 

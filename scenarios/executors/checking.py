@@ -115,8 +115,8 @@ def require_same(profile: Profile, device: DeviceSpec, source: str) -> None:
     Raises:
         InputError: it names all that is known to differ.
     """
-    problems = differences(stamps_of(profile), stamps_here(device))
-    other = [d for d in problems if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
+    differing = differences(stamps_of(profile), stamps_here(device))
+    other = [d for d in differing if d.stamp not in VERSIONS and d.profile is not None and d.here is not None]
     if other:
         listed = ", ".join(f"{d.title} {d.here} instead of {d.profile}" for d in other)
         problem = f"not the device that the profile {profile.name} was measured on: {listed}; calibrate this one"

@@ -208,8 +208,8 @@ def stamp_warnings(profile: Profile, device: DeviceSpec) -> tuple[str, ...]:
     """A line for everything in which this machine's stack is not the one that a profile was measured on."""
     if profile.provenance == Provenance.DATASHEET:
         return ()  # it was measured on none
-    problems = differences(stamps_of(profile), stamps_here(device))
-    return tuple(f"warning: profile {profile.name}: {difference}" for difference in problems)
+    differing = differences(stamps_of(profile), stamps_here(device))
+    return tuple(f"warning: profile {profile.name}: {difference}" for difference in differing)
 
 
 def other_programs(device: DeviceSpec) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from scenarios.files.reading import load_scenario, scenario_path
 from scenarios.metrics.comparison import compare_results
 from scenarios.runs.simulate import simulate_all
 from scenarios.show.summary import format_summary
+from scenarios.show.wording import lines_of
 from scenarios.world.materials import default_folder, make_world
 
 SHIPPED: Final = "paper"
@@ -24,8 +25,7 @@ def first_answer() -> str:
     began_s = monotonic()
     scenario = load_scenario(scenario_path(SHIPPED), _SHORT)
     results = simulate_all(make_world(scenario, default_folder(scenario)), ROUTERS, scenario.compare.seeds[:1])
+    took_s = monotonic() - began_s
     table = format_summary(compare_results(results), None)
-    return (
-        f"A first answer, of shipped profiles ({SHIPPED}: three GPUs, {scenario.duration_s:g} s simulated in "
-        f"{monotonic() - began_s:.0f} s).\nYours follows, of this machine, once it is measured.\n\n{table}\n"
-    )
+    head = lines_of("run", "first_answer", SHIPPED, len(scenario.cluster.named_servers), scenario.duration_s, took_s)
+    return "\n".join([*head, "", table, ""])

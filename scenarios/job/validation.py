@@ -153,12 +153,12 @@ def validate_world(
         with closing(
             validate_runs(world, model, data, plan, routers, made_in=made_in, finished=finished, observer=observer)
         ) as campaign:
-            while (plan.section.go_on or not is_hopeless(runs)) and (run := next(campaign, None)) is not None:
-                outputs = folder.stamps(keep_runs(folder, run, plan.section.repeats))
-                runs.append(run.run)
+            while (plan.section.go_on or not is_hopeless(runs)) and (latest := next(campaign, None)) is not None:
+                outputs = folder.stamps(keep_runs(folder, latest, plan.section.repeats))
+                runs.append(latest.run)
                 progress.set(len(runs))
-                if not completed_nothing(run.run["hardware"]):
-                    memo.add({"run": run.run, "outputs": outputs})
+                if not completed_nothing(latest.run["hardware"]):
+                    memo.add({"run": latest.run, "outputs": outputs})
                 if len(far_runs(runs)) == 1 and len(runs) < plan.hardware_runs and not plan.section.go_on:
                     progress.tell(f"validate: {first_far_text(far_runs(runs)[0])}")
     validation = validate_results(plan.in_order(runs), world.power_provenance)

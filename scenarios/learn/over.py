@@ -30,7 +30,7 @@ from scenarios.learn.knobs import TAIL
 from sim.compiled.scoring import RunScore
 
 STEP: Final = 0.25  # of the price's logarithm, either way of a cluster's dial: every candidate runs at both
-DIALS: Final = tuple(2 * STEP * n for n in range(-6, 3))  # of the price's logarithm, of which each cluster has one
+DIALS: Final = tuple(2 * STEP * n for n in range(-6, 9))  # of the price's logarithm, of which each cluster has one
 PRICES: Final = (0.1, 1.0)  # what a point of accuracy costs there, in the logarithm of the latency
 SLOPES: Final = (0.02, 2.0)  # a point of accuracy, in the logarithm of the latency
 NEAR: Final = 0.1  # points: so far beyond its two runs a candidate's price is still believed
@@ -42,7 +42,7 @@ DROWNED: Final = 0.05  # of the images are left when a run ends
 RUNS: Final = 2  # of a cluster, in turn
 SIGMA: Final = 0.5  # of the first deviations (`policies.rules.compass.SPREAD`)
 
-PINNED: Final = ("first_requests", "first_arrivals", "first_host", "short_host", "first_wait")
+PINNED: Final = ("first_requests", "first_arrivals", "first_host", "first_units", "short_host", "first_wait")
 """The first segment's hold, which stays: searched, too, it grew until routers with busy hosts lost by it."""
 
 Try = tuple[Scorer, CompassRule, SampledRun]

@@ -67,6 +67,7 @@ class Tuned:
 
     Attributes:
         kind: one of `policies.registry.TUNED`.
+        floor: of accuracy.
         winner: of the final evaluation; its spec goes into the router's file.
         figures: over the full-length runs that the floor was set on, or of the final evaluation where there was nothing
             to set.
@@ -76,6 +77,7 @@ class Tuned:
     """
 
     kind: str
+    floor: float
     winner: Finalist
     figures: RouterFigures
     searches: int
@@ -131,7 +133,8 @@ def tune_world(
         is_low = figures.accuracy < knobs.floor - CLOSE * POINT and figures.unserved <= LIMIT  # else that is told
         if winner.matched is None and is_low:  # some servers hold too little
             raise FloorError(_too_low(kind, evaluator, figures.accuracy))
-        return Tuned(kind, winner, figures, 0 if space is None else knobs.searches, final_scores, evaluator.spent)
+        searches = 0 if space is None else knobs.searches
+        return Tuned(kind, knobs.floor, winner, figures, searches, final_scores, evaluator.spent)
 
 
 def require_possible(world: World, kind: str, knobs: TuningKnobs) -> None:
@@ -278,7 +281,7 @@ def _matched(
         most = max(most, mean_accuracy(scores))
         return scores
 
-    shifts = ((origin, _find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
+    shifts = ((origin, find_shift(space, values, measure, knobs.floor)) for origin, values in starts)
     origin, shift = next(((origin, shift) for origin, shift in shifts if shift is not None), ("", None))
     if shift is None:
         raise FloorError(_too_low(kind, evaluator, most))
@@ -294,7 +297,7 @@ def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
 _MAX_TRIES = 9
 
 
-def _find_shift(
+def find_shift(
     space: Space, values: Reals, measure: Callable[[Reals], list[RunScore]], floor: float
 ) -> tuple[Reals, list[RunScore]] | None:
     """The least shift found at which the floor is kept: within two hundredths of a point, if the tries last."""
@@ -332,7 +335,7 @@ def match_level(world: World, knobs: TuningKnobs, make: Callable[[float], Router
         def measure(values: Reals) -> list[RunScore]:
             return evaluator.measure([(make(float(values[0])), run) for run in runs])
 
-        matched = _find_shift(space, space.start, measure, knobs.floor)
+        matched = find_shift(space, space.start, measure, knobs.floor)
         if matched is None:
             most = mean_accuracy(measure(space.start - space.reach))
             raise FloorError(_too_low("ppo", evaluator, most))

@@ -21,6 +21,7 @@ from scenarios.world.routers import MADE_WITH, deciding_in
 from scenarios.world.world import World
 
 FOLLOWING: Final = ControlSpec()
+LOW: Final = 0.001  # of accuracy: so far below the floor on other runs is told
 
 
 def save_tuned(
@@ -104,8 +105,12 @@ def _making(tuned: Tuned, world: World, knobs: TuningKnobs) -> dict[str, Any]:
 def tuned_text(tuned: Tuned, limit_s: float | None = None) -> str:
     """What was found, in a line or two; `limit_s`: of the p99, where energy was made small."""
     figures, beware = tuned.figures, ""
+    others = next(each.figures.accuracy for each in tuned.final_scores if each.finalist is tuned.winner)
+    if others < tuned.floor - LOW:
+        beware = f"\nbeware: on runs that tuning did not see it has {100 * others:.2f} %, below the floor of "
+        beware += f"{100 * tuned.floor:g} %; set the floor on more runs (tuning.matching_runs)"
     if figures.unserved > LIMIT:
-        beware = f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
+        beware += f"\nbeware: it leaves {100 * figures.unserved:.2f} % of their images unserved"
     if limit_s is not None and figures.p99_s > limit_s:
         remedy = "allow more (slo.p99_limit_s), or lower the load"
         beware += f"\nbeware: its p99 is above the limit of {1000 * limit_s:g} ms; {remedy}"

@@ -112,8 +112,8 @@ class RayPool:
                     yield running.pop(end), self._result(end)
         finally:
             if not self._cluster.gone.is_set():
-                for end in running:
-                    self._ray.cancel(end, force=True)
+                for end in running:  # without force, which now and then ends this process, too (Ray 2.60)
+                    self._ray.cancel(end)
 
     def _given(self, work: Any, common: Any, prepare: Callable[[Any], object] | None) -> tuple[str, list[Any], Facts]:
         """What all tasks have in common: sent once, and hosts prepared, for as long as it is the same."""

@@ -36,8 +36,6 @@ def write_sheet(c: Cluster, p: Parameters, plan: Plan, sheet: Sheet) -> None:
         if plan.load_ns_at:
             loaded, loading = resident_widths(p, server, segment)
             seen.resident = loaded | loading
-        if plan.counts_to_come:
-            seen.to_come = to_come(c, p, server)
 
 
 @kernel
@@ -54,18 +52,6 @@ def work_ns(c: Cluster, p: Parameters, plan: Plan, server: Server) -> int:
         work += (block.count - block.ended) * ints(plan)[costs_at + block.key]
         number = block.next
     return work
-
-
-@kernel
-def to_come(c: Cluster, p: Parameters, server: Server) -> int:
-    """How often the requests that are outstanding at a server will be at a later segment, all together."""
-    count, number = 0, server.first_block
-    while number != NONE:
-        block = block_at(c, p, number)
-        segment = block.key // (p.widths * (p.widths + 1))
-        count += (block.count - block.ended) * (p.segments - 1 - segment)
-        number = block.next
-    return count
 
 
 @entry

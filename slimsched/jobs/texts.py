@@ -309,9 +309,9 @@ def _least_wait(bound: Row) -> str:
     return time_text(max(bound["wait_mean_s"], 0.0))
 
 
-def _coverage(row: Row) -> str:
+def _coverage(document: Row) -> str:
     """Where 95 % intervals hold the truth less often, as was measured; nothing elsewhere."""
-    return say("coverage", row, row["run_cv2"] > HEAVY_CV2, row["days"] < FEW_DAYS)
+    return say("coverage", document, document["run_cv2"] > HEAVY_CV2, document["days"] < FEW_DAYS)
 
 
 def _groups(comparison: Row) -> list[Table]:
@@ -342,7 +342,7 @@ def _group_row(name: str, by_policy: Sequence[Mapping[str, Row]]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------ operators
 
 
-def bound_text(row: Row) -> str:
+def bound_text(document: Row) -> str:
     """Both bounds, and when GPU time is dear."""
     cells: Cells = [
         ("who", _kind),
@@ -352,7 +352,7 @@ def bound_text(row: Row) -> str:
         ("largest", of("price_max", _thousandth)),
         ("of the time free", of("free_share", share_text)),
     ]
-    return _text(say("bound_head", row), _table(row["bounds"], cells, notes=[say("bound")]))
+    return _text(say("bound_head", document), _table(document["bounds"], cells, notes=[say("bound")]))
 
 
 def whatif_text(document: Row, changes: Sequence[str]) -> str:
@@ -369,18 +369,18 @@ def whatif_text(document: Row, changes: Sequence[str]) -> str:
     return _text(say("whatif_head", document, changes), table, *(say("changed", row) for row in document["policies"]))
 
 
-def capacity_text(row: Row) -> str:
+def capacity_text(document: Row) -> str:
     """The largest load, or the fewest nodes, and below it what that means."""
-    return say("capacity", row).replace("\n", "\n  ")
+    return say("capacity", document).replace("\n", "\n  ")
 
 
-def validation_text(row: Row) -> str:
+def validation_text(document: Row) -> str:
     """The verdict first, then how far all is apart."""
-    rows = [[kind, *map(time_text, row[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
-    notes = [say("error", row), say("closeness", row)]
-    tables = [Table(columns("wait", *row["simulated_s"]), rows, notes=notes)]
+    rows = [[kind, *map(time_text, document[f"{kind}_s"].values())] for kind in ("simulated", "recorded")]
+    notes = [say("error", document), say("closeness", document)]
+    tables = [Table(columns("wait", *document["simulated_s"]), rows, notes=notes)]
     for kind, head in (("size", "GPUs"), ("vc", "VC")):
-        groups = [group for group in row["groups"] if group["kind"] == kind][:MAX_ROWS]
+        groups = [group for group in document["groups"] if group["kind"] == kind][:MAX_ROWS]
         cells: Cells = [
             (head, of("name")),
             ("jobs", of("jobs", _count)),
@@ -388,7 +388,7 @@ def validation_text(row: Row) -> str:
             ("recorded", of("recorded_mean_s", time_text)),
         ]
         tables += [_table(groups, cells)] if groups else []
-    return _text(say("validation_head", row), *tables)
+    return _text(say("validation_head", document), *tables)
 
 
 def tuning_text(row: Row) -> str:

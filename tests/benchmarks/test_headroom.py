@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.grid import Row
-from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, headroom_frame, without, worlds_of
+from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, at_floor, headroom_frame, without, worlds_of
+from benchmarks.study.learned import frame_of
+from benchmarks.study.pages import WINNERS, won_rows
+from policies.rules.compass import CompassRule
+from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
+from scenarios.learn.evaluator import Evaluator, SampledRun, mean_accuracy, workers_of
+from scenarios.learn.tune import knobs_of
 from scenarios.world.materials import default_folder, make_world
 from scenarios.world.world import World
 
@@ -104,3 +112,51 @@ def test_the_best_rule_at_the_floor_tells_what_there_is(hard: World) -> None:
     assert headroom_frame(rows, {"hard": night})["most_pct"].tolist() == pytest.approx([50.0] * 3)
     rows[0] = row("hard", AS_IT_IS, quick=(0.01, 0.02, 0.74))
     assert headroom_frame(rows, {"hard": hard})["flaws"].tolist() == ["nobody keeps the floor and serves all", "", ""]
+
+
+def test_a_dial_is_turned_to_the_floor() -> None:
+    """Which each kind has in its own way; who can't come so far is as accurate as it can be."""
+    scenario = load_scenario(Path("scenarios/main-poisson70-10g.yaml"), {"duration_s": 2, "warmup_s": 0.5})
+    world = make_world(scenario, default_folder(scenario))
+    ladder = LadderRule(thresholds=(8.0, 16.0), rungs=((1.0,) * 4, (0.5,) * 4, (0.25,) * 4))
+    with workers_of(1) as workers:
+        for floor, reached in ((0.74, 0.74), (0.9, 0.7646)):
+            evaluator = Evaluator(world, replace(knobs_of(world), floor=floor), workers)
+            for rule in (ladder, CompassRule(control=None)):
+                scores = at_floor(rule, evaluator, [SampledRun(3), SampledRun(4)])
+                assert mean_accuracy(scores) == pytest.approx(reached, abs=3e-3), rule.KIND
+
+
+def test_what_each_router_wins_is_of_the_way_to_the_best_without_difficulties(hard: World) -> None:
+    """From the tuned tuple on; nothing is said of who misses the floor."""
+    rows = [row("hard", AS_IT_IS, ladder=(0.010, 0.04, 0.75)), row("hard", ALL, ladder=(0.006, 0.02, 0.75))]
+    rooms = headroom_frame(rows, {"hard": hard})
+    figures = {"fixed": (0.75, 14, 60), "compass": (0.75, 10, 40), "ladder": (0.75, 15, 60), "milp": (0.74, 6, 20)}
+    routers = pd.DataFrame(
+        {"scenario": "hard", "router": label, "accuracy_pct": 100 * top1, "mean_ms": mean_ms, "p99_ms": p99_ms}
+        for label, (top1, mean_ms, p99_ms) in figures.items()
+    ).assign(is_flagged=False)
+    ((name, *cells),) = won_rows(rooms, routers)
+    won = dict(zip(WINNERS, cells, strict=True))
+    assert (name, won["compass"], won["ladder"], won["milp"]) == ("hard", "50, 50", "-12, 0", "")
+    missing = routers[routers["router"] != "fixed"]
+    assert won_rows(rooms, missing) == []
+
+
+def test_what_policy_gradient_adds_is_told_over_its_trainings() -> None:
+    """Against Compass as it ships, and fine-tuned."""
+
+    def figures(mean: float) -> dict[str, float]:
+        return {"mean_s": mean, "p99_s": 2 * mean, "accuracy": 0.75}
+
+    compass = {"compass": figures(0.012), "compass, fine-tuned": figures(0.010)}
+    rows: list[Row] = [{"scenario": "main-a", "seed": None, "decisions": 9, "routers": compass}]
+    rows += [
+        {"scenario": "main-a", "seed": seed, "decisions": 9, "routers": {"ppo": figures(mean)}}
+        for seed, mean in enumerate((0.009, 0.011))
+    ]
+    (found,) = frame_of(rows).to_dict("records")
+    assert (found["trainings"], found["compass_mean_ms"]) == (2, pytest.approx(12))
+    assert found["mean_against_tuned_pct"] == pytest.approx(0)
+    assert found["p99_against_shipped_pct"] == pytest.approx(100 * (20 / 24 - 1))
+    assert found["mean_against_tuned_pct_ci95"] == pytest.approx(12.706 * 10, rel=1e-3)

@@ -47,7 +47,12 @@ def router(
         for seed, factor in enumerate(factors)
     ]
     row = {"router": label, "group": group, "accuracy_pct": accuracy, "mean_ms": mean_ms, "attainment_pct": 100 * kept}
-    row |= {"worst_ms": mean_ms * max(factors), "lost_share": unfinished / 1000, "is_flagged": unfinished > 10}
+    row |= {
+        "energy_j": energy,
+        "worst_ms": mean_ms * max(factors),
+        "lost_share": unfinished / 1000,
+        "is_flagged": unfinished > 10,
+    }
     return {"runs": runs, "row": row}
 
 
@@ -55,19 +60,15 @@ def compass(mean_ms: float, **changes: Any) -> Router:
     return router("compass", mean_ms, group="learned", **changes)
 
 
-def found(*routers: Router, load: str = "moving", carries: float | None = 106.0, **changes: Any) -> JudgedScenario:
-    """A scenario in which Compass carries so many images/s, and the ladder 100."""
+def found(*routers: Router, **changes: Any) -> JudgedScenario:
+    """A scenario."""
     rows = pd.DataFrame([each["row"] for each in routers])
-    carried: dict[str, list[float]] = (
-        {} if carries is None else {"compass": [carries, 1.1 * carries], "ladder": [100.0, 110.0], "fixed": [60, 66]}
-    )
     return JudgedScenario(
         name="main-x",
-        load=load,
+        load="moving",
         floor=0.755,
         runs=pd.DataFrame([run for each in routers for run in each["runs"]]),
         routers=rows.set_index("router", drop=False),
-        carried=carried,
         extremes_pct=(70.3, 76.43),
         **changes,
     )
@@ -97,31 +98,34 @@ def test_the_best_rival_is_the_quickest_that_is_comparable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "changes", "carries", "missed"),
+    ("changes", "missed", "holds", "is_tail_lower"),
     [
-        ("moving", {}, 106, []),
-        ("moving", {}, 104, ["capacity missed"]),
-        ("moving", {}, None, ["capacity open"]),
-        ("moving", {"accuracy": 75.81}, 99, []),
-        ("moving", {"accuracy": 75.79}, 99, ["capacity missed"]),
-        ("moving", {"p99_ms": 30.4}, 106, ["p99 missed", "p99 missed"]),
-        ("moving", {"energy": 0.0305}, 106, ["energy missed", "energy missed"]),
-        ("moving", {"kept": 0.97}, 106, ["windows not kept missed"]),
-        ("stationary", {"mean_ms": 10.09, "p99_ms": 30.2}, 99.5, []),
-        ("stationary", {"mean_ms": 10.4}, 100, ["mean latency missed", "mean latency missed"]),
-        ("stationary", {}, 98, ["capacity missed"]),
-        ("faults", {"p99_ms": 22}, 100, []),
-        ("faults", {"p99_ms": 23}, 100, ["p99 missed"]),
-        ("moving", {"unfinished": 5}, 106, ["images that stay unfinished missed"]),
-        ("moving", {"unfinished": 11}, 106, ["images that stay unfinished missed", "images left unserved missed"]),
+        ({}, [], "yes", False),
+        ({"mean_ms": 10.29, "p99_ms": 31.4}, ["p99 missed", "mean latency missed"], "yes", False),
+        ({"mean_ms": 10.31}, ["mean latency missed", "mean latency missed"], "no", False),
+        ({"p99_ms": 31.6}, ["p99 missed", "p99 missed"], "no", False),
+        ({"p99_ms": 31.6, "spread": 0.3}, ["mean latency open", "p99 open"], "open", False),
+        ({"p99_ms": 25.4}, [], "yes", True),
+        ({"p99_ms": 25.6}, [], "yes", False),
+        ({"mean_ms": 10.31, "p99_ms": 25}, ["mean latency missed", "mean latency missed"], "no", False),
+        ({"unfinished": 5}, ["images that stay unfinished missed"], "no", False),
+        ({"unfinished": 11}, ["images that stay unfinished missed", "images left unserved missed"], "no", False),
     ],
 )
-def test_what_is_asked_for(load: str, changes: dict[str, Any], carries: float | None, missed: list[str]) -> None:
-    """More carried, or a lower tail under faults; and nowhere any figure worse by more than 1 %."""
-    figures = {"mean_ms": 10, "p99_ms": 30, "energy": 0.03, **changes}
-    row, goals = judge(found(compass(**figures), router("ladder", 10, p99_ms=30), load=load, carries=carries))
-    assert text_of(goals) == missed, "what is missed stands twice where it is worse for certain, too"
-    assert row["holds"] == ("open" if carries is None else "no" if missed else "yes")
+def test_what_is_asked_for(changes: dict[str, Any], missed: list[str], holds: str, is_tail_lower: bool) -> None:
+    """No more than 3 % behind in the mean, and 5 % in the p99; 15 % before, that is told."""
+    figures = {"mean_ms": 10, "p99_ms": 30, **changes}
+    row, goals = judge(found(compass(**figures), router("ladder", 10, p99_ms=30)))
+    assert text_of(goals) == missed, "what was asked, and whatever is worse by more than 1 % for certain"
+    assert (row["holds"], row["is_tail_lower"]) == (holds, is_tail_lower)
+
+
+def test_where_energy_was_tuned_for_it_is_what_counts() -> None:
+    """Against who needs least, however late the images are."""
+    rows = router("quick", 10, energy=0.04), router("thrifty", 40, energy=0.03)
+    for energy, holds in ((0.0308, "yes"), (0.0310, "no")):
+        row, _ = judge(found(compass(45, energy=energy), *rows, is_of_energy=True))
+        assert (row["baseline"], row["holds"]) == ("thrifty", holds)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_a_win_still_tells_what_is_worse_for_certain() -> None:
         ("standard deviation", 100, "infaas"),
         ("mean latency of the fine-tuned one, so tuning has not helped,", 33, "compass"),
     ]
-    noisy = found(compass(8, p99_ms=32, spread=0.3), router("ladder", 10, p99_ms=30, spread=-0.1), load="stationary")
+    noisy = found(compass(8, p99_ms=32, spread=0.3), router("ladder", 10, p99_ms=30, spread=-0.1))
     assert all(goal["holds"] is None for goal in judge(noisy)[1]), "higher, but not for certain"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,10 +15,9 @@ from benchmarks.grid import Row, read_rows
 from benchmarks.study import tables
 from benchmarks.study.candidates import read_case
 from benchmarks.study.pictures import HOLLOW, energy_chart
-from benchmarks.study.tables import ALL, LADDER, NO_TAIL, STEP, WIDEST, Budget, is_sustained, largest, limits_of
+from benchmarks.study.tables import ALL, LADDER, NO_TAIL, Budget, limits_of
 from benchmarks.study.tune import KINDS, Wanted, tune_all, tunings
 from kit.errors import WorkError
-from policies.rules.controlled import ControlSpec
 from scenarios.files.router_names import read_rule
 from scenarios.learn.tune import FloorError
 from scenarios.world.materials import load_world
@@ -140,81 +137,9 @@ def test_a_row_that_cannot_be_tuned_is_one_that_says_so(tmp_path: Path, monkeypa
     assert tables.try_limit(budget, point) == {"floor": 0.8, "problem": "no setting keeps it"}
 
 
-# ------------------------------------------------------------------------------------------------------------- carried
-
-
-@pytest.mark.parametrize("most", [0.06, 0.3, 1.0, 1.01, 7.3, 19.0])
-def test_the_largest_scale_is_found_within_a_percent(most: float) -> None:
-    asked: list[float] = []
-
-    def keeps(scale: float) -> bool:
-        asked.append(scale)
-        return scale <= most
-
-    found = largest(keeps)
-    assert found is not None
-    assert found <= most < 1.0101 * found
-    assert len(asked) == len(set(asked)), "no scale twice"
-
-
-@pytest.mark.parametrize(("keeps", "least", "most"), [(lambda _: True, WIDEST, STEP * WIDEST), (lambda _: False, 0, 0)])
-def test_nobody_looks_without_end(keeps: Callable[[float], bool], least: float, most: float) -> None:
-    assert least <= (largest(keeps) or 0) <= most
-
-
-@pytest.mark.parametrize(
-    ("changes", "holds"),
-    [
-        ({}, True),
-        ({"p99_s": 0.0501}, False),
-        ({"accuracy": 0.7495}, True),
-        ({"accuracy": 0.7494}, False),
-        ({"failed": 11, "unfinished": 11}, False),
-        ({"unfinished": 36}, False),
-    ],
-)
-def test_what_is_carried(changes: dict[str, Any], holds: bool) -> None:
-    """Limit, floor within 0.05 points, hardly any failure, no queue that grows."""
-    assert is_sustained(replace(SCORE, **changes), 0.75, 0.05) is holds
-
-
-def test_what_is_carried_is_of_the_router_of_now_and_its_better_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As tuned, or told the floor alone; a row of another file is not shown."""
-    path = write_case(tmp_path, slo={"floor": 0.8, "p99_limit_s": 0.05})
-    by_itself, controlled = ([(each, SCORE) for each in rates] for rates in ((100.0, 300.0), (190.0, 190.0)))
-    goals, own = ControlSpec(floor=0.8, p99_limit_s=0.0), ControlSpec(p99_limit_s=0.0)
-    carries = {None: by_itself, own: by_itself, goals: controlled}
-    monkeypatch.setattr(tables, "_by_seed", lambda _, spec, seeds: carries[getattr(spec, "control", None)])
-    json = tmp_path / tables.CAPACITY
-    command = ["capacity", str(path), "--seeds", "2", "--json", str(json), "--jobs", "1"]
-    assert main(command) == 0
-    rows = {each["router"]: each for each in read_rows(json)}
-    assert {name: (each["controls"], each["images_s"]) for name, each in rows.items()} == {
-        "ladder": (False, [100.0, 300.0]),
-        "compass, fine-tuned": (False, [100.0, 300.0]),
-        "compass": (False, [100.0, 300.0]),
-    }
-    assert len(tables.capacity_rows(read_case(path), list(rows.values()))) == 3
-    ladder = tmp_path / PLACE / "ladder.rule.yaml"
-    ladder.write_text(f"# by another search\n{ladder.read_text()}")
-    assert [each["router"] for each in tables.capacity_rows(read_case(path), list(rows.values()))] == [
-        "compass",
-        "compass, fine-tuned",
-    ]
-    carries[None] = []
-    assert main(command) == 0
-    assert {each["router"]: each["controls"] for each in read_rows(json)} == dict.fromkeys(rows, False) | {
-        "ladder": True
-    }
-
-
 @pytest.mark.parametrize(
     ("changes", "command", "told"),
     [
-        ({"slo": {"floor": 0.8}}, ["capacity"], "slo.p99_limit_s: missing"),
-        ({"slo": {"floor": 0.8, "p99_limit_s": 0.05}}, ["capacity", "--seeds", "9"], "9; main-tiny.yaml has 2"),
         ({"tuning": {}}, ["ablation"], "tuning.floor: missing"),
         ({}, ["faster", "--router", "jsq"], "'jsq' is not tuned"),
     ],

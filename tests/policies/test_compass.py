@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
-from math import exp
+from math import exp, log
 
 import msgspec
 import numpy as np
@@ -16,14 +16,15 @@ from kit.errors import InputError
 from policies.interfaces import RouterConfig
 from policies.plan_of import plan_of
 from policies.reward import AccuracyPrior
-from policies.rules.compass import Compass, CompassRule, Numbers, priced_rungs, unit_of
+from policies.rules.compass import CompassRule, Numbers, priced_rungs, unit_of
 from policies.rules.context import RouterContext
 from policies.rules.costs import full_widths, path_energy_j, tuple_costs_s
 from policies.rules.holding import HoldingRouter, HoldSpec
 from policies.rules.specs import POINT
-from policies.vocabulary import HoldRule, ServerView
+from policies.vocabulary import HeadKey, HoldRule, ServerView
 from tests.policies.cluster_views import LinearCosts, context, server, view
 
+ALIKE = (10**6, 10**6)  # what an image's way takes on each server
 NOTHING, ALL = (False,) * 4, (True,) * 4
 COSTS = LinearCosts(reload_s=0.01)
 TUPLES = list(product((0.25, 1.0), repeat=4))
@@ -100,7 +101,7 @@ def test_a_server_whose_work_does_not_go_down_is_slow(trust: float, chosen: int)
 
 def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
     """Twice as slow a cluster waits twice as long, for as many arrivals of twice the time."""
-    first = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, first_host=2)
+    first = Numbers(first_requests=6, first_wait=0.01, first_arrivals=0.1, first_host=2, first_units=0)
     later = {"later_requests": 2.0, "later_wait": 0.02, "later_arrivals": 0.0, "later_host": 0.0}
     numbers = first.model_copy(update=later)
     for speed in (1.0, 0.5):
@@ -114,6 +115,10 @@ def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
         busy = CompassRule(numbers=numbers).make(replace(where, block_ns=10**9))  # a host that four decisions keep busy
         assert isinstance(busy, HoldingRouter)
         assert busy.hold.arrivals_ns == (2 * 4 * 10**9, 0, 0, 0)
+        longer = numbers.model_copy(update={"first_units": 0.5})
+        slow = CompassRule(numbers=longer).make(replace(where, block_ns=10**6))  # whose time and a unit's count alike
+        assert isinstance(slow, HoldingRouter)
+        assert slow.hold.arrivals_ns[0] == round(2 * (4 * 10**6 * unit_ns) ** 0.5)
         assert unit_ns * speed == pytest.approx(unit_of(context()))
         own = HoldSpec(requests=(3,) * 4, wait_s=(0.001,) * 4)
         held = CompassRule(numbers=numbers, hold=own).make(where)
@@ -124,14 +129,42 @@ def test_lines_wait_in_units_and_a_files_own_hold_goes_before() -> None:
 def test_where_memory_is_short_the_price_is_another_one() -> None:
     """By as much as is missing, on average over the servers; where nothing is, it is the usual one."""
     numbers = Numbers(rise=2.0, segments=(0.1, 0.2, 0.3, 0.4), short_rise=-1.0, short_segments=(2.0, 1.0, 0.0, -1.0))
+    numbers = numbers.model_copy(update={"short_stay": -0.5})
     for all_of_it in ((), (1.0, 1.0)):
-        assert numbers.where_held(all_of_it) == numbers
-    half = numbers.where_held((0.25, 0.75))
+        assert numbers.in_cluster(all_of_it, ALIKE) == numbers
+    half = numbers.in_cluster((0.25, 0.75), ALIKE)
     assert half.rise == 1.5
     assert half.segments == pytest.approx((1.1, 0.7, 0.3, -0.1))
-    assert numbers.model_copy(update={"short_rise": -9.0}).where_held((0.0,)).rise == 0.0
+    assert half.stay == pytest.approx([each - 0.25 for each in numbers.stay])
+    assert numbers.model_copy(update={"short_rise": -9.0}).in_cluster((0.0,), ALIKE).rise == 0.0
     short = replace(context(), held_shares=(0.5,) * context().config.servers)
     assert CompassRule(numbers=numbers).chooser(short).weights.rise == 1.5
+
+
+def test_where_servers_are_unlike_staying_is_worth_something_else() -> None:
+    """By the deviation of their speeds' logarithms: the same for a cluster that is ten times as slow."""
+    numbers = Numbers(uneven_stay=-2.0)
+    assert numbers.in_cluster((), ALIKE) == numbers
+    for slow in (1, 10):
+        unlike = numbers.in_cluster((), (slow * 10**6, slow * 4 * 10**6))
+        assert unlike.stay == pytest.approx([each - 2.0 * log(2.0) for each in numbers.stay])
+    its = CompassRule(numbers=numbers).chooser(context(LinearCosts(speeds=(1.0, 0.25)), servers=2))
+    assert its.stay == pytest.approx([each - 2.0 * log(2.0) for each in numbers.stay])
+
+
+def test_images_between_two_segments_count_where_they_are_expected() -> None:
+    """New ones go where fewest will come back; they leave their place as they go on, and all that is out has none."""
+    its = context(servers=2)
+    router, rng = CompassRule(numbers=Numbers(batch=0.0)).chooser(its), np.random.default_rng(0)
+    idle = view(server(), server(), candidates=8)
+    assert [router.choose(idle, rng).server for _ in range(4)] == [0, 1, 0, 1]
+    coming = [each.coming for each in router.servers]
+    assert coming == [2 * 8 * 0.75] * 2
+    back = view(server(), server(), head=HeadKey(2, 1.0, 0), candidates=8)
+    assert router.choose(back, rng).server == 0
+    assert [each.coming for each in router.servers] == [coming[0] - 8 * 0.25, coming[1]]
+    router.choose(view(server(valid=False), server(), candidates=8), rng)
+    assert router.servers[0].coming == 0.0
 
 
 def test_its_numbers_are_searched_within_their_bounds() -> None:
@@ -140,8 +173,16 @@ def test_its_numbers_are_searched_within_their_bounds() -> None:
     assert Numbers.of_vector(numbers.to_vector()) == numbers
     low = Numbers.of_vector(np.full_like(numbers.to_vector(), -5.0))
     assert (low.level, low.rise, low.first_requests, low.stay) == (-5.0, 0.0, 1.0, (-5.0,) * 4)
+    assert Numbers.of_vector(low.to_vector()) == low
+
+
+def test_tuning_begins_with_what_ships() -> None:
+    """And sets the floor by the level alone."""
     space = CompassRule.space(context(), 0.75)
     assert space.spec(space.start) == CompassRule(control=None)
     lower = Numbers(level=Numbers().level - 1.0)
     assert space.spec(space.shifted(space.start, 1.0)) == CompassRule(numbers=lower, control=None)
-    assert isinstance(CompassRule().chooser(context()), Compass)
+    other = space.spec(np.array((0.0, -9.0, 0.5, 0.0, 0.0)))
+    assert isinstance(other, CompassRule)
+    assert (other.numbers.rise, other.numbers.segments) == (0.0, (0.0,) * 4)
+    assert other.numbers.stay == pytest.approx([each + 0.5 for each in Numbers().stay])

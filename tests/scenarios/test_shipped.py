@@ -17,7 +17,7 @@ from hw.networks.accuracy import Evaluation, load_accuracy
 from hw.networks.datasets import Dataset, load_dataset
 from hw.networks.evaluation import evaluate
 from hw.networks.registry import ModelFile, Network
-from policies.registry import BASELINES
+from policies.registry import BASELINES, COMPASS
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.files.shipped import scenario_file
@@ -29,6 +29,7 @@ from scenarios.runs.bound import overload_of
 from scenarios.world.materials import load_world
 
 ROOT = Path(__file__).parents[2]
+KINDS = (*BASELINES, COMPASS)
 MODELS = ROOT / "scenarios" / "data" / "models"
 NETWORK = MODELS / "slimresnet-tiny.safetensors"
 TABLE = MODELS / "slimresnet-tiny.accuracy.json"
@@ -151,11 +152,11 @@ def not_of_now(scenario: Path) -> dict[str, str]:
     world, folder = load_world(scenario), scenario.parent / ROUTERS / scenario.stem
     knobs = knobs_of(world)
     reasons = {kind: why_tune(tuned_file(folder, kind), train_command(str(scenario), kind, knobs), world)
-               for kind in BASELINES}  # fmt: skip
+               for kind in KINDS}  # fmt: skip
     return {kind: why for kind, why in reasons.items() if why}
 
 
-MAIN = sorted(path.stem for path in (ROOT / "scenarios").glob("main-*.yaml"))
+MAIN = sorted(path.stem for path in scenario_files(ROOT / "scenarios") if not is_replica(path.stem))
 
 
 @pytest.mark.parametrize("name", MAIN)
@@ -164,8 +165,8 @@ def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
     case = read_case(ROOT / "scenarios" / f"{name}.yaml")
     files = [candidate.file for candidate in case.candidates if candidate.file is not None]
     tuned = {file.name.split(".")[0]: made_by(file) for file in files}
-    why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in BASELINES}
-    assert sorted([*tuned, *why]) == sorted(BASELINES)
+    why = {text.split(":")[0]: text for text in case.missing if text.split(":")[0] in KINDS}
+    assert sorted([*tuned, *why]) == sorted(KINDS)
     for kind, told in tuned.items():
         assert told["floor"] == case.scenario.tuning.floor
         assert told["accuracy"] >= told["floor"]
@@ -174,6 +175,6 @@ def test_routers_of_a_main_scenario_were_tuned_for_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", MAIN)
 def test_routers_of_a_main_scenario_are_of_now(name: str) -> None:
-    """Each of Compass' rivals has a file, or a note that there can be none, of what tuning would do now."""
+    """Compass and each of its rivals have a file, or a note that there can be none, of what tuning would do now."""
     why = not_of_now(ROOT / "scenarios" / f"{name}.yaml")
     assert not why, f"{name}: `make routers` tunes them: {why}"
