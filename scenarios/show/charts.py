@@ -438,9 +438,9 @@ def _draw_training(panel: Axes, lines: Sequence[Line]) -> None:
     first, last = max(decisions[0] for decisions, _ in means), min(decisions[-1] for decisions, _ in means)
     common = sorted({at for decisions, _ in means for at in decisions if first <= at <= last})
     each = np.array([np.interp(common, decisions, values) for decisions, values in means])
-    several = {"label": "mean of the trainings"} if len(lines) > 1 else {}
-    panel.plot(common, each.mean(axis=0), color=COLORS[0], marker="." if len(common) < 10 else "", **several)
-    if several:
+    label, marker = "mean of the trainings" if len(lines) > 1 else None, "." if len(common) < 10 else ""
+    panel.plot(common, each.mean(axis=0), color=COLORS[0], marker=marker, label=label)
+    if label:
         low, high = each.min(axis=0), each.max(axis=0)
         panel.fill_between(common, low, high, color=COLORS[0], alpha=0.15, linewidth=0, label="lowest to highest")
 

@@ -283,7 +283,7 @@ def test_learning_curves_of_several_seeds_are_one_picture(
     lines = [[line.get_xdata().tolist(), line.get_ydata().tolist()] for line in panel.lines]  # type: ignore[union-attr]
     assert lines == [[[100, 200, 300], [1, 1, 1]], [[100, 200], [3, 3]], [[100, 200], [2, 2]]]
     (band,) = panel.collections
-    assert band.get_datalim(panel.transData).extents.tolist() == [100, 1, 200, 3]
+    assert list(band.get_datalim(panel.transData).extents) == [100, 1, 200, 3]
     streams = capsys.readouterr()
     assert streams.out.splitlines() == [f"report: {folder}/report.html" for folder in (one, other)]
     assert "warning" not in streams.err
