@@ -423,7 +423,7 @@ def training_curves(routers: Mapping[str, Mapping[str, Sequence[Line]]]) -> Figu
                 panel.tick_params(labelbottom=False)
             several = f", {len(lines)} trainings" if len(lines) > 1 else ""
             panel.tick_params(labelbottom=True)
-            panel.set_xlabel(f"decisions of {label_of(router)}{several}")
+            panel.set_xlabel(f"decisions of {router}{several}")
         figure.align_ylabels()
         found = [panel.get_legend_handles_labels() for panel in axes[:, 0]]
         if legend := {label: handle for each in found for handle, label in zip(*each, strict=True)}:

@@ -68,8 +68,13 @@ def _doubts(scenarios: Mapping[Path, Mapping[str, Any]]) -> Iterator[str]:
     first, one = next(iter(scenarios.items()))
     seeds: dict[Any, Path] = {}
     for folder, other in scenarios.items():
-        unlike = sorted(key for key in {*one, *other} - _UNLEARNED if one.get(key) != other.get(key))
+        unlike = sorted(key for key in {*one, *other} - _UNLEARNED if _said(one, key) != _said(other, key))
         if unlike:
             yield f"{folder}: other {', '.join(unlike)} than in {first}, so the mean is of unlike trainings"
         elif other and (same := seeds.setdefault(other.get("seed"), folder)) != folder:
             yield f"{folder}: the seed of {same}, and so the same curve; train it with --set seed=N"
+
+
+def _said(scenario: Mapping[str, Any], key: str) -> str:
+    """A file that both name has another relative path from another folder."""
+    return str(scenario.get(key)).replace("../", "")
