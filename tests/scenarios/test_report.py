@@ -276,7 +276,8 @@ def test_learning_curves_of_several_seeds_are_one_picture(
     drawn: list[Figure] = []
     monkeypatch.setattr("scenarios.show.charts.save", lambda figure, path: drawn.append(figure))
     monkeypatch.chdir(tmp_path)
-    one, other = trained(tmp_path / "one", 0, [1.0, 1.0, 1.0]), trained(tmp_path / "other", 1, [3.0, 3.0])
+    one = trained(tmp_path / "one", 0, [1.0, 1.0, 1.0], model="../toy")
+    other = trained(tmp_path / "below" / "other", 1, [3.0, 3.0], model="../../toy")
     assert main(["report", one, other, "--plot", "x.svg"]) == 0
     panel = drawn[0].axes[0]
     assert panel.get_xlabel() == "decisions of ppo-paper, 2 trainings"
@@ -287,12 +288,12 @@ def test_learning_curves_of_several_seeds_are_one_picture(
     streams = capsys.readouterr()
     assert streams.out.splitlines() == [f"report: {folder}/report.html" for folder in (one, other)]
     assert "warning" not in streams.err
-    same, unlike = trained(tmp_path / "same", 1, [3.0]), trained(tmp_path / "unlike", 2, [3.0], duration_s=7)
+    same, unlike = trained(tmp_path / "same", 1, [3.0], model="../toy"), trained(tmp_path / "unlike", 2, [3.0])
     assert main(["report", one, other, same, unlike, "--plot", "x.svg"]) == 0
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
     assert [line.split(",")[0] for line in told] == [
         f"warning: {same}: the seed of {other}",
-        f"warning: {unlike}: other duration_s than in {one}",
+        f"warning: {unlike}: other model than in {one}",
     ]
     empty = flagged(tmp_path / "empty")
     write_text(empty / "profiles" / "a.yaml", worlds.measured("a", segments=2).to_yaml())
