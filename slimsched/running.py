@@ -123,24 +123,30 @@ def replay(run: File, /) -> CommandResult:
 
 
 @verb
-def report(run: File, /, *, plot: Picture | None = None) -> CommandResult:
+def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandResult:
     """Write a run folder's report.html again.
+
+    Of several folders each page is written, and their learning curves can be drawn in one picture.
 
     Args:
         run: a run folder.
-        plot: also write a picture there (.png or .svg): the latency distributions of both worlds, or before validation
-            accuracy against latency, its p99 and energy.
+        others: more run folders, such as trainings with other seeds.
+        plot: also write a picture there (.png or .svg): the latency distributions of both worlds; before validation
+            accuracy against latency, its p99 and energy; before a comparison, or of several folders, learning curves,
+            with their mean and a band from the lowest to the highest.
 
     Raises:
-        InputError: it is no run folder, or something in it can't be read.
+        InputError: one is no run folder, or something in it can't be read.
     """
     from kit.documents import told_of
     from scenarios.runs.folder import RunFolder
     from scenarios.show.report import build_report, save_picture
 
-    place = Path(run)
-    with told_of(place, "make it anew with `slimsched run`"):
-        path = build_report(RunFolder(place, observer().remark))
-        if plot is not None:
-            save_picture(place, Path(plot))
-    return CommandResult({"report": str(path)}, f"report: {path}")
+    places, pages = [Path(run), *map(Path, others)], []
+    for place in places:
+        with told_of(place, "make it anew with `slimsched run`"):
+            pages.append(build_report(RunFolder(place, observer().remark)))
+    if plot is not None:
+        with told_of(places[0], "make it anew with `slimsched run`"):
+            save_picture(places, Path(plot), observer().remark)
+    return CommandResult({"reports": list(map(str, pages))}, "\n".join(f"report: {page}" for page in pages))

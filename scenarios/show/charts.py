@@ -78,6 +78,7 @@ TIMELINE_POINTS = 400
 PNG_DPI = 160
 LINE = 40  # characters of a name
 GREY = "#777777"
+Line = tuple[Sequence[float], Sequence[float]]  # x and y, point by point
 Loc = Literal["outside lower center", "outside upper center"]
 _EXCESS = re.compile(r"(?<=\.\d\d)\d+")  # of a coordinate in points: digits that no eye sees, and a page carries
 _UNDATED = {"Date": None, "Creator": None, "Format": None, "Type": None}
@@ -404,20 +405,44 @@ def stage_bars(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def training_curve(decisions: Sequence[float], panels: Mapping[str, Sequence[float]]) -> Figure:
-    """What the learner reported, one panel a scalar, along decisions."""
-    count = len(panels)
-    with canvas(WIDTH, 1.1 + 1.2 * count, count, 1, sharex=True, squeeze=False) as (figure, axes):
-        for index, (name, values) in enumerate(panels.items()):
-            panel = axes[index][0]
-            panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
-            panel.plot(decisions, smoothed(values), color=COLORS[0], marker="." if len(decisions) < 10 else "")
-            panel.set_ylabel(label_of(name))
+def training_curves(routers: Mapping[str, Mapping[str, Sequence[Line]]]) -> Figure:
+    """What learners reported along decisions: by router, one panel a scalar, with a line a training.
+
+    Of one training its values are pale behind their running mean. Of several the running means are pale behind their
+    mean, in a band from the lowest to the highest, as far as all of them got.
+    """
+    count = sum(map(len, routers.values()))
+    with canvas(WIDTH, 1.1 + 1.2 * count, count, 1, squeeze=False) as (figure, axes):
+        panels = iter(axes[:, 0])
+        for router, scalars in routers.items():
+            for (name, lines), panel in zip(scalars.items(), panels, strict=False):
+                _draw_training(panel, lines)
+                panel.set_ylabel(label_of(name).replace("/", "/\n"))
+                panel.xaxis.set_major_locator(MaxNLocator(5))  # their numbers are long
+                panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+                panel.tick_params(labelbottom=False)
+            several = f", {len(lines)} trainings" if len(lines) > 1 else ""
+            panel.tick_params(labelbottom=True)
+            panel.set_xlabel(f"decisions of {router}{several}")
         figure.align_ylabels()
-        axes[-1][0].set_xlabel("decisions")
-        axes[-1][0].xaxis.set_major_locator(MaxNLocator(5))  # their numbers are long
-        axes[-1][0].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        found = [panel.get_legend_handles_labels() for panel in axes[:, 0]]
+        if legend := {label: handle for each in found for handle, label in zip(*each, strict=True)}:
+            figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend))
     return figure
+
+
+def _draw_training(panel: Axes, lines: Sequence[Line]) -> None:
+    means = [(decisions, smoothed(values)) for decisions, values in lines]
+    for decisions, values in lines if len(lines) == 1 else means:
+        panel.plot(decisions, values, color=COLORS[0], alpha=0.35, linewidth=1)
+    first, last = max(decisions[0] for decisions, _ in means), min(decisions[-1] for decisions, _ in means)
+    common = sorted({at for decisions, _ in means for at in decisions if first <= at <= last})
+    each = np.array([np.interp(common, decisions, values) for decisions, values in means])
+    label, marker = "mean of the trainings" if len(lines) > 1 else None, "." if len(common) < 10 else ""
+    panel.plot(common, each.mean(axis=0), color=COLORS[0], marker=marker, label=label)
+    if label:
+        low, high = each.min(axis=0), each.max(axis=0)
+        panel.fill_between(common, low, high, color=COLORS[0], alpha=0.15, linewidth=0, label="lowest to highest")
 
 
 def smoothed(values: Sequence[float], keep: float = 0.8) -> list[float]:

@@ -10,7 +10,7 @@ import gzip
 import os
 import re
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
@@ -26,7 +26,7 @@ from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError
 from policies.vocabulary import Provenance
-from scenarios.files.made_routers import BY_GRADIENTS, MADE_KINDS, made_name, training_file
+from scenarios.files.made_routers import BY_GRADIENTS, made_name
 from scenarios.files.reading import read_profile
 from scenarios.metrics.catalogue import MEASURES
 from scenarios.metrics.comparison import ComparisonDocument
@@ -37,6 +37,7 @@ from scenarios.runs.records import StoredRun, load_point, read_runs
 from scenarios.show import charts, profile_charts
 from scenarios.show.answers import Answer, answers
 from scenarios.show.comparison import comparison_table
+from scenarios.show.learning import Steps, curves_of, save_curves, trainings_in
 from scenarios.show.numbers import NONE, PLUS_MINUS
 from scenarios.show.plan import short_plan
 from scenarios.show.profile import PROMISES_NOTHING, tables_of
@@ -61,7 +62,6 @@ from sim.profile import Profile
 MAX_PAGE = 1_500_000  # bytes: what can be mailed; timelines take what room the rest leaves
 WORLD_WORDS = {"simulation": "simulated", "hardware": "on executors"}  # one word each for a reader
 CHARTED_PROFILES = 4  # of some 220 kB each
-TRAINING_PANELS = 4  # as many scalars as a page can bear
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Material:
     runs: tuple[StoredRun, ...]
     profiles: Mapping[str, Profile]
     results: Sequence[Result]  # of the comparison
-    training: Mapping[str, Sequence[Mapping[str, float]]]  # by the kind of router
+    training: Mapping[str, Steps]  # by the kind of router
 
 
 def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
@@ -91,25 +91,28 @@ def build_report(run_folder: RunFolder | os.PathLike[str] | str) -> Path:
         raise InputError(str(path), "", f"{what}; `slimsched run` and `slimsched compare --out` make one")
     with folder.opened():
         material = gather(folder)
-        if not (material.comparison or material.validation or material.runs or material.profiles):
-            raise InputError(str(path), "", "holds no results and no profiles; nothing to report")
+        if not (material.comparison or material.validation or material.runs or material.profiles or material.training):
+            raise InputError(str(path), "", "holds no results, no trainings and no profiles; nothing to report")
         write_text(path / "report.html", report(material))
     return path / "report.html"
 
 
-def save_picture(run_folder: os.PathLike[str] | str, picture: Path) -> None:
-    """The latency distributions of both worlds, or the comparison's trade-offs (PNG or SVG, by the file's ending).
+def save_picture(folders: Sequence[Path], picture: Path, say: Callable[[str], None]) -> None:
+    """Of one run folder the latency distributions of both worlds, or the comparison's trade-offs, or learning curves.
+
+    Of several it is their learning curves. It is PNG or SVG, by the file's ending.
 
     Raises:
-        InputError: there is neither.
+        InputError: there is none of these.
     """
-    material = gather(RunFolder(Path(run_folder)))
-    if curves := _in_both_worlds(_latency_curves(material)):
+    materials = {folder: gather(RunFolder(folder)) for folder in folders}
+    material, *others = materials.values()
+    if not others and (curves := _in_both_worlds(_latency_curves(material))):
         charts.save(charts.latency_distributions(curves, _colors(material)), picture)
-    elif material.comparison and any(material.comparison["pareto"]["fronts"].values()):
+    elif not others and material.comparison and any(material.comparison["pareto"]["fronts"].values()):
         charts.save(charts.trade_off_chart(material.comparison), picture)
     else:
-        raise InputError(str(run_folder), "", "no router ran in both worlds, or completed an image in each run")
+        save_curves({folder: (each.scenario, each.training) for folder, each in materials.items()}, picture, say)
 
 
 def gather(folder: RunFolder) -> Material:
@@ -126,7 +129,7 @@ def gather(folder: RunFolder) -> Material:
         runs=tuple(read_runs(folder)),
         profiles=dict(_read_profiles(folder)),
         results=document("results.json") or (),
-        training={kind: steps for kind in MADE_KINDS if (steps := document(training_file(kind)))},
+        training=trainings_in(folder),
     )
 
 
@@ -427,20 +430,10 @@ def _telemetry(run: StoredRun) -> list[charts.Telemetry]:
 def _training(material: Material) -> Iterator[dict[str, Any]]:
     """Gradients raise a reward, where the learner tells one; a direct search lowers a cost."""
     for kind, steps in material.training.items():
-        names = _first_of_each_kind([name for name in steps[0] if name != "decisions"])
-        shown = {"cost" if name == "objective" else name: name for name in names[:TRAINING_PANELS]}
-        panels = {label: [step.get(name, float("nan")) for step in steps] for label, name in shown.items()}
-        curve = charts.training_curve([step["decisions"] for step in steps], panels)
-        learns = "rewards" if names[0].startswith("reward") else "by gradients" if kind in BY_GRADIENTS else "costs"
-        yield {"router": made_name(kind), "learns": learns, "svg": charts.to_svg(curve)}
-
-
-def _first_of_each_kind(names: Sequence[str]) -> list[str]:
-    """Take the first name with each beginning (`reward/mean`, `loss/value` ...), rewards before all."""
-    first: dict[str, str] = {}
-    for name in names:
-        first.setdefault(name.partition("/")[0], name)
-    return sorted(first.values(), key=lambda name: not name.startswith("reward"))
+        curves, name = curves_of([steps]), made_name(kind)
+        tells_reward = next(iter(curves)).startswith("reward")
+        learns = "rewards" if tells_reward else "by gradients" if kind in BY_GRADIENTS else "costs"
+        yield {"router": name, "learns": learns, "svg": charts.to_svg(charts.training_curves({name: curves}))}
 
 
 # ------------------------------------------------------------------------------------------------------------ profiles

@@ -146,7 +146,7 @@ def of_routers(names: tuple[str, ...]) -> dict[str, Figure]:
         "trade-off": charts.trade_offs(rows, accuracy, [cost], colors, bounds),
         "over time": charts.over_time(servers),
         "stages": charts.stage_bars(rows),
-        "training": charts.training_curve([0.0, 1.0], {name: [1.0, 2.0] for name in names}),
+        "training": charts.training_curves({"ppo": {name: [([0.0, 1.0], [1.0, 2.0])] for name in names}}),
     }
 
 

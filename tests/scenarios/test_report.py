@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 import shutil
 from base64 import b64decode
@@ -11,6 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
@@ -18,6 +20,7 @@ from policies.vocabulary import Provenance
 from scenarios.runs.folder import RunFolder
 from scenarios.show.report import MAX_PAGE, build_report, gather, origin_badge, profile_page, report
 from sim.profile import Profile
+from slimsched.cli import main
 from tests import worlds
 from tests.scenarios.folders import flagged, run_folder
 from tests.scenarios.test_answers import comparison
@@ -198,7 +201,7 @@ def test_every_axis_names_its_unit(page: str) -> None:
     labels = {label for svg in re.findall("<svg.*?</svg>", page, re.DOTALL) for label in axis_labels(svg)}
     assert labels >= {"time, s", "accuracy, %", "mean latency, ms", "energy per image, J/image", "power, W"}
     assert labels >= {"batch size", "utilization of the device, %"}
-    counts = {"batch size", "decisions", "reward", "entropy"}
+    counts = {"batch size", "decisions of ppo", "reward", "entropy"}
     assert [label for label in labels - counts if not re.search(r", (ms|s|%|W|J/image)( \(|$)", label)] == []
 
 
@@ -255,3 +258,44 @@ def test_a_broken_document_is_named(tmp_path: Path) -> None:
     write_text(flagged(tmp_path) / "comparison.json", "{")
     with pytest.raises(InputError, match=r"comparison\.json"):
         build_report(tmp_path)
+
+
+def trained(path: Path, seed: int, rewards: list[float], **changes: object) -> str:
+    """A run folder in which a router was trained, and nothing else was done."""
+    folder = flagged(path)
+    write_text(folder / "scenario.yaml", json.dumps({"name": "toy", "seed": seed, **changes}))
+    steps = [{"decisions": 100 * (at + 1), "reward/mean": reward} for at, reward in enumerate(rewards)]
+    write_json(folder / "training-ppo-paper.json", steps)
+    return str(folder.path)
+
+
+def test_learning_curves_of_several_seeds_are_one_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With their mean, and a band as far as all of them got. What makes a mean senseless is told."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr("scenarios.show.charts.save", lambda figure, path: drawn.append(figure))
+    monkeypatch.chdir(tmp_path)
+    one = trained(tmp_path / "one", 0, [1.0, 1.0, 1.0], model="../toy")
+    other = trained(tmp_path / "below" / "other", 1, [3.0, 3.0], model="../../toy")
+    assert main(["report", one, other, "--plot", "x.svg"]) == 0
+    panel = drawn[0].axes[0]
+    assert panel.get_xlabel() == "decisions of ppo-paper, 2 trainings"
+    lines = [[line.get_xdata().tolist(), line.get_ydata().tolist()] for line in panel.lines]  # type: ignore[union-attr]
+    assert lines == [[[100, 200, 300], [1, 1, 1]], [[100, 200], [3, 3]], [[100, 200], [2, 2]]]
+    (band,) = panel.collections
+    assert list(band.get_datalim(panel.transData).extents) == [100, 1, 200, 3]
+    streams = capsys.readouterr()
+    assert streams.out.splitlines() == [f"report: {folder}/report.html" for folder in (one, other)]
+    assert "warning" not in streams.err
+    same, unlike = trained(tmp_path / "same", 1, [3.0], model="../toy"), trained(tmp_path / "unlike", 2, [3.0])
+    assert main(["report", one, other, same, unlike, "--plot", "x.svg"]) == 0
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert [line.split(",")[0] for line in told] == [
+        f"warning: {same}: the seed of {other}",
+        f"warning: {unlike}: other model than in {one}",
+    ]
+    empty = flagged(tmp_path / "empty")
+    write_text(empty / "profiles" / "a.yaml", worlds.measured("a", segments=2).to_yaml())
+    assert main(["report", one, str(empty.path), "--plot", "x.svg"]) == 2
+    assert f"{empty.path}: no router was trained here" in capsys.readouterr().err

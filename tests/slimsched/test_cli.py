@@ -83,7 +83,7 @@ def test_report_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     """`report` writes the page again and says where."""
     run_folder(tmp_path, routers=("random",), seeds=(0,), profiles=())
     assert main(["report", str(tmp_path), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"report": str(tmp_path / "report.html")}
+    assert json.loads(capsys.readouterr().out) == {"reports": [str(tmp_path / "report.html")]}
 
 
 def test_run_does_all_that_a_simulation_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
