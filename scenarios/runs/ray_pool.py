@@ -95,6 +95,9 @@ class RayPool:
     ) -> Generator[tuple[int, Made], None, None]:
         """(place of the task, what the work made of it), as they end; see `parallel.each`.
 
+        Whoever stops asking leaves tasks behind, until the pool is left: Ray ends them then. To cancel them would end
+        this process now and then (Ray 2.60: "Tried to complete task that was not pending").
+
         Raises:
             InputError: a host lacks something that is here; it is named.
             WorkError: a task's process was killed time and again; what the work raises.
@@ -102,18 +105,13 @@ class RayPool:
         given = self._given(work, common, prepare)
         left = iter(enumerate(tasks))
         running: dict[Any, int] = {}
-        try:
-            while True:
-                for place, task in islice(left, IN_FLIGHT - len(running)):
-                    running[self._do.remote(*given, task)] = place
-                if not running:
-                    return
-                for end in self._ray.wait(list(running))[0]:
-                    yield running.pop(end), self._result(end)
-        finally:
-            if not self._cluster.gone.is_set():
-                for end in running:  # without force, which now and then ends this process, too (Ray 2.60)
-                    self._ray.cancel(end)
+        while True:
+            for place, task in islice(left, IN_FLIGHT - len(running)):
+                running[self._do.remote(*given, task)] = place
+            if not running:
+                return
+            for end in self._ray.wait(list(running))[0]:
+                yield running.pop(end), self._result(end)
 
     def _given(self, work: Any, common: Any, prepare: Callable[[Any], object] | None) -> tuple[str, list[Any], Facts]:
         """What all tasks have in common: sent once, and hosts prepared, for as long as it is the same."""
