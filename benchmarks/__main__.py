@@ -187,8 +187,8 @@ def _headroom(
         jobs: rows beside each other; one a core by default.
     """
     files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
-    rows = headroom.make_headroom(files, seeds, kept, jobs or core_count())
-    pages.add_headroom(docs, rows)
+    rows, equal = headroom.make_headroom(files, seeds, kept, jobs or core_count())
+    pages.add_headroom(docs, rows, equal)
     print(rows.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
 
 

@@ -178,8 +178,8 @@ def measure(_: None, point: GridRow) -> Row:
 # -------------------------------------------------------------------------------------------------------------- figures
 
 
-def make_headroom(scenarios: Sequence[Path], seeds: int, kept: Path, jobs: Jobs) -> pd.DataFrame:
-    """Make what is missing of these scenarios; returns their figures (`headroom_frame`).
+def make_headroom(scenarios: Sequence[Path], seeds: int, kept: Path, jobs: Jobs) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Make what is missing of these scenarios; returns their figures (`headroom_frame`, `equal_frame`).
 
     Args:
         seeds: the first so many of each comparison.
@@ -192,7 +192,23 @@ def make_headroom(scenarios: Sequence[Path], seeds: int, kept: Path, jobs: Jobs)
     wanted = points(scenarios, seeds)
     make_rows(kept, wanted, measure, jobs=jobs)
     rows = [row for row in kept_rows(kept, wanted) if row is not None]
-    return headroom_frame(rows, {path.stem: load_world(path) for path in scenarios})
+    return headroom_frame(rows, {path.stem: load_world(path) for path in scenarios}), equal_frame(rows)
+
+
+def equal_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row a scenario as it is and router, all at the floor: figures, and their change against the tuned ladder."""
+    table = []
+    for row in (row for row in rows if row["without"] == AS_IT_IS):
+        base = row["routers"].get(LadderRule.KIND)
+        for label, figures in row["routers"].items():
+            row_of: Row = {"scenario": row["scenario"], "router": label, "seeds": row["seeds"]}
+            row_of["accuracy_pct"] = 100 * sum(figures["accuracy"]) / row["seeds"]
+            for stem, key in FIGURES.items():
+                row_of[key] = estimate(figures[key])["mean"]
+                if base is not None and figures is not base:
+                    row_of |= columns(f"{stem}_pct", paired_difference(figures[key], base[key])["percent"])
+            table.append(row_of)
+    return pd.DataFrame(table)
 
 
 def headroom_frame(rows: Sequence[Row], worlds: Mapping[str, World]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from benchmarks.study import candidates, judge, pictures, tables
 from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, REMOVALS
 from kit.documents import write_text
 from policies.registry import BASELINES, COMPASS
-from policies.rules.specs import FixedRule
+from policies.rules.specs import FixedRule, LadderRule
 from scenarios.show import charts
 
 NONE: Final = "-"
@@ -139,6 +139,7 @@ def results_page(folder: Path) -> None:
         counts=counts_of(versus, little),
         rooms=headroom_rows(rooms),
         won=won_rows(rooms, routers),
+        equal=equal_rows(more.get("equal", pd.DataFrame())),
         winners=WINNERS,
         little=little,
         pictures=drawn,
@@ -177,11 +178,13 @@ def counts_of(versus: pd.DataFrame, little: Collection[str] = ()) -> dict[str, A
     }
 
 
-def add_headroom(docs: Path, frame: pd.DataFrame) -> None:
-    """What there is to win in some scenarios, into `data/headroom.csv`, and the results' page anew."""
-    before = read_frames(docs / "data").get("headroom", frame.iloc[:0])
-    others = before[~before["scenario"].isin(frame["scenario"])]
-    write_frames(docs / "data", {"headroom": pd.concat([others, frame]).sort_values("scenario", kind="stable")})
+def add_headroom(docs: Path, rooms: pd.DataFrame, equal: pd.DataFrame) -> None:
+    """What there is to win in some scenarios, and who is quickest at equal accuracy, into `data/` and on the page."""
+    known = read_frames(docs / "data")
+    for name, frame in (("headroom", rooms), ("equal", equal)):
+        before = known.get(name, frame.iloc[:0])
+        others = before[~before["scenario"].isin(frame["scenario"])]
+        write_frames(docs / "data", {name: pd.concat([others, frame]).sort_values("scenario", kind="stable")})
     results_page(docs)
 
 
@@ -225,4 +228,21 @@ def won_rows(rooms: pd.DataFrame, routers: pd.DataFrame) -> list[list[str]]:
             ways = ((first[key] - own[key]) / (first[key] - best) for key, best in stems) if own and is_able else ()
             cells.append(", ".join(number(100 * way, 0) for way in ways))
         rows_shown.append([str(name), *cells])
+    return rows_shown
+
+
+def equal_rows(equal: pd.DataFrame) -> list[list[str]]:
+    """Cells of a row a scenario: mean and p99 latency of the tuned ladder, of Compass and of the fine-tuned one, all at
+    the floor, and their changes against the ladder in percent."""
+    rows_shown = []
+    for name, of in equal.groupby("scenario", sort=False) if len(equal) else ():
+        cells = [str(name)]
+        rows = {row["router"]: row for row in rows_of(of)}
+        for label in (LadderRule.KIND, COMPASS, candidates.FINE_TUNED):
+            row = rows.get(label)
+            figures = "" if row is None else f"{number(1000 * row['mean_s'])}, {number(1000 * row['p99_s'])}"
+            changes = [row.get(f"{stem}_pct") for stem in ("mean", "p99")] if row else []
+            told = ", ".join(number(each, 0, signed=True) for each in changes if each is not None)
+            cells.append(f"{figures} ({told})" if told else figures)
+        rows_shown.append(cells)
     return rows_shown

@@ -11,9 +11,18 @@ import pandas as pd
 import pytest
 
 from benchmarks.grid import Row
-from benchmarks.study.headroom import ALL, AS_IT_IS, BOUND, at_floor, headroom_frame, without, worlds_of
+from benchmarks.study.headroom import (
+    ALL,
+    AS_IT_IS,
+    BOUND,
+    at_floor,
+    equal_frame,
+    headroom_frame,
+    without,
+    worlds_of,
+)
 from benchmarks.study.learned import frame_of
-from benchmarks.study.pages import WINNERS, won_rows
+from benchmarks.study.pages import WINNERS, equal_rows, won_rows
 from policies.rules.compass import CompassRule
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
@@ -120,11 +129,11 @@ def test_a_dial_is_turned_to_the_floor() -> None:
     world = make_world(scenario, default_folder(scenario))
     ladder = LadderRule(thresholds=(8.0, 16.0), rungs=((1.0,) * 4, (0.5,) * 4, (0.25,) * 4))
     with workers_of(1) as workers:
-        for floor, reached in ((0.74, 0.74), (0.9, 0.7646)):
+        for floor, least, most in ((0.74, 0.74, 0.743), (0.9, 0.755, 0.765)):
             evaluator = Evaluator(world, replace(knobs_of(world), floor=floor), workers)
             for rule in (ladder, CompassRule(control=None)):
                 scores = at_floor(rule, evaluator, [SampledRun(3), SampledRun(4)])
-                assert mean_accuracy(scores) == pytest.approx(reached, abs=3e-3), rule.KIND
+                assert least <= mean_accuracy(scores) <= most, rule.KIND
 
 
 def test_what_each_router_wins_is_of_the_way_to_the_best_without_difficulties(hard: World) -> None:
@@ -160,3 +169,17 @@ def test_what_policy_gradient_adds_is_told_over_its_trainings() -> None:
     assert found["mean_against_tuned_pct"] == pytest.approx(0)
     assert found["p99_against_shipped_pct"] == pytest.approx(100 * (20 / 24 - 1))
     assert found["mean_against_tuned_pct_ci95"] == pytest.approx(12.706 * 10, rel=1e-3)
+
+
+def test_at_equal_accuracy_all_are_set_against_the_ladder() -> None:
+    """As the scenario is; a scenario without a ladder shows figures alone."""
+    of_hard = {"ladder": (0.010, 0.04, 0.75), "compass": (0.009, 0.05, 0.75)}
+    rows = [row("hard", AS_IT_IS, **of_hard), row("hard", "links", ladder=(1.0, 1.0, 0.75))]
+    rows.append(row("new", AS_IT_IS, compass=(0.009, 0.05, 0.75)))
+    equal = equal_frame(rows)
+    assert equal["mean_pct"].tolist()[1] == pytest.approx(-10)
+    assert equal_rows(equal) == [
+        ["hard", "10.0, 40.0", "9.00, 50.0 (-10, +25)", ""],
+        ["new", "", "9.00, 50.0", ""],
+    ]
+    assert equal_rows(equal.iloc[:0]) == []
