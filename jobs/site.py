@@ -22,8 +22,8 @@ from jobs.trace import JobTrace
 from kit import strict
 from kit.parallel import Jobs, results
 
-MOST_JOBS: Final = 2000  # the log's last ones; reservations for all that wait take seconds from there on
-_OVERFULL_SHARE: Final = 0.05  # of the starts; requeued jobs, with all their attempts in one run time, make a few
+MOST_JOBS: Final = 1500  # the log's last ones; reservations for all that wait take seconds from there on
+_OVERFULL_SHARE: Final = 0.1  # of the starts; requeued jobs, with all their attempts in one run time, make a few
 
 
 @dataclass(frozen=True, slots=True)

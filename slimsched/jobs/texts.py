@@ -237,7 +237,8 @@ def answers(comparison: Row) -> list[Answer]:
         replies.append(Answer("Who pays for it?", say("pays", best, base, largest)))
     if room := say("room", best, comparison["bounds"]):
         replies.append(Answer("How far is it from the best possible?", room))
-    return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying]))]
+    waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
+    return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
 
 
 def _alike(comparison: Row, best: Row) -> list[str]:
