@@ -65,7 +65,7 @@ def page(comparison: Mapping[str, Any]) -> str:
 def waits_chart(comparison: Mapping[str, Any]) -> Figure:
     """The mean wait by day of submission: a line for each policy, and the log's own dashed."""
     lines = {row["policy"]: row["daily_wait_s"] for row in comparison["policies"]}
-    looks = {name: {"color": color} for name, color in router_colors(list(lines)).items()}
+    looks: dict[str, dict[str, Any]] = {name: {"color": color} for name, color in router_colors(list(lines)).items()}
     if any(wait_s is not None for wait_s in comparison["recorded_daily_wait_s"]):
         lines["the log"] = comparison["recorded_daily_wait_s"]
         looks["the log"] = {"color": "black", "linestyle": "--", "zorder": 3}
