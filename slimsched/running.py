@@ -155,5 +155,4 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
     if plot is not None:
         with told_of(places[0], "make it anew with `slimsched run`"):
             save_picture(places, Path(plot), observer().remark)
-    return CommandResult({"reports": list(map(str, pages))}, "
-".join(f"report: {page}" for page in pages))
+    return CommandResult({"reports": list(map(str, pages))}, "\n".join(f"report: {page}" for page in pages))
