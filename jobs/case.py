@@ -209,8 +209,7 @@ def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | 
     if policies:
         suffixes = (POLICY_SUFFIX, LEARNED_SUFFIX)
         named = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
-        baseline = scenario.baseline if scenario.baseline in named else None
-        update |= {"policies": named, "baseline": baseline}
+        update |= {"policies": named, "baseline": None}
     if not update:
         return scenario
     return strict.validate(JobsScenario, {**scenario.model_dump(mode="json", by_alias=True), **update}, "the flags")

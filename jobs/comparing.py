@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jobs.case import JobsCase, require_a_fit
-from jobs.figures import Blocks, are_done, by_job, figures, groups_of
+from jobs.figures import DAY_S, Blocks, are_done, by_day, by_job, figures, groups_of
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.cluster import Cluster, Pool
+from jobs.policies.slurm import in_slurm
 from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
@@ -216,6 +217,29 @@ def run_all(
     return {named.name: records[named.name] for named in case.policies}
 
 
+def recorded(case: JobsCase, mine: ByJob) -> tuple[Numbers, NDArray[np.bool_]]:
+    """(n,) each: the log's own waits in seconds, 0 where there are none; and which jobs have one and are done here.
+
+    At another load than the log's none counts.
+    """
+    recorded_s = case.jobs.recorded_wait_s
+    both = are_done(mine) & np.isfinite(recorded_s) & (case.scenario.load is None)
+    return np.maximum(np.nan_to_num(recorded_s), 0.0), both
+
+
+def log_error(case: JobsCase, mine: ByJob) -> float | None:
+    """How far simulated waits are from the log's: the mean of |simulated - recorded|, as a share of the recorded mean.
+
+    0 is the same wait for each job; 1 is what a simulation has in which nobody waits, so from there on it tells
+    nothing. (A median would be near 0 under any policy, for most jobs of most logs hardly wait.) None where the log
+    has no waits, or only shorter ones than a second in the mean.
+    """
+    recorded_s, both = recorded(case, mine)
+    if not both.any() or recorded_s[both].mean() < SAME_S:
+        return None
+    return float(np.abs(mine["wait_s"] - recorded_s)[both].mean() / recorded_s[both].mean())
+
+
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
@@ -252,6 +276,8 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
             **figures(record, gpus),
             "intervals": {name: blocks.mean(values, done[named.name]) for name, values in mine.items()},
             "above_bound": _above(mine, bounds, named.policy.is_preemptive),
+            "daily_wait_s": by_day(case.jobs.submit_s, mine["wait_s"], done[named.name]),
+            "slurm": asdict(in_slurm(named.policy)),
         }
         if mine is not base:
             row["against_baseline"] = against(mine, base, blocks)
@@ -277,6 +303,9 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
         "days": case.jobs.days,
         "run_cv2": case.jobs.run_cv2,
         "baseline": case.baseline.name,
+        "baseline_log_error": log_error(case, base),
+        "recorded_daily_wait_s": by_day(case.jobs.submit_s, *recorded(case, base)),
+        "first_day": int(case.jobs.submit_s[0] // DAY_S),
         "least": least,
         "block_s": blocks.block_s,
         "bounds": _documents(bounds),

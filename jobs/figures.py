@@ -26,7 +26,8 @@ from scipy.special import stdtrit
 from jobs.sim.jobs import JobsRecord
 from kit.units import NS_PER_S
 
-WEEK_S: Final = 7 * 86400.0
+DAY_S: Final = 86400.0
+WEEK_S: Final = 7 * DAY_S
 MIN_BLOCKS: Final = 16  # of a trace; a shorter one has shorter blocks
 _CONFIDENCE: Final = 0.95
 _WIDEST: Final = 1000.0  # times the value, and the value over it: an interval that wide says that nothing is known
@@ -108,6 +109,7 @@ def _half_width(moves: Numbers) -> float:
 # What a run of training jobs says in numbers: of its measured jobs, by size and VC, and of the cluster.
 
 
+NEAR: Final = 0.6  # of `comparing.log_error`, at most; a policy's own log, run on from its middle, is up to 0.53 off it
 SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; more is the last class
 
@@ -179,6 +181,13 @@ def spread(values: Numbers) -> dict[str, float | None]:
         return dict.fromkeys(names)
     numbers = [float(values.mean()), *np.quantile(values, [0.5, 0.9, 0.99, 1.0]).tolist()]
     return dict(zip(names, numbers, strict=True))
+
+
+def by_day(submit_s: Numbers, values: Numbers, counts: NDArray[np.bool_]) -> list[float | None]:
+    """Means by day of submission, from the first job's day on, of the values that count; None for a day without any."""
+    day = ((submit_s - DAY_S * (submit_s[0] // DAY_S)) // DAY_S).astype(np.int64)
+    sums, jobs = (np.bincount(day[counts], weights, int(day[-1]) + 1) for weights in (values[counts], None))
+    return [float(total / many) if many else None for total, many in zip(sums, jobs, strict=True)]
 
 
 def _mean(values: NDArray[Any]) -> float | None:

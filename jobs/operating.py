@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from jobs.case import JobsCase, read_case
-from jobs.comparing import against, run_policy
+from jobs.comparing import against, log_error, recorded, run_policy
 from jobs.figures import Blocks, are_done, by_job, figures, groups_of, spread
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.orders import MULTIFACTOR
@@ -187,15 +187,14 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
     Raises:
         InputError: the log recorded no waits, or too few.
     """
-    recorded_s = case.jobs.recorded_wait_s
     record = run_policy(case, named)
     columns = by_job(record, case.scenario.cluster.gpus)
-    both = are_done(columns) & np.isfinite(recorded_s)
+    recorded_s, both = recorded(case, columns)
     if both.sum() < 2:
         problem = "the log recorded no waits that could be compared; import it with the columns of its starts"
         raise InputError(case.source, "trace", problem)
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
-    simulated, recorded = columns["wait_s"], np.maximum(recorded_s, 0.0)
+    simulated = columns["wait_s"]
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
@@ -204,11 +203,12 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         "jobs": int(both.sum()),
         "left_out": int(len(case.jobs) - both.sum()),
         "simulated_s": spread(simulated[both]),
-        "recorded_s": spread(recorded[both]),
-        "error_share": blocks.share(simulated, np.nan_to_num(recorded), both),
-        "error_s": float((simulated - recorded)[both].mean()),
-        **_closeness(simulated[both], recorded[both]),
-        "groups": [row for row, _ in groups_of(record, both, simulated_mean_s=simulated, recorded_mean_s=recorded)],
+        "recorded_s": spread(recorded_s[both]),
+        "error_share": blocks.share(simulated, recorded_s, both),
+        "error_s": float((simulated - recorded_s)[both].mean()),
+        "log_error": log_error(case, columns),
+        **_closeness(simulated[both], recorded_s[both]),
+        "groups": [row for row, _ in groups_of(record, both, simulated_mean_s=simulated, recorded_mean_s=recorded_s)],
     }
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 from jinja2 import Environment, PackageLoader
 
 from jobs.policies.cluster import NodeGroup
+from jobs.site import Site
 from jobs.trace import JobTrace
 from kit.errors import InputError
 
@@ -53,8 +53,8 @@ def typed(nodes: tuple[NodeGroup, ...], trace: JobTrace) -> tuple[NodeGroup, ...
     return groups
 
 
-def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...]) -> str:
-    """The scenario's text.
+def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], site: Site) -> str:
+    """The scenario's text, with what the log says that its site runs as the baseline.
 
     Raises:
         InputError: the file's name makes no name of a scenario.
@@ -64,11 +64,10 @@ def starter(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...]) -> str:
         raise InputError(
             str(path), "", "its name makes no name of a scenario; rename it, such as cluster.jobtrace.parquet"
         )
-    share = float(np.isfinite(trace.requested_s).mean())
     templates = Environment(loader=PackageLoader("jobs"), trim_blocks=True, lstrip_blocks=True, autoescape=False)  # noqa: S701
     templates.filters["quoted"] = _quoted
-    facts = {"name": name, "trace": str(path), "nodes": nodes, "warmup": _warmup(trace), "has_limits": share == 1}
-    return templates.get_template("starter.yaml.j2").render(**facts, limits=_limits_text(share)) + "\n"
+    facts = {"name": name, "trace": str(path), "nodes": nodes, "warmup": _warmup(trace), "site": site}
+    return templates.get_template("starter.yaml.j2").render(**facts, limits=_limits_text(site.limited_share)) + "\n"
 
 
 def _limits_text(share: float) -> str:

@@ -129,7 +129,7 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
     Of several folders each page is written, and their learning curves can be drawn in one picture.
 
     Args:
-        run: a run folder.
+        run: a run folder, or one that `jobs compare --out` made.
         others: more run folders, such as trainings with other seeds.
         plot: also write a picture there (.png or .svg): the latency distributions of both worlds; before validation
             accuracy against latency, its p99 and energy; before a comparison, or of several folders, learning curves,
@@ -141,11 +141,17 @@ def report(run: File, /, *others: File, plot: Picture | None = None) -> CommandR
     from kit.documents import told_of
     from scenarios.runs.folder import RunFolder
     from scenarios.show.report import build_report, save_picture
+    from slimsched.jobs.report import build_report as build_jobs_report
+    from slimsched.jobs.report import is_of_jobs
 
     places, pages = [Path(run), *map(Path, others)], []
+    of_jobs = [place for place in places if is_of_jobs(place)]
+    if of_jobs and plot is not None:
+        raise InputError("--plot", "", f"is of routers; of training jobs, {of_jobs[0]} holds prices.svg")
     for place in places:
         with told_of(place, "make it anew with `slimsched run`"):
-            pages.append(build_report(RunFolder(place, observer().remark)))
+            is_one = place in of_jobs
+            pages.append(build_jobs_report(place) if is_one else build_report(RunFolder(place, observer().remark)))
     if plot is not None:
         with told_of(places[0], "make it anew with `slimsched run`"):
             save_picture(places, Path(plot), observer().remark)

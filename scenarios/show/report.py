@@ -10,6 +10,7 @@ import gzip
 import os
 import re
 from base64 import b64encode
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -174,6 +175,7 @@ def report(material: Material) -> str:
     }
     run = {
         **sections,
+        "parts": (),
         "badges": list(_badges(material)),
         "answers": _answers(material),
         "ranking": _ranking(material),
@@ -184,6 +186,14 @@ def report(material: Material) -> str:
     title, profiles = str(material.scenario.get("name", "run")), list(_profiles(material.profiles))
     _pack(material, traces, MAX_PAGE - len(_page(title, run, profiles).encode()))
     return _page(title, run, profiles)
+
+
+def page_of(title: str, answers: Sequence[Answer], summary: Table, parts: Sequence[Mapping[str, Any]]) -> str:
+    """A page of answers, one table, and parts: each a `title`, a `chart` with its `caption` or None, and `tables`."""
+    run: Mapping[str, Any] = defaultdict(  # a run folder's own parts are not here
+        lambda: None, answers=answers, summary=summary, parts=parts, contents=[part["title"] for part in parts]
+    )
+    return _page(title, run, [])
 
 
 def profile_page(profile: Profile) -> str:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
-from jobs.figures import chance_explains
+from jobs.figures import NEAR, chance_explains
 from jobs.logs.importing import Imported
 from scenarios.show.answers import Answer, box_text
 from scenarios.show.numbers import NONE, number
-from scenarios.show.table import Table, columns, to_text
+from scenarios.show.table import Column, Table, columns, to_text
 from scenarios.show.wording import environment
 from scenarios.terminal.screen import screen_width
 
@@ -90,7 +90,7 @@ def _sentences() -> Any:
         "times": lambda share: number(None if share is None else share + 1, None, grouped=True),
     }
     sentences.tests = sentences.tests | {"chance": chance_explains}
-    sentences.globals = {**sentences.globals, "inf": float("inf")}
+    sentences.globals = {**sentences.globals, "inf": float("inf"), "NEAR": NEAR}
     return sentences.get_template("sentences.j2").module
 
 
@@ -235,8 +235,10 @@ def answers(comparison: Row) -> list[Answer]:
         sizes = [group for group in best["groups"] if group["kind"] == "size"]
         largest = max(sizes, key=lambda group: float(group["more_wait_share"] or 0.0)) if len(sizes) > 1 else None
         replies.append(Answer("Who pays for it?", say("pays", best, base, largest)))
-    room = say("room", best, comparison["bounds"])
-    return [*replies, Answer("How far is it from the best possible?", room)] if room else replies
+    if room := say("room", best, comparison["bounds"]):
+        replies.append(Answer("How far is it from the best possible?", room))
+    waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
+    return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
 
 
 def _alike(comparison: Row, best: Row) -> list[str]:
@@ -254,10 +256,21 @@ def _alike(comparison: Row, best: Row) -> list[str]:
 
 def comparison_text(comparison: Row) -> str:
     """Answers in a box, then all policies beside each other, who wins and who loses, and all bounds."""
-    rows = comparison["policies"]
-    head = say("comparison_head", comparison, rows[0]["jobs"]["measured"], max(row["jobs"]["refused"] for row in rows))
     replies = answers(comparison)
     box = box_text(replies, screen_width()) if replies else ""
+    tables = [*waits_tables(comparison), *others_tables(comparison)]
+    return _text(box, comparison_head(comparison), *tables, say("lost", comparison["policies"]))
+
+
+def comparison_head(comparison: Row) -> str:
+    """What was compared: jobs, cluster, load, and the baseline with its error."""
+    rows = comparison["policies"]
+    return say("comparison_head", comparison, rows[0]["jobs"]["measured"], max(row["jobs"]["refused"] for row in rows))
+
+
+def waits_tables(comparison: Row) -> list[Table]:
+    """Waits, and completion times and slowdowns."""
+    rows = comparison["policies"]
     name: Cells = [("policy", of("policy"))]
     slowdowns = _table(
         rows,
@@ -265,7 +278,14 @@ def comparison_text(comparison: Row) -> str:
         "Completion times and slowdowns",
         ["Slowdown: JCT over run time, of at least 10 s (bounded)."],
     )
+    return [_waits(comparison), slowdowns]
+
+
+def others_tables(comparison: Row) -> list[Table]:
+    """The cluster and fairness; who wins and who loses."""
+    rows = comparison["policies"]
     cluster: Cells = [
+        ("policy", of("policy")),
         ("makespan", of("makespan_s", time_text)),
         ("utilization", of("utilization", share_text)),
         ("useful", of("goodput_share", share_text)),
@@ -275,8 +295,14 @@ def comparison_text(comparison: Row) -> str:
         ("Jain, users", of("jain_users", _thousandth)),
         ("Jain, VCs", of("jain_vcs", _thousandth)),
     ]
-    fairness = _table(rows, [*name, *cluster], "Cluster and fairness", [say("cluster")])
-    return _text(box, head, _waits(comparison), slowdowns, fairness, *_groups(comparison), say("lost", rows))
+    return [_table(rows, cluster, "Cluster and fairness", [say("cluster")]), *_groups(comparison)]
+
+
+def in_slurm_table(comparison: Row) -> Table:
+    """What makes Slurm run each policy, or the nearest."""
+    heads = [Column("policy"), Column("in Slurm", is_text=True)]
+    rows = [[row["policy"], say("settings", row["slurm"])] for row in comparison["policies"]]
+    return Table(heads, rows, notes=[say("slurm_notes")])
 
 
 def _waits(comparison: Row) -> Table:
@@ -298,7 +324,9 @@ def _waits(comparison: Row) -> Table:
     notes = [say("intervals", comparison), _coverage(comparison), say("oracle") if has_oracle else ""]
     table = _table(comparison["policies"], cells, "Waits", notes)
     bounds = [[f"bound: who {_kind(bound)}", f">= {_least_wait(bound)}", *[NONE] * 6] for bound in comparison["bounds"]]
-    return Table(table.columns, [*table.rows, *bounds], table.title, table.notes)
+    marks = dict(zip(comparison["least"], ("waits least", "least, stops no job"), strict=False))
+    base = comparison["baseline"]
+    return Table(table.columns, [*table.rows, *bounds], table.title, table.notes, base=base, marks=marks)
 
 
 def _kind(bound: Row) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -51,6 +52,7 @@ Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
+_FEW: Final = 300  # jobs that are simulated sooner than a process begins
 _MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
 
@@ -195,6 +197,9 @@ def generate(
 def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> CommandResult:
     """Write a first scenario for a trace and a cluster, with a comment at each choice.
 
+    Its baseline is what the log itself says that the site runs: of the policies that Slurm has, the one whose simulated
+    waits are nearest to the recorded ones.
+
     Args:
         trace: one that `jobs import` or `generate` made.
         nodes: equal nodes, such as 64x8, 64x8:v100 or 16x4:a100=VC; may be given several times.
@@ -203,18 +208,26 @@ def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Command
     Raises:
         InputError: no such nodes, or they do not fit the trace.
     """
+    from hw.host.limits import core_count
+    from jobs.site import site_of
     from jobs.starter import nodes_of, starter, typed
     from jobs.trace import read_trace
     from kit.documents import write_text
     from scenarios.terminal.places import writable_file
+    from slimsched.jobs.texts import say
 
     place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
     if place.exists():
         raise InputError(str(place), "", "is there already; name another file with --out, or remove it")
     groups, jobs = tuple(nodes_of(text) for text in nodes), read_trace(Path(trace))
-    write_text(place, starter(jobs, Path(trace).absolute(), typed(groups, jobs)))
+    path, groups = Path(trace).absolute(), typed(groups, jobs)
+    with _progress("what the site runs", 1) as progress:
+        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1)
+        progress.update()
+    write_text(place, starter(jobs, path, groups, site))
     text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
-    return CommandResult({"scenario": str(place)}, text)
+    document = {"scenario": str(place), "baseline": site.policy, **asdict(site)}
+    return CommandResult(document, f"{say('site', site, sum(each.nodes * each.gpus for each in groups))}\n{text}")
 
 
 # ------------------------------------------------------------------------------------------------------------- policies
@@ -238,7 +251,7 @@ def compare(
         scenario: a scenario of training jobs (YAML); `jobs init` writes a first one.
         policies: by name (docs/jobs.md), or a file ending in .jobpolicy.yaml, instead of the scenario's; may be given
             several times, the first is the baseline.
-        out: keep every run there, so that none is made twice, with comparison.json and prices.svg.
+        out: keep every run there, so that none is made twice, with comparison.json, report.html and prices.svg.
         against_log: tell instead how far the first policy's waits are from those in the log.
         changes: other values than the scenario's, by dotted keys, such as load=0.9 or bound.passes=0, which leaves the
             bound out.
@@ -252,6 +265,7 @@ def compare(
     from kit.documents import write_json
     from scenarios.show.charts import save
     from slimsched.jobs.prices_chart import prices_chart
+    from slimsched.jobs.report import build_report
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     case = _case(scenario, policies, changes=changes_of(changes))
@@ -277,6 +291,8 @@ def compare(
         document = result_document(case, first, runs[first.name], bounds)
     if folder is not None:
         write_json(folder / "comparison.json", document)
+        if len(runs) > 1:
+            build_report(folder)
         if bounds:
             save(prices_chart(bounds), folder / "prices.svg")
     return CommandResult(document, comparison_text(document) if len(runs) > 1 else result_text(document))

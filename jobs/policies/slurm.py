@@ -1,0 +1,69 @@
+"""Policies in Slurm's own terms: the lines of `slurm.conf` that make it run one, or the nearest that it can run.
+
+Which is which was seen on a real Slurm 22.05: backfilling reserves for all that wait, and for the first alone with
+`bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from jobs.policies.history import REQUESTED
+from jobs.policies.policy import JobPolicy, shown_name
+
+_BACKFILL: Final = "SchedulerType=sched/backfill"
+_MULTIFACTOR: Final = "PriorityType=priority/multifactor"
+SLURM: Final[Mapping[str, tuple[str, ...]]] = {
+    "fifo": ("SchedulerType=sched/builtin", "PriorityType=priority/basic"),
+    "fifo-easy-requested": (
+        _BACKFILL,
+        "SchedulerParameters=bf_job_part_count_reserve=1",
+        "PriorityType=priority/basic",
+    ),
+    "fifo-requested-conservative": (_BACKFILL, "PriorityType=priority/basic"),
+    "smallest": (_BACKFILL, _MULTIFACTOR, "PriorityWeightJobSize=1000", "PriorityFavorSmall=YES"),
+    "multifactor-requested-conservative": (
+        _BACKFILL,
+        _MULTIFACTOR,
+        "PriorityFlags=NO_FAIR_TREE",
+        "PriorityWeightAge={0.weight_age:.0f}",
+        "PriorityWeightJobSize={0.weight_size:.0f}",
+        "PriorityWeightFairshare={0.weight_fairshare:.0f}",
+    ),
+}
+"""Those that Slurm runs, by name; so also what a site may run whose log is at hand."""
+_NEAREST: Final[Mapping[str, str]] = {  # by order; of others it is first come first served
+    **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
+    **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),
+}
+_PREEMPTING: Final = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE")
+
+
+@dataclass(frozen=True, slots=True)
+class InSlurm:
+    """What Slurm runs in a policy's place.
+
+    Attributes:
+        policy: the name of what it runs.
+        is_same: that is the policy itself.
+        is_preemptive: jobs are stopped; in Slurm by their QOS alone.
+        settings: lines of `slurm.conf`.
+    """
+
+    policy: str
+    is_same: bool
+    is_preemptive: bool
+    settings: tuple[str, ...]
+
+
+def in_slurm(policy: JobPolicy) -> InSlurm:
+    """The policy itself, or the nearest; Slurm knows run times by time limits alone, and placement is not asked."""
+    asked = replace(policy, placement="best-fit")
+    name, by_limits = shown_name(asked), shown_name(replace(asked, estimate=REQUESTED))
+    there = next((each for each in (name, by_limits) if each in SLURM), None)
+    runs = there or _NEAREST.get(policy.order, "fifo-requested-conservative")
+    settings = [line.format(policy.multifactor) for line in SLURM[runs]]
+    stops = _PREEMPTING if policy.is_preemptive else ()
+    return InSlurm(runs, name == runs, policy.is_preemptive, (*settings, *stops))

@@ -1,0 +1,123 @@
+"""What a log itself says that its site runs: the policy of those that Slurm runs whose waits are nearest to its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from jobs.case import JobsCase, read_case, require_a_fit
+from jobs.comparing import SAME_S, log_error, run_policy
+from jobs.figures import NEAR, by_job
+from jobs.learning.learned import NamedPolicy
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.history import HISTORY, REQUESTED
+from jobs.policies.slurm import SLURM
+from jobs.spec import SCHEMA, JobsScenario
+from jobs.trace import JobTrace
+from kit import strict
+from kit.parallel import Jobs, results
+
+MOST_JOBS: Final = 3500  # of 1,500, 3 of 10 drawn logs were taken for another policy's; of 3,500 none
+MOST_WAITING: Final = 20.0  # jobs in the mean: reservations for more of them take minutes
+_OVERFULL_SHARE: Final = 0.1  # of the starts; requeued jobs, with all their attempts in one run time, make a few
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What was found.
+
+    Attributes:
+        case: whether the log tells a policy, or why it does not.
+        errors: by policy, the nearest first (`comparing.log_error`); empty where nothing was simulated.
+        busy_gpus: the most that the log had at once.
+        limited_share: of the jobs, how many have a time limit; backfilling goes by these where all do.
+    """
+
+    case: Literal["near", "far", "no waits", "nobody waited", "too few nodes"]
+    errors: Mapping[str, float]
+    busy_gpus: float
+    limited_share: float
+
+    @property
+    def policy(self) -> str:
+        """The nearest; of a log that tells none, backfilling, which is Slurm's default."""
+        return next(iter(self.errors)) if self.case == "near" else f"fifo-easy-{self.estimate}"
+
+    @property
+    def estimate(self) -> str:
+        """What backfilling may know of run times."""
+        return REQUESTED if self.limited_share == 1 else HISTORY
+
+
+def site_of(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], jobs: Jobs) -> Site:
+    """Simulates the log's last jobs under each policy that Slurm runs, from what ran and waited by the log then.
+
+    Args:
+        path: the trace's file.
+        jobs: in so many processes.
+
+    Raises:
+        InputError: no job fits on these nodes.
+    """
+    untold = Site("no waits", {}, 0.0, float(np.isfinite(trace.requested_s).mean()))
+    waits_s = trace.recorded_wait_s[-MOST_JOBS:]
+    if np.isfinite(waits_s).sum() < 2:
+        return untold
+    busy_gpus, overfull_share = _busy(trace, sum(group.nodes * group.gpus for group in nodes))
+    if overfull_share > _OVERFULL_SHARE:
+        return replace(untold, case="too few nodes", busy_gpus=busy_gpus)
+    span_s = float(trace.submit_s[-1] - trace.submit_s[-MOST_JOBS:][0])
+    are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
+    names = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
+    case = _case(trace, path, nodes, names)
+    require_a_fit(case)
+    found = dict(zip(names, results(_error, case, case.policies, jobs), strict=True))
+    errors = {name: error for name, error in found.items() if error is not None}
+    if not errors:
+        return replace(untold, case="nobody waited")
+    nearest = dict(sorted(errors.items(), key=itemgetter(1)))
+    return replace(untold, case="near" if min(errors.values()) <= NEAR else "far", errors=nearest)
+
+
+def _busy(trace: JobTrace, gpus: int) -> tuple[float, float]:
+    """The most GPUs that were busy at once by the log, and the share of its last starts at which more were than these.
+
+    More of them than a few, and the log's cluster had more nodes.
+    """
+    known = np.isfinite(trace.recorded_start_s)
+    start_s, used = trace.recorded_start_s[known], trace.gpus_used[known]
+    end_s = trace.recorded_end_s[known] - SAME_S  # logs have whole seconds: who begins as another ends takes its GPUs
+    is_late = np.sort(start_s) >= trace.submit_s[-MOST_JOBS:][0]
+    if not is_late.any():
+        return 0.0, 0.0
+    started, ended = np.argsort(start_s), np.argsort(end_s)
+    over = np.concatenate([[0.0], np.cumsum(used[ended])])[np.searchsorted(end_s[ended], start_s[started], "right")]
+    busy = (np.cumsum(used[started]) - over)[is_late]
+    return float(busy.max()), float((busy > gpus).mean())
+
+
+def _case(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: list[str]) -> JobsCase:
+    """The last jobs from what the log found then, where it has all starts; a tenth of their time is not measured."""
+    from_s = float(trace.submit_s[-MOST_JOBS:][0])
+    has_starts = np.isfinite(trace.recorded_start_s[trace.submit_s < from_s]).all()
+    groups = [{"count": each.nodes, "gpus": each.gpus, "type": each.gpu_type, "vc": each.vc} for each in nodes]
+    raw = {
+        "schema": SCHEMA,
+        "name": "site",
+        "trace": str(path),
+        "cluster": {"nodes": groups},
+        "window": {"from_s": from_s},
+        "begin": "snapshot" if from_s > 0 and has_starts else "empty",
+        "warmup_s": (float(trace.submit_s[-1]) - from_s) / 10,
+        "policies": policies,
+    }
+    return read_case(strict.validate(JobsScenario, raw, str(path)), str(path))
+
+
+def _error(case: JobsCase, named: NamedPolicy) -> float | None:
+    return log_error(case, by_job(run_policy(case, named), case.scenario.cluster.gpus))

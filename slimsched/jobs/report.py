@@ -1,0 +1,83 @@
+"""The page of a comparison of training jobs: made of its `comparison.json` alone, and of the report's own parts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from jobs.comparing import SCHEMA
+from kit.documents import read_text, told_of, write_text
+from scenarios.show.charts import WIDTH, canvas, label_of, router_colors, to_svg
+from scenarios.show.report import page_of
+from scenarios.show.table import Table
+from slimsched.jobs.texts import answers, comparison_head, in_slurm_table, others_tables, say, waits_tables
+
+_TICKS_S: Final = {0: "0", 60: "1 min", 600: "10 min", 3600: "1 h", 36_000: "10 h", 345_600: "4 d", 3_456_000: "40 d"}
+_REMEDY: Final = "make it anew with `slimsched jobs compare SCENARIO --out`"
+
+
+def is_of_jobs(folder: Path) -> bool:
+    """Whether a folder holds a comparison of training jobs."""
+    try:
+        return bool(json.loads((folder / "comparison.json").read_bytes())["schema"] == SCHEMA)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+
+
+def build_report(folder: Path) -> Path:
+    """Write `report.html` beside a folder's `comparison.json`; returns its path.
+
+    Raises:
+        InputError: that is of another form than this version's.
+    """
+    source = folder / "comparison.json"
+    with told_of(source, _REMEDY):
+        write_text(folder / "report.html", page(json.loads(read_text(source))))
+    return folder / "report.html"
+
+
+def page(comparison: Mapping[str, Any]) -> str:
+    """The answers, the table of policies, waits over days, Slurm's terms, and who wins and who loses."""
+    waits, completion = waits_tables(comparison)
+    cluster, *groups = others_tables(comparison)
+    notes = [comparison_head(comparison), *waits.notes, say("lost", comparison["policies"])]
+    summary = Table(waits.columns, waits.rows, notes=list(filter(None, notes)), base=waits.base, marks=waits.marks)
+    days: dict[str, Any] = {
+        "title": "Waits over days",
+        "chart": to_svg(waits_chart(comparison)),
+        "tables": [completion],
+    }
+    parts = [
+        days | {"caption": say("days", comparison)},
+        {"title": "In Slurm", "chart": None, "tables": [in_slurm_table(comparison)]},
+        {"title": "Who wins and who loses", "chart": None, "tables": groups},
+        {"title": "The cluster", "chart": None, "tables": [cluster]},
+    ]
+    return page_of(comparison["scenario"], answers(comparison), summary, [part for part in parts if part["tables"]])
+
+
+def waits_chart(comparison: Mapping[str, Any]) -> Figure:
+    """The mean wait by day of submission: a line for each policy, and the log's own dashed."""
+    lines = {row["policy"]: row["daily_wait_s"] for row in comparison["policies"]}
+    looks: dict[str, dict[str, Any]] = {name: {"color": color} for name, color in router_colors(list(lines)).items()}
+    if any(wait_s is not None for wait_s in comparison["recorded_daily_wait_s"]):
+        lines["the log"] = comparison["recorded_daily_wait_s"]
+        looks["the log"] = {"color": "black", "linestyle": "--", "zorder": 3}
+    with canvas(WIDTH, 4.4) as (figure, axes):
+        for name, waits_s in lines.items():
+            days = comparison["first_day"] + np.arange(len(waits_s))
+            axes.plot(days, np.array(waits_s, float), label=label_of(name), marker=".", **looks[name])
+        axes.set_yscale("symlog", linthresh=60, linscale=0.5)
+        axes.set_yticks(list(_TICKS_S), list(_TICKS_S.values()))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        most_s = max((wait_s for waits_s in lines.values() for wait_s in waits_s if wait_s is not None), default=0.0)
+        axes.set(xlabel="submitted on day of the trace", ylabel="mean wait", ylim=(0, max(1.2 * most_s, 60)))
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
