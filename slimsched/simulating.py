@@ -175,11 +175,10 @@ def compare(
         tell_overload(world)
         if engine == "auto":
             chosen = stage.engine_to_go_on(job, world, chosen)
-        with (
-            announcing_compilation(given.routers, chosen),
-            spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places,
-        ):
-            document = stage.compare(job, world, chosen, jobs=places, bounds=partial(_bounds, world) if bound else None)
+        within = partial(announcing_compilation, given.routers, chosen)
+        with spread(ray, jobs, partial(default_jobs, world, given.runs, given.seeds[0], chosen)) as places:
+            bounds = partial(_bounds, world) if bound else None
+            document = stage.compare(job, world, chosen, jobs=places, bounds=bounds, within=within)
     return Comparison(document, stage.results_of(job), session.folder)
 
 

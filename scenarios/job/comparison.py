@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from scenarios.terminal.progress import Progress
 from scenarios.world.world import World
 
 STAGE = "compare"
+Within = Callable[[], AbstractContextManager[None]]
 RESULTS = "results.json"
 RECORDS = "records"
 RECORDS_FORM = 3  # of what is kept: since 3 a result says what was offered
@@ -35,12 +37,14 @@ def compare(
     *,
     jobs: Jobs = 1,
     bounds: Callable[[ComparisonDocument], Bounds] | None = None,
+    within: Within = nullcontext,
 ) -> ComparisonDocument:
     """Every router with every seed, in simulation.
 
     Args:
         jobs: where runs are made.
         bounds: makes the points of the bounds, once it is known how accurate the routers are.
+        within: is entered where something is to be run.
 
     Raises:
         InputError: the baseline is not compared.
@@ -50,7 +54,7 @@ def compare(
     if baseline is not None and (baseline := display_name(baseline)) not in names:
         problem = f"{baseline!r} is not compared here; {nearest(baseline, names)}"
         raise InputError(job.scenario.name, "compare.baseline", problem)
-    results = _compared(job, world, engine, jobs)
+    results = _compared(job, world, engine, jobs, within)
     compared = partial(
         compare_results, results, baseline, learned=learned_among(section.routers, job.folder.path),
         spoilt=[server.name for server in job.scenario.cluster.owners if spoilt(world.profile_of(server.name))],
@@ -89,7 +93,7 @@ def _fingerprint(job: ScenarioJob, world: World, engine: Simulator) -> str:
     )  # fmt: skip
 
 
-def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs) -> list[Result]:
+def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs, within: Within) -> list[Result]:
     """The stage: all results, of which those of an interrupted comparison are not made again."""
     given = job.scenario.compare
     fingerprint = _fingerprint(job, world, engine)
@@ -98,7 +102,7 @@ def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs) -> 
 
     def work() -> Sequence[Path]:
         known: list[Result] = list(memo.rows)
-        with Progress("compare", given.runs, unit="run", quiet=job.quiet) as progress:
+        with within(), Progress("compare", given.runs, unit="run", quiet=job.quiet) as progress:
 
             def keep(result: Result) -> None:
                 if result not in known:
@@ -114,7 +118,7 @@ def _compared(job: ScenarioJob, world: World, engine: Simulator, jobs: Jobs) -> 
 
     job.stage(STAGE, fingerprint, work)
     memo.path.unlink(missing_ok=True)
-    _keep_records(job, world, engine, fingerprint)
+    _keep_records(job, world, engine, fingerprint, within)
     return results_of(job)
 
 
@@ -124,7 +128,7 @@ def results_of(job: ScenarioJob) -> list[Result]:
     return results
 
 
-def _keep_records(job: ScenarioJob, world: World, engine: Simulator, fingerprint: str) -> None:
+def _keep_records(job: ScenarioJob, world: World, engine: Simulator, fingerprint: str, within: Within) -> None:
     """The stage `records`: whole records, for the report, of the routers that no validation will keep."""
     validated = job.scenario.validate_.routers if job.can_validate else ()
     routers = [router for router in job.scenario.compare.routers if router not in validated]
@@ -138,9 +142,12 @@ def _keep_records(job: ScenarioJob, world: World, engine: Simulator, fingerprint
             job.say(f"compare: {images} images a run are too many for the report: no records of them; {remedy}")
             return []
         written = []
-        for router in routers:
-            policy = world.router(router, job.folder.path)
-            written += write_run(job.folder, *run_simulation(world, policy, display_name(router), seed, engine=engine))
+        with within():
+            for router in routers:
+                run = run_simulation(
+                    world, world.router(router, job.folder.path), display_name(router), seed, engine=engine
+                )
+                written += write_run(job.folder, *run)
         return written
 
     job.stage(RECORDS, inputs_hash(fingerprint, [display_name(router) for router in routers]), work)
