@@ -28,6 +28,7 @@ from scenarios.learn.knobs import TuningKnobs
 from scenarios.learn.search import CrossEntropy
 from scenarios.learn.settings import options_of
 from scenarios.learn.tune import FloorError, tune_world
+from scenarios.learn.tuned_files import tuned_text
 from scenarios.world.materials import load_world
 from scenarios.world.world import World
 from sim.compiled.scoring import RunScore
@@ -221,6 +222,15 @@ def test_a_tuned_router_that_sheds_is_told(scenario: Path, tmp_path: Path, capsy
     assert main(["train", str(path), "--router", "fixed", *flags, "--out", str(tmp_path / "run")]) == 0
     assert "beware: it leaves " in capsys.readouterr().err
     assert made_by(tmp_path / "run" / "fixed.rule.yaml")["unserved"] > 0.01
+
+
+def test_a_floor_that_other_runs_miss_is_told(world: World) -> None:
+    """The runs that it was set on say little of others where bursts are few."""
+    tuned = tune_world(world, "ladder", KNOBS)
+    for others, is_told in ((KNOBS.floor, False), (KNOBS.floor - 0.03, True)):
+        scores = [replace(each, figures=replace(each.figures, accuracy=others)) for each in tuned.final_scores]
+        text = tuned_text(replace(tuned, final_scores=tuple(scores)))
+        assert ("beware: on runs that tuning did not see it has" in text) == is_told
 
 
 def test_the_lists_offer_what_compass_has(world: World) -> None:

@@ -15,7 +15,7 @@ from policies.interfaces import RoutingPolicy
 from policies.names import make_router
 from policies.records import COMPLETED
 from policies.replay import replay_run
-from policies.rules.compass import CompassRule
+from policies.rules.compass import CompassRule, Numbers
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path
 from policies.rules.lookahead import LookaheadRule
@@ -229,3 +229,16 @@ def test_a_log_with_goals_replays_and_one_without_a_table_shows_no_accuracy() ->
     assert any(isinstance(command, RequestCompleted) for command in commands)
     shown = {command.view.accuracy_sum for command in commands if isinstance(command, Decide)}
     assert shown == {0.0}
+
+
+def test_both_engines_remember_alike_what_will_come_back() -> None:
+    """Numbers with which that decides: new images go where fewest will come back."""
+    numbers = Numbers(to_come=30.0, stay=(0.0,) * 4)
+    run = worlds.run(cluster(), worlds.poisson_s(1500, 2), 2)
+    records = []
+    for engine in ENGINES:
+        simulation = engine(cluster(), run)
+        simulation.finish(router(CompassRule(numbers=numbers, control=None), run), stream(0, "memory"))
+        records.append(simulation.record())
+    assert difference(records[0], records[1], "record") is None
+    assert len({block.server for block in records[0].blocks}) == 3
