@@ -84,8 +84,11 @@ def test_a_mistake_has_its_line(
 ) -> None:
     """The place, the value, what is allowed, and what to do."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in case.get("files", {}):  # another test may have left one of that name
+    files = case.get("files", {})  # another test may have left one of that name, or a folder that has it
+    monkeypatch.setattr(
+        sys, "path", [part for part in sys.path if not any(Path(part, name).exists() for name in files)]
+    )
+    for name in files:
         monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
     line = refusal_of(case, tmp_path, capsys)
     pattern = ".*".join(map(re.escape, case["line"].split("...")))
