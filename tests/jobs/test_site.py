@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,8 @@ def test_what_a_log_does_not_tell(
     trace = logged(tmp_path, "fifo", 80)
     if not case:
         trace = replace(trace, gpus=np.full(80, 8), vc=np.full(80, "p0", object))
-    write_trace(Path("log.jobtrace.parquet"), replace(trace, **{key: np.full(80, by) for key, by in change.items()}))
+    changed: dict[str, Any] = {key: np.full(80, by) for key, by in change.items()}
+    write_trace(Path("log.jobtrace.parquet"), replace(trace, **changed))
     flags = [word for group in nodes.split() for word in ("--nodes", group)]
     code = main(["jobs", "init", "log.jobtrace.parquet", *flags, "--quiet", "--json", "i.json"])
     streams = capsys.readouterr()
@@ -148,7 +150,7 @@ def test_waits_by_day_are_those_of_their_jobs(tmp_path: Path) -> None:
     assert document["recorded_daily_wait_s"] == [2, None, 7]
     figure = waits_chart({**document, "first_day": 5})
     assert [line.get_label() for line in figure.axes[0].lines] == ["fifo", "smallest", "the log"]
-    assert figure.axes[0].lines[2].get_xdata()[2] == 7
+    assert np.asarray(figure.axes[0].lines[2].get_xdata())[2] == 7
 
 
 def test_every_kind_has_slurms_terms_and_the_page_has_them() -> None:

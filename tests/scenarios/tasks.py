@@ -26,4 +26,6 @@ def answer(common: int, task: str) -> tuple[int, str, dict[str, str | None]]:
             raise InputError("a file", "a.key", "is wrong; write another")
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "endless":
+            signal.pause()
     return common, task, {name: os.environ.get(name) for name in ONE_THREAD}
