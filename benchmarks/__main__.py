@@ -166,59 +166,59 @@ def _fronts(*scenario: Path, router: Names = tables.FRONT_KINDS, grid: Grid = Gr
     print(tables.front_frame(rows).to_string(index=False))
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Study:
+    """Rows of every main scenario.
+
+    Attributes:
+        only: these scenarios.
+        scenarios: the folder of the scenario files, with data/routers/ in it.
+        kept: where rows are kept, runs/NAME.jsonl by default; an interrupted command goes on there.
+        docs: whose data it is written to.
+        jobs: rows beside each other; one a core by default.
+    """
+
+    only: Names = ()
+    scenarios: Path = SCENARIOS
+    kept: Path | None = None
+    docs: Path = DATA.parent
+    jobs: int | None = None
+
+    @property
+    def files(self) -> list[Path]:
+        """Those of the scenarios."""
+        return [path for path in scenario_files(self.scenarios, self.only) if not is_replica(path.stem)]
+
+    def place(self, name: str) -> Path:
+        """Where rows are kept."""
+        return self.kept or Path("runs") / f"{name}.jsonl"
+
+
 @app.command(name="headroom")
-def _headroom(
-    *,
-    only: Names = (),
-    seeds: int = headroom.SEEDS,
-    scenarios: Path = SCENARIOS,
-    kept: Path = Path("runs/headroom.jsonl"),
-    docs: Path = DATA.parent,
-    jobs: int | None = None,
-) -> None:
+def _headroom(*, seeds: int = headroom.SEEDS, study: Study = Study()) -> None:
     """What there is to win: tuned rules in every main scenario, and where its difficulty is taken away.
 
     Args:
-        only: these scenarios.
         seeds: the first so many of each scenario's comparison.
-        scenarios: the folder of the scenario files, with data/routers/ in it.
-        kept: where rows are kept; an interrupted command goes on there.
-        docs: whose data/headroom.csv and results.md it is written to.
-        jobs: rows beside each other; one a core by default.
     """
-    files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
-    rows, equal = headroom.make_headroom(files, seeds, kept, jobs or core_count())
-    pages.add_headroom(docs, rows, equal)
+    rows, equal = headroom.make_headroom(study.files, seeds, study.place("headroom"), study.jobs or core_count())
+    pages.add_headroom(study.docs, rows, equal)
     print(rows.drop_duplicates("scenario")[["scenario", "most_pct", "is_little"]].to_string(index=False))
 
 
 @app.command(name="ppo")
-def _ppo(
-    *,
-    only: Names = (),
-    seeds: int = 5,
-    decisions: int = 2_000_000,
-    scenarios: Path = SCENARIOS,
-    kept: Path = Path("runs/ppo.jsonl"),
-    docs: Path = DATA.parent,
-    jobs: int | None = None,
-) -> None:
+def _ppo(*, seeds: int = 5, decisions: int = 2_000_000, study: Study = Study()) -> None:
     """What policy gradient adds: `ppo` trained on every main scenario with several seeds, beside Compass.
 
     Args:
-        only: these scenarios.
         seeds: trainings of each.
         decisions: of a training.
-        scenarios: the folder of the scenario files, with data/routers/ in it.
-        kept: where rows are kept; an interrupted command goes on there.
-        docs: whose data/ppo.csv it is written to.
-        jobs: trainings beside each other; one a core by default.
     """
-    files = [path for path in scenario_files(scenarios, only) if not is_replica(path.stem)]
-    points = learned.points(files, seeds, decisions)
-    make_rows(kept, points, learned.measure, jobs=jobs or core_count())
-    frame = learned.frame_of([row for row in kept_rows(kept, points) if row is not None])
-    pages.write_frames(docs / "data", {"ppo": frame})
+    points = learned.points(study.files, seeds, decisions)
+    make_rows(study.place("ppo"), points, learned.measure, jobs=study.jobs or core_count())
+    frame = learned.frame_of([row for row in kept_rows(study.place("ppo"), points) if row is not None])
+    pages.write_frames(study.docs / "data", {"ppo": frame})
     print(frame.to_string(index=False))
 
 

@@ -30,7 +30,7 @@ from scenarios.world.world import World
 SCENARIOS: Final = ROOT / "scenarios"
 ROUTERS: Final = Path("data") / "routers"  # from the scenarios' folder on
 MAIN: Final = ("main-*.yaml", "memory-*.yaml", "mixed-links.yaml", "night.yaml")
-PLACEMENTS: Final = ("jsq", "least-work", "shortest-delay", "sticky")  # of a tuned tuple: those that are asked for most
+PLACEMENTS: Final = ("jsq", "least-work", "shortest-delay", "sticky")  # that a tuned tuple is tried on
 PPO_KINDS: Final = ("heavy", "relaxed", "latency")  # the paper's two weightings, and its ablation
 BASELINE: Final = "random"
 MIN_SEEDS: Final = 10

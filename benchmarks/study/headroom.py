@@ -1,7 +1,7 @@
 """What there is to win in a scenario: its tuned rules in worlds where a difficulty of it is taken away.
 
-    python -m benchmarks headroom                       # every main scenario, its figures, and the results' page anew
-    python -m benchmarks headroom main-vram-10g night   # these alone
+    python -m benchmarks headroom                              # every main scenario, and the page anew
+    python -m benchmarks headroom --only main-vram-10g night   # these alone
 
 In each world a rule's one dial is set so that its runs have the scenario's floor of accuracy, so that figures compare.
 What the best rule gains where a difficulty is gone is the most that a router could win which knew all about it; part of

@@ -1,4 +1,4 @@
-"""Direct search: the cross-entropy method over a few dozen numbers, with a floor that a measured quantity must keep.
+"""Direct search: the cross-entropy method over a few numbers, with a floor that a measured quantity must keep.
 
 Rubinstein 1999; Mannor, Rubinstein, Gat 2003. It knows nothing of what it searches: ask for candidates, then tell what
 they cost.
