@@ -3,10 +3,12 @@
 A router never sees a label or a latency, but it sees what the accuracy table says of the width tuples that it completed
 (`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`).
 
-*Floor* of mean accuracy: the mean deficit below it, over a horizon that forgets, moves the dial at once (`GAIN`), and
-what of it stays, moves it for good (`GAIN_PER_S`); so a deficit is not only ended but made up for. *Limit* of the p99
-latency: the share of late images above `AIM`, over a shorter horizon, does the same the other way. With both goals the
-dial follows the more accurate of the two: as accurate as the limit allows, but never less than the floor.
+*Floor* of mean accuracy: the mean deficit below it since the begin, over a horizon that forgets, moves the dial at once
+(`GAIN`), and what of it stays, moves it for good. So a deficit is not only ended but made up for. Both are quick at
+first, and slower the longer it has served: a mean is kept at the least latency where the dial stands still, and who
+makes up for a burst within the burst pays most. *Limit* of the p99 latency: the share of late images above `AIM`, over
+a short horizon, does the same the other way. With both goals the dial follows the more accurate of the two: as
+accurate as the limit allows, but never less than the floor.
 
 The dial's shift is a logarithm: of Compass' price, of all of a ladder's thresholds, of the lookahead's worth. What is
 remembered is bounded, and a controller is left alone where the dial can't follow it, or follows the other one.
@@ -21,14 +23,14 @@ from typing import Any, Final, Protocol
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 
-HORIZON_S: Final = 30.0  # three windows of `scenarios.metrics.slo`: bursts are made up for, overloads forgotten
-FEW: Final = 200.0  # images that count as served as asked before the first one: a few tell little
-MAX_DEFICIT: Final = 0.01  # more is forgotten at once: else a long overload would be paid for by drowning after it
-GAIN: Final = 500.0  # shift for each unit of the mean deficit (a tenth of a point: 0.5)
-GAIN_PER_S: Final = 40.0  # the same, a second
+HORIZON_S: Final = 300.0  # long beside bursts, which are made up for between them; overloads are forgotten
+FEW_S: Final = 4.0  # seconds that count as served as asked before the first one: a few images tell little
+MAX_DEBT_S: Final = 1.5  # half a point for the horizon; more is forgotten, or drowning would pay for a long overload
+GAIN: Final = 400.0  # shift for each unit of the mean deficit (a tenth of a point: 0.4)
 AIM: Final = 0.008  # share of late images: below 1 %, as windows differ, and each is to keep its p99
 LIMIT_HORIZON_S: Final = 10.0  # a window of `scenarios.metrics.slo`
 MAX_EXCESS: Final = 0.03  # above `AIM`; below it can't be less than -AIM: so steps are bounded both ways
+FEW: Final = 200.0  # images that count as in time before the first one
 LIMIT_GAIN: Final = 50.0  # shift for each unit of the excess (of a share that is twice `AIM`: 0.5)
 LIMIT_GAIN_PER_S: Final = 10.0  # the same, a second
 MAX_SHIFT: Final = 8.0  # either way: a dial beyond leaves nothing but the widest, or the narrowest
@@ -74,6 +76,8 @@ class GoalControl:
     completed: int = 0
     late: int = 0
     accuracy_sum: float = 0.0
+    kept: float = 0.0
+    span_s: float = 0.0
     images: float = 0.0
     debt: float = 0.0
     bias: float = 0.0
@@ -128,17 +132,25 @@ def weight_of(control: GoalControl, view: ClusterView) -> float:
 
 def keep_floor(control: GoalControl, floor: float, came: int, gained: float, passed_s: float, rests: bool) -> None:
     """Shift by the mean deficit below the floor."""
+    if floor != control.kept:  # one that is moved begins anew, and is soon followed
+        control.kept, control.span_s, control.images, control.debt = floor, 0.0, 0.0, 0.0
     if floor <= 0.0:
-        control.images, control.debt, control.bias, control.floor_shift = 0.0, 0.0, 0.0, 0.0
+        control.bias, control.floor_shift = 0.0, 0.0
         return
+    passed_s = min(passed_s, LONGEST_S)
     keep = HORIZON_S / (HORIZON_S + passed_s)
+    control.span_s = control.span_s * keep + passed_s
     control.images = control.images * keep + came
     control.debt = control.debt * keep + (floor * came - gained)
-    known = control.images + FEW
-    deficit = min(MAX_DEFICIT, max(-MAX_DEFICIT, control.debt / known))
-    control.debt = deficit * known
+    if rests and control.debt < 0.0:  # little of what the limit left to spare is spent when it gives way
+        control.debt *= LIMIT_HORIZON_S / (LIMIT_HORIZON_S + passed_s)
+    known_s, deficit = control.span_s + FEW_S, 0.0
+    if control.span_s > 0.0 and control.images > 0.0:
+        rate = control.images / control.span_s
+        debt_s = min(MAX_DEBT_S, max(-MAX_DEBT_S, control.debt / rate))
+        control.debt, deficit = debt_s * rate, debt_s / known_s
     if not is_stuck(control, deficit, rests):
-        moved = control.bias + GAIN_PER_S * deficit * min(passed_s, LONGEST_S)
+        moved = control.bias + GAIN * deficit * passed_s / known_s
         control.bias = min(control.most, max(-MAX_SHIFT, moved))
     control.floor_shift = min(control.most, max(-MAX_SHIFT, control.bias + GAIN * deficit))
 

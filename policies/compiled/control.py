@@ -16,7 +16,8 @@ class Control(Record):
 
     floor = most = energy_weight = best = REAL
     limit_ns = weighs = now_ns = completed = late = INT
-    accuracy_sum = images = debt = bias = floor_shift = judged = over = limit_bias = limit_shift = shift = REAL
+    accuracy_sum = kept = span_s = images = debt = bias = floor_shift = REAL
+    judged = over = limit_bias = limit_shift = shift = REAL
     end = INT
 
 

@@ -81,7 +81,7 @@ CONTROL = ControlSpec(floor=FLOOR)
 def test_a_floor_is_kept_at_any_load(plain: RouterSpec, its: RouterSpec, rate_img_s: float) -> None:
     """From 0.3 to 0.97 of what the cluster carries at the floor; as it was tuned, either is some points off."""
     accuracy, p99_ms = last_minute(its, rate_img_s, 90)
-    assert accuracy == pytest.approx(FLOOR, abs=0.001)
+    assert accuracy == pytest.approx(FLOOR, abs=0.002)
     accuracy, slower_ms = last_minute(plain, rate_img_s, 90)
     assert accuracy > FLOOR + 0.01
     assert p99_ms < slower_ms
@@ -93,15 +93,15 @@ def test_a_limit_is_kept_at_any_load_and_used(
     make: Callable[..., RouterSpec], rate_img_s: float, limit_s: float
 ) -> None:
     """As accurate as it allows: of what there is to spare little is left; and with a floor never less than that."""
-    accuracy, p99_ms = last_minute(make(control=ControlSpec(p99_limit_s=limit_s)), rate_img_s, 120)
+    accuracy, p99_ms = last_minute(make(control=ControlSpec(p99_limit_s=limit_s)), rate_img_s, 240)
     assert 0.8 * limit_s < p99_ms / 1e3 <= limit_s
     high = accuracy + 0.004
-    both, slower_ms = last_minute(make(control=ControlSpec(floor=high, p99_limit_s=limit_s)), rate_img_s, 120)
-    assert both == pytest.approx(high, abs=0.002)
+    both, slower_ms = last_minute(make(control=ControlSpec(floor=high, p99_limit_s=limit_s)), rate_img_s, 240)
+    assert both == pytest.approx(high, abs=0.003)
     assert slower_ms > p99_ms
     low = ControlSpec(floor=accuracy - 0.02, p99_limit_s=limit_s)
-    loose = last_minute(make(control=low), rate_img_s, 120)[0]
-    assert loose == pytest.approx(accuracy, abs=0.007), "one minute differs from another by so much"
+    loose = last_minute(make(control=low), rate_img_s, 240)[0]
+    assert loose == pytest.approx(accuracy, abs=0.012), "one minute differs from another by so much"
 
 
 def joules_an_image(weight: float) -> tuple[float, float]:
