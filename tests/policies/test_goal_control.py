@@ -100,6 +100,19 @@ def test_what_others_served_too_narrow_is_made_up_for() -> None:
     assert plant.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.0003)
 
 
+def test_the_dial_stands_still_where_bursts_come_and_go() -> None:
+    """Four seconds in sixteen are two points narrower: it widens by little in them, and has the floor over all."""
+    plant, means, least, most = Plant(GoalControl(FLOOR)), [], [], []
+    for _ in range(60):
+        quiet = plant.run(12, lambda shift: 0.75 + 0.005 * shift)
+        least.append(plant.control.shift)
+        burst = plant.run(4, lambda shift: 0.73 + 0.005 * shift)
+        most.append(plant.control.shift)
+        means.append((3 * quiet + burst) / 4)
+    assert max(np.subtract(most, least)[30:]) < 0.25
+    assert np.mean(means[30:]) == pytest.approx(FLOOR, abs=0.0002)
+
+
 def test_a_long_overload_is_forgotten() -> None:
     """Ten points short for ten minutes: half a point of the horizon is made up for, and the dial was left alone."""
     plant = Plant(GoalControl(FLOOR))
