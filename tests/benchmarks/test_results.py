@@ -164,7 +164,9 @@ def test_bounds_are_solved_once(made: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(runs, "_solve", None)
     (bounds,) = runs.bounds_of([case], made / "runs", 1, quiet=True)
     assert 0.8 < bounds["oracle"] <= 0.9 + 1e-9
-    assert [corner[0] for corner in bounds["bounds"]] == [0.8018, 0.9], "of all who have the same accuracy and rate"
+    accuracies = [corner[0] for corner in bounds["bounds"]]
+    assert accuracies == sorted(set(accuracies)), "one for all who have the same accuracy and rate"
+    assert {0.8018, 0.9} <= set(accuracies)
 
 
 @pytest.mark.parametrize(
