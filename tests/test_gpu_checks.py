@@ -18,13 +18,14 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import correctness, job, wheels
+from benchmarks.gpu import correctness, job, serving, wheels
 from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.stand import Stand
 from hw.devices.activations import Activations
 from scenarios.files.reading import load_scenario
+from scenarios.world.build import _outstanding_blocks
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`
@@ -168,6 +169,11 @@ def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     assert "-d wheels \n" in capsys.readouterr().out  # it is needed by pydantic alone, which is there
     assert "pydantic-core" in wheels.lacking({"torch"})
     assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch", "torchvision"}))
+
+
+def test_executors_are_timed_as_a_scenario_has_them() -> None:
+    """With as many outstanding blocks, on a GPU."""
+    assert _outstanding_blocks(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_BLOCKS
 
 
 def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
