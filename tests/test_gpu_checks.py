@@ -23,6 +23,7 @@ from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.stand import Stand
+from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from scenarios.files.reading import load_scenario
 from scenarios.world.build import _outstanding_blocks
@@ -184,9 +185,14 @@ def test_what_each_reading_of_a_board_takes_is_told(
     assert set(re.findall(r'"(\w+)_p99_ms"', capsys.readouterr().out)) == {"sample", "energy", "details", "watch"}
 
 
-def test_executors_are_timed_as_a_scenario_has_them() -> None:
-    """With as many outstanding blocks, on a GPU."""
+def test_executors_are_timed_as_a_scenario_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: with as many outstanding blocks, and cores to themselves."""
     assert _outstanding_blocks(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_BLOCKS
+    stand = Stand("cpu", tmp_path)
+    vars(stand)["device"] = DeviceSpec(kind="cuda")
+    monkeypatch.setattr(serving, "usable_cores", lambda: range(7))
+    servers = serving.cluster_of(stand, stand.file, 2).servers
+    assert [server.device.cores for server in servers] == [(1, 2, 3), (4, 5, 6)]
 
 
 def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,13 @@ from hw.networks.rows import rows_of
 from hw.router.cluster import HardwareCluster
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
+from hw.telemetry import usable_cores
 from hw.transport.messages import Point
 from policies.faults import Crash, Fault, Hang, Supervision
 from policies.greedy import GreedyKnobs
 from policies.records import STAGES, RunRecord
 from policies.vocabulary import IMAGE, NS_PER_S
+from scenarios.executors.run import on_own_cores
 
 SIZES: Final = (1, 2, 4, 8, 16, 32)
 IMAGES: Final = 256
@@ -77,7 +79,7 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
 
 
 def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> HardwareCluster:
-    """So many servers of the stand's device, each with every segment at full width."""
+    """So many servers of the stand's device, each with every segment at full width, and cores as a scenario's."""
     model, spec = stand.model, stand.model.spec
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
     preload = tuple((segment, 1.0) for segment in range(1, spec.segments + 1))
@@ -88,6 +90,7 @@ def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> 
     device = replace(stand.device, warm_sizes=padded, **changes)  # type: ignore[arg-type]
     servers = [HardwareServer(f"server{number}", device, knobs, 0.0, 0.0) for number in range(count)]
     supervision = Supervision(stuck_ns=5 * NS_PER_S)
+    servers = on_own_cores(servers, usable_cores())
     return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
 
 
