@@ -190,9 +190,9 @@ def test_executors_are_timed_as_a_scenario_has_them(tmp_path: Path, monkeypatch:
     assert _outstanding_blocks(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_BLOCKS
     stand = Stand("cpu", tmp_path)
     vars(stand)["device"] = DeviceSpec(kind="cuda")
-    monkeypatch.setattr(serving, "usable_cores", lambda: range(7))
+    monkeypatch.setattr(serving, "usable_cores", lambda: range(11))
     servers = serving.cluster_of(stand, stand.file, 2).servers
-    assert [server.device.cores for server in servers] == [(1, 2, 3), (4, 5, 6)]
+    assert [server.device.cores for server in servers] == [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]
 
 
 def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

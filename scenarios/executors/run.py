@@ -38,7 +38,9 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
 
-LANES_CORES = 2  # at least, that a GPU's server has to itself: for what comes, and for what asks the GPU for a pass
+LANES_CORES = (
+    5  # at least, for a GPU's server: a wait for the GPU spins, for each of four blocks, and words come meanwhile
+)
 FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 SATURATED_IMAGES = 10_000
 

@@ -30,10 +30,10 @@ def test_what_calibration_trusts_is_trusted_while_serving(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("devices", "machine", "cores"),
     [
-        (("cuda", "cuda"), 7, [(1, 2, 3), (4, 5, 6)]),
+        (("cuda", "cuda"), 12, [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]),
         (("cuda", (1, 2)), 8, [(3, 4, 5, 6, 7), (1, 2)]),  # the router's is the first that nobody names
-        (("cuda", (0,), (5, 6)), 7, [(2, 3, 4), (0,), (5, 6)]),
-        (("cuda", "cuda"), 4, [(), ()]),
+        (("cuda", (0,), (5, 6)), 9, [(2, 3, 4, 7, 8), (0,), (5, 6)]),
+        (("cuda", "cuda"), 10, [(), ()]),
         (("cuda", ()), 16, [(), ()]),  # whoever may run anywhere leaves nobody a core
         (((0,), (1,)), 16, [(0,), (1,)]),
     ],
