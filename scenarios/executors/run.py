@@ -38,9 +38,7 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
 
-LANES_CORES = (
-    5  # at least, for a GPU's server: a wait for the GPU spins, for each of four blocks, and words come meanwhile
-)
+LANES_CORES = 5  # a GPU's server needs: the wait for each of its four blocks spins, and words come meanwhile
 FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 SATURATED_IMAGES = 10_000
 
@@ -81,8 +79,8 @@ def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> lis
     named = {core for server in servers for core in server.device.cores}
     free = [core for core in cores if core not in named][1:]
     each = len(free) // max(1, len(bare))
-    is_any_elsewhere = any(server.name in bare and server.device.physical[0] != "cuda" for server in servers)
-    if is_any_elsewhere or each < LANES_CORES:
+    roams = any(server.name in bare and server.device.physical[0] != "cuda" for server in servers)
+    if roams or each < LANES_CORES:
         return [*servers]
     parts = {name: tuple(free[each * place : each * (place + 1)]) for place, name in enumerate(bare)}
     return [
