@@ -18,13 +18,16 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import correctness, job, wheels
+from benchmarks.gpu import correctness, facts, job, serving, wheels
 from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
 from benchmarks.gpu.stand import Stand
+from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from scenarios.files.reading import load_scenario
+from scenarios.world.build import _outstanding_blocks
+from tests.hw.fake_nvml import FakeBoard, FakeNvml, Handle
 
 PAGE = Path(__file__).parents[1] / "docs" / "gpu-measurements.md"
 SECONDS = 530  # of `make gpu`
@@ -168,6 +171,28 @@ def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     assert "-d wheels \n" in capsys.readouterr().out  # it is needed by pydantic alone, which is there
     assert "pydantic-core" in wheels.lacking({"torch"})
     assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch", "torchvision"}))
+
+
+def test_what_each_reading_of_a_board_takes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A2: of the sensor, and of what the router looks at for others' load."""
+    board = FakeBoard()
+    monkeypatch.setattr(facts, "load_nvml", lambda: FakeNvml(board))
+    monkeypatch.setattr(facts, "nvml_handle", lambda nvml, index: Handle(board))
+    monkeypatch.setattr(facts, "COUNTER_LOOKS_S", 0.0)
+    assert facts.calls(Stand("cuda", tmp_path)) == ""
+    assert set(re.findall(r'"(\w+)_p99_ms"', capsys.readouterr().out)) == {"sample", "energy", "details", "watch"}
+
+
+def test_executors_are_timed_as_a_scenario_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: with as many outstanding blocks, and cores to themselves."""
+    assert _outstanding_blocks(load_scenario(ROOT / "scenarios" / "gpu.yaml")) == serving.GPU_BLOCKS
+    stand = Stand("cpu", tmp_path)
+    vars(stand)["device"] = DeviceSpec(kind="cuda")
+    monkeypatch.setattr(serving, "usable_cores", lambda: range(11))
+    servers = serving.cluster_of(stand, stand.file, 2).servers
+    assert [server.device.cores for server in servers] == [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]
 
 
 def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from benchmarks.gpu.stand import Stand
 from hw.agent.torch_outfit import torch_agents
 from hw.devices.gpu import unserved
 from hw.router.local_agents import start_agents
-from hw.telemetry import cpu_name, load_nvml, nvml_handle, usable_cores
+from hw.telemetry import GpuWatch, cpu_name, load_nvml, nvml_handle, usable_cores
 from hw.telemetry.nvml import NvmlSensor, board_facts
 
 APART: Final = 0.05
@@ -41,9 +41,10 @@ def calls(stand: Stand) -> str:
     nvml = load_nvml()
     if nvml is None:
         return "there is no NVML"
-    sensor = NvmlSensor(nvml, nvml_handle(nvml, 0))
+    sensor, watch = NvmlSensor(nvml, handle := nvml_handle(nvml, 0)), GpuWatch(nvml, handle, tuple)
     stand.tell(sensor.describe())
-    for name, read in {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details}.items():
+    reads = {"sample": sensor.sample, "energy": sensor.energy_j, "details": sensor.details, "watch": watch.look}
+    for name, read in reads.items():  # an agent's thread waits for the first two, the router's for the last
         stand.tell(_timed_ms(name, read))
     changed_s, before, end_s = list[float](), sensor.energy_j(), time.monotonic() + COUNTER_LOOKS_S
     while time.monotonic() < end_s:

@@ -24,17 +24,20 @@ from hw.networks.rows import rows_of
 from hw.router.cluster import HardwareCluster
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
+from hw.telemetry import usable_cores
 from hw.transport.messages import Point
 from policies.faults import Crash, Fault, Hang, Supervision
 from policies.greedy import GreedyKnobs
-from policies.records import RunRecord
+from policies.records import STAGES, RunRecord
 from policies.vocabulary import IMAGE, NS_PER_S
+from scenarios.executors.run import on_own_cores
 
 SIZES: Final = (1, 2, 4, 8, 16, 32)
 IMAGES: Final = 256
 LOOP_S: Final = 2.0
 LOAD_S: Final = 1.0  # of arrivals: serving them takes a few times as long, and so does writing them down
 BREAK_IMG_S: Final = 100.0
+GPU_BLOCKS: Final = 4  # outstanding ones, as where a scenario says nothing (`scenarios.world.build`)
 AGREE: Final = 0.98  # of the labels with the CPU's: random weights leave some of them to chance
 
 
@@ -76,7 +79,7 @@ def bare_img_s(stand: Stand, batch: int, **changes: object) -> float:
 
 
 def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> HardwareCluster:
-    """So many servers of the stand's device, each with every segment at full width."""
+    """So many servers of the stand's device, each with every segment at full width, and cores as a scenario's."""
     model, spec = stand.model, stand.model.spec
     sizes = {(s, w): model.instance_bytes(s, w) for s in range(1, spec.segments + 1) for w in spec.widths}
     preload = tuple((segment, 1.0) for segment in range(1, spec.segments + 1))
@@ -87,6 +90,7 @@ def cluster_of(stand: Stand, file: ModelFile, count: int, **changes: object) -> 
     device = replace(stand.device, warm_sizes=padded, **changes)  # type: ignore[arg-type]
     servers = [HardwareServer(f"server{number}", device, knobs, 0.0, 0.0) for number in range(count)]
     supervision = Supervision(stuck_ns=5 * NS_PER_S)
+    servers = on_own_cores(servers, usable_cores())
     return HardwareCluster(file, servers, warm_batches=() if stand.is_gpu else SIZES, supervision=supervision)
 
 
@@ -101,8 +105,10 @@ def served(
         images[list(load.breaks)] = BREAKS
     run = HardwareRun(arrivals_ns, images, labels, int(arrivals_ns[-1]) + 1, faults=load.faults)
     name = f"fixed:{','.join(['1.0'] * shapes.segments)}@random"
-    count = len(cluster.servers)
-    return cluster.run(run, *routing(name, count, segments=shapes.segments, widths=shapes.widths, seed=SEED))
+    of = {"segments": shapes.segments, "widths": shapes.widths, "seed": SEED}
+    config, routed = routing(name, len(cluster.servers), **of)  # type: ignore[arg-type]
+    is_gpu = cluster.servers[0].device.physical[0] == "cuda"
+    return cluster.run(run, replace(config, outstanding_blocks=GPU_BLOCKS) if is_gpu else config, routed)
 
 
 def _images(stand: Stand) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -124,19 +130,23 @@ def _told(record: RunRecord) -> dict[str, Any]:
         "router_us_block": record.router_busy_ns / max(1, len(record.blocks)) / 1e3,
         "labels_as_the_cpu": float(np.mean([request.correct for request in done])),
         "moves_an_image": float(np.mean([request.moved for request in done])),
+        **{f"{stage}_us_hop": each for stage, each in zip(STAGES, _stages_us_hop(record), strict=True)},
     }
 
 
+def _stages_us_hop(record: RunRecord) -> list[float]:
+    """The mean time in each stage: which one keeps executors from a bare loop's speed."""
+    hops = sum(len(request.widths) for request in record.requests)
+    return [sum(stage_ns) / hops / 1e3 for stage_ns in zip(*[each.stages_ns for each in record.requests], strict=True)]
+
+
 def saturated(stand: Stand) -> str:
-    """One server with a backlog, beside bare loops: as shipped, and with captured passes."""
+    """One server with a backlog beside a bare loop, eager and (on a GPU) with captured passes, as it ships."""
     labels, images = _images(stand)
-    stand.tell({"bare_32_img_s": (bare := bare_img_s(stand, 32))})
-    ways: dict[str, dict[str, object]] = {"shipped": {}}
-    if stand.is_gpu:
-        stand.tell({"bare_graphs_32_img_s": _or_why(lambda: bare_img_s(stand, 32, graphs=True))})
-        ways["graphs"] = {"graphs": True}
     wrong = []
-    for way, changes in ways.items():
+    for way in ("eager", "graphs") if stand.is_gpu else ("eager",):
+        changes = {"graphs": way == "graphs"}
+        stand.tell({f"bare_{way}_32_img_s": (bare := bare_img_s(stand, 32, **changes))})
         with cluster_of(stand, stand.file, 1, **changes) as cluster:
             facts = _told(served(cluster, EvenLoad(1.5 * bare, LOAD_S), labels, images))
         stand.tell({f"{way}_{name}": value for name, value in (facts | {"of_bare": facts["img_s"] / bare}).items()})
@@ -145,18 +155,12 @@ def saturated(stand: Stand) -> str:
     return "; ".join(wrong)
 
 
-def _or_why(look: Any) -> object:
-    try:
-        return look()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
 def two_servers(stand: Stand) -> str:
     """Two of one device, anybody's block anywhere: half of all activations move."""
     labels, images = _images(stand)
-    bare = bare_img_s(stand, 32)
-    with cluster_of(stand, stand.file, 2) as cluster:
+    changes = {"graphs": stand.is_gpu}  # as it ships
+    bare = bare_img_s(stand, 32, **changes)
+    with cluster_of(stand, stand.file, 2, **changes) as cluster:
         facts = _told(served(cluster, EvenLoad(bare, LOAD_S), labels, images))
     stand.tell({"bare_32_img_s": bare, **facts})
     wrong = ["some were lost"] if facts["completed"] < facts["arrived"] else []

@@ -13,7 +13,7 @@ import torch
 
 from hw.devices import gpu
 from hw.devices.activations import Activations
-from hw.devices.instances import Instances, Lane, give_back, seconds_since, serve
+from hw.devices.instances import Instances, Lane, give_back, labels_of, seconds_since, serve
 from hw.host.core_speed import Reference
 from hw.host.waiting import thread_waited_ns, waited_ns
 from hw.networks.rows import Row
@@ -306,8 +306,7 @@ def _passes(instances: Instances, point: Point, launches: _Launches | None = Non
             key = (point.width, point.previous_width, point.batch)
             y = serve(instance, inputs, *key, memory_format, marks.launched)
             if point.segment == instances.model.spec.segments:
-                y.isfinite().all(dim=1).tolist()
-                y.argmax(dim=1).tolist()
+                labels_of(y)
             yield
     finally:
         instances.free(instance)

@@ -27,6 +27,7 @@ class Fitting:
         computes_here: whether lanes take the cores that the agent runs on.
         activation_bytes: device memory that activations hold at the moment, beyond `context_bytes`.
         reserved_bytes: device memory that instances hold with what their passes need; 0 where nothing tells.
+        reads_apart: whether the sensor takes so long that blocks must not wait for it.
         waker: waits until the lanes' next end where they need it to the microsecond; None where any time will do.
     """
 
@@ -39,6 +40,7 @@ class Fitting:
     computes_here: bool = True
     activation_bytes: Callable[[], int] = lambda: 0
     reserved_bytes: Callable[[], int] = lambda: 0
+    reads_apart: bool = False
     waker: Waker | None = None
 
 

@@ -1,17 +1,19 @@
 """A server's agent: its scheduler, its lanes, its sensor and its log, in one process. It decides nothing itself.
 
 Blocks come through the port, and what has become of them goes back; batches, loads and unloads never leave the process.
-The main thread waits for messages, timers and the sensor. A lane's thread that has ended something takes the
-scheduler's next step itself, under one lock: so a batch that follows at once starts without any thread waking up.
+The main thread waits for messages, timers and the sensor; a slow one is read in a thread of its own. A lane's thread
+that has ended something takes the scheduler's next step itself, under one lock: so a batch that follows at once starts
+without any thread waking up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from hw.agent.lanes import BatchEnded, LaneEvent, MoveEnded
@@ -19,6 +21,7 @@ from hw.agent.outfit import Outfit, SchedulerSpec
 from hw.agent.serving import Serving
 from hw.host.clock import NEVER_NS
 from hw.host.waiting import Host
+from hw.telemetry.port import Sensor
 from hw.transport.messages import (
     Close,
     ComeUp,
@@ -40,6 +43,7 @@ from hw.transport.messages import (
     Ready,
     Refused,
     Release,
+    Sample,
     Sampled,
     Sense,
     Start,
@@ -89,6 +93,7 @@ class Agent:
         self._main = thread()
         self._receiving = threading.Lock()  # whoever takes messages obeys them before others take the next ones
         self._left: deque[ToAgent] = deque()
+        self._reading = threading.Thread()  # of the sensor, where it is read apart
         self._woken, self._nudge = os.pipe()
         self._sleeps_until_ns = 0
         self._serving: Serving | None = None
@@ -118,7 +123,7 @@ class Agent:
 
     def act(self) -> int:
         """Everything that is due; returns until when nothing else is, by this host's clock."""
-        sample = None if self._serving is None else self._serving.sense(self._clock_ns())
+        sample = None if self._serving is None else self._sense(self._serving)
         with self._lock:
             if self._serving is not None:
                 self._serving.ring(self._clock_ns(), sample)
@@ -127,6 +132,25 @@ class Agent:
             if self._serving is not None and self._serving.meter is not None:
                 self._serving.meter.end_turn()
         return until_ns
+
+    def _sense(self, serving: Serving) -> Sample | None:
+        """What is due to be read of the device, unless a thread reads it, and reports it itself."""
+        if (sensor := serving.take_tick(self._clock_ns())) is None:
+            return None
+        if not self._fitting.reads_apart:
+            return serving.read(sensor)
+        if not self._reading.is_alive():
+            self._reading = threading.Thread(target=self._report_apart, args=(serving, sensor), daemon=True)
+            self._reading.start()
+        return None
+
+    def _report_apart(self, serving: Serving, sensor: Sensor) -> None:
+        with self._last_words():
+            sample = serving.read(sensor)
+            with self._lock:
+                if serving is self._serving:
+                    serving.report(sample)
+                    self._send_from_lane()
 
     def listen(self) -> bool:
         """Take what has come; False when it is over."""
@@ -218,6 +242,8 @@ class Agent:
             case Prepare():
                 self._prepare(message)
             case Finish(number):
+                if self._reading.ident:
+                    self._reading.join()
                 with self._lock:
                     self._finish(number)
             case ComeUp() | Start() | Sense() | Sampled() | Impair():
@@ -304,7 +330,7 @@ class Agent:
             if self._serving is not None:
                 self._serving.hear_lane(event)
             return
-        try:
+        with self._last_words():
             if isinstance(event, MoveEnded):  # of a run that is over, too: its place is kept until then
                 with self._lock:
                     self._port.post(event.answer)
@@ -324,6 +350,12 @@ class Agent:
                 self._take_what_came()
                 with self._lock:
                     self._send_from_lane()
+
+    @contextlib.contextmanager
+    def _last_words(self) -> Iterator[None]:
+        """Of another thread than the main one, whose failure ends the process."""
+        try:
+            yield
         except PortClosedError:  # nobody is left to work for
             self._leave(0)
         except BaseException:  # a step that is half done must not be followed by another

@@ -108,22 +108,25 @@ class Serving:
         wake_ns = self._scheduler.next_wake_ns
         return next_ns if wake_ns is None else min(next_ns, self._clock.back(wake_ns))
 
-    def sense(self, clock_ns: int) -> Sample | None:
-        """A reading, if one is due; alone of all this it needs no lock: lanes go on while a sensor takes its time."""
-        return None if self._sensor is None or clock_ns < self._next_tick_ns else self._read(self._sensor)
+    def take_tick(self, clock_ns: int) -> Sensor | None:
+        """What is to be read now, if anything is; ticks that were missed are not made up for."""
+        if self._sensor is None or clock_ns < self._next_tick_ns:
+            return None
+        self._next_tick_ns += self._period_ns * (1 + (clock_ns - self._next_tick_ns) // self._period_ns)
+        return self._sensor
 
-    def _read(self, sensor: Sensor) -> Sample:
+    def read(self, sensor: Sensor) -> Sample:
+        """Alone of all this it needs no lock: lanes go on while a sensor takes its time."""
         reading = sensor.sample()
         return Sample(self._clock.now_ns(), reading.power_w, reading.utilization, sensor.energy_j())
 
     def ring(self, clock_ns: int, sample: Sample | None = None) -> None:
-        """What is due by itself, and what `sense` gave."""
+        """What is due by itself, and what was read."""
         lanes_ns = self._lanes.next_ns
         if lanes_ns is not None and lanes_ns <= clock_ns:
             self._lanes.ring(clock_ns)
-        if sample is not None:  # ticks that were missed are not made up for
-            self._report(sample, is_read=True)
-            self._next_tick_ns += self._period_ns * (1 + max(0, clock_ns - self._next_tick_ns) // self._period_ns)
+        if sample is not None:
+            self.report(sample)
         if clock_ns >= self._next_look_ns:
             self._look(clock_ns)
         wake_ns = self._scheduler.next_wake_ns
@@ -151,7 +154,7 @@ class Serving:
                 self._sensor = self._fitting.sensor(pids) if period_ns else None
                 self._begin_sensing()
             case Sampled(sample):
-                self._report(sample, is_read=False)
+                self.report(sample, is_read=False)
             case Impair(impairment):
                 self._impair(impairment)
 
@@ -172,7 +175,7 @@ class Serving:
     def finish(self, number: int, idle_ns: int) -> None:
         """The run is over: a last reading, and the counts."""
         if self._sensor is not None:
-            self._report(self._read(self._sensor), is_read=True)
+            self.report(self.read(self._sensor))
         cpu_ns = time.process_time_ns() - self._cpu_ns - idle_ns
         chores = tuple(self.meter.costs) if self.meter is not None else ()
         peak_bytes = self._scheduler.memory.peak_bytes
@@ -267,7 +270,7 @@ class Serving:
 
     # ---------------------------------------------------------------------------------------- the sensor, and the watch
 
-    def _report(self, sample: Sample, is_read: bool) -> None:
+    def report(self, sample: Sample, is_read: bool = True) -> None:
         """To the scheduler, then to the router. What is absent reads as 0 there."""
         used_bytes = self._fitting.context_bytes + self._beside_bytes + sum(self._instance_bytes.values())
         waiting_bytes = self._fitting.activation_bytes()

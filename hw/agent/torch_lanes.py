@@ -14,7 +14,7 @@ from hw.agent.lanes import BatchBroken, BatchEnded, LoadBroken, LoadEnded, MoveE
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from hw.devices.gpu import BROKEN_EXIT, empty_cache, is_broken, lacks_memory
-from hw.devices.instances import Instances, Lane, give_back, serve
+from hw.devices.instances import NO_LABEL, Instances, Lane, give_back, labels_of, serve
 from hw.host.core_speed import SpeedMeter
 from hw.networks.rows import Row, gather, rows_of
 from hw.networks.slimmable import SegmentInstance
@@ -240,14 +240,10 @@ class TorchLanes:
         """After the last segment, of logits that are numbers."""
         if command.segment < self._maker.model.spec.segments or not outcome.rows:
             return ()
-        requests = list(outcome.rows)
-        logits = gather(list(outcome.rows.values()))
-        finite = logits.isfinite().all(dim=1).tolist()
-        labels = dict(zip(requests, logits.argmax(dim=1).tolist(), strict=True))
-        for request, is_finite in zip(requests, finite, strict=True):
-            if not is_finite:
-                del labels[request], outcome.rows[request]
-                outcome.failed[request] = ("no_label", "its logits are no numbers")
+        labels = dict(zip(outcome.rows, labels_of(gather(list(outcome.rows.values()))), strict=True))
+        for request in [request for request, label in labels.items() if label == NO_LABEL]:
+            del labels[request], outcome.rows[request]
+            outcome.failed[request] = ("no_label", "its logits are no numbers")
         self._store.forget(labels)
         return tuple(labels[request] for request in command.requests if request in labels)
 

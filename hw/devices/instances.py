@@ -30,6 +30,7 @@ from hw.telemetry import load_nvml, nvml_handle, used_vram_bytes
 from hw.telemetry.nvml import process_vram_bytes
 from kit.errors import WorkError
 
+NO_LABEL = -1
 _NICENESS = 5  # the router's process, which may share these cores, must not wait behind a forward pass
 
 
@@ -130,6 +131,13 @@ def serve(
         launched()
     finish(y.device)  # the last of all: from here on any thread may read it
     return y[: len(rows)]
+
+
+def labels_of(logits: Tensor) -> list[int]:
+    """The largest one's index, of (n, classes); `NO_LABEL` where some are no numbers. A GPU is waited for once."""
+    logits = logits.cpu()
+    labels: list[int] = torch.where(logits.isfinite().all(dim=1), logits.argmax(dim=1), NO_LABEL).tolist()
+    return labels
 
 
 class Lane:

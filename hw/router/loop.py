@@ -62,6 +62,7 @@ PRELOAD_TIMEOUT_S: Final = 120.0
 FINISH_TIMEOUT_S: Final = 5.0
 _PROGRESS_NS: Final = NS_PER_S // 5
 SPIN_S: Final = 5e-3
+ARRIVALS_NS: Final = NS_PER_S // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +355,7 @@ class RouterLoop:
 
     def _wait_s(self) -> float:
         """Until the next thing that comes by itself."""
-        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns(), self._next_arrival_ns)
+        until_ns = min(self._next_tick_ns, self._next_look_ns, self._limit_ns(), self._arrival_due_ns())
         if self._goals:
             until_ns = min(until_ns, self._goals[0][0])
         for wake_ns in (self._router.next_wake_ns, self._transfers.next_ns, self._faults.next_ns):
@@ -367,6 +368,12 @@ class RouterLoop:
         if self._has_unsent:
             until_ns = min(until_ns, now_ns + FLUSH_NS)
         return max(0, until_ns - now_ns) / NS_PER_S
+
+    def _arrival_due_ns(self) -> int:
+        """When the next arrival is looked at: somewhat later than it is due, where others wait and no server can take a
+        block. Nothing would come of it, and under overload a turn for each would cost more than all decisions."""
+        is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
+        return self._next_arrival_ns + ARRIVALS_NS * is_idle
 
     def _limit_ns(self) -> int:
         """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""

@@ -20,6 +20,7 @@ from hw.router.draining import Wish, nobody
 from hw.router.loop import Routing, RunProgress
 from hw.router.run_spec import HardwareRun
 from hw.router.server import HardwareServer
+from hw.telemetry import usable_cores
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
 from policies.records import RunRecord
@@ -37,6 +38,7 @@ from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
 
+LANES_CORES = 5  # a GPU's server needs: the wait for each of its four blocks spins, and words come meanwhile
 FEW_SIZES = 32  # of batches: so many are all warmed up, of more only powers of two and the largest
 SATURATED_IMAGES = 10_000
 
@@ -66,6 +68,27 @@ def hardware_servers(world: World) -> list[HardwareServer]:
     ]
 
 
+def on_own_cores(servers: Sequence[HardwareServer], cores: Sequence[int]) -> list[HardwareServer]:
+    """GPUs' servers that name no cores each get as many of those that nobody names; the first of these is the router's.
+    Who has cores to itself looks out for words in place of a sleep.
+
+    Args:
+        cores: of this machine.
+    """
+    bare = [server.name for server in servers if not server.device.cores]
+    named = {core for server in servers for core in server.device.cores}
+    free = [core for core in cores if core not in named][1:]
+    each = len(free) // max(1, len(bare))
+    roams = any(server.name in bare and server.device.physical[0] != "cuda" for server in servers)
+    if roams or each < LANES_CORES:
+        return [*servers]
+    parts = {name: tuple(free[each * place : each * (place + 1)]) for place, name in enumerate(bare)}
+    return [
+        replace(server, device=replace(server.device, cores=parts.get(server.name, server.device.cores)))
+        for server in servers
+    ]
+
+
 def warm_batches(batch_limit: int) -> tuple[int, ...]:
     """What every agent runs once before it serves: the first pass of a size may take ten times as long as the next,
     for a CPU's kernels are made for each shape."""
@@ -87,6 +110,8 @@ def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareClus
         if world.scenario.cluster.backend == "ray":
             hosts = stack.enter_context(joined_hosts(world.scenario.cluster, world.scenario.name))
             servers, carrier = on_hosts(world, servers, hosts, model)
+        else:
+            servers = on_own_cores(servers, usable_cores())
         cluster = HardwareCluster(
             model if model is not None else served_of(world),
             servers,

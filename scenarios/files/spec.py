@@ -162,7 +162,10 @@ class DeviceSection(StrictModel):
         1.0, description="of an emulated device: every pass and load takes so many times as long"
     )
     kind: Literal["cpu", "cuda"] = Field("cpu", description="a share of this machine's cores, or an NVIDIA GPU")
-    cores: tuple[Whole, ...] = Field((), description="cores the executor is pinned to; empty for all")
+    cores: tuple[Whole, ...] = Field(
+        (),
+        description="cores the executor is pinned to; empty for all, or for a GPU's share of those that nobody names",
+    )
     threads: Count = Field(1, description="threads of one forward pass")
     onednn: bool = Field(True, description="whether torch may use oneDNN on a CPU")
     index: Whole = Field(0, description="which GPU")

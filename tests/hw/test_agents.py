@@ -439,6 +439,36 @@ def test_lanes_go_on_while_the_sensor_is_read(
     assert (report.sample.power_w, report.is_read) == (7.0, True)
 
 
+def test_blocks_do_not_wait_for_a_slow_sensor(
+    on_cores: tuple[Agent, RouterEnd], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read in a thread, once at a time; at the run's end that is waited for, before the last reading."""
+    agent, router = on_cores
+    is_read, looks = threading.Event(), list[int]()
+
+    class SlowSensor(Sensor):
+        def energy_j(self) -> float | None:
+            looks.append(threading.get_ident())
+            assert is_read.wait(WAIT_S)
+            return 7.0
+
+    fitting = replace(agent._fitting, sensor=lambda pids: SlowSensor(), reads_apart=True)
+    for who in (agent, agent._serving):
+        monkeypatch.setattr(who, "_fitting", fitting)
+    for message in (Sense(1, ()), Start(time.monotonic_ns())):
+        agent._obey(message)
+    for number in (1, 2):
+        agent.act()
+        agent._obey(Ping(number))
+    agent._send()
+    assert [type(message) for message in router.receive() if isinstance(message, Pong | Report)] == [Pong, Pong]
+    is_read.set()
+    agent._obey(Finish(3))
+    agent._send()
+    assert [type(message) for message in router.receive()][-3:] == [Report, Report, Finished]
+    assert [ident == agent._main for ident in looks] == [False, True]
+
+
 def test_what_it_worked_counts_from_the_first_start(on_cores: tuple[Agent, RouterEnd]) -> None:
     """However often it is said again, as where the clocks' offset is known better."""
     agent, router = on_cores

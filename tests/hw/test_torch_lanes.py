@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -22,7 +23,7 @@ from hw.agent.torch_outfit import TorchOutfit
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations, tensor_in
 from hw.devices.gpu import BROKEN_EXIT
-from hw.devices.instances import Instances, serve
+from hw.devices.instances import NO_LABEL, Instances, labels_of, serve
 from hw.devices.kept_blocks import KeptBlocks
 from hw.devices.memory_budget import MemoryBudget
 from hw.networks.registry import ModelFile
@@ -200,6 +201,13 @@ def test_wrong_inputs_break_their_batch_alone(desk: Desk) -> None:
     assert (mixed.failed, mixed.reason) == ((2,), "bad_input")
     desk.submit(1, (1,), 2, 0.5, 1.0)  # of another segment than its instance
     assert isinstance(desk.wait(BatchBroken), BatchBroken)
+
+
+def test_a_gpu_is_asked_for_nothing_but_its_logits() -> None:
+    """Each operation on them would be a launch, and each answer a wait."""
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.0, torch.nan, 9.0], [torch.inf, 0.0, 0.0], [5.0, 0.0, 1.0]])
+    on_gpu: Any = SimpleNamespace(cpu=lambda: logits)
+    assert labels_of(on_gpu) == [1, NO_LABEL, NO_LABEL, 0]
 
 
 def test_images_without_numbers_have_no_label(desk: Desk, model: SlimResNet) -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from calibrate.meter import SensorTrust
-from scenarios.executors.run import hardware_servers, warm_batches
+from hw.device import DeviceSpec
+from hw.router.server import HardwareServer
+from scenarios.executors.run import hardware_servers, on_own_cores, warm_batches
 from scenarios.world.materials import load_world
 from tests import worlds
+from tests.hw.worlds import knobs
 from tests.scenarios.files import SEGMENTS, WIDTHS, write_scenario
 
 
@@ -20,6 +25,25 @@ def test_what_calibration_trusts_is_trusted_while_serving(tmp_path: Path) -> Non
     servers = hardware_servers(load_world(path))
     assert [(server.name, server.trusts_counter) for server in servers] == [("fast", True), ("slow", False)]
     assert {server.context_idle_w for server in servers} == {slow.power.context_idle_w}
+
+
+@pytest.mark.parametrize(
+    ("devices", "machine", "cores"),
+    [
+        (("cuda", "cuda"), 12, [(1, 2, 3, 4, 5), (6, 7, 8, 9, 10)]),
+        (("cuda", (1, 2)), 8, [(3, 4, 5, 6, 7), (1, 2)]),  # the router's is the first that nobody names
+        (("cuda", (0,), (5, 6)), 9, [(2, 3, 4, 7, 8), (0,), (5, 6)]),
+        (("cuda", "cuda"), 10, [(), ()]),
+        (("cuda", ()), 16, [(), ()]),  # whoever may run anywhere leaves nobody a core
+        (((0,), (1,)), 16, [(0,), (1,)]),
+    ],
+)
+def test_gpus_have_cores_to_themselves_where_there_are_enough(
+    devices: tuple[str | tuple[int, ...], ...], machine: int, cores: list[tuple[int, ...]]
+) -> None:
+    specs = [DeviceSpec(kind="cuda") if each == "cuda" else DeviceSpec(cores=tuple(map(int, each))) for each in devices]
+    servers = [HardwareServer(f"s{place}", spec, knobs(), 0.0, 0.0) for place, spec in enumerate(specs)]
+    assert [server.device.cores for server in on_own_cores(servers, range(machine))] == cores
 
 
 def test_every_size_of_few_is_warmed_up_and_of_many_the_powers_of_two() -> None:

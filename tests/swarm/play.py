@@ -85,7 +85,11 @@ class Played:
 
 def play(seed: int, say: Callable[[str], None] = lambda _: None) -> Played:
     """Raises what a law says, or whatever else goes wrong; the same for the same seed."""
-    mix = Mix.draw(seed)
+    return play_mix(Mix.draw(seed), say)
+
+
+def play_mix(mix: Mix, say: Callable[[str], None] = lambda _: None) -> Played:
+    """See `play`."""
     agenda = Agenda()
     laws = Laws(agenda)
     world = World(mix, agenda, laws)

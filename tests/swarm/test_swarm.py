@@ -6,11 +6,17 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from policies.interfaces import RouterConfig
+from tests.swarm.laws import Laws
+from tests.swarm.mix import GROUPS, MS, WIDTHS, Mix
 from tests.swarm.mutations import mutations
-from tests.swarm.play import descriptors_left, play
+from tests.swarm.play import descriptors_left, play, play_mix
 
 TOGETHER = 50
 FIRST_SEEDS = range(0, 100, TOGETHER)
@@ -50,6 +56,22 @@ def test_a_seed_does_the_same_again() -> None:
         assert first.steps == second.steps > 100
         for one, other in zip(first.records, second.records, strict=True):
             assert (one.log, one.agent_logs, one.requests) == (other.log, other.agent_logs, other.requests)
+
+
+def test_under_overload_arrivals_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2,000 come within 100 ms, one server has one block at a time for 5 ms: the router waits a few hundred times, and
+    each still counts from when it was due."""
+    waits = list[float]()
+    monkeypatch.setattr(Laws, "looked", lambda laws, has_come, wait_s: waits.append(wait_s))
+    router = RouterConfig(1, WIDTHS, (((True, True),),), groups=GROUPS, outstanding_blocks=1)
+    load = {"arrivals_ns": np.arange(2000) * MS // 20, "horizon_ns": 100 * MS, "pass_ns": 5 * MS, "ends": "cut"}
+    calm = dict.fromkeys(("kills", "halts", "severs", "cuts", "stalls", "stillborn", "pauses", "has_links", "spins"), 0)
+    rest: dict[str, Any] = dict.fromkeys(("faults", "drains", "stops"), ()) | calm | load
+    mix = replace(Mix.draw(0), router=router, deadline_ns=None, runs=1, **rest)
+    (record,) = play_mix(mix).records
+    assert len(record.requests) == 2000
+    assert len(waits) < 400
+    assert max(record.arrival_lags_ns) < 2 * MS
 
 
 def test_no_descriptor_is_left() -> None:
