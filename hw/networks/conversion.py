@@ -98,7 +98,8 @@ def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source
     problem = f"gets {100 * share:.1f} % of {images} training images of {sample.name}, no more than chance"
     confusion: NDArray[np.int64] = np.zeros((sample.classes, sample.classes), np.int64)
     with torch.inference_mode():
-        answers = torch.cat([network(part).argmax(1) for part in torch.from_numpy(sample.test_images).split(100)])
+        parts = torch.split(torch.from_numpy(sample.test_images), 100)
+        answers = torch.cat([network(part).argmax(1) for part in parts])
     np.add.at(confusion, (sample.test_labels, answers.numpy() % sample.classes), 1)
     paired = confusion[linear_sum_assignment(confusion, maximize=True)].sum() / images
     if paired > 0.5:

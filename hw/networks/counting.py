@@ -37,7 +37,7 @@ def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -
 
 
 def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
 
 
 _ATTENTION: Final = {  # torch counts that of GPUs alone

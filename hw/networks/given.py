@@ -61,9 +61,14 @@ def build_given(network: Network, classes: int) -> nn.Module:
         from torchvision.models import get_model, list_models
 
         if name not in list_models():
-            raise InputError(network.source, network.key, f"torchvision has no {name!r}; {nearest(name, list_models())}")
+            raise InputError(
+                network.source,
+                network.key,
+                f"torchvision has no {name!r}; {in_a_line(nearest(name, list_models()), 120)}",
+            )
         with blaming(network.name, network.source, network.key):
-            return get_model(name, **{"weights": None, "num_classes": classes, **network.options}).eval()
+            found: nn.Module = get_model(name, **{"weights": None, "num_classes": classes, **network.options})
+            return found.eval()
     make = own_class(network.name, network.source, network.key)
     with blaming(network.name, network.source, network.key):
         module = make(**network.options)
@@ -83,13 +88,15 @@ def take_weights(module: nn.Module, path: Path, dataset: Dataset) -> None:
     found = _without_prefix(read_weights(path), wanted)
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - module.state_dict().keys())
     if missing or extra:
-        lists = [f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names]
+        lists = [
+            f"{what}: {', '.join(names[:3])}" for what, names in (("missing", missing), ("too many", extra)) if names
+        ]
         problem = f"holds weights of another network ({len(missing)} {'; '.join(lists)})"
         raise InputError(str(path), "", f"{problem}; name the network that they are of")
     for name, tensor in wanted.items():
         if found[name].shape != tensor.shape:
             problem = f"is {tuple(found[name].shape)}, the network has {tuple(tensor.shape)}"
-            if name == [each for each in wanted if wanted[each].dim() > 1][-1]:
+            if name == [each for each in wanted if wanted[each].dim() > 1][-1] and len(found[name]) != dataset.classes:
                 problem += f": the weights know {len(found[name])} classes, {dataset.name} has {dataset.classes}"
             raise InputError(str(path), name, f"{problem}; name the network and the images that the weights are of")
         if not found[name].isfinite().all():
@@ -188,7 +195,11 @@ def _state_dict(found: Any, path: Path) -> dict[str, Tensor]:
         if not chosen and not averaged:
             break
         found = found[(chosen or averaged)[0]]
-    tensors = {str(name): value for name, value in found.items() if isinstance(value, Tensor)} if isinstance(found, Mapping) else {}
+    tensors = (
+        {str(name): value for name, value in found.items() if isinstance(value, Tensor)}
+        if isinstance(found, Mapping)
+        else {}
+    )
     if not tensors:
         raise InputError(str(path), "", "holds no weights by name; save the network's state_dict()")
     return tensors

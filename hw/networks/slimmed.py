@@ -99,7 +99,7 @@ class Layer(StrictModel):
                 return {}
         if self.bias:
             found["bias"] = (own,)
-        return found | ({name: (own,) for name in TABLES} if self.kind == "batch_norm" else {})
+        return found | (dict.fromkeys(TABLES, (own,)) if self.kind == "batch_norm" else {})
 
 
 TABLES: Final = ("mean", "var")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -45,7 +44,11 @@ def made_slimmable(given: nn.Module, images: Tensor, widths: Sequence[float]) ->
 
 def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
     modules, layers, groups = dict(given.named_modules()), model.structure.layers, model.structure.groups
-    weights = {layer.name: _given_weights(layer, modules[layer.name]) for layer in layers if layer.dimensions}
+    weights = {
+        layer.name: _given_weights(layer, modules[layer.name], groups[layer.group].count)
+        for layer in layers
+        if layer.dimensions
+    }
     scores = _scores(layers, weights, [group.count for group in groups])
     orders = [
         torch.arange(group.count) if group.segment == 0 else _order(score, group.unit)
@@ -57,17 +60,18 @@ def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
             own[weight_name(layer, name)].copy_(_arranged(weights[layer.name][name], dimensions, orders))
 
 
-def _given_weights(layer: Layer, module: nn.Module) -> dict[str, Tensor]:
+def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, Tensor]:
     """By the layer's own names."""
     found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     if layer.kind == "batch_norm":
         found |= {name: found[f"running_{name}"] for name in TABLES}
     neutral = {"weight": torch.ones, "bias": torch.zeros}  # of a norm without them
-    channels = next(iter(found.values())).shape[:1] if found else (module.num_channels,)
     return {name: found[name] if name in found else neutral[name](channels) for name in layer.dimensions}
 
 
-def _scores(layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]], counts: Sequence[int]) -> list[Tensor]:
+def _scores(
+    layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]], counts: Sequence[int]
+) -> list[Tensor]:
     """Of each group's channels: what norms (or else kernels) let out of it, times what later kernels take of it."""
     sent = [torch.zeros(count) for count in counts]
     normed = [torch.zeros(count) for count in counts]
@@ -76,7 +80,7 @@ def _scores(layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]]
         if layer.kind in ("conv", "linear"):
             kernel = weights[layer.name]["weight"].abs()
             sent[layer.group] += kernel.flatten(1).sum(1)
-            heard[layer.source] += kernel.unflatten(1, (-1, layer.features)).flatten(2).sum((0, 2))
+            heard[layer.source] += kernel.reshape(len(kernel), len(heard[layer.source]), -1).sum((0, 2))
         elif layer.kind in ("batch_norm", "group_norm"):
             normed[layer.group] += weights[layer.name]["weight"].abs()
     return [
@@ -116,7 +120,7 @@ def recalibrate(model: SlimmedNetwork, images: Tensor, seed: int) -> None:
     """Take the statistics of every key: of images that came by all widths in turn, a share by each.
 
     Args:
-        images: (n, C, H, W) to draw from, on the network's device.
+        images: (n, C, H, W) to draw from.
     """
     sums: dict[tuple[str, int, int], _Sums] = {}
 
@@ -129,12 +133,12 @@ def recalibrate(model: SlimmedNetwork, images: Tensor, seed: int) -> None:
         scale, shift = (weights[weight_name(layer, name)] for name in ("weight", "bias"))
         return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
 
-    rng = stream(seed, "slimming:statistics")
+    rng, device = stream(seed, "slimming:statistics"), next(model.parameters()).device
     model.normalize = normalize
     with torch.no_grad():
         for _ in range(ROUNDS):
             chosen = rng.choice(len(images), min(IMAGES, len(images)), replace=False)
-            _through_all_keys(model, images[torch.from_numpy(chosen)])
+            _through_all_keys(model, images[torch.from_numpy(chosen)].to(device))
     model.normalize = None
     layers, own = {layer.name: layer for layer in model.structure.layers}, model.state_dict()
     for (name, row, column), kept in sums.items():

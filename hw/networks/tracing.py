@@ -9,7 +9,7 @@ multiply-accumulates best.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from math import lcm, prod
@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
+from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
 from torchvision.ops import StochasticDepth, stochastic_depth
 
 from hw.networks.slimmable import Shape
@@ -87,7 +87,9 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
         with torch.no_grad():
             ShapeProp(traced).propagate(torch.zeros(2, *input_shape))
     except Exception as error:
-        problem = f"torch.fx can't follow it on images of {input_shape} ({in_a_line(f'{type(error).__name__}: {error}')})"
+        problem = (
+            f"torch.fx can't follow it on images of {input_shape} ({in_a_line(f'{type(error).__name__}: {error}')})"
+        )
         raise UnknownLayerError(problem) from None
     reading = _Reading(dict(traced.named_modules()))
     for node in traced.graph.nodes:
@@ -100,7 +102,7 @@ def structure_of(module: nn.Module, input_shape: Shape, widths: Sequence[float])
 def _shape(node: fx.Node) -> Shape | None:
     """Of one image's activation; None where the node gives no tensor."""
     found = node.meta.get("tensor_meta")
-    return tuple(found.shape[1:]) if hasattr(found, "shape") and node.op != "output" else None
+    return tuple(found.shape[1:]) if isinstance(found, TensorMetadata) and node.op != "output" else None
 
 
 @dataclass(slots=True)
@@ -260,9 +262,13 @@ def _settings(kind: Kind, module: Any, x: _Value) -> tuple[Kind, dict[str, Any]]
         case "conv":
             depthwise = module.groups == module.in_channels == module.out_channels and module.groups > 1
             if module.groups > 1 and not depthwise:
-                raise UnknownLayerError(f"a convolution of {module.groups} groups; known are one, or one for each channel")
+                raise UnknownLayerError(
+                    f"a convolution of {module.groups} groups; known are one, or one for each channel"
+                )
             if isinstance(module.padding, str) or module.padding_mode != "zeros":
-                raise UnknownLayerError(f"padding {module.padding!r} ({module.padding_mode}); known are zeros, in numbers")
+                raise UnknownLayerError(
+                    f"padding {module.padding!r} ({module.padding_mode}); known are zeros, in numbers"
+                )
             sizes = {"kernel": module.kernel_size, "stride": module.stride, "dilation": module.dilation}
             sizes |= {"padding": module.padding, "bias": module.bias is not None}
             return ("depthwise" if depthwise else "conv"), sizes
@@ -279,8 +285,10 @@ def _settings(kind: Kind, module: Any, x: _Value) -> tuple[Kind, dict[str, Any]]
         case "max_pool" | "avg_pool":
             if module.ceil_mode:
                 raise UnknownLayerError("ceil_mode is not known")
-            sizes = {name: _pair(getattr(module, f"{name}_size" if name == "kernel" else name)) for name in
-                     ("kernel", "stride", "padding")}
+            sizes = {
+                name: _pair(getattr(module, f"{name}_size" if name == "kernel" else name))
+                for name in ("kernel", "stride", "padding")
+            }
             return kind, sizes | ({"dilation": _pair(module.dilation)} if kind == "max_pool" else {})
         case "adaptive_pool":
             return kind, {"kernel": _pair(module.output_size)}
