@@ -61,7 +61,7 @@ def slim_model(
     """
     from hw.device import require_torch_device
     from hw.networks.conversion import converted, fitted
-    from hw.networks.given import build_given, take_weights
+    from hw.networks.given import build_given, read_weights, take_weights
     from hw.networks.registry import save_model
     from scenarios.terminal.progress import Progress
 
@@ -76,10 +76,11 @@ def slim_model(
         )
     named = network_of(network, "NETWORK")
     assert named is not None, "it is given"
-    path = Path(out)
+    path, file = Path(out), Path(weights)
+    trained = read_weights(file)
     data, name = _images(named, images, size, path)
     module = build_given(named, data.classes)
-    take_weights(module, Path(weights), data)
+    take_weights(module, trained, file, data)
     given, normalisation = fitted(module, data, named.name)
     observer().remark(f"{named.name} takes {normalisation}")
     with Progress("tune all widths", None, unit="step", quiet=observer().quiet) as progress:

@@ -118,7 +118,7 @@ def _has_no_batch_norm(model: SlimmableModel) -> None:
     names = [name for name, part in model.named_modules() if isinstance(part, kinds)]
     if names:
         several = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        problem = "an image's result depends on its batch while it learns, and its statistics would be of one width"
+        problem = "its statistics are of one width (`slimsched model slim` makes a trained network slimmable)"
         raise _BrokenError(f"{several}: BatchNorm: {problem}")
 
 

@@ -50,7 +50,7 @@ def build_given(network: Network, classes: int) -> nn.Module:
     """An ordinary network, its weights drawn anew.
 
     Args:
-        network: `torchvision:resnet18`, or `module:Class` (a function that returns one is as good).
+        network: `torchvision:resnet18`, or `module:Class`.
         classes: that torchvision's shall know, where its options say nothing.
 
     Raises:
@@ -69,23 +69,24 @@ def build_given(network: Network, classes: int) -> nn.Module:
         with blaming(network.name, network.source, network.key):
             found: nn.Module = get_model(name, **{"weights": None, "num_classes": classes, **network.options})
             return found.eval()
-    make = own_class(network.name, network.source, network.key)
+    given = own_class(network.name, network.source, network.key)
+    is_ordinary = isinstance(given, type) and issubclass(given, nn.Module) and not issubclass(given, SlimmableModel)
+    if not is_ordinary:
+        problem = "must be a class of torch.nn.Module that is not slimmable yet"
+        raise InputError(network.source, network.key, f"{network.name!r} {problem}; name another")
     with blaming(network.name, network.source, network.key):
-        module = make(**network.options)
-    if not isinstance(module, nn.Module) or isinstance(module, SlimmableModel):
-        problem = "is slimmable already" if isinstance(module, SlimmableModel) else "is no torch.nn.Module"
-        raise InputError(network.source, network.key, f"{network.name!r} {problem}; name an ordinary network")
+        module: nn.Module = given(**network.options)
     return module.eval()
 
 
-def take_weights(module: nn.Module, path: Path, dataset: Dataset) -> None:
-    """Fill a network from a file.
+def take_weights(module: nn.Module, found: dict[str, Tensor], path: Path, dataset: Dataset) -> None:
+    """Fill a network with what `read_weights` found in a file.
 
     Raises:
         InputError: the weights are of another network, of other classes, or not finite.
     """
     wanted = {name: tensor for name, tensor in module.state_dict().items() if not name.endswith("num_batches_tracked")}
-    found = _without_prefix(read_weights(path), wanted)
+    found = _without_prefix(found, wanted)
     missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - module.state_dict().keys())
     if missing or extra:
         lists = [

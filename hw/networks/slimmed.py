@@ -194,6 +194,7 @@ class SlimmedNetwork(SlimmableModel):
                 kernel = nn.init.kaiming_normal_(tensor) if len(shape) > 1 else tensor
                 self.register_parameter(weight_name(layer, name), nn.Parameter(kernel))
         self._dropped = [_last_uses(structure, segment) for segment in range(1, structure.spec.segments + 1)]
+        self.eval()  # BatchNorm serves by its tables unless the network is told to learn
 
     @property
     def spec(self) -> ModelSpec:
