@@ -112,7 +112,9 @@ class Structure(StrictModel):
     classes: Count
     widths: tuple[float, ...]
     groups: Annotated[tuple[Group, ...], Field(min_length=1)]
-    segments: Annotated[tuple[Annotated[tuple[Layer, ...], Field(min_length=1)], ...], Field(min_length=1)]
+    segments: Annotated[
+        tuple[Annotated[tuple[Layer, ...], Field(min_length=1)], ...], Field(min_length=1, max_length=16)
+    ]
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -181,7 +181,8 @@ class _Reading:
             settings = {"bias": True} if kind == "rescale" else {}
             self._values[node] = self._append(kind, name, inputs, x.group, shape, **settings)
         else:
-            exact, settings = _settings(kind, module, x)
+            is_whole = kind == "avg_pool" and shape[1:] == (1, 1)  # often over `x.size(3)`, which is not known here
+            exact, settings = ("adaptive_pool", {}) if is_whole else _settings(kind, module, x)
             group = self._new_group(shape[0]) if exact in ("conv", "linear") else x.group
             if exact == "group_norm":
                 root = self._root(group)

@@ -212,7 +212,8 @@ class Odd(nn.Module):
             y = y + x
         if self.fault == "cat":
             y = torch.cat([x, y], 1)
-        found: Tensor = self.head(y.mean((2, 3)))
+        rows = F.avg_pool2d(y, y.size()[3]).view(y.size(0), -1) if self.fault == "size" else y.mean((2, 3))
+        found: Tensor = self.head(rows)
         return found
 
 
@@ -230,7 +231,8 @@ class Odd(nn.Module):
 def test_what_can_not_be_slimmed_is_told(fault: str, told: str) -> None:
     with pytest.raises(UnknownLayerError, match=told):
         slim(Odd(fault).eval())
-    slim(Odd("").eval())
+    for whole in ("", "size"):
+        slim(Odd(whole).eval())
 
 
 @pytest.mark.parametrize(
