@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from slimsched.running import replay, report, run, validate
     from slimsched.simulating import bound, capacity, compare, simulate
+    from slimsched.slimming import slim_model
     from slimsched.starting import init
     from slimsched.training import save_router, train
     from slimsched.working import load
@@ -88,6 +89,7 @@ __all__ = [
     "save_router",
     "show_profile",
     "simulate",
+    "slim_model",
     "synthesize_profile",
     "train",
     "train_model",
@@ -98,7 +100,7 @@ __all__ = [
 _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
     "slimsched.training", "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks",
-    "slimsched.clusters", "slimsched.listing", "slimsched.starting",
+    "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
 )  # fmt: skip
 
 

@@ -31,9 +31,22 @@ from slimsched.working import observing
 STANDARD_OUTPUT: Final = Path("-")
 _OPENS_MUCH: Final = (  # torch and numba take seconds
     *RESUMING, "simulate", "capacity", "bound", "plan", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
+    "model slim",
 )  # fmt: skip
-_READ: Final = ("scenario", "router", "routers", "model", "profile", "sheet", "accuracy", "log", "trace", "tasks")
-_OUT_IS_A_FILE: Final = ("profile synth", "jobs import", "jobs generate", "jobs init")
+_READ: Final = (
+    "scenario",
+    "router",
+    "routers",
+    "model",
+    "profile",
+    "sheet",
+    "accuracy",
+    "log",
+    "trace",
+    "tasks",
+    "weights",
+)
+_OUT_IS_A_FILE: Final = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")
 _WRITTEN: Final = ("plot", "file")  # and the JSON
 _SEVERAL: Final = "for several values give"
 _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}

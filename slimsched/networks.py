@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kit.errors import InputError
 from slimsched.arguments import Changes, Out, ScenarioLike, network_of
 from slimsched.results import CommandResult
@@ -56,14 +58,15 @@ def check_model(network: str, /) -> CommandResult:
 
     Args:
         network: by name, or `module:Class` of your own, with what it is called with as JSON behind it, such as
-            'my_net:MyNet {"classes": 10}'.
+            'my_net:MyNet {"classes": 10}'; or the file (.safetensors) of one that was made slimmable.
 
     Raises:
         InputError: there is no such network.
     """
     from hw.networks.conformance import RULES, broken_rules, unchecked_rules
+    from hw.networks.registry import ModelFile
 
-    named = network_of(network, "NETWORK")
+    named = ModelFile(Path(network)) if network.endswith(".safetensors") else network_of(network, "NETWORK")
     assert named is not None, "it is given"
     broken = broken_rules(named)
     unchecked = unchecked_rules(broken)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,19 @@ class Counts:
 
 def counted(computation: Callable[[], Tensor], weights: Sequence[Tensor] = ()) -> tuple[Counts, Tensor]:
     """Run a computation and count it; `weights` are the tensors whose bytes are not feature maps."""
-    flops, traffic = FlopCounterMode(display=False), _Traffic(weights)
+    flops, traffic = FlopCounterMode(display=False, custom_mapping=_ATTENTION), _Traffic(weights)
     with flops, traffic:
         result = computation()
     return Counts(flops.get_total_flops() // 2, traffic.moved_bytes, traffic.kernels), result
+
+
+def _attention_flops(query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+
+_ATTENTION: Final = {  # torch counts that of GPUs alone
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops
+}
 
 
 class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -37,7 +37,11 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,)."""
+    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
+
+    Attributes:
+        mean, deviation: (C,) that pixels were normalised by.
+    """
 
     name: str
     train_images: Images
@@ -45,6 +49,8 @@ class Dataset:
     test_images: Images
     test_labels: Labels
     classes: int
+    mean: Images | None = None
+    deviation: Images | None = None
 
 
 class OwnDataset(Protocol):
@@ -180,7 +186,7 @@ def _normalised(name: str, train: Images, train_labels: Labels, test: Images, la
     deviation = train.std(axis=(0, 2, 3), keepdims=True)
     deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
     scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
-    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes)
+    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes, mean.ravel(), deviation.ravel())
 
 
 # ------------------------------------------------------------------------------------------------- a folder of images
@@ -252,7 +258,9 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
     with _opened(path) as image:
         if image.size != size:
             size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))
-            raise _wrong(f"{path} has {size_text} pixels, the first image {wanted}; make all images equally large")
+            raise _wrong(
+                f"{path} has {size_text} pixels, the first image {wanted}; make them equal (`model slim --size` does)"
+            )
         try:
             pixels = np.asarray(image.convert(mode), np.float32)
         except OSError as error:  # cut short

@@ -47,6 +47,17 @@ def evaluate(
     return Evaluation(tuple(tuples), correct, model_hash(model.state_dict()), dataset.name)
 
 
+def top1(answer: Callable[[Tensor], Tensor], dataset: Dataset, device: str = "cpu", batch: int = 500) -> float:
+    """Share of test images for which the largest of (B, classes) logits is that of the label."""
+    right = 0
+    with torch.inference_mode():
+        for start in range(0, len(dataset.test_labels), batch):
+            images = torch.from_numpy(dataset.test_images[start : start + batch]).to(device)
+            labels = dataset.test_labels[start : start + batch]
+            right += int((answer(images).argmax(dim=1).cpu().numpy() == labels).sum())
+    return right / len(dataset.test_labels)
+
+
 def _predictions(model: SlimmableModel, x: Tensor, segment: int, previous_width: float) -> list[NDArray[np.int64]]:
     """Labels (B,) of every tuple of the segments from here on, ascending: the common prefix has been run."""
     labels: list[NDArray[np.int64]] = []

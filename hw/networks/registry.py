@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hw.networks.settings import label_of, network_settings
 from hw.networks.slimmable import SlimmableModel
+from hw.networks.slimmed import SlimmedNetwork, Structure
 from hw.networks.slimresnet import PRESETS, SlimResNet, SlimResNetConfig
 from kit.errors import InputError, WorkError, in_a_line, nearest
 from kit.files import atomic_path, require_file, same_header
@@ -26,6 +27,19 @@ from kit.plugins import OWN_CLASS, blaming, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
 MAX_BYTES: Final = 100_000_000_000
+
+
+class Buildable(Protocol):
+    """A network that can be made, with some weights."""
+
+    @property
+    def label(self) -> str:
+        """Its name in one line."""
+        ...
+
+    def build(self) -> SlimmableModel:
+        """It; chance comes from torch's generator."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +105,15 @@ class ModelFile:
     path: Path
     network: Network | None = None
 
+    @property
+    def label(self) -> str:
+        """The network's name, as the header has it."""
+        return load_tensors(self.path, SCHEMA)[1].get("network", "")
+
+    def build(self) -> SlimmableModel:
+        """The network without the file's weights; raises `InputError` as `load` does."""
+        return self._structure(load_tensors(self.path, SCHEMA)[1])
+
     def load(self) -> tuple[SlimmableModel, dict[str, str]]:
         """The model, on the CPU, and the file's metadata (`hash` among it).
 
@@ -112,16 +135,27 @@ class ModelFile:
 
     def _structure(self, metadata: Mapping[str, str]) -> SlimmableModel:
         """The network without its weights."""
-        config, label = metadata.get("config"), metadata.get("network", "")
-        if config is None:
+        config, structure, label = metadata.get("config"), metadata.get("structure"), metadata.get("network", "")
+        if config is None and structure is None:
             return self._own(label)
         try:
+            if config is None:
+                return self._slimmed(Structure.from_json(structure or ""), label)
             own_config = SlimResNetConfig.from_json(config)
         except (ValueError, RecursionError) as error:
-            raise InputError(str(self.path), "config", f"not a model configuration ({error})") from None
+            if isinstance(error, InputError):
+                raise
+            key = "structure" if config is None else "config"
+            raise InputError(str(self.path), key, f"not a model configuration ({in_a_line(str(error))})") from None
         if self.network is not None and (self.network.is_own or PRESETS[self.network.name] != own_config):
             raise self._other(label or "another slimmable ResNet")
         return SlimResNet(own_config)
+
+    def _slimmed(self, structure: Structure, label: str) -> SlimmableModel:
+        """Of a network that was made slimmable; it has no name to be built by."""
+        if self.network is not None:
+            raise self._other(label)
+        return SlimmedNetwork(structure)
 
     def _own(self, label: str) -> SlimmableModel:
         """A user's class: under the name that the caller gives, never the file's alone."""
@@ -150,6 +184,8 @@ def save_model(path: Path, model: SlimmableModel, network: str, metadata: Mappin
     header = {**metadata, "schema": SCHEMA, "network": network, "hash": model_hash(state)}
     if type(model) is SlimResNet:  # a subclass is a user's own, and may compute something else
         header["config"] = model.config.to_json()
+    if type(model) is SlimmedNetwork:
+        header["structure"] = model.structure.model_dump_json(exclude_defaults=True)
     save_tensors(path, state, header)
 
 

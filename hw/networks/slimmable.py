@@ -257,8 +257,8 @@ class SegmentInstance:
     def to(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> SegmentInstance:
         """The same instance elsewhere, in another form; kernels follow `memory_format`."""
         moved = {
-            name: tensor.to(device, dtype).contiguous(
-                memory_format=memory_format if tensor.dim() == 4 else torch.contiguous_format
+            name: tensor.to(
+                device, dtype, memory_format=memory_format if tensor.dim() == 4 else torch.contiguous_format
             )
             for name, tensor in self.weights.items()
         }

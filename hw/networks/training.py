@@ -20,12 +20,13 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hw.device import require_torch_device
 from hw.host.limits import core_count
 from hw.networks.datasets import Dataset, require_fit
-from hw.networks.registry import Network, load_tensors, model_hash, save_tensors
+from hw.networks.evaluation import top1
+from hw.networks.registry import Buildable, load_tensors, model_hash, save_tensors
 from hw.networks.slimmable import SlimmableModel
 from kit.chance import derived_seed, stream
 from kit.errors import InputError, WorkError
@@ -145,13 +146,14 @@ def learning_rate(knobs: TrainingKnobs, epoch: float) -> float:
 
 
 def train(
-    network: Network,
+    network: Buildable,
     dataset: Dataset,
     knobs: TrainingKnobs,
     on_epoch: Callable[[EpochReport], None] | None = None,
     checkpoint: Path | None = None,
     tensorboard: Path | None = None,
     on_step: Callable[[int, int], None] | None = None,
+    teacher: nn.Module | None = None,
 ) -> SlimmableModel:
     """Train a network, from `checkpoint` on if that file is there (and finished epochs are not repeated).
 
@@ -159,6 +161,7 @@ def train(
         on_epoch: called after each epoch, when its checkpoint is written.
         tensorboard: a folder for losses, learning rate and accuracy by epoch.
         on_step: called with (steps done, steps in all) at the start and after each step; an earlier start's count.
+        teacher: whose logits every width learns from, in place of the widest's; in eval mode.
 
     Returns:
         The trained network, on the CPU.
@@ -168,7 +171,7 @@ def train(
         WorkError: training diverged.
     """
     with _deterministic():  # else what is resumed is not what would have been
-        return _trained(_Training(network, dataset, knobs), knobs, on_epoch, checkpoint, tensorboard, on_step)
+        return _trained(_Training(network, dataset, knobs, teacher), knobs, on_epoch, checkpoint, tensorboard, on_step)
 
 
 @contextmanager
@@ -253,7 +256,9 @@ def _format_for(device: str) -> torch.memory_format:
 class _Training:
     """A network that learns, and all of its state: what a checkpoint keeps."""
 
-    def __init__(self, network: Network, dataset: Dataset, knobs: TrainingKnobs) -> None:
+    def __init__(
+        self, network: Buildable, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module | None = None
+    ) -> None:
         require_torch_device(knobs.device)
         torch.manual_seed(derived_seed(knobs.seed, "model"))
         self.model = network.build()
@@ -266,6 +271,7 @@ class _Training:
                 parameter.data = parameter.data.contiguous(memory_format=self._format)
         _require_growth(self.model, knobs)
         self._network, self._dataset, self._knobs = network, dataset, knobs
+        self._teacher = teacher.to(knobs.device) if teacher is not None else None
         self._optimizer = torch.optim.SGD(
             self.model.parameters(), knobs.learning_rate, knobs.momentum, weight_decay=knobs.weight_decay, nesterov=True
         )
@@ -318,9 +324,14 @@ class _Training:
         spec, knobs = self.model.spec, self._knobs
         self._optimizer.zero_grad(set_to_none=True)
         logits = self._logits(images, (spec.widths[-1],) * spec.segments)
-        widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
+        if self._teacher is None:
+            widest = F.cross_entropy(logits, labels, label_smoothing=knobs.label_smoothing)
+            target = self._target(logits.detach(), labels)
+        else:
+            with torch.no_grad():
+                target = self._target(self._teacher(images), labels)
+            widest = F.cross_entropy(logits, target)
         self._scaler.scale(widest).backward()  # type: ignore[no-untyped-call]
-        target = self._target(logits.detach(), labels)
         tuples = [(spec.widths[0],) * spec.segments]
         tuples += [tuple(rng.choice(spec.widths, spec.segments).tolist()) for _ in range(knobs.random_tuples)]
         losses = [widest.detach()]
@@ -343,20 +354,14 @@ class _Training:
             logits: Tensor = self.model(images, widths)
         return logits.float()
 
-    def _uniform_top1(self, batch: int = 500) -> dict[float, float]:
+    def _uniform_top1(self) -> dict[float, float]:
         """Share of test images that each uniform width gets right."""
-        spec, data = self.model.spec, self._dataset
-        right = dict.fromkeys(spec.widths, 0)
+        spec, knobs = self.model.spec, self._knobs
         self.model.eval()
-        with torch.inference_mode():
-            for start in range(0, len(data.test_labels), batch):
-                images = torch.from_numpy(data.test_images[start : start + batch])
-                images = images.to(self._knobs.device, memory_format=self._format)
-                labels = torch.from_numpy(data.test_labels[start : start + batch]).to(self._knobs.device)
-                for width in spec.widths:
-                    answers = self._logits(images, (width,) * spec.segments).argmax(dim=1)
-                    right[width] += int((answers == labels).sum())
-        return {width: count / len(data.test_labels) for width, count in right.items()}
+        return {
+            width: top1(lambda x, width=width: self._logits(x, (width,) * spec.segments), self._dataset, knobs.device)  # type: ignore[misc]
+            for width in spec.widths
+        }
 
     # ------------------------------------------------------------------------------------------------- checkpoints
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hw.networks import registry as networks
-from hw.networks.conformance import RULES, broken_rules, require_conformance, unchecked_rules
+from hw.networks.conformance import RULES, _are_one, broken_rules, require_conformance, unchecked_rules
+from hw.networks.counting import counted
 from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
 from hw.networks.slimresnet import SlimResNet
@@ -320,3 +322,29 @@ def test_a_header_that_asks_for_nonsense_is_refused(value: object, tmp_path: Pat
     save_tensors(tmp_path / "bad.safetensors", tensors, {**metadata, "config": json.dumps(config)})
     with pytest.raises(InputError, match="whole numbers"):
         ModelFile(tmp_path / "bad.safetensors").load()
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e6])
+def test_results_are_compared_by_their_size(scale: float) -> None:
+    """A rounding of large numbers is no fault, and a fault in small ones is found."""
+    wanted = scale * torch.tensor([3.0, -0.001, 1.0])
+    assert _are_one(wanted + 1e-4 * scale, wanted)
+    assert not _are_one(wanted + 1e-2 * scale, wanted)
+    assert not _are_one(wanted * float("nan"), wanted)
+
+
+def test_fused_attention_is_counted() -> None:
+    """On a CPU as on `meta`: queries by keys, and what comes of it by values."""
+    for device in ("cpu", "meta"):
+        x = torch.zeros(2, 4, 6, 8, device=device)
+        counts, _ = counted(lambda x=x: F.scaled_dot_product_attention(x, x, x))  # type: ignore[misc]
+        assert counts.macs == 2 * (2 * 4 * 6 * 6 * 8)
+
+
+def test_kernels_of_one_pixel_are_laid_out_as_asked() -> None:
+    """Where either order describes them, torch leaves strides that a slow kernel is chosen by."""
+    instance = Network("slimresnet-tiny").build().instance(2, 1.0)
+    moved = instance.to(torch.device("cpu"), torch.float32, torch.channels_last)
+    kernel = next(tensor for name, tensor in moved.weights.items() if name.endswith("projection"))
+    assert kernel.shape[2:] == (1, 1)
+    assert kernel.stride() == (kernel.shape[1], 1, kernel.shape[1], kernel.shape[1])

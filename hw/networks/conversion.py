@@ -1,0 +1,206 @@
+"""A trained network made slimmable by its own teaching: found out how it wants its images, tuned, and measured.
+
+Every width learns from the labels and from the network that was given (the sandwich rule of `hw.networks.training`).
+Then the statistics of every key are taken anew.
+"""
+
+from __future__ import annotations
+
+import copy
+import time  # noqa: TID251 - as many epochs as there is time for
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from hw.networks.datasets import Dataset
+from hw.networks.evaluation import top1
+from hw.networks.slimmed import SlimmedNetwork
+from hw.networks.slimming import made_slimmable, recalibrate
+from hw.networks.tracing import Rescale, UnknownLayerError
+from hw.networks.training import TrainingKnobs, recipe, train
+from kit.chance import stream
+from kit.errors import InputError, WorkError, in_a_line
+
+OWN: Final = "these images' own mean and deviation"
+NORMALISATIONS: Final = {  # mean and deviation of pixels from 0 to 1, by channel
+    "ImageNet's mean and deviation": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "pixels from -1 to 1": ((0.5,), (0.5,)),
+    "pixels from 0 to 1": ((0.0,), (1.0,)),
+}
+MOST_LOST: Final = 0.03  # of accuracy at full width: beyond, the narrower ones are no fair trade
+_TRIED: Final = 500  # images that a normalisation is told by
+_PROBED_STEPS: Final = 4
+_MAX_EPOCHS: Final = 30  # beyond, digit-pairs gain nothing
+
+
+class GivenNetwork(nn.Module):
+    """A network that takes a data set's images as they are normalised here."""
+
+    def __init__(self, rescale: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.rescale, self.network = rescale, network
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) images to (B, classes) logits."""
+        found: Tensor = self.network(self.rescale(x))
+        return found
+
+
+def fitted(module: nn.Module, dataset: Dataset, source: str) -> tuple[GivenNetwork, str]:
+    """The network with the normalisation by which it knows most of the training images, and that one's name.
+
+    Args:
+        module: in eval mode.
+        source: the network's name, for messages.
+
+    Raises:
+        InputError: it takes no such images, or knows no more of them than chance does.
+    """
+    chosen = stream(0, "slimming:normalisation").permutation(len(dataset.train_labels))[:_TRIED]
+    sample = replace(dataset, test_images=dataset.train_images[chosen], test_labels=dataset.train_labels[chosen])
+    tried = {OWN: GivenNetwork(nn.Identity(), module)}
+    for name, given in NORMALISATIONS.items():
+        if len(given[0]) in (1, dataset.train_images.shape[1]):
+            tried[name] = GivenNetwork(_rescale(dataset, *given), module)
+    try:
+        shares = {name: top1(network, sample, batch=100) for name, network in tried.items()}
+    except Exception as error:
+        shape, problem = dataset.train_images.shape[1:], in_a_line(f"{type(error).__name__}: {error}")
+        raise InputError(source, "", f"can't take images of {shape} from {dataset.name} ({problem})") from None
+    best = max(shares, key=lambda name: shares[name])
+    _require_knowledge(tried[best], shares[best], sample, source)
+    return tried[best], best
+
+
+def _rescale(dataset: Dataset, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
+    """From images normalised here to such."""
+    assert dataset.mean is not None, "it was loaded"
+    assert dataset.deviation is not None, "it was loaded"
+    own_mean, own_deviation = (torch.from_numpy(each) for each in (dataset.mean, dataset.deviation))
+    largest = float((torch.from_numpy(dataset.train_images).amax((0, 2, 3)) * own_deviation + own_mean).max())
+    wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
+    weight = own_deviation / largest / wanted_deviation
+    return Rescale(weight, (own_mean / largest - wanted_mean) / wanted_deviation)
+
+
+def _require_knowledge(network: nn.Module, share: float, sample: Dataset, source: str) -> None:
+    images, chance = len(sample.test_labels), 1 / sample.classes
+    if share > chance + 3 * sqrt(chance * (1 - chance) / images):
+        return
+    problem = f"gets {100 * share:.1f} % of {images} training images of {sample.name}, no more than chance"
+    confusion: NDArray[np.int64] = np.zeros((sample.classes, sample.classes), np.int64)
+    with torch.inference_mode():
+        parts = torch.split(torch.from_numpy(sample.test_images), 100)
+        answers = torch.cat([network(part).argmax(1) for part in parts])
+    np.add.at(confusion, (sample.test_labels, answers.numpy() % sample.classes), 1)
+    paired = confusion[linear_sum_assignment(confusion, maximize=True)].sum() / images
+    if paired > 0.5:
+        remedy = "name the folders so that their alphabetical order is that in which it learned the classes"
+        raise InputError(source, "", f"{problem}: its classes have another order; {remedy}")
+    raise InputError(source, "", f"{problem}; give the weights and the images that belong together")
+
+
+# ------------------------------------------------------------------------------------------------------------ the work
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A network that was made slimmable, and what it knows; shares of the test images.
+
+    Attributes:
+        given: of the network that was given.
+        top1: by width, the same in all segments.
+        epochs: that it was tuned for.
+    """
+
+    model: SlimmedNetwork
+    given: float
+    top1: dict[float, float]
+    epochs: int
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """What is to be tuned, as `train` takes it."""
+
+    label: str
+    model: SlimmedNetwork
+
+    def build(self) -> SlimmedNetwork:
+        return copy.deepcopy(self.model)
+
+
+def converted(
+    given: GivenNetwork,
+    dataset: Dataset,
+    widths: Sequence[float],
+    label: str,
+    *,
+    seconds: float,
+    seed: int = 0,
+    device: str = "cpu",
+    on_step: Callable[[int, int], None] | None = None,
+) -> Conversion:
+    """Make a trained network slimmable.
+
+    Args:
+        given: see `fitted`.
+        widths: ascending, the last one 1.
+        label: its name.
+        seconds: for tuning; one epoch of some images is the least.
+
+    Raises:
+        InputError: it has layers that can't be slimmed.
+        WorkError: it loses too much at full width, or tuning diverged.
+    """
+    try:
+        model = made_slimmable(given, torch.from_numpy(dataset.test_images[:4]), widths)
+    except UnknownLayerError as error:
+        raise InputError(label, "", f"can't be made slimmable: {error}") from None
+    knobs = replace(
+        recipe(dataset.name, ""), batch=min(64, len(dataset.train_labels)), learning_rate=0.02, warmup_epochs=0.2,
+        label_smoothing=0.0, random_tuples=2, label_share=0.5, growth=(), probe_epochs=0, seed=seed, device=device,
+    )  # fmt: skip
+    source = _Sorted(label, model)
+    some, knobs = _within(seconds, source, dataset, knobs, given)
+    tuned = train(source, some, knobs, on_step=on_step, teacher=given)
+    assert isinstance(tuned, SlimmedNetwork), "it was one"
+    recalibrate(tuned.to(device), torch.from_numpy(dataset.train_images), seed)
+    tuned.eval()
+    right = {
+        width: top1(lambda x, width=width: tuned(x, (width,) * tuned.spec.segments), dataset, device)  # type: ignore[misc]
+        for width in tuned.spec.widths
+    }
+    found = Conversion(tuned.to("cpu"), top1(given.to(device), dataset, device), right, knobs.epochs)
+    if found.given - found.top1[1.0] > MOST_LOST:
+        text = ", ".join(f"{100 * share:.1f} % at {width:g}" for width, share in found.top1.items())
+        problem = f"not worth it: {text}, where the given network has {100 * found.given:.1f} %"
+        raise WorkError(f"{label}: {problem}; give it more --minutes, or more images")
+    return found
+
+
+def _within(
+    seconds: float, source: _Sorted, dataset: Dataset, knobs: TrainingKnobs, teacher: nn.Module
+) -> tuple[Dataset, TrainingKnobs]:
+    """As many epochs as there is time for; where one is too long, one of fewer images, drawn at random."""
+
+    def part(images: int) -> Dataset:
+        chosen = stream(knobs.seed, "slimming:part").permutation(len(dataset.train_labels))[:images]
+        return replace(dataset, train_images=dataset.train_images[chosen], train_labels=dataset.train_labels[chosen])
+
+    begin_ns = time.monotonic_ns()
+    probe = part(_PROBED_STEPS * knobs.batch)
+    train(source, probe, replace(knobs, epochs=1), teacher=teacher)
+    image_s = (time.monotonic_ns() - begin_ns) / 1e9 / len(probe.train_labels)
+    epochs = seconds / (image_s * len(dataset.train_labels))
+    if epochs < 1:
+        return part(max(knobs.batch, int(epochs * len(dataset.train_labels)))), replace(knobs, epochs=1)
+    return dataset, replace(knobs, epochs=min(_MAX_EPOCHS, int(epochs)))

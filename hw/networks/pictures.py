@@ -1,0 +1,80 @@
+"""Pictures of any size, made equally large once: a folder of images that a network can be trained and tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from kit.errors import InputError
+
+TEST_NAMES: Final = ("test", "val", "valid", "validation")
+TEST_SHARE: Final = 5  # where nothing says what is for the test: one picture in five of each class
+BORDER: Final = 256 / 224  # as torchvision's: resized to a little more, so that the middle can be cut out
+MOST_UNREADABLE: Final = 0.01
+
+
+def equally_large(
+    folder: Path, target: Path, size: int, channels: int, on_progress: Callable[[int, int], None]
+) -> tuple[Path, int]:
+    """Write `train/CLASS/*.png` and `test/CLASS/*.png`, all size x size, and count what could not be read.
+
+    A picture is resized along its shorter side, and its middle is cut out. One that has the size already stays as it
+    is. A folder without parts is split: every fifth picture of each class is for the test.
+
+    Args:
+        folder: with `train` and `test` (or `val`), each with a folder for each class; or with the classes themselves.
+        channels: 1 for grey pictures, 3 for coloured ones.
+
+    Returns:
+        The target, and how many were left out.
+
+    Raises:
+        InputError: there are no pictures, the target is there already, or more than 1 % can't be read.
+    """
+    from PIL import Image
+    from torchvision.transforms.functional import center_crop, resize
+
+    if target.exists():
+        raise InputError(str(target), "", "is there already; name it as --images without --size, or remove it")
+    found = list(_found(folder))
+    if not found:
+        raise InputError(str(folder), "", "has no pictures; they lie in train/CLASS/ and test/CLASS/, or in CLASS/")
+    unreadable: list[Path] = []
+    for count, (part, path) in enumerate(found, start=1):
+        place = target / part / path.parent.name / f"{path.stem}-{count}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with Image.open(path) as opened:
+                image = opened.convert("L" if channels == 1 else "RGB")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+            unreadable.append(path)
+            continue
+        if image.size != (size, size):
+            image = center_crop(resize(image, [round(size * BORDER)]), [size, size])
+        image.save(place)
+        on_progress(count, len(found))
+    if len(unreadable) > MOST_UNREADABLE * len(found):
+        problem = f"{len(unreadable)} of {len(found)} pictures can't be read, first {unreadable[0]}"
+        raise InputError(str(folder), "", f"{problem}; write them anew, or remove them")
+    return target, len(unreadable)
+
+
+def _found(folder: Path) -> Iterator[tuple[str, Path]]:
+    """(part, picture) in their order."""
+    if not folder.is_dir():
+        raise InputError(str(folder), "", "no such folder")
+    tests = [name for name in TEST_NAMES if (folder / name).is_dir()]
+    if (folder / "train").is_dir() != bool(tests):
+        raise InputError(str(folder), "", f"has one part alone; it needs train, and one of {', '.join(TEST_NAMES)}")
+    for part, place in (("train", folder / "train"), ("test", folder / tests[0])) if tests else (("", folder),):
+        for of_class in sorted(path for path in place.iterdir() if path.is_dir()):
+            for number, path in enumerate(_pictures(of_class)):
+                is_test = number % TEST_SHARE == TEST_SHARE - 1
+                yield part or ("test" if is_test else "train"), path
+
+
+def _pictures(folder: Path) -> list[Path]:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)

@@ -1,0 +1,160 @@
+"""A trained network made slimmable: its channels sorted, its statistics taken anew for every key.
+
+Channels that are tied are sorted together, by how much of them comes out and how much of that is heard. At full width
+the network still computes what the given one does; at a narrower one the least of it is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hw.networks.slimmable import Weights
+from hw.networks.slimmed import TABLES, Dimension, Layer, SlimmedNetwork, weight_name
+from hw.networks.tracing import UnknownLayerError, structure_of
+from kit.chance import stream
+from policies.vocabulary import IMAGE
+
+EXACTNESS = 1e-4  # of the largest logit
+IMAGES, ROUNDS = 100, 8  # that statistics are taken of
+
+
+def made_slimmable(given: nn.Module, images: Tensor, widths: Sequence[float]) -> SlimmedNetwork:
+    """The same network, with channels sorted; statistics of narrower widths are the given ones still.
+
+    Args:
+        given: in eval mode.
+        images: (B, C, H, W) some, that both are asked about.
+
+    Raises:
+        UnknownLayerError: it has layers that can't be slimmed, or does more than its layers say.
+    """
+    model = SlimmedNetwork(structure_of(given, tuple(images.shape[1:]), widths)).eval()
+    with torch.no_grad():
+        _take_over(model, given)
+        wanted, found = given(images), model(images, (1.0,) * model.spec.segments)
+    if float((wanted - found).abs().max()) > EXACTNESS * float(wanted.abs().max()):
+        raise UnknownLayerError("its layers, one after the other, compute something else than it does")
+    return model
+
+
+def _take_over(model: SlimmedNetwork, given: nn.Module) -> None:
+    modules, layers, groups = dict(given.named_modules()), model.structure.layers, model.structure.groups
+    weights = {
+        layer.name: _given_weights(layer, modules[layer.name], groups[layer.group].count)
+        for layer in layers
+        if layer.dimensions
+    }
+    scores = _scores(layers, weights, [group.count for group in groups])
+    orders = [
+        torch.arange(group.count) if group.segment == 0 else _order(score, group.unit)
+        for group, score in zip(groups, scores, strict=True)
+    ]
+    own = model.state_dict()
+    for layer in layers:
+        for name, dimensions in layer.dimensions.items():
+            own[weight_name(layer, name)].copy_(_arranged(weights[layer.name][name], dimensions, orders))
+
+
+def _given_weights(layer: Layer, module: nn.Module, channels: int) -> dict[str, Tensor]:
+    """By the layer's own names."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    if layer.kind == "batch_norm":
+        found |= {name: found[f"running_{name}"] for name in TABLES}
+    neutral = {"weight": torch.ones, "bias": torch.zeros}  # of a norm without them
+    return {name: found[name] if name in found else neutral[name](channels) for name in layer.dimensions}
+
+
+def _scores(
+    layers: Sequence[Layer], weights: Mapping[str, Mapping[str, Tensor]], counts: Sequence[int]
+) -> list[Tensor]:
+    """Of each group's channels: what norms (or else kernels) let out of it, times what later kernels take of it."""
+    sent = [torch.zeros(count) for count in counts]
+    normed = [torch.zeros(count) for count in counts]
+    heard = [torch.zeros(count) for count in counts]
+    for layer in layers:
+        if layer.kind in ("conv", "linear"):
+            kernel = weights[layer.name]["weight"].abs()
+            sent[layer.group] += kernel.flatten(1).sum(1)
+            heard[layer.source] += kernel.reshape(len(kernel), len(heard[layer.source]), -1).sum((0, 2))
+        elif layer.kind in ("batch_norm", "group_norm"):
+            normed[layer.group] += weights[layer.name]["weight"].abs()
+    return [
+        (norm if norm.any() else out) * (taken if taken.any() else 1)
+        for out, norm, taken in zip(sent, normed, heard, strict=True)
+    ]
+
+
+def _order(score: Tensor, unit: int) -> Tensor:
+    """Channels, the most heard first; whole units of them."""
+    units = score.view(-1, unit).sum(1).argsort(descending=True, stable=True)
+    return (units[:, None] * unit + torch.arange(unit)).flatten()
+
+
+def _arranged(weight: Tensor, dimensions: Sequence[Dimension], orders: Sequence[Tensor]) -> Tensor:
+    for axis, dimension in enumerate(dimensions):
+        if not isinstance(dimension, int):
+            group, features = dimension
+            places = orders[group][:, None] * features + torch.arange(features)
+            weight = weight.index_select(axis, places.flatten())
+    return weight
+
+
+# ---------------------------------------------------------------------------------------------------------- statistics
+
+
+@dataclass
+class _Sums:
+    """Of one BatchNorm at one key, over batches: of means, and of means of squares; (C,) each."""
+
+    batches: int
+    mean: Tensor
+    square: Tensor
+
+
+def recalibrate(model: SlimmedNetwork, images: Tensor, seed: int) -> None:
+    """Take the statistics of every key: of images that came by all widths in turn, a share by each.
+
+    Args:
+        images: (n, C, H, W) to draw from.
+    """
+    sums: dict[tuple[str, int, int], _Sums] = {}
+
+    def normalize(layer: Layer, x: Tensor, weights: Weights) -> Tensor:
+        table = weights[weight_name(layer, TABLES[0])]
+        pixels = tuple(axis for axis in range(x.dim()) if axis != 1)
+        mean, square = x.mean(pixels), x.square().mean(pixels)
+        kept = sums.setdefault((layer.name, *table.shape[:2]), _Sums(0, torch.zeros_like(mean), torch.zeros_like(mean)))
+        kept.batches, kept.mean, kept.square = kept.batches + 1, kept.mean + mean, kept.square + square
+        scale, shift = (weights[weight_name(layer, name)] for name in ("weight", "bias"))
+        return F.batch_norm(x, None, None, scale, shift, training=True, eps=layer.eps)
+
+    rng, device = stream(seed, "slimming:statistics"), next(model.parameters()).device
+    model.normalize = normalize
+    with torch.no_grad():
+        for _ in range(ROUNDS):
+            chosen = rng.choice(len(images), min(IMAGES, len(images)), replace=False)
+            _through_all_keys(model, images[torch.from_numpy(chosen)].to(device))
+    model.normalize = None
+    layers, own = {layer.name: layer for layer in model.structure.layers}, model.state_dict()
+    for (name, row, column), kept in sums.items():
+        mean = kept.mean / kept.batches
+        var = (kept.square / kept.batches - mean.square()).clamp_(min=0)
+        for table, values in zip(TABLES, (mean, var), strict=True):
+            own[weight_name(layers[name], table)][row - 1, column - 1, : len(values)] = values
+
+
+def _through_all_keys(model: SlimmedNetwork, images: Tensor) -> None:
+    """One batch through every key; before a segment it is as the widths before left it, image by image in turn."""
+    before, widths = {IMAGE: images}, model.spec.widths
+    for segment in range(1, model.spec.segments + 1):
+        after = {}
+        for width in widths:
+            left = [model.forward_segment(x, segment, width, previous) for previous, x in before.items()]
+            turn = torch.arange(len(images), device=images.device) % len(left)
+            after[width] = torch.cat([each[turn == place] for place, each in enumerate(left)])
+        before = after

@@ -1,0 +1,196 @@
+"""Networks and weights of others: read without running anything, refused in a line; pictures made equally large."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hw.host.limits import machine_bytes
+from hw.networks import given
+from hw.networks.datasets import Dataset, load_dataset
+from hw.networks.given import _state_dict, _why, build_given, read_weights, take_weights
+from hw.networks.pictures import equally_large
+from hw.networks.registry import Network
+from kit.errors import InputError
+
+
+class Head(nn.Linear):
+    """A network of one layer."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__(64, classes)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+class Harm:
+    """What unpickling it runs leaves a file."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_malicious_file_runs_nothing(is_new: bool, tmp_path: Path) -> None:
+    """Of both forms that torch.save has; opened as pickles are, it would."""
+    path, mark = tmp_path / "w.pt", tmp_path / "ran"
+    torch.save({"weight": torch.zeros(2), "extra": Harm(mark)}, path, _use_new_zipfile_serialization=is_new)
+    with pytest.raises(InputError, match=r"w\.pt: holds code \(.*mkdir\), not only weights, and nothing of it was run"):
+        read_weights(path)
+    assert not mark.exists()
+    torch.load(path, weights_only=False)
+    assert mark.exists()
+
+
+def test_a_file_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    """One number that calls itself more than the machine holds."""
+    torch.save({"weight": torch.zeros(1).expand(machine_bytes())}, tmp_path / "w.pt")
+    with pytest.raises(InputError, match="takes far more memory than its size tells"):
+        read_weights(tmp_path / "w.pt")
+
+
+def test_weights_come_out_of_what_they_were_saved_in(tmp_path: Path, digits: Dataset) -> None:
+    """A checkpoint of a script, with its arguments beside, by a wrapper's names; and plain safetensors."""
+    wanted = Head().state_dict()
+    wrapped = {f"module._orig_mod.{name}": tensor for name, tensor in wanted.items()}
+    torch.save(
+        {"state_dict": wrapped, "epoch": 3, "args": Namespace(lr=1), "optimizer": {"state": {}}}, tmp_path / "w.pt"
+    )
+    save_file({f"backbone.{name}": tensor for name, tensor in wanted.items()}, tmp_path / "w.safetensors")
+    for name in ("w.pt", "w.safetensors"):
+        module = Head()
+        take_weights(module, read_weights(tmp_path / name), tmp_path / name, digits)
+        assert all(torch.equal(tensor, wanted[key]) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "saved, told",
+    [
+        ({"model": {}, "model_ema": {}}, r"several sets of weights \(model, model_ema\)"),
+        ({"state_dict": {"w": 1}}, "holds no weights by name"),
+        ([torch.zeros(1)], "holds no weights by name"),
+    ],
+)  # fmt: skip
+def test_what_holds_no_weights_or_too_many_is_refused(saved: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        _state_dict(saved, Path("w.pt"))
+
+
+def test_a_set_of_averages_alone_is_taken() -> None:
+    assert set(_state_dict({"ema": {"w": torch.zeros(1)}, "epoch": 3}, Path("w.pt"))) == {"w"}
+
+
+@pytest.mark.parametrize(
+    "error, told",
+    [
+        (KeyError(101), "damaged, cut short, or not of torch.save (KeyError: 101)"),
+        (MemoryError(), "takes far more memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "takes far more memory"),
+        (ValueError("WeightsUnpickler error: Unsupported global: GLOBAL mine.Net was not"), "holds code (mine.Net)"),
+    ],
+)
+def test_what_the_reader_says_is_told_in_a_line(error: Exception, told: str) -> None:
+    assert told in _why(error)
+    assert "\n" not in _why(error)
+
+
+def test_a_whole_network_and_torchscript_are_code(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2), tmp_path / "w.pt")
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "s.pt"))  # type: ignore[no-untyped-call]
+    for name, told in (("w.pt", r"holds code \(torch.nn.modules.linear.Linear\)"), ("s.pt", "is TorchScript")):
+        with pytest.raises(InputError, match=told):
+            read_weights(tmp_path / name)
+
+
+def test_an_old_torch_opens_no_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"w": torch.zeros(1)}, tmp_path / "w.pt")
+    monkeypatch.setattr(given, "SAFE_TORCH", "99.0")
+    with pytest.raises(InputError, match=r"does not open files of torch.save safely; take torch 99.0"):
+        read_weights(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        (lambda w: w | {"weight": w["weight"][:7]}, "weight: is .7, 64., .* the weights know 7 classes"),
+        (lambda w: w | {"weight": w["weight"][:, :7]}, "weight: is .10, 7., the network has .10, 64.; name"),
+        (lambda w: {"weight": w["weight"], "c.d": w["bias"]}, "another network .1 missing: bias; too many: c.d"),
+        (lambda w: w | {"bias": w["bias"] / 0}, "bias: holds numbers that are not finite"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_network_are_told(
+    change: Callable[[dict[str, Tensor]], dict[str, Tensor]], told: str, digits: Dataset
+) -> None:
+    weights = {name: tensor.contiguous() for name, tensor in change(Head().state_dict()).items()}
+    with pytest.raises(InputError, match=told):
+        take_weights(Head(), weights, Path("w.pt"), digits)
+
+
+def test_networks_are_built_by_name() -> None:
+    """Torchvision's with as many classes as the images have; of others nothing but a network's class is called."""
+    assert build_given(Network("torchvision:resnet18"), 7).get_parameter("fc.bias").shape == (7,)
+    assert build_given(Network(f"{__name__}:Head", {"classes": 3}), 7).get_parameter("bias").shape == (3,)
+    for name, told in (
+        ("torchvision:resnet19", "did you mean 'resnet18'"),
+        ("os:system", "must be a class of torch.nn.Module"),
+        ("tests.hw.worlds:TinyNet", "that is not slimmable yet"),
+    ):
+        with pytest.raises(InputError, match=told):
+            build_given(Network(name), 7)
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def picture(path: Path, size: tuple[int, int], mode: str = "RGB") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def test_pictures_are_made_equally_large_and_split(tmp_path: Path) -> None:
+    """One in five of each class is for the test; one that has the size is copied as it is; they can be loaded."""
+    for number in range(10):
+        picture(tmp_path / "pets" / "cat" / f"{number}.png", (20 + number, 30), "L" if number % 2 else "RGB")
+        picture(tmp_path / "pets" / "dog" / f"{number}.jpg", (16, 16))
+    target, unreadable = equally_large(tmp_path / "pets", tmp_path / "out", 16, 3, lambda *_: None)
+    assert unreadable == 0
+    data = load_dataset(str(target))
+    assert (data.train_images.shape, data.test_images.shape, data.classes) == ((16, 3, 16, 16), (4, 3, 16, 16), 2)
+    copied = next((target / "train" / "dog").glob("0-*.png"))
+    assert np.array_equal(np.asarray(Image.open(copied)), np.asarray(Image.open(tmp_path / "pets" / "dog" / "0.jpg")))
+    with pytest.raises(InputError, match="is there already"):
+        equally_large(tmp_path / "pets", target, 16, 3, lambda *_: None)
+
+
+def test_parts_stay_parts_and_few_broken_pictures_are_left_out(tmp_path: Path) -> None:
+    for number in range(100):
+        picture(tmp_path / "train" / "a" / f"{number}.png", (4, 4), "L")
+    picture(tmp_path / "val" / "a" / "0.png", (9, 5))
+    (tmp_path / "train" / "a" / "broken.png").write_bytes(b"none")
+    target, unreadable = equally_large(tmp_path, tmp_path / "out", 4, 1, lambda *_: None)
+    assert unreadable == 1
+    assert [len(list((target / part / "a").iterdir())) for part in ("train", "test")] == [100, 1]
+    assert {Image.open(path).mode for path in target.rglob("*.png")} == {"L"}
+    (tmp_path / "train" / "a" / "broken too.png").write_bytes(b"none")
+    with pytest.raises(InputError, match=r"2 of 103 pictures can't be read, first .*broken"):
+        equally_large(tmp_path, tmp_path / "again", 4, 1, lambda *_: None)
+    (target / "test").rename(tmp_path / "moved")
+    with pytest.raises(InputError, match="has one part alone"):
+        equally_large(target, tmp_path / "none", 4, 1, lambda *_: None)
