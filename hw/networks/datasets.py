@@ -37,7 +37,11 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,)."""
+    """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
+
+    Attributes:
+        mean, deviation: (C,) by which they were; empty where there are no real images.
+    """
 
     name: str
     train_images: Images
@@ -45,6 +49,8 @@ class Dataset:
     test_images: Images
     test_labels: Labels
     classes: int
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
 
 class OwnDataset(Protocol):
@@ -180,7 +186,8 @@ def _normalised(name: str, train: Images, train_labels: Labels, test: Images, la
     deviation = train.std(axis=(0, 2, 3), keepdims=True)
     deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
     scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
-    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes)
+    scale = [tuple(each.ravel().tolist()) for each in (mean, deviation)]
+    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes, *scale)
 
 
 # ------------------------------------------------------------------------------------------------- a folder of images
