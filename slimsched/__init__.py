@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Validation,
     )
     from slimsched.running import replay, report, run, validate
+    from slimsched.serving import generate_load, serve
     from slimsched.simulating import bound, capacity, compare, simulate
     from slimsched.starting import init
     from slimsched.training import save_router, train
@@ -77,6 +78,7 @@ __all__ = [
     "check_profile",
     "compare",
     "drain",
+    "generate_load",
     "init",
     "load",
     "names",
@@ -86,6 +88,7 @@ __all__ = [
     "report",
     "run",
     "save_router",
+    "serve",
     "show_profile",
     "simulate",
     "synthesize_profile",
@@ -97,8 +100,8 @@ __all__ = [
 
 _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
-    "slimsched.training", "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks",
-    "slimsched.clusters", "slimsched.listing", "slimsched.starting",
+    "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
+    "slimsched.networks", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
 )  # fmt: skip
 
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from kit.errors import InputError, WorkError
-from slimsched.arguments import Changes, Duration, File, Out, Router, ScenarioLike, require_within
+from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
 from slimsched.working import announcing_compilation, begin, observer, router_name, verb
 
-_LARGEST_PORT = 65535
+_LARGEST_PORT: Final = 65535
+_FASTEST_IMG_S: Final = 1e6
+
+
+@contextlib.contextmanager
+def _naming_the_extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        remedy = "install it: pip install 'slim-scheduler[serve]'"
+        raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
 
 
 @verb
@@ -56,12 +69,9 @@ def serve(
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
     with listen(host, port, asks_for_token=bool(tokens)) as listening:
-        try:
+        with _naming_the_extra():
             from hw.door.app import Limits
             from scenarios.job import serving
-        except ModuleNotFoundError as error:
-            remedy = "install it: pip install 'slim-scheduler[serve]'"
-            raise InputError("slimsched serve", "", f"{error.name} is not installed; {remedy}") from None
         from scenarios.job.validation import require_executors
 
         job = session.job()
@@ -76,3 +86,45 @@ def serve(
     document = {"schema": "slimsched.served/1", "accepted": end.arrived, "answered": end.completed, "failed": failed}
     text = f"{end.arrived} images were accepted, {end.completed} answered, {failed} given up"
     return CommandResult(document, text)
+
+
+@verb
+def generate_load(
+    url: str,
+    /,
+    *,
+    rate: float = 100.0,
+    duration_s: Duration = 10.0,
+    images: int = 1,
+    seed: int = 0,
+    token_file: File | None = None,
+) -> CommandResult:
+    """Send images to a server as clients would, and tell how long answers took.
+
+    Arrivals are a Poisson process, and go on however slow the answers come. A latency counts from the time at which the
+    request was due.
+
+    Args:
+        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        rate: images a second (100).
+        duration_s: of the arrivals (10s); then answers are waited for.
+        images: in each request (1).
+        seed: of arrivals and images (0).
+        token_file: a file whose first line is the token to send.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: no model answers there.
+    """
+    with _naming_the_extra():
+        from hw.door.load import Load, document, generate
+    from hw.door.listening import read_tokens
+    from scenarios.show.load import format_load
+
+    require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
+    require_within("--images", images, 1, 1 << 16)
+    require_within("--seed", seed, 0, LONGEST)
+    token = "" if token_file is None else read_tokens(Path(token_file))[0].decode()
+    load = Load(url, rate, duration_s, images, token, seed)
+    found = document(load, generate(load))
+    return CommandResult(found, format_load(found))

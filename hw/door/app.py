@@ -30,12 +30,14 @@ class Limits:
 
     Attributes:
         body_bytes: of a request.
+        held_bytes: of all requests that are being read.
         body_s: in which its body must have come.
         timeout_s: in which it is answered, unless the client asks for less.
         connections: that are open at a time.
     """
 
     body_bytes: int = 1 << 24
+    held_bytes: int = 1 << 28
     body_s: float = 30.0
     timeout_s: float = 30.0
     connections: int = 4096
@@ -74,6 +76,7 @@ class App:
         self._metrics = metrics
         self._limits = limits
         self._tokens = tokens
+        self._held_bytes = 0
         model = f"/v2/models/{served.name}"
         self._models = (model, f"{model}/versions/{VERSION}")
 
@@ -108,7 +111,7 @@ class App:
 
     def _is_known(self, authorization: str) -> bool:
         given = authorization.removeprefix("Bearer ").encode("latin-1")
-        return any([hmac.compare_digest(given, token) for token in self._tokens])  # all of them, in the same time
+        return any(hmac.compare_digest(given, token) for token in self._tokens)
 
     def _look_up(self, path: str) -> Response:
         if path == "/metrics":
@@ -128,8 +131,9 @@ class App:
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
-            closing = (("connection", "close"),) if error.status != HTTPStatus.BAD_REQUEST else ()
-            return Response(error.status, error_body(str(error)), headers=closing)
+            if error.status == HTTPStatus.BAD_REQUEST:
+                return Response(error.status, error_body(str(error)))
+            return _busy(str(error), error.status, ("connection", "close"))  # what is left of its body is not read
         began_s, count = time.perf_counter(), len(request.images)
         self._metrics.arrived.inc(count)
         if not self._bridge.is_ready:
@@ -156,9 +160,7 @@ class App:
         body, length = write_answer(request, answers, self._served)
         if length is None:
             return Response(200, body)
-        return Response(
-            200, body, "application/octet-stream", (("inference-header-content-length", str(length)),)
-        )
+        return Response(200, body, "application/octet-stream", (("inference-header-content-length", str(length)),))
 
     def _failed(self, reason: str, count: int, timeout_s: float) -> Response:
         self._metrics.failed.labels(reason).inc(count)
@@ -180,10 +182,16 @@ class App:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _GoneError
-                    body += message.get("body", b"")
+                    part = message.get("body", b"")
+                    body += part
+                    self._held_bytes += len(part)
+                    if self._held_bytes > self._limits.held_bytes:
+                        raise RequestError("full: others send large requests at this moment", 429)
                     if len(body) > most:
                         raise RequestError(f"the body has more than the {most} bytes that are allowed", 413)
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
             raise RequestError(f"the body took more than {self._limits.body_s:g} s", 408) from None
+        finally:
+            self._held_bytes -= len(body)

@@ -10,10 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.door.protocol import Answer
-from hw.door.words import Answered, Drain, Drained, Failed, Status, Submit, ToIngress, ToRouter
-from hw.transport.port import FLUSH_NS, Port, PortClosedError
-
-IngressPort = Port[ToRouter, ToIngress]
+from hw.door.words import Answered, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
+from hw.transport.port import FLUSH_NS, PortClosedError
 
 
 class FullError(Exception):

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from math import prod
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hw.door.words import Answered, Drain, Drained, Failed, Submit, ToIngress, ToRouter
+from hw.door.slots import SlotImages
+from hw.door.words import Answered, Drain, Drained, Failed, RouterPort, Submit
 from hw.host.clock import NEVER_NS, RunClock
-from hw.transport.arena import Arena
-from hw.transport.port import Port, PortClosedError
+from hw.router.transfers import Images
+from hw.transport.port import PortClosedError
 from kit.errors import WorkError
 from policies.vocabulary import RequestArrived, RequestCompleted, RequestFailed
 
-RouterPort = Port[ToIngress, ToRouter]
 UNKNOWN = -1  # a label that nobody says
 
 
@@ -26,34 +22,9 @@ def _naming_the_ingress() -> Iterator[None]:
     try:
         yield
     except PortClosedError as error:
-        raise WorkError(f"the ingress, which clients are connected to, is gone ({error}); start the command anew") from None
-
-
-def slots_of(arena: Arena, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """(slots, values of an image) the slots that an arena has room for."""
-    image = prod(shape)
-    count = arena.size_bytes // (4 * image)
-    return np.frombuffer(arena.buffer, np.float32, count * image).reshape(count, image)
-
-
-class SlotImages:
-    """See `hw.router.transfers.Images`: each request's image stands in its slot.
-
-    Attributes:
-        slot_of: of each request in flight.
-    """
-
-    def __init__(self, slots: NDArray[np.float32], shape: tuple[int, ...]) -> None:
-        self.shape = shape
-        self.slot_of: dict[int, int] = {}
-        self._slots = slots
-
-    def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
-        """See `Images`."""
-        images = self._slots[[self.slot_of[request] for request in requests]].reshape(-1, *self.shape)
-        if channels_last and images.ndim == 4:
-            images = images.transpose(0, 2, 3, 1)
-        target.reshape(images.shape)[...] = images
+        raise WorkError(
+            f"the ingress, which clients are connected to, is gone ({error}); start the command anew"
+        ) from None
 
 
 class Clients:
@@ -67,10 +38,11 @@ class Clients:
     """
 
     def __init__(self, port: RouterPort, images: SlotImages, wants_stop: Callable[[], bool], clock: RunClock) -> None:
-        self.images = images
+        self.images: Images = images
         self.next_ns = self.horizon_ns = NEVER_NS
         self.has_ended = False
-        self.descriptors = (port.fileno(),)
+        self.descriptors: Sequence[int] = (port.fileno(),)
+        self._slot_of = images.slot_of
         self._port = port
         self._clock = clock
         self._wants_stop = wants_stop
@@ -91,13 +63,13 @@ class Clients:
         """See `Traffic`: what is right nobody knows; what was said is kept until its request ends."""
         size = len(scores) // len(requests)
         for place, (request, label) in enumerate(zip(requests, labels, strict=False)):  # none, of an emulated device
-            if request in self.images.slot_of:
+            if request in self._slot_of:
                 self._said[request] = label, scores[place * size : (place + 1) * size]
         return ()
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
         """See `Traffic`."""
-        slot = self.images.slot_of.pop(command.request)
+        slot = self._slot_of.pop(command.request)
         label, scores = self._said.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
             self._port.post(Failed(slot, command.reason))
@@ -113,7 +85,7 @@ class Clients:
                 case Submit(slots, received_ns, deadline_ns):
                     came_ns = self.next_ns = self._clock.of(received_ns)
                     for slot in slots:
-                        self.images.slot_of[self._requests] = slot
+                        self._slot_of[self._requests] = slot
                         self._came.append((RequestArrived(self._requests, self._clock.of(deadline_ns)), came_ns))
                         self._requests += 1
                 case Drained():

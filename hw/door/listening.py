@@ -25,7 +25,9 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InputError(str(path), "", f"others may read these tokens; `chmod 600 {path}`")
     if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
-        problem = f"each line must have a token of {SHORTEST_TOKEN} characters or more; `openssl rand -hex 32` makes one"
+        problem = (
+            f"each line must have a token of {SHORTEST_TOKEN} characters or more; `openssl rand -hex 32` makes one"
+        )
         raise InputError(str(path), "", problem)
     return tokens
 
@@ -49,4 +51,6 @@ def listen(host: str, port: int, *, asks_for_token: bool) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise InputError("--port", "", f"{port}: {error.strerror}; name another one, or 0 for any that is free") from None
+        raise InputError(
+            "--port", "", f"{port}: {error.strerror}; name another one, or 0 for any that is free"
+        ) from None

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -27,8 +35,10 @@ class _OfRouter(Collector):
         status = self._status()
         if status is None:
             return
-        yield CounterMetricFamily("slimsched_router_busy_seconds", "CPU time.", value=status.busy_ns / _NS_PER_S)
-        up = GaugeMetricFamily("slimsched_server_up", "Whether it serves.", labels=["server"])
+        yield CounterMetricFamily(
+            "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
+        )
+        up = GaugeMetricFamily("slimsched_server_up", "Whether a server is up.", labels=["server"])
         busy = CounterMetricFamily("slimsched_server_busy_seconds", "Time that some pass ran.", labels=["server"])
         images = CounterMetricFamily("slimsched_server_images", "Images that passed a segment.", labels=["server"])
         for server in status.servers:
@@ -47,19 +57,24 @@ class Metrics:
     """
 
     def __init__(self, inside: Callable[[], int], status: Callable[[], Status | None]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        within = {"registry": self._registry}
-        self.requests = Counter("slimsched_requests", "Inference requests, by HTTP's code.", ["code"], **within)
-        self.arrived = Counter("slimsched_images_arrived", "Images of readable requests.", **within)
-        self.answered = Counter("slimsched_images_answered", "Images that were answered.", **within)
-        self.refused = Counter("slimsched_images_refused", "Images that were not let in.", ["reason"], **within)
-        self.failed = Counter("slimsched_images_failed", "Images that were let in in vain.", ["reason"], **within)
+        self.requests = self._counter("requests", "Inference requests, by HTTP's code.", "code")
+        self.arrived = self._counter("images_arrived", "Images of readable requests.")
+        self.answered = self._counter("images_answered", "Images that were answered.")
+        self.refused = self._counter("images_refused", "Images that were not let in.", "reason")
+        self.failed = self._counter("images_failed", "Images that were let in and got no answer.", "reason")
         self.seconds = Histogram(
-            "slimsched_request_seconds", "From a whole request to its answer.", buckets=_BUCKETS_S, **within
-        )
-        Gauge("slimsched_images_inside", "Images that were let in and have not ended.", **within).set_function(inside)
+            "slimsched_request_seconds", "From a whole request to its answer.", buckets=_BUCKETS_S,
+            registry=self._registry,
+        )  # fmt: skip
+        held = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
+        held.set_function(inside)
         self._registry.register(_OfRouter(status))
         ProcessCollector(registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
 
     def text(self) -> bytes:
         """As Prometheus reads it."""

@@ -21,7 +21,7 @@ OUTPUTS: Final = ("label", "scores", "widths")
 VERSION: Final = "1"  # of a model: there is one
 JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
 US_NS: Final = 1_000
-_DATATYPES: Final = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+_DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 
 
 class RequestError(Exception):

@@ -1,6 +1,6 @@
 """The words between the ingress and the router's process; both are of one host, and read one monotonic clock.
 
-Images travel in an arena of *slots*, one an image. A slot names its image: the ingress gives a slot to another image only
+Images travel in an arena of *slots*, one an image. A slot names its image: the ingress gives it to another one only
 when the router has answered for it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from hw.transport.messages import Message
+from hw.transport.port import Port
 
 
 class Submit(Message, frozen=True):
@@ -74,3 +75,5 @@ class Drain(Message, frozen=True):
 
 ToRouter = Submit | Drained
 ToIngress = Answered | Failed | Status | Drain
+RouterPort = Port[ToIngress, ToRouter]
+IngressPort = Port[ToRouter, ToIngress]

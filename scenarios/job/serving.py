@@ -7,18 +7,19 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import FrameType
 
 from hw.door.app import Limits
-from hw.door.clients import Clients, SlotImages, slots_of
+from hw.door.clients import Clients
 from hw.door.ingress import IngressSpec, ingress
 from hw.door.protocol import Served
+from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
+from hw.host.clock import RunClock
 from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
-from kit.errors import InputError, WorkError
+from kit.errors import InputError
 from kit.units import nanoseconds
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
@@ -27,7 +28,7 @@ from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
-from scenarios.job.validation import require_executors, warn_of_another_stack
+from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import accept_wishes
 from scenarios.world.world import World
 
@@ -68,13 +69,20 @@ def serve(
         ingress(door, listening, slots) as (port, arena),
         _stopping() as wants_stop,
     ):
-        tally = Tally([server.name for server in cluster.servers], config)
+        tally, is_ready = Tally([server.name for server in cluster.servers], config), False
 
         def tell(progress: RunProgress) -> None:
+            nonlocal is_ready
+            if tally.is_ready != is_ready:
+                is_ready = tally.is_ready
+                job.say("serve: ready" if is_ready else "serve: not ready, for no server is up that can serve it all")
             port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
         images = SlotImages(slots_of(arena, door.served.shape), door.served.shape)
-        traffic = partial(Clients, port, images, wants_stop)
+
+        def traffic(clock: RunClock) -> Clients:
+            return Clients(port, images, wants_stop, clock)
+
         return cluster.serve(traffic, config, routing, _goal(world), tally, tell, job.say, drained)
 
 
