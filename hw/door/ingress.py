@@ -82,13 +82,11 @@ class _Connection(HttpToolsProtocol):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: they are the router's business, which tells by its words."""
+        """None: the router tells what to do."""
         yield
 
 
 def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     uvloop.run(_serve(spec, listening, end, arena))
 
 
@@ -122,7 +120,9 @@ def ingress(spec: IngressSpec, listening: socket.socket, slots: int) -> Iterator
     process = multiprocessing.get_context("spawn").Process(
         target=_main, args=(spec, listening, remote, arena), name="slimsched-ingress", daemon=True
     )
-    process.start()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    process.start()  # it inherits what is blocked: signals are the router's business
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     remote.close()
     try:
         yield port, arena

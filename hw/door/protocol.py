@@ -21,6 +21,7 @@ OUTPUTS: Final = ("label", "scores", "widths")
 VERSION: Final = "1"  # of a model: there is one
 JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
 US_NS: Final = 1_000
+_MOST_UINT8: Final = 255
 _DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
 
 
@@ -189,14 +190,16 @@ def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -
         data = list(chain.from_iterable(data))
     if data is None or len(data) != values:
         raise RequestError(f"{INPUT}.data: found {len(data or ())} values, its shape makes {values}")
-    kinds = {int} if datatype.kind == "u" else {int, float}
-    if not kinds.issuperset(map(type, data)):
-        raise RequestError(f"{INPUT}.data: allowed are {'whole ' if datatype.kind == 'u' else ''}numbers")
+    is_whole = datatype.kind == "u"
+    if not ({int} if is_whole else {int, float}).issuperset(map(type, data)):
+        raise RequestError(f"{INPUT}.data: allowed are {'whole ' if is_whole else ''}numbers")
+    if is_whole and not 0 <= min(data) <= max(data) <= _MOST_UINT8:
+        raise RequestError(f"{INPUT}.data: allowed are 0 to {_MOST_UINT8}")
     try:
         with np.errstate(over="ignore"):  # infinity, which is refused
             return np.array(data, datatype)
     except OverflowError:
-        raise RequestError(f"{INPUT}.data: a number is out of the range of its datatype") from None
+        raise RequestError(f"{INPUT}.data: holds a number that is too large") from None
 
 
 def _outputs(head: _Infer, served: Served) -> dict[str, bool]:
