@@ -86,6 +86,7 @@ class Door:
     stop: threading.Event
     end: Future[RunProgress]
     traffic: list[Clients]
+    tally: Tally
     before: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def ask(
@@ -164,7 +165,7 @@ def opened(cluster: HardwareCluster) -> Iterator[Door]:
             finally:
                 port.close()
 
-        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made)
+        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield door
@@ -245,9 +246,15 @@ HOSTILE: dict[str, tuple[bytes, int]] = {
 }
 
 
+CUT_OFF = ("a huge body, in pieces",)
+
+
 @pytest.mark.parametrize("what", HOSTILE)
 def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, what: str) -> None:
-    """`{"error": ...}`, where what came was HTTP; 0: the connection is ended. Others are served as before."""
+    """`{"error": ...}`, where what came was HTTP; 0: its connection is ended. Others are served as before.
+
+    Who is still sending as the connection ends may not hear why.
+    """
     sent, status = HOSTILE[what]
     with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as client:
         heard = b""
@@ -260,7 +267,8 @@ def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, what: str) -
                     break
         except (ConnectionError, BrokenPipeError):
             pass
-    assert heard.startswith(f"HTTP/1.1 {status} ".encode() if status else b"")
+    allowed = {str(status).encode() if status else b"", b"" if what in CUT_OFF else str(status).encode()}
+    assert heard[9:12] in allowed
     if b"application/json" in heard:
         assert list(json.loads(heard.partition(b"\r\n\r\n")[2])) == ["error"]
     assert door.infer(IMAGES[:2])[0] == 200
@@ -307,13 +315,15 @@ def test_no_more_are_let_in_than_fit(door: Door) -> None:
 def test_after_its_deadline_nobody_waits(door: Door) -> None:
     """The client hears so, whatever the router does; what still waits is given up, and its place freed."""
     door.gate.close()
+    passes = sum(server.images for server in door.tally.servers)
     status, _, answer = door.infer(IMAGES[:8], parameters={"timeout": 50_000})
     assert (status, answer) == (504, {"error": "no answer within 0.05 s"})
     assert door.metrics()["slimsched_images_inside",] == 8  # nobody may write there before the router has answered
     door.gate.open()
     door.until_inside(0)
-    assert door.infer(IMAGES[:8])[0] == 200
     assert door.counted("slimsched_images_failed_total", "deadline") == 8
+    assert sum(server.images for server in door.tally.servers) - passes < 8 * len(WIDTHS)
+    assert door.infer(IMAGES[:8])[0] == 200
 
 
 # ------------------------------------------------------------------------------------------------- deaths and the end
@@ -324,8 +334,10 @@ def test_an_agents_death_loses_nobody(door: Door) -> None:
     with ThreadPoolExecutor(8) as clients:
         asked = [clients.submit(door.infer, IMAGES[place % SLOTS][None]) for place in range(300)]
         door.until(lambda: sum(each.done() for each in asked) > 30)
-        door.cluster.slots[0].agent.send_signal(signal.SIGKILL)
+        killed = door.cluster.slots[0].agent
+        killed.send_signal(signal.SIGKILL)
         assert [each.result()[0] for each in asked] == [200] * len(asked)
+    door.until(lambda: door.cluster.slots[0].agent is not killed)
     door.until(lambda: door.metrics()["slimsched_server_up", "server0"] == 1)
     assert door.counted("slimsched_request_seconds_count") == len(asked)
     assert door.counted("slimsched_server_images_total", "server1") > 0
