@@ -21,10 +21,8 @@ UNKNOWN = -1  # a label that nobody says
 def _naming_the_ingress() -> Iterator[None]:
     try:
         yield
-    except PortClosedError as error:
-        raise WorkError(
-            f"the ingress, which clients are connected to, is gone ({error}); start the command anew"
-        ) from None
+    except PortClosedError:
+        raise WorkError("the ingress is gone, and all clients' connections with it; start the command anew") from None
 
 
 class Clients:

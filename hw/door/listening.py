@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import stat
 from ipaddress import ip_address
@@ -43,14 +44,14 @@ def listen(host: str, port: int, *, asks_for_token: bool) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise InputError("--host", "", f"{host!r:.80}: {error.strerror}; 127.0.0.1 is this machine alone") from None
+    except (OSError, ValueError) as error:  # a name that is none
+        problem = getattr(error, "strerror", None) or "no name of a machine"
+        raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
     if not (asks_for_token or ip_address(address[0]).is_loopback):
         problem = "other machines could send requests there; name a file of tokens (--token-file), or 127.0.0.1"
         raise InputError("--host", "", f"{host}: {problem}")
     try:
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise InputError(
-            "--port", "", f"{port}: {error.strerror}; name another one, or 0 for any that is free"
-        ) from None
+        problem = os.strerror(error.errno or 0)  # the error's own words have the address twice
+        raise InputError("--port", "", f"{port}: {problem}; name another one, or 0 for a free one") from None

@@ -7,6 +7,7 @@ hides nobody's wait (no coordinated omission). Due times are Poisson's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import time  # noqa: TID251 - it plays clients in real time
 from collections import Counter, deque
@@ -76,12 +77,18 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model.
         WorkError: nobody answers there.
     """
-    at = urlsplit(load.url)
-    if at.scheme != "http" or not at.hostname or not at.path.startswith("/v2/models/"):
-        problem = f"{load.url!r:.80}: must be http://HOST:PORT/v2/models/NAME, as `slimsched serve` says it"
-        raise InputError("URL", "", problem)
+    at = _address(load.url)
     bodies = _requests(load, at, _shape(load, at))
     return asyncio.run(_Generator(load, at, bodies).carry_out())
+
+
+def _address(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):  # brackets without an end, a port that is no number
+        at = urlsplit(url)
+        if at.scheme == "http" and at.hostname and at.port != 0 and at.path.startswith("/v2/models/"):
+            return at
+    problem = f"{url!r:.80}: must be http://HOST:PORT/v2/models/NAME, as `slimsched serve` says it"
+    raise InputError("URL", "", problem)
 
 
 def _authorization(load: Load) -> dict[str, str]:
@@ -147,11 +154,17 @@ class _Connection(asyncio.Protocol):
         self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # no HTTP: what it was to answer is lost
+            self.transport.abort()
 
     def on_message_complete(self) -> None:
         """The answer is whole."""
-        self._generator.end(self, self._parser.get_status_code())
+        if self.due_s is None:
+            self.transport.abort()
+        else:
+            self._generator.end(self, self.due_s, self._parser.get_status_code())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._generator.lose(self)
@@ -240,10 +253,9 @@ class _Generator:
         if not self._under_way:
             self._all_ended.set()
 
-    def end(self, connection: _Connection, code: int) -> None:
+    def end(self, connection: _Connection, due_s: float, code: int) -> None:
         """A request is answered."""
-        assert connection.due_s is not None, "an answer to no request"
-        self._count(code, connection.due_s)
+        self._count(code, due_s)
         connection.due_s = None
         if not connection.transport.is_closing():
             self._go_on(connection)

@@ -25,7 +25,7 @@ def format_load(found: Mapping[str, Any]) -> str:
     head = [Column("offered", "img/s"), Column("goodput", "img/s")]
     head += [Column(name, "ms") for name in ("mean", "p50", "p99", "max")]
     head += [Column("answered"), Column("refused", "429"), Column("late", "504"), Column("unanswered"), Column("other")]
-    head += [Column("sent late by", "p99, ms")]
+    head += [Column("lag p99", "ms")]
     return to_text(
         [Table(head, [row], f"{found['requests']} requests of {found['images']} to {found['url']}")], screen_width()
     )
