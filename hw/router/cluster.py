@@ -206,9 +206,9 @@ class HardwareCluster:
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         background = background_watch(self.servers, self.slots)
-        parts = self._parts(drained, away, Host(cores=own_cores(self.servers)))
+        parts = self._parts(drained, away, Host(cores=own_cores(self.servers)), background)
         with no_collections(), on_cores(parts.host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, background, on_progress, say).carry_out()
+            return RouterLoop(parts, run, router, routing, ledger, on_progress, say).carry_out()
 
     def serve(
         self,
@@ -241,14 +241,14 @@ class HardwareCluster:
         run = HardwareRun(nothing, images, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS)
         run = replace(run, goals=((0, goal),))
         self._require_fit(run, router)
-        parts = self._parts(drained, self.make_ready(keep_log=False, drained=drained()), Host())
-        background = BackgroundWatch(None, ())
+        away = self.make_ready(keep_log=False, drained=drained())
+        parts = self._parts(drained, away, Host(), BackgroundWatch(None, ()))
 
         def made(_: HardwareRun, __: RouterCore, clock: RunClock) -> Traffic:
             return traffic(clock)
 
         with on_cores(own_cores(self.servers)):
-            loop = RouterLoop(parts, run, router, routing, ledger, background, on_progress, say, made)
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, made)
             gc.collect()
             gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
             try:
@@ -256,7 +256,7 @@ class HardwareCluster:
             finally:
                 gc.unfreeze()
 
-    def _parts(self, drained: Wish, away: frozenset[int], host: Host) -> Parts:
+    def _parts(self, drained: Wish, away: frozenset[int], host: Host, background: BackgroundWatch) -> Parts:
         return Parts(
             self.servers,
             self.slots,
@@ -268,6 +268,7 @@ class HardwareCluster:
             drained,
             away,
             host,
+            background,
         )
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:

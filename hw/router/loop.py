@@ -88,6 +88,7 @@ class Parts:
         drained: which servers the operator wants drained.
         away: those that were drained before, and have no agent.
         host: the router's.
+        background: what others take of its devices.
     """
 
     servers: Sequence[HardwareServer]
@@ -100,6 +101,7 @@ class Parts:
     drained: Wish
     away: frozenset[int]
     host: Host
+    background: BackgroundWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,6 @@ class RouterLoop:
         router: RouterConfig,
         routing: Routing,
         ledger: Watcher,
-        background: BackgroundWatch,
         on_progress: Callable[[RunProgress], None] | None,
         say: Callable[[str], None],
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic,
@@ -173,7 +174,7 @@ class RouterLoop:
         self._router = RouterCore(router)
         self._ledger = LateLedger(ledger)
         self._routing = routing
-        self._background = background
+        self._background = cluster.background
         self._on_progress = on_progress
         self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
