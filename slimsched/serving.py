@@ -10,7 +10,7 @@ from typing import Final
 from kit.errors import InputError, WorkError
 from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import announcing_compilation, begin, observer, router_name, verb
+from slimsched.working import announcing_compilation, begin, observer, router_name, verb, warn_of_routers
 
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
@@ -41,7 +41,8 @@ def serve(
     """Serve clients over HTTP.
 
     They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md). What serves them is what `validate` runs:
-    the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was accepted is answered first.
+    the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was accepted is answered first. From Python,
+    call it in the main thread, which hears signals.
 
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
@@ -79,7 +80,9 @@ def serve(
         with job.folder.opened(session.path), announcing_compilation((named,)):
             where = "http://{}:{}".format(*listening.getsockname()[:2])
             observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
-            end = serving.serve(job, job.world(), named, listening, Limits(timeout_s=timeout_s), tokens)
+            world = job.world()
+            warn_of_routers(world, (named,), session.folder)
+            end = serving.serve(job, world, named, listening, Limits(timeout_s=timeout_s), tokens)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed

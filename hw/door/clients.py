@@ -91,7 +91,7 @@ class Clients:
 
     def flush(self) -> bool:
         """See `Traffic`; raises `WorkError` where the ingress is gone."""
-        if self.horizon_ns == NEVER_NS and self._wants_stop():
+        if self.horizon_ns == NEVER_NS and self._clock.runs and self._wants_stop():
             self.horizon_ns = self._clock.now_ns()
             self._port.post(Drain())
         with _naming_the_ingress():

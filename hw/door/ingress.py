@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ _HEAD_S: Final = 30.0
 _HEAD_BYTES: Final = 1 << 16
 _ENDING_S: Final = 10.0  # in which answers are to be taken
 _BACKLOG: Final = 2048
+_DESCRIPTORS: Final = 64  # that are no connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,9 @@ class _Server(uvicorn.Server):
 
 
 def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = spec.limits.connections + _DESCRIPTORS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
     uvloop.run(_serve(spec, listening, end, arena))
 
 

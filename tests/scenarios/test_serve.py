@@ -13,14 +13,22 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.request import urlopen
 
+import numpy as np
 import psutil
 import pytest
+from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.protocol import read_request
+from hw.networks.datasets import load_dataset
+from hw.networks.registry import ModelFile, save_model
 from kit.chance import stream
+from scenarios.job.serving import _served
 from slimsched.cli import main
+from tests.hw.worlds import tiny_model
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
 from tests.test_site import SERVING, steps, words
@@ -97,6 +105,21 @@ def answered(url: str) -> int:
     with urlopen(f"{url}/infer", json.dumps({"inputs": [image]}).encode(), timeout=PATIENCE_S) as answer:
         status: int = answer.status
     return status
+
+
+def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
+    """Raw pixels, normalised by what is told, are the data set's own images."""
+    model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
+    save_model(model.path, tiny_model(), "tiny", {})
+    evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits")))
+    keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
+    found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
+    assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
+    body = json.dumps({"inputs": [{"name": "image", "datatype": "UINT8", "shape": [5, 1, 8, 8],
+                                   "data": pixels[:5].astype(int).tolist()}]})  # fmt: skip
+    images, data = read_request(body.encode(), None, found).images, load_dataset("digits")
+    known = np.concatenate((data.train_images, data.test_images)).reshape(-1, 64)
+    assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
