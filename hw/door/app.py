@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-from hw.door.bridge import Bridge, FailedError, FullError
+from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import VERSION, RequestError, Served, encode, error_body, read_request, write_answer
 from hw.version import own_version
@@ -19,9 +19,9 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-RETRY_AFTER_S: Final = 1
 _JSON: Final = "application/json"
 _TIMEOUT: Final = "deadline"
+_CLOSE: Final = ("connection", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,10 @@ class _GoneError(Exception):
     """The client left before its request was whole."""
 
 
-def _busy(problem: str, status: int, *headers: tuple[str, str]) -> Response:
-    return Response(status, error_body(problem), headers=(("retry-after", str(RETRY_AFTER_S)), *headers))
+def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
+    if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
+        headers += (("retry-after", "1"),)
+    return Response(status, error_body(problem), headers=headers)
 
 
 class App:
@@ -100,10 +102,10 @@ class App:
             return Response(200 if self._bridge.is_ready else 503)
         if self._tokens and not self._is_known(headers.get("authorization", "")):
             problem = "no token that is known here; send `Authorization: Bearer TOKEN`"
-            return Response(401, error_body(problem), headers=(("www-authenticate", "Bearer"),))
+            return _error(401, problem, ("www-authenticate", "Bearer"))
         if path in [f"{model}/infer" for model in self._models]:
             if method != "POST":
-                return Response(405, error_body(f"{method}: allowed is POST"), headers=(("allow", "POST"),))
+                return _error(405, f"{method}: allowed is POST", ("allow", "POST"))
             response = await self._infer(headers, receive)
             self._metrics.requests.labels(str(response.status)).inc()
             return response
@@ -121,8 +123,7 @@ class App:
             return Response(200, encode(about))
         if path in self._models:
             return Response(200, encode(self._served.metadata()))
-        problem = f"nothing is at {path!r:.80}; the model is at {self._models[0]}"
-        return Response(404, error_body(problem))
+        return _error(404, f"nothing is at {path!r:.80}; the model is at {self._models[0]}")
 
     # ----------------------------------------------------------------------------------------------------- inference
 
@@ -131,17 +132,14 @@ class App:
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
-            if error.status == HTTPStatus.BAD_REQUEST:
-                return Response(error.status, error_body(str(error)))
-            return _busy(str(error), error.status, ("connection", "close"))  # what is left of its body is not read
+            is_read = error.status == HTTPStatus.BAD_REQUEST  # else what is left of its body is not
+            return _error(error.status, str(error), *(() if is_read else (_CLOSE,)))
         began_s, count = time.perf_counter(), len(request.images)
         self._metrics.arrived.inc(count)
         if not self._bridge.is_ready:
-            is_draining = self._bridge.is_draining
-            self._metrics.refused.labels("draining" if is_draining else "not_ready").inc(count)
-            if is_draining:
-                return _busy("draining: nothing more is accepted", 503, ("connection", "close"))
-            return _busy("not ready: no server is up", 503)
+            reason = "draining" if self._bridge.is_draining else "not_ready"
+            self._metrics.refused.labels(reason).inc(count)
+            return _error(503, f"{reason}: nothing is accepted now", _CLOSE)
         timeout_s = self._limits.timeout_s
         if request.timeout_ns is not None:
             timeout_s = min(timeout_s, request.timeout_ns / 1e9)
@@ -150,7 +148,7 @@ class App:
                 answers = await self._bridge.submit(request.images, round(timeout_s * 1e9))
         except FullError:
             self._metrics.refused.labels("full").inc(count)
-            return _busy(f"full: {self._bridge.inside} images are inside", 429)
+            return _error(429, f"full: {self._bridge.inside} images are inside")
         except TimeoutError:
             return self._failed(_TIMEOUT, count, timeout_s)
         except FailedError as error:
@@ -165,10 +163,10 @@ class App:
     def _failed(self, reason: str, count: int, timeout_s: float) -> Response:
         self._metrics.failed.labels(reason).inc(count)
         if reason == _TIMEOUT:
-            return Response(504, error_body(f"no answer within {timeout_s:g} s"))
-        if self._bridge.is_draining:
-            return _busy("the router has ended", 503, ("connection", "close"))
-        return Response(500, error_body(f"given up after several tries: {reason}"))
+            return _error(504, f"no answer within {timeout_s:g} s")
+        if reason == ROUTER_GONE:
+            return _error(503, "the router has ended", _CLOSE)
+        return _error(500, f"given up after several tries: {reason}")
 
     async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """The whole of it, within the limits."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time  # noqa: TID251 - it stamps arrivals
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from hw.door.protocol import Answer
 from hw.door.words import Answered, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
 from hw.transport.port import FLUSH_NS, PortClosedError
+
+ROUTER_GONE: Final = "router_gone"
 
 
 class FullError(Exception):
@@ -123,20 +126,17 @@ class Bridge:
                     self.status = word
                 case Drain():
                     self.is_draining = True
-        self._tell_drained()
+        if self.is_draining and not self._calls:
+            self._post(Drained())
 
     def _release(self, slot: int) -> _Call:
         self._free.append(slot)
         return self._calls.pop(slot)
-
-    def _tell_drained(self) -> None:
-        if self.is_draining and not self._calls:
-            self._post(Drained())
 
     def _end(self) -> None:
         """The router is gone: nobody will answer any more."""
         self.is_draining = True
         self._loop.remove_reader(self._port.fileno())
         for call in self._calls.values():
-            call.fail("router_gone")
+            call.fail(ROUTER_GONE)
         self._on_end()

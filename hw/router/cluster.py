@@ -212,7 +212,7 @@ class HardwareCluster:
 
     def serve(
         self,
-        traffic: Callable[[RunClock], Traffic],
+        traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic],
         router: RouterConfig,
         routing: Routing,
         goal: GoalSet,
@@ -237,18 +237,15 @@ class HardwareCluster:
             WorkError: an agent could not be made ready, or what brings the traffic is gone.
         """
         assert self.slots, "enter the cluster first"
-        nothing, images = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
-        run = HardwareRun(nothing, images, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS)
-        run = replace(run, goals=((0, goal),))
+        none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
+        run = HardwareRun(
+            none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
+        )
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=drained())
         parts = self._parts(drained, away, Host(), BackgroundWatch(None, ()))
-
-        def made(_: HardwareRun, __: RouterCore, clock: RunClock) -> Traffic:
-            return traffic(clock)
-
         with on_cores(own_cores(self.servers)):
-            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, made)
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
             gc.collect()
             gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
             try:

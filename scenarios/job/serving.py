@@ -80,7 +80,7 @@ def serve(
 
         images = SlotImages(slots_of(arena, door.served.shape), door.served.shape)
 
-        def traffic(clock: RunClock) -> Clients:
+        def traffic(_: object, __: object, clock: RunClock) -> Clients:
             return Clients(port, images, wants_stop, clock)
 
         return cluster.serve(traffic, config, routing, _goal(world), tally, tell, job.say, drained)

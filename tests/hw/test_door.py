@@ -152,7 +152,7 @@ def opened(cluster: HardwareCluster) -> Iterator[Door]:
     ):
         images, made = SlotImages(slots_of(arena, served.shape), served.shape), list[Clients]()
 
-        def traffic(clock: RunClock) -> Clients:
+        def traffic(_: object, __: object, clock: RunClock) -> Clients:
             made.append(Clients(port, images, stop.is_set, clock))
             return made[0]
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import numpy as np
@@ -146,8 +148,16 @@ def test_without_its_ingress_it_ends_and_says_so(served: Served) -> None:
 
 
 def test_without_its_router_nobody_is_left(served: Served) -> None:
+    """Who waits for an answer hears so."""
     left = served.processes()
-    served.process.kill()
+    served.process.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(answered, served.url)
+        while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
+            assert not asked.done()
+        served.process.kill()
+        with pytest.raises(HTTPError, match="503"):
+            asked.result(PATIENCE_S)
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
