@@ -28,7 +28,7 @@ from hw.door.protocol import read_request
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
 from kit.chance import stream
-from scenarios.job.serving import _served
+from scenarios.job.serving import _served, _stopping
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
 from tests.scenarios.test_emulated import scenario
@@ -60,9 +60,9 @@ class Served:
         assert found, self.said
         self.url, self.port, self.name = found.groups()
 
-    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str, str]:
+    def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and the rest of standard error."""
-        self.process.send_signal(number)
+        self.process.terminate()
         return self.after()
 
     def after(self) -> tuple[int, str, str]:
@@ -124,8 +124,20 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path, number: signal.Signals) -> None:
+def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
+    """As it was before, afterwards."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        with _stopping() as wants_stop:
+            assert not wants_stop()
+            signal.raise_signal(number)
+            assert wants_stop()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+    assert handlers == {number: signal.getsignal(number) for number in handlers}
+
+
+def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path) -> None:
     """What the load generator counts as answered is what the server says, one of two servers drained meanwhile; nobody
     is left behind."""
     slimsched.drain(tmp_path / "run", "fast")
@@ -136,7 +148,7 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     assert document["requests"] == document["answered"] > 0
     assert document["latency_s"]["p50"] <= document["latency_s"]["p99"] <= document["latency_s"]["max"]
     left = served.processes()
-    code, out, err = served.end(number)
+    code, out, err = served.end()
     images = 2 * document["answered"]
     assert (code, out, err) == (0, f"{images} images were accepted, {images} answered, 0 given up\n", "")
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
