@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Validation,
     )
     from slimsched.running import replay, report, run, validate
+    from slimsched.serving import generate_load, serve
     from slimsched.simulating import bound, capacity, compare, simulate
     from slimsched.slimming import slim_model
     from slimsched.starting import init
@@ -78,6 +79,7 @@ __all__ = [
     "check_profile",
     "compare",
     "drain",
+    "generate_load",
     "init",
     "load",
     "names",
@@ -87,6 +89,7 @@ __all__ = [
     "report",
     "run",
     "save_router",
+    "serve",
     "show_profile",
     "simulate",
     "slim_model",
@@ -99,8 +102,8 @@ __all__ = [
 
 _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
-    "slimsched.training", "slimsched.running", "slimsched.calibrating", "slimsched.profiles", "slimsched.networks",
-    "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
+    "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
+    "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
 )  # fmt: skip
 
 

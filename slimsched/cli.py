@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 import hw  # noqa: F401 - sets the environment before torch is opened
 from kit.errors import InputError, nearest
@@ -34,11 +33,6 @@ def overview(group: str = "") -> str:
     )
 
 
-_NO_SERVER: Final = (
-    "no clients are served; `slimsched plan` says what to run where, and `slimsched validate` runs it on real processes"
-)
-
-
 def command_of(words: Sequence[str]) -> str:
     """The command that words begin with; empty where they ask for the list of them (of a group).
 
@@ -57,8 +51,7 @@ def command_of(words: Sequence[str]) -> str:
     tops = {name.partition(" ")[0] for name in COMMANDS}
     known = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{words[0]} ")] if is_group else tops
     where = f"slimsched {words[0]}" if is_group else "slimsched"
-    remedy = _NO_SERVER if rest[0] in ("serve", "deploy") else nearest(rest[0], known)
-    raise InputError(where, "", f"unknown {rest[0]!r}; {remedy} (try {where} --help)")
+    raise InputError(where, "", f"unknown {rest[0]!r}; {nearest(rest[0], known)} (try {where} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

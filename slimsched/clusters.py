@@ -71,7 +71,7 @@ def drain(run: File, name: str, /, *, undo: bool = False) -> CommandResult:
     The run says when it is empty.
 
     Args:
-        run: the folder of the `run` or `validate` that serves now.
+        run: the folder of the `run`, `validate` or `serve` that serves now.
         name: a server's name, or a host's: all servers there.
         undo: send blocks there again.
 

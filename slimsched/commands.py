@@ -21,6 +21,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "compare": ("simulating.compare", "Compare routers in simulation, on the same arrivals."),
     "plan": ("planning.plan", "Tell what to run where, how much that carries, and what comes of more load or a loss."),
     "validate": ("running.validate", "Compare simulation with runs on real processes."),
+    "serve": ("serving.serve", "Serve clients over HTTP."),
+    "load": ("serving.generate_load", "Send images to a server as clients would, and tell how long answers took."),
     "capacity": ("simulating.capacity", "Find the largest rate that a router carries, by simulation."),
     "bound": ("simulating.bound", "Compute a bound that no router can beat."),
     "cluster check": ("clusters.check_cluster", "Look at every host of a scenario before a run."),

@@ -27,7 +27,7 @@ class BatchEnded(msgspec.Struct, frozen=True):
         began_ns, ended_ns: of the forward pass; an emulated one ends when its model says so, and is seen to `late_ns`
             later.
         failed: members that could not be run, for `reason`; their inputs are still stored.
-        referenced_ns, reference_s: see `hw.transport.messages.Returned`.
+        referenced_ns, reference_s, scores: see `hw.transport.messages.Returned`.
     """
 
     batch: int
@@ -39,6 +39,7 @@ class BatchEnded(msgspec.Struct, frozen=True):
     late_ns: int = 0
     referenced_ns: int = 0
     reference_s: float = 0.0
+    scores: bytes = b""
 
 
 class BatchBroken(msgspec.Struct, frozen=True):

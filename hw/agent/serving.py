@@ -225,6 +225,7 @@ class Serving:
                 self._steps,
                 self._clock.of(ended.referenced_ns) if ended.reference_s else 0,
                 ended.reference_s,
+                ended.scores,
             )
         )
 

@@ -168,7 +168,7 @@ class TorchLanes:
         try:
             instance = self._instances[command.instance]
             self._attempt(instance, command, command.requests, outcome)
-            labels = self._labelled(command, outcome)
+            labels, scores = self._labelled(command, outcome)
         except Exception as error:  # it concerns the whole batch
             self._tell(BatchBroken(command.batch, *explain(error)))
             self._leave_if_broken(error)
@@ -178,7 +178,7 @@ class TorchLanes:
         ended_ns = self._clock_ns()
         read = self._speed_meter.take() if self._speed_meter else (0, 0.0)
         if not outcome.failed:
-            self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read))
+            self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, (), "", 0, *read, scores))
             if self._speed_meter:
                 self._speed_meter.look()
             return
@@ -188,7 +188,7 @@ class TorchLanes:
             self._tell(BatchBroken(command.batch, reason, detail))
             return
         failed = tuple(request for request in command.requests if request in outcome.failed)
-        self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason))
+        self._tell(BatchEnded(command.batch, labels, began_ns, ended_ns, failed, reason, scores=scores))
 
     def _attempt(
         self, instance: SegmentInstance, command: RunBatch, requests: Sequence[int], outcome: _Outcome
@@ -236,16 +236,20 @@ class TorchLanes:
             self._store.put_rows(dict(zip(requests, rows_of(y), strict=True)))
         return y
 
-    def _labelled(self, command: RunBatch, outcome: _Outcome) -> tuple[int, ...]:
-        """After the last segment, of logits that are numbers."""
+    def _labelled(self, command: RunBatch, outcome: _Outcome) -> tuple[tuple[int, ...], bytes]:
+        """After the last segment, of logits that are numbers: the labels, and the logits as float32."""
         if command.segment < self._maker.model.spec.segments or not outcome.rows:
-            return ()
-        labels = dict(zip(outcome.rows, labels_of(gather(list(outcome.rows.values()))), strict=True))
+            return (), b""
+        requests, logits = list(outcome.rows), gather(list(outcome.rows.values())).cpu()  # a GPU is waited for once
+        labels = dict(zip(requests, labels_of(logits), strict=True))
         for request in [request for request, label in labels.items() if label == NO_LABEL]:
             del labels[request], outcome.rows[request]
             outcome.failed[request] = ("no_label", "its logits are no numbers")
         self._store.forget(labels)
-        return tuple(labels[request] for request in command.requests if request in labels)
+        kept = [request for request in command.requests if request in labels]
+        if requests != kept:
+            logits = logits[[requests.index(request) for request in kept]]
+        return tuple([labels[request] for request in kept]), logits.float().numpy(force=True).tobytes()
 
 
 def explain(error: Exception) -> tuple[Reason, str]:

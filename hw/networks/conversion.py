@@ -82,9 +82,7 @@ def fitted(module: nn.Module, dataset: Dataset, source: str) -> tuple[GivenNetwo
 
 def _rescale(dataset: Dataset, mean: Sequence[float], deviation: Sequence[float]) -> Rescale:
     """From images normalised here to such."""
-    assert dataset.mean is not None, "it was loaded"
-    assert dataset.deviation is not None, "it was loaded"
-    own_mean, own_deviation = (torch.from_numpy(each) for each in (dataset.mean, dataset.deviation))
+    own_mean, own_deviation = (torch.tensor(each, dtype=torch.float32) for each in (dataset.mean, dataset.deviation))
     largest = float((torch.from_numpy(dataset.train_images).amax((0, 2, 3)) * own_deviation + own_mean).max())
     wanted_mean, wanted_deviation = torch.tensor(mean), torch.tensor(deviation)
     weight = own_deviation / largest / wanted_deviation

@@ -40,7 +40,7 @@ class Dataset:
     """Images as float32 (n, C, H, W), normalised per channel by the training set's mean and deviation; labels (n,).
 
     Attributes:
-        mean, deviation: (C,) that pixels were normalised by.
+        mean, deviation: (C,) by which they were; empty where there are no real images.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Dataset:
     test_images: Images
     test_labels: Labels
     classes: int
-    mean: Images | None = None
-    deviation: Images | None = None
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
 
 
 class OwnDataset(Protocol):
@@ -186,7 +186,8 @@ def _normalised(name: str, train: Images, train_labels: Labels, test: Images, la
     deviation = train.std(axis=(0, 2, 3), keepdims=True)
     deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that says nothing
     scaled = [np.ascontiguousarray((images - mean) / deviation, dtype=np.float32) for images in (train, test)]
-    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes, mean.ravel(), deviation.ravel())
+    scale = [tuple(each.ravel().tolist()) for each in (mean, deviation)]
+    return Dataset(name, scaled[0], train_labels, scaled[1], labels, classes, *scale)
 
 
 # ------------------------------------------------------------------------------------------------- a folder of images

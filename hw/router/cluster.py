@@ -6,6 +6,7 @@ What a run does in the router's process stands in `hw.router.loop`.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import resource
@@ -14,19 +15,24 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+import numpy as np
+
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.emulated_outfit import EmulatedOutfit
 from hw.agent.outfit import AgentSpec, Outfit, SchedulerSpec
 from hw.agent.torch_outfit import TorchOutfit
+from hw.host.clock import NEVER_NS, RunClock
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
 from hw.router.agents import AgentSlot, Carrier, make_all_ready
 from hw.router.draining import Wish, nobody
+from hw.router.late_ledger import Watcher
 from hw.router.local_agents import OneHost
 from hw.router.loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
+from hw.router.traffic import Traffic
 from hw.router.transfers import ELEMENT_BYTES
 from hw.telemetry import (
     BackgroundWatch,
@@ -44,9 +50,11 @@ from policies.faults import Supervision
 from policies.interfaces import GROUPS, RouterConfig
 from policies.ledger import Ledger
 from policies.records import RunRecord
-from policies.vocabulary import NS_PER_S
+from policies.router import RouterCore
+from policies.vocabulary import NS_PER_S, GoalSet
 
 _DESCRIPTORS = 16  # of an agent, with some to spare
+DRAIN_LIMIT_NS = 30 * NS_PER_S  # of one that serves: then who is still inside is told that the router has ended
 ROOMS = 8  # blocks whose inputs a server's arena takes: two outstanding ones, and some that were given back
 
 
@@ -198,7 +206,55 @@ class HardwareCluster:
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         background = background_watch(self.servers, self.slots)
-        parts = Parts(
+        parts = self._parts(drained, away, Host(cores=own_cores(self.servers)), background)
+        with no_collections(), on_cores(parts.host.cores):
+            return RouterLoop(parts, run, router, routing, ledger, on_progress, say).carry_out()
+
+    def serve(
+        self,
+        traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic],
+        router: RouterConfig,
+        routing: Routing,
+        goal: GoalSet,
+        ledger: Watcher,
+        on_progress: Callable[[RunProgress], None],
+        say: Callable[[str], None],
+        drained: Wish = nobody,
+    ) -> RunProgress:
+        """Serve until the traffic ends: the same loop as in a run, without a record of it.
+
+        Where nothing is under way it sleeps: it keeps no core busy, as a run may.
+
+        Args:
+            goal: what the operator asks for.
+            on_progress: called some times a second.
+            say, drained: see `run`.
+
+        Returns:
+            How far it was at the end; what is in flight was not served within `DRAIN_LIMIT_NS`.
+
+        Raises:
+            WorkError: an agent could not be made ready, or what brings the traffic is gone.
+        """
+        assert self.slots, "enter the cluster first"
+        none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
+        run = HardwareRun(
+            none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
+        )
+        self._require_fit(run, router)
+        away = self.make_ready(keep_log=False, drained=drained())
+        parts = self._parts(drained, away, Host(), BackgroundWatch(None, ()))
+        with on_cores(own_cores(self.servers)):
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
+            gc.collect()
+            gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
+            try:
+                return loop.progress(loop.drive()[0])
+            finally:
+                gc.unfreeze()
+
+    def _parts(self, drained: Wish, away: frozenset[int], host: Host, background: BackgroundWatch) -> Parts:
+        return Parts(
             self.servers,
             self.slots,
             self.arenas,
@@ -208,10 +264,9 @@ class HardwareCluster:
             self.transfer_ids,
             drained,
             away,
-            Host(cores=own_cores(self.servers)),
+            host,
+            background,
         )
-        with no_collections(), on_cores(parts.host.cores):
-            return RouterLoop(parts, run, router, routing, ledger, background, on_progress, say).carry_out()
 
     def _require_fit(self, run: HardwareRun, router: RouterConfig) -> None:
         image = self.served.input_shape

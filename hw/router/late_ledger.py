@@ -4,17 +4,44 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from policies.ledger import Ledger
+from policies.reward import RewardTerms
 from policies.server_book import BatchTold
 from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
 
-class LateLedger:
+class Watcher(Protocol):
+    """Who is told of a run's steps; see `policies.ledger.Ledger`, which keeps a record of all of them."""
+
+    def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
+        """See `Ledger`."""
+        ...
+
+    def note_batch(self, server: int, note: BatchTold) -> None:
+        """See `Ledger`."""
+        ...
+
+    def note_arrivals(self, arrivals: Sequence[tuple[int, int]]) -> None:
+        """See `Ledger`."""
+        ...
+
+    def note_reading(self, server: int, event: TelemetrySampled) -> None:
+        """See `Ledger`."""
+        ...
+
+    def take_credits(self) -> list[tuple[int, RewardTerms]]:
+        """See `Ledger`."""
+        ...
+
+
+Watching = TypeVar("Watching", bound=Watcher, covariant=True)
+
+
+class LateLedger(Generic[Watching]):
     """Remembers steps for a ledger, in their order, until `catch_up`: no request waits for its own record."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Watching) -> None:
         self.ledger = ledger
         self._steps: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
 

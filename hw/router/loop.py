@@ -1,8 +1,8 @@
 """One run in the router's process: one loop that drives the router's core, with the servers behind their ports.
 
 The loop is single-threaded, as the core is: it waits for the agents' words, the next arrival and the next timer, turns
-each into an event at the real time, and carries out the commands. It decides nothing. Arrivals are open-loop: they come
-when they are due, however busy the cluster is.
+each into an event at the real time, and carries out the commands. It decides nothing. Arrivals come from a plan, or
+from clients (`hw.router.traffic`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hw.host.clock import NEVER_NS, RunClock
+from hw.host.clock import RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.host.waiting import Host
 from hw.router.agents import AgentSlot
@@ -25,17 +25,18 @@ from hw.router.cost_meter import CostMeter
 from hw.router.cpu_use import Taker, cpu_use
 from hw.router.draining import Draining, Wish
 from hw.router.faults import FaultPlan
-from hw.router.late_ledger import LateLedger
+from hw.router.late_ledger import LateLedger, Watcher
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
-from hw.router.server import HardwareServer, Labels, RemoteServer, RunContext
-from hw.router.transfers import Cargo, ImageSource, Transfers
+from hw.router.server import HardwareServer, RemoteServer, RunContext
+from hw.router.traffic import PlannedTraffic, Traffic
+from hw.router.transfers import Cargo, Transfers
 from hw.telemetry import BackgroundWatch, usable_cores
 from hw.transport.arena import Arena, Inbox
 from hw.transport.messages import Fenced, Finish, FromAgent, Input, MoveBroken, Moved, Rejected, Release, Returned
 from hw.transport.port import FLUSH_NS
 from kit.errors import WorkError
-from policies.faults import WORKER_DIED, Poison, Supervision
+from policies.faults import WORKER_DIED, Supervision
 from policies.interfaces import RouterConfig, RoutingPolicy, hold_rule_of, limit_ns_of
 from policies.ledger import Ledger
 from policies.records import BackgroundLoad, DeviceTotals, RunRecord
@@ -52,7 +53,8 @@ from policies.vocabulary import (
     Hold,
     OwnLimit,
     ReleaseActivations,
-    RequestArrived,
+    RequestCompleted,
+    RequestFailed,
     RouterEvent,
     RouterTimer,
     SendBlock,
@@ -87,6 +89,7 @@ class Parts:
         drained: which servers the operator wants drained.
         away: those that were drained before, and have no agent.
         host: the router's.
+        background: what others take of its devices.
     """
 
     servers: Sequence[HardwareServer]
@@ -99,6 +102,7 @@ class Parts:
     drained: Wish
     away: frozenset[int]
     host: Host
+    background: BackgroundWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,28 +151,13 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _labels_of(run: HardwareRun, router: RouterCore) -> Labels:
-    """What the agents say beside what is right; or what is known of each request at its widths."""
-    right: list[int] = run.labels.tolist()
-    count, is_correct = len(right), run.is_correct
-
-    def compare(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
-        return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
-
-    def look_up(requests: tuple[int, ...], width: float, labels: tuple[int, ...]) -> tuple[bool, ...]:
-        assert is_correct is not None, "asked before"
-        return tuple([is_correct(request, (*router.widths_of(request), width)) for request in requests])
-
-    return compare if is_correct is None else look_up
-
-
-def _images_of(run: HardwareRun) -> ImageSource:
-    poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
-    return ImageSource(run.images, poisoned)
-
-
 class RouterLoop:
-    """The loop, and what it must remember."""
+    """The loop, and what it must remember.
+
+    Args:
+        ledger: told of every step; `carry_out` needs one that keeps records.
+        traffic: makes where requests come from; the run's plan by default.
+    """
 
     def __init__(
         self,
@@ -176,29 +165,27 @@ class RouterLoop:
         run: HardwareRun,
         router: RouterConfig,
         routing: Routing,
-        ledger: Ledger,
-        background: BackgroundWatch,
+        ledger: Watcher,
         on_progress: Callable[[RunProgress], None] | None,
         say: Callable[[str], None],
+        traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic,
     ) -> None:
         self._spec = run
         self._host = cluster.host
         self._router = RouterCore(router)
         self._ledger = LateLedger(ledger)
         self._routing = routing
-        self._background = background
+        self._background = cluster.background
         self._on_progress = on_progress
         self._clock = RunClock(cluster.host.clock_ns)
         self._events: deque[RouterEvent] = deque()
-        self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
-        self._arrived = 0
-        self._next_arrival_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
+        self._traffic = traffic(run, self._router, self._clock)
+        self._told_ns = 0  # the latest time that the core has heard of
         self._goals = deque(run.goals)
         self._told_limit_ns = FOLLOW_NS
         self._holds = router.max_batching_delay_ns > 0
         self._busy_ns = self._idle_ns = 0
         self._busy_from_ns = 0
-        self._arrival_lags_ns: list[int] = []
         self._period_ns = cluster.sensor_period_ns
         self._next_tick_ns = self._period_ns
         self._next_look_ns = 0
@@ -210,12 +197,13 @@ class RouterLoop:
             self._clock,
             self._ledger,
             cluster.supervision,
-            _labels_of(run, self._router),
+            self._traffic.judge,
             cluster.served.segments,
             self._events.append,
             say,
             run.keep_log,
             run.measures_costs,
+            isinstance(ledger, Ledger),
         )
         self._servers = [
             RemoteServer(index, spec, slot, Inbox(arena), context)
@@ -232,18 +220,24 @@ class RouterLoop:
         self._sent_images = 0
         self._read_by = [0] * len(self._servers)  # the epochs of those who were up when readers were named
         self._transfers = Transfers(
-            self._servers, Cargo(_images_of(run), cluster.served.shape_after), run.links, self._clock.now_ns,
+            self._servers, Cargo(self._traffic.images, cluster.served.shape_after), run.links, self._clock.now_ns,
             self._events.append, self._hand_over, cluster.supervision.stuck_ns, cluster.transfer_ids,
         )  # fmt: skip
         self._of_command: dict[type, Callable[[Any], None]] = {
             Decide: self._choose,
             SendBlock: self._send,
             ReleaseActivations: self._release,
+            RequestCompleted: self._traffic.end,
+            RequestFailed: self._traffic.end,
         }
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
 
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
+        return self._record(*self.drive())
+
+    def drive(self) -> tuple[int, BackgroundLoad | None]:
+        """From the preloads to the end of the run; returns when that was, and what others took of the devices."""
         self._preload()
         self._background.start()
         self._clock.start(self._host.clock_ns())
@@ -266,7 +260,7 @@ class RouterLoop:
             server.tell_absence()
         for device in self._devices:
             device.close(ended_ns)
-        return self._record(ended_ns, background)
+        return ended_ns, background
 
     def _busy_so_far_ns(self) -> int:
         """CPU time since the run's start, without looking out for messages."""
@@ -315,7 +309,7 @@ class RouterLoop:
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
             self._told_limit_ns = limit_ns
             self._tell_router(OwnLimit(limit_ns), now_ns)
-        if self._holds and self._spec.end == "drain" and now_ns >= self._spec.horizon_ns:
+        if self._holds and self._spec.end == "drain" and now_ns >= self._traffic.horizon_ns:
             self._holds = False
             self._tell_router(ArrivalsEnded(), now_ns)
         if (due_ns := self._faults.next_ns) is not None and due_ns <= now_ns:
@@ -373,21 +367,22 @@ class RouterLoop:
         """When the next arrival is looked at: somewhat later than it is due, where others wait and no server can take a
         block. Nothing would come of it, and under overload a turn for each would cost more than all decisions."""
         is_idle = self._router.next_wake_ns is None and self._router.fifo_length > 0
-        return self._next_arrival_ns + ARRIVALS_NS * is_idle
+        return self._traffic.next_ns + ARRIVALS_NS * is_idle
 
     def _limit_ns(self) -> int:
         """The time at which the run ends, if nothing ends it before; the horizon first, then the drain's limit."""
-        if self._spec.end == "cut" or self._clock.now_ns() < self._spec.horizon_ns:
-            return self._spec.horizon_ns
-        return self._spec.horizon_ns + self._spec.drain_limit_ns
+        horizon_ns = self._traffic.horizon_ns
+        if self._spec.end == "cut" or self._clock.now_ns() < horizon_ns:
+            return horizon_ns
+        return horizon_ns + self._spec.drain_limit_ns
 
     def _is_over(self) -> bool:
         now_ns = self._clock.now_ns()
-        if now_ns < self._spec.horizon_ns:
+        if now_ns < self._traffic.horizon_ns:
             return False  # arrivals go on, whoever is there to serve them
         if not any(server.is_up or server.will_return for server in self._servers):
             return True
-        drained = self._arrived == len(self._arrivals_ns) and not self._router.in_flight
+        drained = self._traffic.has_ended and not self._router.in_flight
         return self._spec.end == "cut" or drained or now_ns >= self._limit_ns()
 
     def _listen(self, wait_s: float) -> bool:
@@ -428,7 +423,10 @@ class RouterLoop:
 
     def _ready(self, wait_s: float) -> list[RemoteServer]:
         ports = {server.port_number: server for server in self._servers if server.has_agent and not server.died}
-        return [ports[number] for number in self._host.wait(ports, wait_s)]
+        readable = self._host.wait([*ports, *self._traffic.descriptors], wait_s)
+        if any(number in self._traffic.descriptors for number in readable):
+            self._traffic.hear()
+        return [ports[number] for number in readable if number in ports]
 
     def _await(self, wait_s: float) -> list[RemoteServer]:
         """The servers that have something to say.
@@ -446,7 +444,7 @@ class RouterLoop:
 
     def _flush(self) -> None:
         """Send what the agents were asked; what a full port does not take stays for later."""
-        self._has_unsent = False
+        self._has_unsent = not self._traffic.flush()
         for server in self._servers:
             if server.has_posted and not server.flush():
                 self._has_unsent = True
@@ -520,18 +518,14 @@ class RouterLoop:
     # ------------------------------------------------------------------------------------------------------ the router
 
     def _arrive(self, now_ns: int) -> None:
-        """Requests that were due until now, each at its own time: a router that was busy hides nobody's wait."""
-        if self._next_arrival_ns > now_ns:
+        """Requests that were due until now, each at its own time, but in order."""
+        traffic = self._traffic
+        if traffic.next_ns > now_ns:
             return
-        arrivals_ns, relative_ns = self._arrivals_ns, self._spec.deadline_ns
         noticed_ns = self._clock.now_ns()
-        while (planned_ns := self._next_arrival_ns) <= now_ns:
-            deadline_ns = None if relative_ns is None else planned_ns + relative_ns
-            event = RequestArrived(self._arrived, deadline_ns)
-            self._arrived += 1
-            self._next_arrival_ns = arrivals_ns[self._arrived] if self._arrived < len(arrivals_ns) else NEVER_NS
-            self._arrival_lags_ns.append(noticed_ns - planned_ns)
-            self._hand_to_core(event, planned_ns)
+        while traffic.next_ns <= now_ns:
+            event, came_ns = traffic.take(noticed_ns)
+            self._hand_to_core(event, max(came_ns, self._told_ns))
 
     def _tell_router(self, event: RouterEvent, now_ns: int) -> None:
         """What was due before it comes before it; nothing is due while the clock stands."""
@@ -540,6 +534,7 @@ class RouterLoop:
         self._hand_to_core(event, now_ns)
 
     def _hand_to_core(self, event: RouterEvent, now_ns: int) -> None:
+        self._told_ns = now_ns
         commands = self._router.handle(event, now_ns)
         self._ledger.observe_router(event, commands, now_ns)
         for command in commands:
@@ -582,11 +577,18 @@ class RouterLoop:
         self._next_tick_ns += self._period_ns * (1 + (now_ns - self._next_tick_ns) // self._period_ns)
         if self._on_progress is not None and now_ns >= self._next_progress_ns:
             self._next_progress_ns = now_ns + _PROGRESS_NS
-            done, left, busy_ns = self._router.completed, self._router.in_flight, self._busy_so_far_ns()
-            self._on_progress(RunProgress(now_ns, self._spec.horizon_ns, self._arrived, done, left, busy_ns))
+            self._on_progress(self.progress(now_ns))
+
+    def progress(self, now_ns: int) -> RunProgress:
+        """How far it is."""
+        router, horizon_ns = self._router, self._traffic.horizon_ns
+        busy_ns = self._busy_so_far_ns()
+        return RunProgress(now_ns, horizon_ns, router.arrived, router.completed, router.in_flight, busy_ns)
 
     def _record(self, ended_ns: int, background: BackgroundLoad | None) -> RunRecord:
-        ledger = self._ledger.ledger
+        ledger, traffic = self._ledger.ledger, self._traffic
+        assert isinstance(ledger, Ledger), "it keeps records"
+        assert isinstance(traffic, PlannedTraffic), "of a plan"
         ledger.close(ended_ns)
         owners = {index: number for number, device in enumerate(self._devices) for index in device.servers}
         downs = [down for server in self._servers for down in server.downtimes]
@@ -605,7 +607,7 @@ class RouterLoop:
             decisions=ledger.decisions,
             log=tuple(ledger.log),
             agent_logs=tuple(log for server in self._servers for log in server.agent_logs()),
-            arrival_lags_ns=tuple(self._arrival_lags_ns),
+            arrival_lags_ns=tuple(traffic.lags_ns),
             router_busy_ns=self._busy_ns,
             agents_busy_ns=tuple(server.agent_cpu_ns for server in self._servers),
             downtimes=tuple(sorted([*self._draining.times, *downs], key=lambda down: down.down_ns)),

@@ -15,7 +15,7 @@ from msgspec import structs
 from hw.host.clock import NEVER_NS, RunClock
 from hw.host.failure_detector import FailureDetector
 from hw.router.agents import AgentSlot
-from hw.router.late_ledger import LateLedger
+from hw.router.late_ledger import LateLedger, Watcher
 from hw.transport.arena import Inbox, Slab
 from hw.transport.messages import (
     ComeUp,
@@ -99,8 +99,8 @@ class HardwareServer:
 _DOWN = {PLANNED: "taken down", WORKER_DIED: "its worker died", WORKER_HUNG: "its worker hung and was killed"}
 START_LIMIT_NS = 300 * NS_PER_S  # an agent that is started again may take as long as the first one
 
-Labels = Callable[[tuple[int, ...], float, tuple[int, ...]], tuple[bool, ...]]
-"""(requests, width of the last segment, their labels as the agent says) -> which are right."""
+Judge = Callable[[tuple[int, ...], float, tuple[int, ...], bytes], tuple[bool, ...]]
+"""See `hw.router.traffic.Traffic`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +109,24 @@ class RunContext:
 
     Attributes:
         supervision: how agents are watched and brought back.
-        labels: which labels are right.
+        judge: which labels are right.
         tell_router: queues an event for the router's core.
         say: takes a line for people when an agent dies, hangs, or is back.
         keep_log: whether agents write down every step.
         measures_costs: whether agents measure what they do besides passes.
+        keeps_record: whether anybody will ask what happened; else nothing is kept that grows with it.
     """
 
     clock: RunClock
-    ledger: LateLedger
+    ledger: LateLedger[Watcher]
     supervision: Supervision
-    labels: Labels
+    judge: Judge
     segments: int
     tell_router: Callable[[RouterEvent], None]
     say: Callable[[str], None]
     keep_log: bool
     measures_costs: bool
+    keeps_record: bool = True
 
 
 def _s(time_ns: int) -> str:
@@ -493,7 +495,7 @@ class RemoteServer:
         requests, note, run = message.requests, message.told, self._run
         self._heard_steps = message.steps
         self.in_flight -= len(requests)
-        if message.reference_s:
+        if message.reference_s and run.keeps_record:
             self.references.append((message.referenced_ns, message.reference_s))
         counts = self._counts
         counts.batches += 1
@@ -501,7 +503,7 @@ class RemoteServer:
         self.inbox.forget(requests)
         run.ledger.note_batch(self.index, note)
         is_last = message.segment == run.segments
-        correct = run.labels(requests, message.width, message.labels) if is_last else ()
+        correct = run.judge(requests, message.width, message.labels, message.scores) if is_last else ()
         self._tell_router(
             RequestsReturned(
                 self.index, message.epoch, requests, message.segment, message.width, correct, message.residency

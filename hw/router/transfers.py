@@ -48,6 +48,16 @@ class LinkModel(Protocol):
         ...
 
 
+class Images(Protocol):
+    """The images of the requests that are in flight; `shape` is one's, channels first."""
+
+    shape: tuple[int, ...]
+
+    def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
+        """Write those of these requests, one after another."""
+        ...
+
+
 class ImageSource:
     """The images of a run's requests; request i is image i modulo m.
 
@@ -63,7 +73,7 @@ class ImageSource:
         self.shape: tuple[int, ...] = images.shape[1:]
 
     def write(self, requests: tuple[int, ...], target: NDArray[np.float32], channels_last: bool) -> None:
-        """Write those of these requests, one after another, with one copy."""
+        """See `Images`; with one copy."""
         images = self._in_order(channels_last)
         places = [request % len(images) for request in requests]
         target = target.reshape(len(requests), *images.shape[1:])
@@ -90,7 +100,7 @@ class Cargo:
         shape_after: (segment, width) -> shape of one activation after a segment; segment 0 is the image.
     """
 
-    images: ImageSource
+    images: Images
     shape_after: Callable[[int, float], tuple[int, ...]]
 
 

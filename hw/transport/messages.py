@@ -287,6 +287,7 @@ class Returned(Message, frozen=True):
         residency: of the scheduler, as it gave them back.
         referenced_ns, reference_s: now and then, when a fixed piece of work was done on this core since the last batch,
             and how long it took (`hw.host.core_speed`); else 0.
+        scores: with the labels, the logits of each request: float32, (requests, classes).
     """
 
     epoch: int
@@ -299,6 +300,7 @@ class Returned(Message, frozen=True):
     steps: int
     referenced_ns: int = 0
     reference_s: float = 0.0
+    scores: bytes = b""
 
 
 class Rejected(Message, frozen=True):

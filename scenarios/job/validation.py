@@ -47,13 +47,7 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
         InputError: the scenario has a server without a device, or no network that real ones need; or something of it
             does not fit this machine or what was made for it.
     """
-    if not job.can_validate:
-        simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
-        problem = "real executors need a network (model.network or model.checkpoint)"
-        if simulated:
-            problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
-        problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
-        raise InputError(job.scenario.name, "validate", problem)
+    require_executors(job)
     given = job.scenario.validate_
     require_distinct_names(given.routers)
     plan = ValidationPlan.of(world, [display_name(router) for router in given.routers], given)
@@ -89,6 +83,17 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
         job.stage(STAGE, fingerprint, work)
     document: ValidationDocument = job.folder.read_json(target.name)
     return document
+
+
+def require_executors(job: ScenarioJob) -> None:
+    """Raise `InputError` where a server has no device, or there is no network that real ones need."""
+    if not job.can_validate:
+        simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
+        problem = "real executors need a network (model.network or model.checkpoint)"
+        if simulated:
+            problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
+        problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
+        raise InputError(job.scenario.name, "validate", problem)
 
 
 class _UnfinishedError(Exception):

@@ -22,7 +22,7 @@ SIMULATE: Final = ("simulate", "tiny.yaml", "--quiet", "--json", "-")
 # Their work is of minutes, so of these only the flags are fuzzed: a last one is unknown, and refused.
 HEAVY: Final = ("run", "plan", "calibrate", "profile check", "model train",
     "model check",
-                "train", "validate")  # fmt: skip
+                "train", "validate", "serve")  # fmt: skip
 
 
 def _case(family: str, name: str, content: bytes, argv: tuple[str, ...] = SIMULATE, reading: str = "") -> Case:
@@ -177,6 +177,7 @@ POSITIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "routers": ("random", "jsq", "no", ""),
     "seeds": ("0", "1", "x"),
     "accuracy": ("0.5", "x"),
+    "url": ("http://127.0.0.1:1/v2/models/x", "http://[", "tiny.yaml", ""),
 }
 PATHS: Final = ("--json", "--out", "--plot", "--logs")
 

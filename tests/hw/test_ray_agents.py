@@ -28,6 +28,7 @@ from policies.records import RunRecord
 from policies.replay import replay_run
 from policies.reward import AccuracyPrior, RewardWeights
 from policies.vocabulary import NS_PER_S
+from tests.hw.doors import IMAGES, open_door
 from tests.hw.worlds import Wanderer, knobs, router, true_run
 from tests.ray_nodes import RAY_HOSTS, RayNodes
 
@@ -86,6 +87,16 @@ def test_a_run_comes_to_the_same_and_clocks_are_told(served: HardwareCluster, mo
         assert 0 < clock.error_ns < NS_PER_S // 20
         assert abs(clock.offset_ns) <= clock.error_ns
         assert not clock.jumps
+
+
+def test_clients_are_answered_by_servers_of_several_hosts(served: HardwareCluster, model: SlimResNet) -> None:
+    """Images travel to where they are asked for, and labels and scores back."""
+    with open_door(served) as door:
+        status, _, answer = door.infer(IMAGES)
+        assert status == 200
+        outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
+        assert np.allclose(outputs["scores"], model(IMAGES, WIDTHS).detach().numpy(), atol=1e-4)
+        assert sum(server.images > 0 for server in door.tally.servers) > 1
 
 
 def test_agents_that_die_or_hang_are_replaced(ray_hosts: RayNodes, served: HardwareCluster, model: SlimResNet) -> None:

@@ -144,7 +144,8 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
         if not any(process.is_halted for process in world.processes):
             laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
-            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away, world.host
+            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away, world.host,
+            Beginning(lambda: world.trouble(mix.horizon_ns)),  # type: ignore[arg-type]
         )  # fmt: skip
         loop = _loop(mix, world, parts, say)
         loop.knobs = [knobs] * count  # type: ignore[attr-defined]
@@ -183,5 +184,4 @@ def _loop(mix: Mix, world: World, parts: Parts, say: Callable[[str], None]) -> R
             slot = parts.slots[[server.name for server in parts.servers].index(name)]
             slot.agent.process.die()  # type: ignore[attr-defined]
 
-    background = Beginning(lambda: world.trouble(mix.horizon_ns))
-    return RouterLoop(parts, run, mix.router, routing, ledger, background, None, hear)  # type: ignore[arg-type]
+    return RouterLoop(parts, run, mix.router, routing, ledger, None, hear)

@@ -1,0 +1,142 @@
+"""The ingress's way to the router: images go to slots, answers come back by slot. Slots bound what is inside."""
+
+from __future__ import annotations
+
+import asyncio
+import time  # noqa: TID251 - it stamps arrivals
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw.door.protocol import Answer
+from hw.door.words import Answered, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
+from hw.transport.port import FLUSH_NS, PortClosedError
+
+ROUTER_GONE: Final = "router_gone"
+
+
+class FullError(Exception):
+    """No slot is free for all images of a request."""
+
+
+class FailedError(Exception):
+    """An image of the request was given up; its reason."""
+
+
+class _Call:
+    """A request of some images that are inside, and the answers that are there."""
+
+    def __init__(self, slots: tuple[int, ...], future: asyncio.Future[list[Answer]]) -> None:
+        self.slots = slots
+        self.future = future
+        self.answers: dict[int, Answer] = {}
+
+    def answer(self, slot: int, answer: Answer) -> None:
+        self.answers[slot] = answer
+        if len(self.answers) == len(self.slots) and not self.future.done():
+            self.future.set_result([self.answers[each] for each in self.slots])
+
+    def fail(self, reason: str) -> None:
+        if not self.future.done():
+            self.future.set_exception(FailedError(reason))
+
+
+class Bridge:
+    """One event loop's end of the port.
+
+    Args:
+        slots: (slots, values of an image).
+        on_end: called when the router is gone, or wants the process to end.
+
+    Attributes:
+        status: what the router said last; None before it serves.
+        is_draining: whether nothing more is accepted.
+    """
+
+    def __init__(self, port: IngressPort, slots: NDArray[np.float32], on_end: Callable[[], object]) -> None:
+        self.status: Status | None = None
+        self.is_draining = False
+        self._port = port
+        self._images = slots
+        self._on_end = on_end
+        self._free = list(range(len(slots)))
+        self._calls: dict[int, _Call] = {}  # by slot
+        self._is_flush_due = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(port.fileno(), self._hear)
+
+    @property
+    def inside(self) -> int:
+        """Images that the router has not answered for."""
+        return len(self._calls)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted."""
+        return self.status is not None and self.status.is_ready and not self.is_draining
+
+    def submit(self, images: NDArray[np.float32], timeout_ns: int) -> asyncio.Future[list[Answer]]:
+        """Hand images to the router; the future has their answers, in order, or `FailedError`.
+
+        Raises:
+            FullError: there is no room for all of them.
+        """
+        count = len(images)
+        if count > len(self._free):
+            raise FullError
+        slots = tuple([self._free.pop() for _ in range(count)])
+        self._images[list(slots)] = images
+        call = _Call(slots, self._loop.create_future())
+        self._calls.update(dict.fromkeys(slots, call))
+        now_ns = time.monotonic_ns()
+        self._post(Submit(slots, now_ns, now_ns + timeout_ns))
+        return call.future
+
+    def _post(self, word: ToRouter) -> None:
+        """What is posted in one turn of the event loop goes in one frame."""
+        self._port.post(word)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        try:
+            self._is_flush_due = not self._port.flush()
+        except PortClosedError:
+            self._end()
+            return
+        if self._is_flush_due:
+            self._loop.call_later(FLUSH_NS / 1e9, self._flush)
+
+    def _hear(self) -> None:
+        try:
+            words = self._port.receive()
+        except PortClosedError:
+            self._end()
+            return
+        for word in words:
+            match word:
+                case Answered(slot, label, widths, scores):
+                    self._release(slot).answer(slot, Answer(label, widths, scores))
+                case Failed(slot, reason):
+                    self._release(slot).fail(reason)
+                case Status():
+                    self.status = word
+                case Drain():
+                    self.is_draining = True
+        if self.is_draining and not self._calls:
+            self._post(Drained())
+
+    def _release(self, slot: int) -> _Call:
+        self._free.append(slot)
+        return self._calls.pop(slot)
+
+    def _end(self) -> None:
+        """The router is gone: nobody will answer any more."""
+        self.is_draining = True
+        self._loop.remove_reader(self._port.fileno())
+        for call in self._calls.values():
+            call.fail(ROUTER_GONE)
+        self._on_end()

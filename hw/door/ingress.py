@@ -1,0 +1,139 @@
+"""The ingress: a process that has clients' connections, and neither torch nor the router's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hw.door.app import App, Limits
+from hw.door.bridge import Bridge
+from hw.door.metrics import Metrics
+from hw.door.protocol import Served
+from hw.door.slots import slots_of
+from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
+from hw.transport.arena import Arena
+from hw.transport.port import socket_pair
+
+_KEEP_ALIVE_S: Final = 75
+_HEAD_S: Final = 30.0
+_HEAD_BYTES: Final = 1 << 16
+_ENDING_S: Final = 10.0  # in which answers are to be taken
+_BACKLOG: Final = 2048
+_DESCRIPTORS: Final = 64  # that are no connections
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSpec:
+    """What an ingress is given."""
+
+    served: Served
+    limits: Limits
+    tokens: tuple[bytes, ...]
+
+
+class _Connection(HttpToolsProtocol):
+    """A client's, whose request's head must come in time and be short."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """It begins with a head."""
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing is waited for any more."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _begin_head(self) -> None:
+        self._head_bytes, self._is_head = 0, True
+        self._timer = self.loop.call_later(_HEAD_S, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """More of it."""
+        if self._is_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_head and self._head_bytes > _HEAD_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        """A head."""
+        self._timer.cancel()
+        self._begin_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._timer.cancel()
+        self._is_head = False
+        super().on_headers_complete()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: the router tells what to do."""
+        yield
+
+
+def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = spec.limits.connections + _DESCRIPTORS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    uvloop.run(_serve(spec, listening, end, arena))
+
+
+async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+    def finish() -> None:
+        server.should_exit = True
+
+    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
+    metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
+    app = App(spec.served, bridge, metrics, spec.limits, spec.tokens)
+    config = uvicorn.Config(
+        app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
+        server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
+        limit_concurrency=spec.limits.connections, backlog=_BACKLOG,
+    )  # fmt: skip
+    server = _Server(config)
+    await server.serve(sockets=[listening])
+
+
+@contextlib.contextmanager
+def ingress(spec: IngressSpec, listening: socket.socket, slots: int) -> Iterator[tuple[RouterPort, Arena]]:
+    """Within it clients are served; at its end those who have an answer still get it.
+
+    Args:
+        listening: where clients connect.
+        slots: images that may be inside.
+    """
+    arena = Arena(slots * 4 * prod(spec.served.shape))
+    end, remote = socket_pair()
+    port: RouterPort = RouterPort(ToRouter, end)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_main, args=(spec, listening, remote, arena), name="slimsched-ingress", daemon=True
+    )
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    process.start()  # it inherits what is blocked: signals are the router's business
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    remote.close()
+    try:
+        yield port, arena
+    finally:
+        port.close()
+        process.join(_ENDING_S)
+        process.kill()
+        process.join()
+        arena.close()

@@ -1,0 +1,293 @@
+"""A load generator: clients that send when they are due, however slow the answers come (open loop).
+
+A request's latency counts from the time at which it was due, not from when it could be sent, so a server that stalls
+hides nobody's wait (no coordinated omission). Due times are Poisson's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import time  # noqa: TID251 - it plays clients in real time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import prod
+from typing import Any, Final, cast
+from urllib.parse import SplitResult, urlsplit
+
+import httptools
+import msgspec
+import numpy as np
+
+from kit.chance import stream
+from kit.errors import InputError, WorkError
+
+_REQUESTS: Final = 16  # different ones
+_SLEEP_ERROR_S: Final = 2e-3
+_OK: Final = 200
+_PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
+_GONE: Final = 0  # in place of HTTP's code: the connection ended before the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is sent.
+
+    Attributes:
+        url: of a model: `http://HOST:PORT/v2/models/NAME`.
+        images: in each request.
+        patience_s: for answers after the last request.
+        connections: at most; a request that finds all of them busy waits, and its latency counts on.
+    """
+
+    url: str
+    rate_img_s: float
+    duration_s: float
+    images: int
+    token: str
+    seed: int
+    patience_s: float = 60.0
+    connections: int = 1024
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the requests.
+
+    Attributes:
+        codes: how many had each of HTTP's codes; 0 where the connection ended before the answer.
+        latencies_s: of the answered ones (200), from when they were due.
+        lags_s: by how much each was sent too late.
+        unanswered: that had no answer in the end.
+    """
+
+    sent: int = 0
+    codes: Counter[int] = field(default_factory=Counter)
+    latencies_s: list[float] = field(default_factory=list)
+    lags_s: list[float] = field(default_factory=list)
+    unanswered: int = 0
+
+
+def generate(load: Load) -> Outcome:
+    """Send it, and wait for the answers.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: nobody answers there.
+    """
+    at = _address(load.url)
+    bodies = _requests(load, at, _shape(load, at))
+    return asyncio.run(_Generator(load, at, bodies).carry_out())
+
+
+def _address(url: str) -> SplitResult:
+    with contextlib.suppress(ValueError):  # brackets without an end, a port that is no number
+        at = urlsplit(url)
+        if at.scheme == "http" and at.hostname and at.port != 0 and at.path.startswith("/v2/models/"):
+            return at
+    problem = f"{url!r:.80}: must be http://HOST:PORT/v2/models/NAME, as `slimsched serve` says it"
+    raise InputError("URL", "", problem)
+
+
+def _authorization(load: Load) -> dict[str, str]:
+    return {"authorization": f"Bearer {load.token}"} if load.token else {}
+
+
+def _shape(load: Load, at: SplitResult) -> tuple[int, ...]:
+    """Of an image."""
+    connection = http.client.HTTPConnection(cast(str, at.hostname), at.port, timeout=load.patience_s)
+    try:
+        connection.request("GET", at.path, headers=_authorization(load))
+        answer = connection.getresponse()
+        body = answer.read()
+        if answer.status != _OK:
+            raise WorkError(f"{load.url}: {answer.status} {body.decode(errors='replace'):.200}")
+        return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
+    except (OSError, http.client.HTTPException, msgspec.DecodeError, LookupError, TypeError) as error:
+        raise WorkError(f"{load.url}: no model answers there ({type(error).__name__}: {error})") from None
+    finally:
+        connection.close()
+
+
+def _requests(load: Load, at: SplitResult, shape: tuple[int, ...]) -> list[bytes]:
+    """Some with images of noise, as bytes; labels are wanted."""
+    rng = stream(load.seed, "load:images")
+    found = []
+    for _ in range(_REQUESTS):
+        image = rng.standard_normal((load.images, prod(shape)), np.float32).tobytes()
+        tensor = {"name": "image", "datatype": "FP32", "shape": [load.images, *shape]}
+        head = msgspec.json.encode(
+            {
+                "inputs": [{**tensor, "parameters": {"binary_data_size": len(image)}}],
+                "outputs": [{"name": "label", "parameters": {"binary_data": True}}],
+            }
+        )
+        headers = {
+            "host": at.netloc,
+            **_authorization(load),
+            "inference-header-content-length": str(len(head)),
+            "content-length": str(len(head) + len(image)),
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        found.append(f"POST {at.path}/infer HTTP/1.1\r\n{lines}\r\n".encode() + head + image)
+    return found
+
+
+class _Connection(asyncio.Protocol):
+    """One of the clients; `due_s` is of the request that it waits for an answer to, None while it is idle."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, generator: _Generator) -> None:
+        self._generator = generator
+        self._parser = httptools.HttpResponseParser(self)
+        self.due_s: float | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def send(self, due_s: float, request: bytes) -> None:
+        """Its next request."""
+        self.due_s = due_s
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:  # no HTTP: what it was to answer is lost
+            self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self.due_s is None:
+            self.transport.abort()
+        else:
+            self._generator.end(self, self.due_s, self._parser.get_status_code())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._generator.lose(self)
+
+
+async def _until(due_s: float) -> None:
+    """Event loops sleep for whole milliseconds: what is left is looked out for."""
+    await asyncio.sleep(max(0.0, due_s - time.perf_counter() - _SLEEP_ERROR_S))
+    while time.perf_counter() < due_s:
+        await asyncio.sleep(0)
+
+
+class _Generator:
+    def __init__(self, load: Load, at: SplitResult, requests: list[bytes]) -> None:
+        self._load = load
+        self._at = at
+        self._requests = requests
+        self._outcome = Outcome()
+        self._idle: list[_Connection] = []
+        self._open = 0
+        self._opening: set[asyncio.Task[Any]] = set()
+        self._waiting: deque[float] = deque()  # when those are due that found no connection
+        self._under_way = 0
+        self._all_ended = asyncio.Event()
+
+    async def carry_out(self) -> Outcome:
+        load = self._load
+        rng = stream(load.seed, "load:arrivals")
+        between_s = rng.exponential(load.images / load.rate_img_s, 1 + int(load.rate_img_s * load.duration_s * 2))
+        began_s = time.perf_counter()
+        for due_s in (began_s + between_s.cumsum()).tolist():
+            if due_s > began_s + load.duration_s:
+                break
+            await _until(due_s)
+            self._begin(due_s)
+        try:
+            async with asyncio.timeout(load.patience_s):
+                while self._under_way:
+                    self._all_ended.clear()
+                    await self._all_ended.wait()
+        except TimeoutError:
+            self._outcome.unanswered = self._under_way
+        return self._outcome
+
+    def _begin(self, due_s: float) -> None:
+        self._under_way += 1
+        self._outcome.sent += 1
+        if self._idle:
+            self._send(self._idle.pop(), due_s)
+            return
+        self._waiting.append(due_s)
+        if self._open < self._load.connections:
+            self._open += 1
+            task = asyncio.ensure_future(self._connect())
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            host, port = cast(str, self._at.hostname), self._at.port or http.client.HTTP_PORT
+            _, connection = await loop.create_connection(lambda: _Connection(self), host, port)
+        except OSError:
+            self._open -= 1
+            if self._waiting:
+                self._count(_GONE, self._waiting.popleft())
+            return
+        self._go_on(connection)
+
+    def _go_on(self, connection: _Connection) -> None:
+        """With who waits longest."""
+        if self._waiting:
+            self._send(connection, self._waiting.popleft())
+        else:
+            self._idle.append(connection)
+
+    def _send(self, connection: _Connection, due_s: float) -> None:
+        self._outcome.lags_s.append(time.perf_counter() - due_s)
+        connection.send(due_s, self._requests[self._outcome.sent % len(self._requests)])
+
+    def _count(self, code: int, due_s: float) -> None:
+        self._outcome.codes[code] += 1
+        if code == _OK:
+            self._outcome.latencies_s.append(time.perf_counter() - due_s)
+        self._under_way -= 1
+        if not self._under_way:
+            self._all_ended.set()
+
+    def end(self, connection: _Connection, due_s: float, code: int) -> None:
+        """A request is answered."""
+        self._count(code, due_s)
+        connection.due_s = None
+        if not connection.transport.is_closing():
+            self._go_on(connection)
+
+    def lose(self, connection: _Connection) -> None:
+        """A connection has ended, perhaps before its answer."""
+        self._open -= 1
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if connection.due_s is not None:
+            self._count(_GONE, connection.due_s)
+
+
+def document(load: Load, outcome: Outcome) -> dict[str, Any]:
+    """What was found, as `--json` writes it. Rates are of images, over the time of the arrivals."""
+    codes = outcome.codes
+    latencies_s = np.array(outcome.latencies_s)
+    percentiles = {name: float(np.percentile(latencies_s, at)) if codes[_OK] else None for name, at in _PERCENTILES}
+    mean_s = float(latencies_s.mean()) if codes[_OK] else None
+    return {
+        "schema": "slimsched.load/1",
+        "url": load.url,
+        "images": load.images,
+        "duration_s": load.duration_s,
+        "offered_img_s": outcome.sent * load.images / load.duration_s,
+        "goodput_img_s": codes[_OK] * load.images / load.duration_s,
+        "requests": outcome.sent,
+        "answered": codes[_OK],
+        "refused": codes[HTTPStatus.TOO_MANY_REQUESTS],
+        "late": codes[HTTPStatus.GATEWAY_TIMEOUT],
+        "unanswered": outcome.unanswered + codes[_GONE],
+        "codes": {str(code): count for code, count in sorted(codes.items()) if code != _GONE},
+        "latency_s": {"mean": mean_s, **percentiles},
+        "lag_p99_s": float(np.percentile(outcome.lags_s or [0.0], 99)),
+    }

@@ -1,0 +1,81 @@
+"""What the ingress counts, and what the router tells it, under Prometheus' names (docs/how-to/serve.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from hw.door.words import Status
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+_BUCKETS_S: Final = tuple(round(base * 10.0**power, 4) for power in range(-3, 2) for base in (1, 2, 5))
+_NS_PER_S: Final = 1e9
+
+
+class _OfRouter(Collector):
+    """What the router said last."""
+
+    def __init__(self, status: Callable[[], Status | None]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        status = self._status()
+        if status is None:
+            return
+        yield CounterMetricFamily(
+            "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
+        )
+        up = GaugeMetricFamily("slimsched_server_up", "Whether a server is up.", labels=["server"])
+        busy = CounterMetricFamily("slimsched_server_busy_seconds", "Time that some pass ran.", labels=["server"])
+        images = CounterMetricFamily("slimsched_server_images", "Images that passed a segment.", labels=["server"])
+        for server in status.servers:
+            up.add_metric([server.name], server.is_up)
+            busy.add_metric([server.name], server.busy_ns / _NS_PER_S)
+            images.add_metric([server.name], server.images)
+        yield from (up, busy, images)
+
+
+class Metrics:
+    """Of one ingress.
+
+    Args:
+        inside: how many images are in slots.
+        status: what the router said last.
+    """
+
+    def __init__(self, inside: Callable[[], int], status: Callable[[], Status | None]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self._registry = CollectorRegistry()
+        self.requests = self._counter("requests", "Inference requests, by HTTP's code.", "code")
+        self.arrived = self._counter("images_arrived", "Images of readable requests.")
+        self.answered = self._counter("images_answered", "Images that were answered.")
+        self.refused = self._counter("images_refused", "Images that were not let in.", "reason")
+        self.failed = self._counter("images_failed", "Images that were let in and got no answer.", "reason")
+        self.seconds = Histogram(
+            "slimsched_request_seconds", "From a whole request to its answer.", buckets=_BUCKETS_S,
+            registry=self._registry,
+        )  # fmt: skip
+        held = Gauge("slimsched_images_inside", "Images that take a place inside.", registry=self._registry)
+        held.set_function(inside)
+        self._registry.register(_OfRouter(status))
+        ProcessCollector(registry=self._registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"slimsched_{name}", text, labels, registry=self._registry)
+
+    def text(self) -> bytes:
+        """As Prometheus reads it."""
+        return generate_latest(self._registry)

@@ -1,0 +1,250 @@
+"""The Open Inference Protocol, version 2: a request's bytes to images, and answers to bytes. No I/O, no clock.
+
+JSON, and Triton's binary extension: tensors behind the JSON, whose length a header tells.
+https://github.com/kserve/open-inference-protocol
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+INPUT: Final = "image"
+OUTPUTS: Final = ("label", "scores", "widths")
+VERSION: Final = "1"  # of a model: there is one
+JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
+US_NS: Final = 1_000
+_MOST_UINT8: Final = 255
+_DATATYPES: Final[Mapping[str, np.dtype[Any]]] = {"FP32": np.dtype("<f4"), "UINT8": np.dtype("u1")}
+
+
+class RequestError(Exception):
+    """A request that can't be served; `status` is HTTP's."""
+
+    def __init__(self, problem: str, status: int = 400) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is served.
+
+    Attributes:
+        shape: of an image, channels first.
+        classes: 0 where devices are emulated: then there are no scores, and every label is -1.
+        mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
+        most: images in a request.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    segments: int
+    classes: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    most: int
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(name for name in OUTPUTS if self.classes or name != "scores")
+
+    def metadata(self) -> dict[str, Any]:
+        """Of the model, as the protocol has it."""
+        columns = {"label": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
+        return {
+            "name": self.name,
+            "versions": [VERSION],
+            "platform": "slimsched",
+            "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
+            "outputs": [
+                {"name": name, "datatype": "INT64" if name == "label" else "FP32", "shape": columns[name]}
+                for name in self.outputs
+            ],
+        }
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = {}
+    data: list[Any] | None = None
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Infer(msgspec.Struct):
+    inputs: list[_Input]
+    id: str = ""
+    parameters: dict[str, Any] = {}
+    outputs: list[_Output] = []
+
+
+_decoder = msgspec.json.Decoder(_Infer)
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Some images, and what is wanted of them.
+
+    Attributes:
+        images: (n, values of an image) float32, normalised.
+        outputs: their names, and whether each is wanted in binary.
+        timeout_ns: None where the client names none.
+    """
+
+    identity: str
+    images: NDArray[np.float32]
+    outputs: Mapping[str, bool]
+    timeout_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Of one image; see `hw.door.words.Answered`."""
+
+    label: int
+    widths: tuple[float, ...]
+    scores: bytes
+
+
+def read_request(body: bytes, header: str | None, served: Served) -> Request:
+    """A request's body.
+
+    Args:
+        header: what `Inference-Header-Content-Length` says; None where it is not there, and all is JSON.
+
+    Raises:
+        RequestError: it is no request for this model.
+    """
+    length = len(body) if header is None else _length(header, len(body))
+    if length > JSON_BYTES:
+        raise RequestError(f"{length} bytes of JSON, allowed are {JSON_BYTES}; send the image as binary data", 413)
+    try:
+        head = _decoder.decode(memoryview(body)[:length])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"the body is no inference request: {error}") from None
+    if [each.name for each in head.inputs] != [INPUT]:
+        raise RequestError(f"inputs: found {[each.name for each in head.inputs]!r:.80}, allowed is one, {INPUT!r}")
+    images = _images(head.inputs[0], memoryview(body)[length:], served)
+    return Request(head.id, images, _outputs(head, served), _timeout_ns(head.parameters.get("timeout")))
+
+
+def _length(header: str, most: int) -> int:
+    if not (header.isascii() and header.isdigit() and len(header) < 20 and int(header) <= most):
+        raise RequestError(f"Inference-Header-Content-Length: found {header!r:.40}, allowed are 0 to {most}")
+    return int(header)
+
+
+def _images(given: _Input, binary: memoryview, served: Served) -> NDArray[np.float32]:
+    count = given.shape[0] if given.shape else 0
+    if tuple(given.shape[1:]) != served.shape or not 1 <= count <= served.most:
+        wanted = ", ".join(map(str, served.shape))
+        raise RequestError(f"{INPUT}.shape: found {given.shape!r:.80}, allowed is [1 to {served.most}, {wanted}]")
+    datatype = _DATATYPES.get(given.datatype)
+    if datatype is None or (given.datatype == "UINT8" and not served.mean):
+        allowed = "FP32 or UINT8" if served.mean else "FP32 (there is no data set whose pixels UINT8 could be)"
+        raise RequestError(f"{INPUT}.datatype: found {given.datatype!r:.40}, allowed is {allowed}")
+    raw = _values(given, binary, datatype, count * prod(served.shape)).reshape(count, -1)
+    if given.datatype == "FP32":
+        if not np.isfinite(raw).all():
+            raise RequestError(f"{INPUT}.data: holds values that are no finite numbers")
+        return raw
+    pixels = raw.reshape(count, len(served.mean), -1).astype(np.float32)
+    mean, deviation = (np.asarray(each, np.float32)[:, None] for each in (served.mean, served.deviation))
+    return ((pixels - mean) / deviation).reshape(count, -1)
+
+
+def _values(given: _Input, binary: memoryview, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+    """All values of the tensor, from behind the JSON or from within it."""
+    size_bytes = given.parameters.get("binary_data_size")
+    if size_bytes is None:
+        if len(binary):
+            raise RequestError(f"{len(binary)} bytes behind the JSON, but {INPUT} has no binary_data_size")
+        return _json_values(given.data, datatype, values)
+    wanted = values * datatype.itemsize
+    if size_bytes != wanted or len(binary) != wanted or given.data is not None:
+        found = f"{size_bytes!r:.40} is said, and {len(binary)} bytes stand behind the JSON"
+        raise RequestError(f"{INPUT}.binary_data_size: {found}; its shape makes {wanted}, and `data` must be left out")
+    return np.frombuffer(binary, datatype)
+
+
+def _json_values(data: list[Any] | None, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
+    """Flat, or nested as the shape says."""
+    while data and isinstance(data[0], list):
+        if not all(isinstance(each, list) for each in data):
+            raise RequestError(f"{INPUT}.data: lists stand beside numbers")
+        data = list(chain.from_iterable(data))
+    if data is None or len(data) != values:
+        raise RequestError(f"{INPUT}.data: found {len(data or ())} values, its shape makes {values}")
+    is_whole = datatype.kind == "u"
+    if not ({int} if is_whole else {int, float}).issuperset(map(type, data)):
+        raise RequestError(f"{INPUT}.data: allowed are {'whole ' if is_whole else ''}numbers")
+    if is_whole and not 0 <= min(data) <= max(data) <= _MOST_UINT8:
+        raise RequestError(f"{INPUT}.data: allowed are 0 to {_MOST_UINT8}")
+    try:
+        with np.errstate(over="ignore"):  # infinity, which is refused
+            return np.array(data, datatype)
+    except OverflowError:
+        raise RequestError(f"{INPUT}.data: holds a number that is too large") from None
+
+
+def _outputs(head: _Infer, served: Served) -> dict[str, bool]:
+    """All of them where none is named."""
+    every = head.parameters.get("binary_data_output") is True
+    outputs = {each.name: each.parameters.get("binary_data", every) is True for each in head.outputs}
+    for name in outputs:
+        if name not in served.outputs:
+            raise RequestError(f"outputs: found {name!r:.40}, allowed are {', '.join(served.outputs)}")
+    return outputs or dict.fromkeys(served.outputs, every)
+
+
+def _timeout_ns(timeout_us: Any) -> int | None:
+    """Triton's parameter, in microseconds."""
+    if timeout_us is None:
+        return None
+    if type(timeout_us) is not int or timeout_us <= 0:
+        raise RequestError(f"parameters.timeout: found {timeout_us!r:.40}, allowed are whole microseconds above 0")
+    return timeout_us * US_NS
+
+
+def write_answer(request: Request, answers: Sequence[Answer], served: Served) -> tuple[bytes, int | None]:
+    """A response's body, and how much of it is JSON where binary data follow (else None)."""
+    columns: dict[str, tuple[str, NDArray[Any]]] = {
+        "label": ("INT64", np.array([each.label for each in answers], "<i8")),
+        "widths": ("FP32", np.array([each.widths for each in answers], "<f4")),
+        "scores": ("FP32", np.frombuffer(b"".join([each.scores for each in answers]), "<f4").reshape(len(answers), -1)),
+    }
+    outputs, tail = [], list[bytes]()
+    for name, is_binary in request.outputs.items():
+        datatype, values = columns[name]
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": values.shape}
+        if is_binary:
+            tail.append(values.tobytes())
+            output["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            output["data"] = values.ravel().tolist()
+        outputs.append(output)
+    head = {"model_name": served.name, "model_version": VERSION, "outputs": outputs}
+    if request.identity:
+        head["id"] = request.identity
+    body = encode(head)
+    return (body + b"".join(tail), len(body)) if tail else (body, None)
+
+
+def error_body(problem: str) -> bytes:
+    """As the protocol has it."""
+    return encode({"error": problem})

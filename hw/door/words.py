@@ -1,0 +1,79 @@
+"""The words between the ingress and the router's process; both are of one host, and read one monotonic clock.
+
+Images travel in an arena of *slots*, one an image. A slot names its image: the ingress gives it to another one only
+when the router has answered for it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hw.transport.messages import Message
+from hw.transport.port import Port
+
+
+class Submit(Message, frozen=True):
+    """Images that stand in these slots, whole since `received_ns`; nobody wants their answers after `deadline_ns`."""
+
+    slots: tuple[int, ...]
+    received_ns: int
+    deadline_ns: int
+
+
+class Drained(Message, frozen=True):
+    """All that were accepted are answered, and no other image comes."""
+
+
+class Answered(Message, frozen=True):
+    """An image has passed all segments.
+
+    Attributes:
+        label: -1 where the device is emulated.
+        widths: that it was served at.
+        scores: its logits, float32; empty where the device is emulated.
+    """
+
+    slot: int
+    label: int
+    widths: tuple[float, ...]
+    scores: bytes
+
+
+class Failed(Message, frozen=True):
+    """An image was given up."""
+
+    slot: int
+    reason: str
+
+
+class ServerState(msgspec.Struct, frozen=True, array_like=True):
+    """What a server has done so far: image passes of a segment, and the time that some pass ran."""
+
+    name: str
+    is_up: bool
+    images: int
+    busy_ns: int
+
+
+class Status(Message, frozen=True):
+    """How the router is, some times a second.
+
+    Attributes:
+        is_ready: whether every segment has a server that is up.
+        busy_ns: CPU time of its process.
+    """
+
+    is_ready: bool
+    in_flight: int
+    busy_ns: int
+    servers: tuple[ServerState, ...]
+
+
+class Drain(Message, frozen=True):
+    """Accept nothing more; `Drained` answers when all that was accepted is answered."""
+
+
+ToRouter = Submit | Drained
+ToIngress = Answered | Failed | Status | Drain
+RouterPort = Port[ToIngress, ToRouter]
+IngressPort = Port[ToRouter, ToIngress]

@@ -1,0 +1,111 @@
+"""Where a run's requests come from, and where what has become of them goes: a plan, or clients (`hw.door.clients`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from hw.host.clock import NEVER_NS, RunClock
+from hw.router.run_spec import HardwareRun
+from hw.router.transfers import Images, ImageSource
+from policies.faults import Poison
+from policies.router import RouterCore
+from policies.vocabulary import RequestArrived, RequestCompleted, RequestFailed
+
+
+class Traffic(Protocol):
+    """The requests of one run. Times are the run's.
+
+    Attributes:
+        images: of the requests that are in flight.
+        next_ns: when the next one is due; never, while none is known.
+        horizon_ns: arrivals end here; never, while they go on.
+        has_ended: whether all have come that will.
+        descriptors: to select on, beside the agents' ports.
+    """
+
+    images: Images
+    next_ns: int
+    horizon_ns: int
+    has_ended: bool
+    descriptors: Sequence[int]
+
+    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
+        """The next one, which is due now, and when it came."""
+        ...
+
+    def judge(
+        self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
+    ) -> tuple[bool, ...]:
+        """Which labels are right; empty where nobody knows.
+
+        Args:
+            width: of the last segment.
+            labels, scores: as the agent says them; see `hw.transport.messages.Returned`.
+        """
+        ...
+
+    def end(self, command: RequestCompleted | RequestFailed) -> None:
+        """A request has ended."""
+        ...
+
+    def hear(self) -> None:
+        """A descriptor can be read."""
+        ...
+
+    def flush(self) -> bool:
+        """Send what is to be said, without a wait; returns whether all of it is on its way."""
+        ...
+
+
+class PlannedTraffic:
+    """Open-loop arrivals that were drawn before the run.
+
+    Attributes:
+        lags_ns: how late each was noticed.
+    """
+
+    descriptors: Sequence[int] = ()
+
+    def __init__(self, run: HardwareRun, router: RouterCore, clock: RunClock) -> None:
+        poisoned = frozenset[int]().union(*(fault.requests for fault in run.faults if isinstance(fault, Poison)))
+        self.images: Images = ImageSource(run.images, poisoned)
+        self.horizon_ns = run.horizon_ns
+        self.lags_ns: list[int] = []
+        self._deadline_ns = run.deadline_ns
+        self._arrivals_ns: list[int] = run.arrivals_ns.tolist()
+        self._taken = 0
+        self.next_ns = self._arrivals_ns[0] if self._arrivals_ns else NEVER_NS
+        self.has_ended = not self._arrivals_ns
+        self._right: list[int] = run.labels.tolist()
+        self._is_correct = run.is_correct
+        self._widths_of = router.widths_of
+
+    def take(self, now_ns: int) -> tuple[RequestArrived, int]:
+        """See `Traffic`: each at its own time, for a router that was busy hides nobody's wait."""
+        planned_ns, relative_ns = self.next_ns, self._deadline_ns
+        event = RequestArrived(self._taken, None if relative_ns is None else planned_ns + relative_ns)
+        self._taken += 1
+        self.has_ended = self._taken == len(self._arrivals_ns)
+        self.next_ns = NEVER_NS if self.has_ended else self._arrivals_ns[self._taken]
+        self.lags_ns.append(now_ns - planned_ns)
+        return event, planned_ns
+
+    def judge(
+        self, requests: tuple[int, ...], width: float, labels: tuple[int, ...], scores: bytes
+    ) -> tuple[bool, ...]:
+        """See `Traffic`: beside the images' labels, or what is known of each request at its widths."""
+        if (is_correct := self._is_correct) is not None:
+            return tuple([is_correct(request, (*self._widths_of(request), width)) for request in requests])
+        right, count = self._right, len(self._right)
+        return tuple([label == right[request % count] for request, label in zip(requests, labels, strict=True)])
+
+    def end(self, command: RequestCompleted | RequestFailed) -> None:
+        """See `Traffic`: nobody waits for it."""
+
+    def hear(self) -> None:
+        """See `Traffic`: nothing comes."""
+
+    def flush(self) -> bool:
+        """See `Traffic`: nothing is said."""
+        return True

@@ -1,0 +1,133 @@
+"""Clients: served by a scenario's executors, or played by a load generator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from kit.errors import InputError, WorkError
+from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
+from slimsched.results import CommandResult
+from slimsched.working import announcing_compilation, begin, observer, router_name, verb, warn_of_routers
+
+_LARGEST_PORT: Final = 65535
+_FASTEST_IMG_S: Final = 1e6
+
+
+@contextlib.contextmanager
+def _naming_the_extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        remedy = "install it: pip install 'slim-scheduler[serve]'"
+        raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
+
+
+@verb
+def serve(
+    scenario: ScenarioLike,
+    /,
+    router: Router = "compass",
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    token_file: File | None = None,
+    timeout_s: Duration = 30.0,
+    out: Out = None,
+    changes: Changes | None = None,
+) -> CommandResult:
+    """Serve clients over HTTP.
+
+    They speak the Open Inference Protocol, version 2 (docs/how-to/serve.md). What serves them is what `validate` runs:
+    the same router, servers and processes. SIGTERM or Ctrl-C ends it: what was accepted is answered first. From Python,
+    call it in the main thread, which hears signals.
+
+    Args:
+        scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
+        router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
+        host: to listen on. Only this machine reaches the default; any other one needs a token file.
+        port: to listen on; 0 for a free one.
+        token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`).
+        timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
+        out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
+        changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
+
+    Raises:
+        InputError: something is missing, does not fit this machine, or the port is taken.
+        WorkError: executors failed, or some that were accepted could not be answered.
+    """
+    from hw.door.listening import listen, read_tokens
+    from scenarios.files.reading import require_router
+    from scenarios.files.router_names import check_router
+
+    require_within("--port", port, 0, _LARGEST_PORT)
+    require_within("--timeout", timeout_s, 1e-3, 3600)
+    tokens = () if token_file is None else read_tokens(Path(token_file))
+    named = router_name(router)
+    check_router(named, "--router")
+    session = begin(scenario, changes, out)
+    require_router(named, session.scenario)
+    with listen(host, port, asks_for_token=bool(tokens)) as listening:
+        with _naming_the_extra():
+            from hw.door.app import Limits
+            from scenarios.job import serving
+        from scenarios.job.validation import require_executors
+
+        job = session.job()
+        require_executors(job)
+        with job.folder.opened(session.path), announcing_compilation((named,)):
+            where = "http://{}:{}".format(*listening.getsockname()[:2])
+            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
+            world = job.world()
+            warn_of_routers(world, (named,), session.folder)
+            end = serving.serve(job, world, named, listening, Limits(timeout_s=timeout_s), tokens)
+    if end.in_flight:
+        raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
+    failed = end.arrived - end.completed
+    document = {"schema": "slimsched.served/1", "accepted": end.arrived, "answered": end.completed, "failed": failed}
+    text = f"{end.arrived} images were accepted, {end.completed} answered, {failed} given up"
+    return CommandResult(document, text)
+
+
+@verb
+def generate_load(
+    url: str,
+    /,
+    *,
+    rate: float = 100.0,
+    duration_s: Duration = 10.0,
+    images: int = 1,
+    seed: int = 0,
+    token_file: File | None = None,
+) -> CommandResult:
+    """Send images to a server as clients would, and tell how long answers took.
+
+    Arrivals are a Poisson process, and go on however slow the answers come. A latency counts from the time at which the
+    request was due.
+
+    Args:
+        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        rate: images a second (100).
+        duration_s: of the arrivals (10s); then answers are waited for.
+        images: in each request (1).
+        seed: of arrivals and images (0).
+        token_file: a file whose first line is the token to send.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: no model answers there.
+    """
+    with _naming_the_extra():
+        from hw.door.load import Load, document, generate
+    from hw.door.listening import read_tokens
+    from scenarios.show.load import format_load
+
+    require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
+    require_within("--images", images, 1, 1 << 16)
+    require_within("--seed", seed, 0, LONGEST)
+    token = "" if token_file is None else read_tokens(Path(token_file))[0].decode()
+    load = Load(url, rate, duration_s, images, token, seed)
+    found = document(load, generate(load))
+    return CommandResult(found, format_load(found))

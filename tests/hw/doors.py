@@ -1,0 +1,158 @@
+"""A door to the tiny network on a real loopback port, for tests: its clients, and what it counts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time  # noqa: TID251 - clients wait for a server
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from hw.door.app import Limits
+from hw.door.clients import Clients
+from hw.door.ingress import IngressSpec, ingress
+from hw.door.listening import listen
+from hw.door.protocol import Served
+from hw.door.slots import SlotImages, slots_of
+from hw.door.tally import Tally
+from hw.door.words import Status
+from hw.host.clock import RunClock
+from hw.router.cluster import HardwareCluster
+from hw.router.loop import Routing, RunProgress
+from policies.interfaces import RouterConfig
+from policies.reward import AccuracyPrior, RewardWeights
+from policies.vocabulary import Choice, ClusterView, GoalSet
+from tests.hw.worlds import TINY, Wanderer, router
+
+WIDTHS = (1.0, 0.5, 1.0)
+SLOTS = 24
+TOKEN = b"a token that nobody guesses"
+LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0)
+PATIENCE_S = 60.0
+IMAGES = torch.randn(SLOTS, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+
+
+class Gate(Wanderer):
+    """Decides as often as it is let to, where it is closed; a loop that decides nothing answers nobody."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTHS)
+        self.allowed = threading.Semaphore(0)
+        self.is_open = True
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        if not self.is_open:
+            self.allowed.acquire()
+        return super().choose(view, rng)
+
+    def open(self) -> None:
+        self.is_open = True
+        self.allowed.release(1000)
+
+    def close(self) -> None:
+        self.allowed = threading.Semaphore(0)
+        self.is_open = False
+
+
+@dataclass
+class Door:
+    """A server that clients are connected to.
+
+    Attributes:
+        end: how far the router's loop was at its end.
+    """
+
+    port: int
+    gate: Gate
+    cluster: HardwareCluster
+    stop: threading.Event
+    end: Future[RunProgress]
+    traffic: list[Clients]
+    tally: Tally
+    before: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        try:
+            connection.request(method, path, body, {"authorization": f"Bearer {TOKEN.decode()}", **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
+
+    def infer(self, images: torch.Tensor, **more: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
+        tensor = {"name": "image", "shape": list(images.shape), "datatype": "FP32", "data": images.flatten().tolist()}
+        body = json.dumps({"inputs": [tensor], **more}).encode()
+        status, headers, answer = self.ask("POST", "/v2/models/tiny/infer", body)
+        return status, headers, json.loads(answer)
+
+    def metrics(self) -> dict[tuple[str, ...], float]:
+        """By name and values of labels."""
+        families = text_string_to_metric_families(self.ask("GET", "/metrics")[2].decode())
+        return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+    def counted(self, *key: str) -> float:
+        """Since the test began."""
+        return self.metrics().get(key, 0.0) - self.before.get(key, 0.0)
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < until_s, "it never came"
+            time.sleep(0.01)
+
+    def decides_and_is_not_ready(self) -> bool:
+        """Its loop goes on by one decision."""
+        self.gate.allowed.release()
+        return self.ask("GET", "/v2/health/ready")[0] == 503
+
+    def until_inside(self, count: int) -> None:
+        self.until(lambda: self.metrics()["slimsched_images_inside",] == count)
+
+
+@contextmanager
+def open_door(cluster: HardwareCluster) -> Iterator[Door]:
+    """Open and ready; drained in the end."""
+    served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
+    names = [server.name for server in cluster.servers]
+    config: RouterConfig = replace(router(len(names)), shed_expired=True)
+    gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
+    routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
+    spec = IngressSpec(served, LIMITS, (b"another one of many", TOKEN))
+    with (
+        listen("127.0.0.1", 0, asks_for_token=True) as listening,
+        ThreadPoolExecutor(1) as hands,
+        ingress(spec, listening, SLOTS) as (port, arena),
+    ):
+        images, made = SlotImages(slots_of(arena, served.shape), served.shape), list[Clients]()
+
+        def traffic(_: object, __: object, clock: RunClock) -> Clients:
+            made.append(Clients(port, images, stop.is_set, clock))
+            return made[0]
+
+        def tell(progress: RunProgress) -> None:
+            port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+
+        def serve() -> RunProgress:
+            try:
+                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None)
+            finally:
+                port.close()
+
+        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally)
+        door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
+        try:
+            yield door
+        finally:
+            stop.set()
+            door.end.result(PATIENCE_S)

@@ -1,0 +1,247 @@
+"""Clients through the door, on a real loopback port: the network's answers, bad clients, overload, deaths, the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hw.networks.registry import ModelFile
+from hw.networks.slimresnet import SlimResNet
+from hw.router.cluster import HardwareCluster
+from hw.router.server import HardwareServer
+from policies.faults import Supervision
+from policies.vocabulary import NS_PER_S
+from tests.hw.doors import IMAGES, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door
+from tests.hw.worlds import device, knobs
+
+pytestmark = pytest.mark.workers
+
+RULES = Supervision(backoff_ns=NS_PER_S // 20)
+
+
+@pytest.fixture(scope="module")
+def cluster(path: Path) -> Iterator[HardwareCluster]:
+    servers = [HardwareServer(f"server{i}", device(i), knobs(), 1.0, 2.0) for i in range(2)]
+    with HardwareCluster(ModelFile(path), servers, sensor_period_s=0.05, supervision=RULES) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def opened(cluster: HardwareCluster) -> Iterator[Door]:
+    """For all tests; the last one closes it."""
+    with open_door(cluster) as door:
+        yield door
+
+
+@pytest.fixture
+def door(opened: Door) -> Iterator[Door]:
+    """The same for every test, with what it has counted since the test began."""
+    opened.before = opened.metrics()
+    yield opened
+    opened.gate.open()
+
+
+# ----------------------------------------------------------------------------------------------------------- answers
+
+
+def test_answers_are_the_models_own(door: Door, model: SlimResNet) -> None:
+    """Labels, scores and widths of each image, however it was sent; several images in one request, in their order."""
+    logits = model(IMAGES, WIDTHS).detach()
+    for images, wanted in ((IMAGES[:1], logits[:1]), (IMAGES, logits)):
+        status, _, answer = door.infer(images, id="mine")
+        assert (status, answer["id"], answer["model_name"]) == (200, "mine", "tiny")
+        outputs = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
+        assert np.allclose(outputs["scores"], wanted.numpy(), atol=1e-4)
+        assert outputs["label"].tolist() == wanted.argmax(1).tolist()
+        assert outputs["widths"].tolist() == [list(WIDTHS)] * len(images)
+
+
+def test_pixels_are_normalised_as_the_data_set(door: Door, model: SlimResNet) -> None:
+    """In binary, both ways."""
+    pixels = np.random.default_rng(5).integers(0, 16, (3, 1, 8, 8), np.uint8)
+    tensor = {"name": "image", "shape": [3, 1, 8, 8], "datatype": "UINT8", "parameters": {"binary_data_size": 192}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = {"inference-header-content-length": str(len(head))}
+    status, headers, body = door.ask("POST", "/v2/models/tiny/versions/1/infer", head + pixels.tobytes(), length)
+    told = json.loads(body[: int(headers["inference-header-content-length"])])
+    assert status == 200
+    assert [each["parameters"]["binary_data_size"] for each in told["outputs"]] == [24, 120, 36]
+    found = np.frombuffer(body[-36 - 120 : -36], "<f4").reshape(3, 10)
+    wanted = model(torch.from_numpy((pixels.astype(np.float32) - 2) / 4), WIDTHS).detach()
+    assert np.allclose(found, wanted.numpy(), atol=1e-4)
+
+
+def test_it_says_what_it_is(door: Door) -> None:
+    assert door.ask("GET", "/v2/health/live")[0] == door.ask("GET", "/v2/models/tiny/ready")[0] == 200
+    assert json.loads(door.ask("GET", "/v2")[2])["extensions"] == ["binary_tensor_data"]
+    found = json.loads(door.ask("GET", "/v2/models/tiny")[2])
+    assert found["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
+    assert [(each["name"], each["shape"]) for each in found["outputs"]] == [
+        ("label", [-1]),
+        ("scores", [-1, 10]),
+        ("widths", [-1, 3]),
+    ]
+    assert "error" in json.loads(door.ask("GET", "/v2/models/other")[2])
+
+
+# ------------------------------------------------------------------------------------------------------- bad clients
+
+HEAD = b"POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\nauthorization: Bearer " + TOKEN + b"\r\n"
+HOSTILE: dict[str, tuple[bytes, int]] = {
+    "no HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 30, 400),
+    "a broken body": (HEAD + b"content-length: 3\r\n\r\n{}}", 400),
+    "an empty body": (HEAD + b"content-length: 0\r\n\r\n", 400),
+    "a length that is none": (HEAD + b"content-length: many\r\n\r\n", 400),
+    "a huge body, as it says": (HEAD + b"content-length: 99999999999\r\n\r\n", 413),
+    "a huge body, in pieces": (
+        HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"4000\r\n" + bytes(0x4000) + b"\r\n",
+        413,
+    ),
+    "a body that never ends": (HEAD + b"content-length: 9\r\n\r\n{", 408),
+    "another method": (HEAD.replace(b"POST", b"PUT") + b"content-length: 0\r\n\r\n", 405),
+    "an unknown token": (HEAD.replace(TOKEN, b"guessed") + b"content-length: 0\r\n\r\n", 401),
+    "a head without an end": (HEAD + b"x: " + b"a" * (1 << 20), 0),
+    "an odd path": (b"GET /%ff%00/\xc3\xa4 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+}
+
+
+CUT_OFF = ("a huge body, in pieces",)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, what: str) -> None:
+    """`{"error": ...}`, where what came was HTTP; 0: its connection is ended. Others are served as before.
+
+    Who is still sending as the connection ends may not hear why.
+    """
+    sent, status = HOSTILE[what]
+    with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as client:
+        heard = b""
+        try:
+            for _ in range(8 if "pieces" in what else 1):
+                client.sendall(sent if not heard and _ == 0 else b"4000\r\n" + bytes(0x4000) + b"\r\n")
+            while part := client.recv(1 << 16):
+                heard += part
+                if b"}" in heard:
+                    break
+        except (ConnectionError, BrokenPipeError):
+            pass
+    allowed = {str(status).encode() if status else b"", b"" if what in CUT_OFF else str(status).encode()}
+    assert heard[9:12] in allowed
+    if b"application/json" in heard:
+        assert list(json.loads(heard.partition(b"\r\n\r\n")[2])) == ["error"]
+    assert door.infer(IMAGES[:2])[0] == 200
+    door.until_inside(0)
+
+
+def test_a_client_that_leaves_frees_its_place(door: Door) -> None:
+    """In the middle of its request, and after it."""
+    body = json.dumps(
+        {"inputs": [{"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.0] * 64}]}
+    ).encode()
+    whole = HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
+    for sent in (HEAD[:20], whole[:-5], whole):
+        for _ in range(SLOTS + 1):
+            with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as client:
+                client.sendall(sent)
+    door.until_inside(0)
+    assert door.infer(IMAGES)[0] == 200
+
+
+# ---------------------------------------------------------------------------------------------------------- overload
+
+
+def test_no_more_are_let_in_than_fit(door: Door) -> None:
+    """The rest is refused at once, with when to come again; who is inside is answered, and then there is room."""
+    door.gate.close()
+    with ThreadPoolExecutor(SLOTS) as clients:
+        inside = [clients.submit(door.infer, IMAGES[place : place + 4]) for place in range(0, SLOTS - 4, 4)]
+        door.until_inside(SLOTS - 4)
+        status, headers, answer = door.infer(IMAGES[:5])
+        assert (status, headers["retry-after"], answer) == (429, "1", {"error": "full: 20 images are inside"})
+        inside.append(clients.submit(door.infer, IMAGES[-4:]))  # four more fit
+        door.until_inside(SLOTS)
+        assert door.infer(IMAGES[:1])[0] == 429
+        door.gate.open()
+        assert [each.result()[0] for each in inside] == [200] * 6
+    assert door.infer(IMAGES)[0] == 200
+    assert door.counted("slimsched_images_refused_total", "full") == 6
+    assert door.counted("slimsched_images_arrived_total") == 6 + 2 * SLOTS
+    assert door.counted("slimsched_images_answered_total") == 2 * SLOTS
+    assert door.counted("slimsched_requests_total", "429") == 2
+
+
+def test_after_its_deadline_nobody_waits(door: Door) -> None:
+    """The client hears so, whatever the router does; what still waits is given up, and its place freed."""
+    door.gate.close()
+    passes = sum(server.images for server in door.tally.servers)
+    status, _, answer = door.infer(IMAGES[:8], parameters={"timeout": 50_000})
+    assert (status, answer) == (504, {"error": "no answer within 0.05 s"})
+    assert door.metrics()["slimsched_images_inside",] == 8  # nobody may write there before the router has answered
+    door.gate.open()
+    door.until_inside(0)
+    assert door.counted("slimsched_images_failed_total", "deadline") == 8
+    assert sum(server.images for server in door.tally.servers) - passes < 8 * len(WIDTHS)
+    assert door.infer(IMAGES[:8])[0] == 200
+
+
+# ------------------------------------------------------------------------------------------------- deaths and the end
+
+
+def test_an_agents_death_loses_nobody(door: Door) -> None:
+    """Killed with images in it: all are answered, and it comes back."""
+    with ThreadPoolExecutor(8) as clients:
+        asked = [clients.submit(door.infer, IMAGES[place % SLOTS][None]) for place in range(300)]
+        door.until(lambda: sum(each.done() for each in asked) > 30)
+        killed = door.cluster.slots[0].agent
+        killed.send_signal(signal.SIGKILL)
+        assert [each.result()[0] for each in asked] == [200] * len(asked)
+    door.until(lambda: door.cluster.slots[0].agent is not killed)
+    door.until(lambda: door.metrics()["slimsched_server_up", "server0"] == 1)
+    assert door.counted("slimsched_request_seconds_count") == len(asked)
+    assert door.counted("slimsched_server_images_total", "server1") > 0
+
+
+def test_while_no_server_is_up_it_is_not_ready(door: Door) -> None:
+    for slot in door.cluster.slots:
+        slot.agent.send_signal(signal.SIGKILL)
+    door.until(lambda: door.ask("GET", "/v2/health/ready")[0] == 503)
+    status, headers, _ = door.infer(IMAGES[:1])
+    assert (status, headers["retry-after"]) == (503, "1")
+    door.until(lambda: door.ask("GET", "/v2/health/ready")[0] == 200)
+    assert door.infer(IMAGES[:1])[0] == 200
+
+
+def test_nothing_is_left_of_those_who_were_served(door: Door) -> None:
+    """As much is remembered after many images as after few."""
+    for _ in range(5):
+        assert door.infer(IMAGES)[0] == 200
+    door.until_inside(0)
+    (clients,) = door.traffic
+    assert not clients._said
+    assert not clients._slot_of
+    assert not clients._came
+
+
+def test_at_the_end_all_that_were_accepted_are_answered(door: Door) -> None:
+    """No other is accepted from then on, and nobody's answer is cut off."""
+    door.gate.close()
+    with ThreadPoolExecutor(SLOTS) as clients:
+        accepted = [clients.submit(door.infer, image[None]) for image in IMAGES]
+        door.until_inside(SLOTS)
+        door.stop.set()
+        door.until(door.decides_and_is_not_ready)
+        status, headers, _ = door.infer(IMAGES[:1])
+        assert (status, headers["connection"]) == (503, "close")
+        door.gate.open()
+        assert [each.result()[0] for each in accepted] == [200] * SLOTS
+    end = door.end.result(PATIENCE_S)
+    assert (end.in_flight, end.completed) == (0, door.before["slimsched_images_answered_total",] + SLOTS)
