@@ -259,9 +259,7 @@ def _pixels(path: Path, mode: str, size: tuple[int, int]) -> Images:
     with _opened(path) as image:
         if image.size != size:
             size_text, wanted = (f"{width} x {height}" for width, height in (image.size, size))
-            raise _wrong(
-                f"{path} has {size_text} pixels, the first image {wanted}; make them equal (`model slim --size` does)"
-            )
+            raise _wrong(f"{path} has {size_text} pixels, the first image {wanted}; make all images equally large")
         try:
             pixels = np.asarray(image.convert(mode), np.float32)
         except OSError as error:  # cut short
