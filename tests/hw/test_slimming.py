@@ -288,7 +288,7 @@ def levels() -> Dataset:
     mean, deviation = pixels.mean(), pixels.std(correction=0)
     scaled = ((pixels - mean) / deviation).numpy()
     parts = (scaled, labels.numpy(), scaled, labels.numpy())
-    return Dataset("levels", *parts, 4, mean.reshape(1).numpy(), deviation.reshape(1).numpy())
+    return Dataset("levels", *parts, 4, (float(mean),), (float(deviation),))
 
 
 @pytest.mark.parametrize("mean, deviation, name", [(0.5, 0.5, "pixels from -1 to 1"), (0.0, 1.0, "pixels from 0 to 1")])
