@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 $(BIN)/.usable: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --editable '.[serve]'
 	touch $@
 
 $(BIN)/.installed: $(BIN)/.usable
