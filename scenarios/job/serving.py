@@ -69,13 +69,15 @@ def serve(
         ingress(door, listening, slots) as (port, arena),
         _stopping() as wants_stop,
     ):
-        tally, is_ready = Tally([server.name for server in cluster.servers], config), False
+        tally = Tally([server.name for server in cluster.servers], config)
+        known = said = False
 
         def tell(progress: RunProgress) -> None:
-            nonlocal is_ready
-            if tally.is_ready != is_ready:
-                is_ready = tally.is_ready
-                job.say("serve: ready" if is_ready else "serve: not ready, for no server is up that can serve it all")
+            nonlocal known, said
+            if known != said:  # the ingress has heard of it by now
+                said = known
+                job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
+            known = tally.is_ready
             port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
         images = SlotImages(slots_of(arena, door.served.shape), door.served.shape)

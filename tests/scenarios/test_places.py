@@ -15,13 +15,14 @@ GIVEN = {
     "profile check": ["--model", "x"],
     "cluster drain": ["--run", "x"],
     "model check": ["x"],
+    "model slim": ["--weights", "x", "--images", "x"],
     "jobs init": ["--nodes", "1x1"],
     "jobs whatif": ["--change", "a=1"],
     "jobs capacity": ["--wait", "1m"],
 }
 NAMES = {"--plot": "x.png"}  # that end as they must
 WITHOUT = ("profile synth", "calibrate", "model check", "jobs generate", "list", "init")
-FILES = ("profile synth", "jobs import", "jobs generate", "jobs init")  # whose --out is one
+FILES = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")  # whose --out is one
 WRITTEN = ("--json", "--out", "--plot", "--logs")
 
 
