@@ -193,24 +193,7 @@ class RouterLoop:
         self._detector = FailureDetector(cluster.supervision, 0)  # over this process itself
         self._devices = devices_of(cluster.servers)
         self._device_of = {index: device for device in self._devices for index in device.servers}
-        context = RunContext(
-            self._clock,
-            self._ledger,
-            cluster.supervision,
-            self._traffic.judge,
-            cluster.served.segments,
-            self._events.append,
-            say,
-            run.keep_log,
-            run.measures_costs,
-            isinstance(ledger, Ledger),
-        )
-        self._servers = [
-            RemoteServer(index, spec, slot, Inbox(arena), context)
-            for index, (spec, slot, arena) in enumerate(
-                zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
-            )
-        ]
+        self._servers = self._remote_servers(cluster, say)
         self._away = cluster.away
         self._draining = Draining(
             cluster.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
@@ -231,6 +214,24 @@ class RouterLoop:
             RequestFailed: self._traffic.end,
         }
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
+
+    def _remote_servers(self, cluster: Parts, say: Callable[[str], None]) -> list[RemoteServer]:
+        context = RunContext(
+            self._clock,
+            self._ledger,
+            cluster.supervision,
+            self._traffic.judge,
+            cluster.served.segments,
+            self._events.append,
+            say,
+            self._spec.keep_log,
+            self._spec.measures_costs,
+            isinstance(self._ledger.ledger, Ledger),
+        )
+        parts = zip(cluster.servers, cluster.slots, cluster.arenas, strict=True)
+        return [
+            RemoteServer(index, spec, slot, Inbox(arena), context) for index, (spec, slot, arena) in enumerate(parts)
+        ]
 
     def carry_out(self) -> RunRecord:
         """From the preloads to the record."""
