@@ -34,6 +34,7 @@ from scenarios.metrics.fidelity import ValidationRun
 from scenarios.metrics.result import Result, RunLabel, Window, summarise
 from scenarios.metrics.signatures import diagnosed
 from scenarios.metrics.slo import Slo
+from scenarios.runs.engines import able_to_run, engine_of
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
 from scenarios.world.world import World
@@ -270,6 +271,8 @@ def validate_runs(
     """
     calm, observer = without_faults(world), observer or RunObserver()
     files = {display_name(router): router for router in routers}
+    engine = engine_of(world, "auto", plan.hardware_runs, duration_s=plan.duration_s)
+    engine = able_to_run(world, engine, lambda: world.run_spec(plan.section.seeds[0]), observer.say)
 
     def world_of(planned: PlannedRun) -> World:
         return calm if planned.is_calm else world
@@ -287,6 +290,7 @@ def validate_runs(
             end=_end_of(planned),
             detail=not planned.is_probe,
             slowdowns=planned.slowdowns,
+            engine=engine,
         )
 
     def slowdowns_of(record: RunRecord) -> Mapping[int, Changes]:
