@@ -44,6 +44,7 @@ from policies.vocabulary import (
     RequestArrived,
     RequestCompleted,
     RequestFailed,
+    RequestsCancelled,
     RequestsRejected,
     RequestsReturned,
     Residency,
@@ -62,6 +63,7 @@ from policies.vocabulary import (
 )
 
 _TOGETHER: Final = -1
+CANCELLED: Final = "cancelled"
 ALONE_AFTER: Final = 2  # retries after which a request shares no block: what it breaks, it breaks alone
 
 
@@ -88,6 +90,7 @@ class _Request(msgspec.Struct):
     block: int | None = None
     held_ns: int = 0
     holds: int = 0
+    is_cancelled: bool = False
 
 
 class _Asked(NamedTuple):
@@ -218,6 +221,7 @@ class RouterCore:
             TransferFailed: self._return_unmoved,
             RequestsReturned: self._advance,
             RequestsRejected: self._return_rejected,
+            RequestsCancelled: self._cancel,
             ServerReport: self._hear,
             ServerDraining: self._drain,
             ServerUp: self._gain,
@@ -528,7 +532,7 @@ class RouterCore:
         block, server, epoch = entries[0].block, event.server, event.epoch
         before: tuple[float, ...] | None = None
         after: tuple[float, ...] = ()
-        has_alone = False
+        is_together = True
         entered_ns = tuple([entry.entered_ns for entry in entries])
         for entry in entries:
             if entry.widths is not before:
@@ -537,14 +541,18 @@ class RouterCore:
             entry.widths = after
             entry.location = server
             entry.location_epoch = epoch
-            has_alone = has_alone or entry.retries >= ALONE_AFTER
+            if entry.retries >= ALONE_AFTER or entry.is_cancelled:
+                is_together = False
         if event.segment == self.config.segments:
             self._complete(requests, entries, correct, now_ns, commands)
-        elif has_alone:
-            for request, entry in zip(requests, entries, strict=True):
-                self._enter((request,), [entry], now_ns)
-        else:
+        elif is_together:
             self._enter(requests, entries, now_ns)
+        else:
+            for request, entry in zip(requests, entries, strict=True):
+                if entry.is_cancelled:
+                    self._give_up(request, CANCELLED, commands)
+                else:
+                    self._enter((request,), [entry], now_ns)
         widths = tuple([entry.widths for entry in entries])
         self._leave_block(block, _Members(requests, entered_ns, now_ns, widths, correct, failed=False), commands)
 
@@ -583,11 +591,26 @@ class RouterCore:
             entry.retries += 1
             if entry.location != ROUTER and not self._is_current(entry.location, entry.location_epoch):
                 entry.widths, entry.location = (), ROUTER
-            if entry.retries > self.config.max_retries:
-                self._give_up(request, reason, commands)
+            if entry.is_cancelled or entry.retries > self.config.max_retries:
+                self._give_up(request, CANCELLED if entry.is_cancelled else reason, commands)
             else:
                 self._enter((request,), [entry], now_ns)
             self._leave_block(block, member, commands)
+
+    def _cancel(self, event: RequestsCancelled, now_ns: int, commands: list[RouterCommand]) -> None:
+        """Who waits in the FIFO is given up now, and who is in a block when it has passed its segment.
+
+        At the last segment that is completed all the same.
+        """
+        known = {request: entry for request in event.requests if (entry := self._requests.get(request)) is not None}
+        for entry in known.values():
+            entry.is_cancelled = True
+        waiting = [request for request, entry in known.items() if entry.block is None]
+        for line in {self._line(request, known[request]): None for request in waiting}:
+            self._fifo.remove(line, set(waiting))
+        for request in waiting:
+            self._give_up(request, CANCELLED, commands)
+        self._all_at_cap = False  # the head may be another one now
 
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)

@@ -317,6 +317,12 @@ class RequestsRejected(msgspec.Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
+class RequestsCancelled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Nobody waits for these any more; of some the router may have no entry, as they have ended."""
+
+    requests: tuple[int, ...]
+
+
 class ServerReport(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Telemetry as the router receives it: sampled then, received now. `residency` is of when it was passed on."""
 
@@ -596,6 +602,7 @@ RouterEvent = (
     | TransferFailed
     | RequestsReturned
     | RequestsRejected
+    | RequestsCancelled
     | ServerReport
     | ServerDown
     | ServerUp

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scenarios.terminal.progress import Step, observed_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
-    from slimsched.clusters import check_cluster, drain
+    from slimsched.clusters import check_cluster, drain, steer
     from slimsched.listing import names
     from slimsched.networks import check_model, train_model
     from slimsched.planning import plan
@@ -93,6 +93,7 @@ __all__ = [
     "show_profile",
     "simulate",
     "slim_model",
+    "steer",
     "synthesize_profile",
     "train",
     "train_model",

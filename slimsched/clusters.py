@@ -1,13 +1,13 @@
-"""Hosts of a cluster: looked at before a run, drained while one goes on."""
+"""Hosts of a cluster: looked at before a run, drained and steered while one goes on."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slimsched.arguments import Changes, File, NewFolder, ScenarioLike
+from slimsched.arguments import Changes, Duration, File, NewFolder, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import load, observer, verb
+from slimsched.working import load, observer, router_name, verb
 
 if TYPE_CHECKING:
     from scenarios.executors.hosts import Hosts
@@ -83,3 +83,44 @@ def drain(run: File, name: str, /, *, undo: bool = False) -> CommandResult:
     names, drained = control.drain(Path(run), name, is_wanted=not undo)
     what = "to get blocks again" if undo else "to be drained; the command that serves says when it is empty"
     return CommandResult({"servers": names, "drained": drained}, f"{', '.join(names)}: {what}")
+
+
+@verb
+def steer(
+    run: File,
+    /,
+    *,
+    floor: float | None = None,
+    p99_s: Duration | None = None,
+    energy_weight: float | None = None,
+    router: Router | None = None,
+) -> CommandResult:
+    """Change goals or router while a `serve` goes on.
+
+    It says when it follows. Goals are followed by routers that control (docs/routers.md, keeping goals).
+
+    Args:
+        run: the folder of the `serve` that serves now.
+        floor: the mean accuracy to keep from now on; 0 for none.
+        p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
+        energy_weight: points of accuracy that a joule an image is worth from now on.
+        router: who decides from now on: by name, a rule file, or a trained router's file.
+
+    Raises:
+        InputError: nothing is asked for, nothing of that kind serves in that folder, or a value is not allowed.
+    """
+    from policies.goal_control import MAX_WEIGHT
+    from scenarios.files.router_names import check_router
+    from scenarios.runs import control
+
+    require_within("--floor", floor, 0, 1)
+    require_within("--energy-weight", energy_weight, 0, MAX_WEIGHT)
+    named = None if router is None else router_name(router)
+    if named is not None:
+        check_router(named, "--router")
+        named = str(Path(named).resolve()) if Path(named).is_file() else named
+    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named)
+    control.steer(Path(run), wish)
+    given = wish.model_dump(exclude_none=True)
+    text = ", ".join(f"{name} {value}" for name, value in given.items())
+    return CommandResult(given, f"asked for {text}; the command that serves says when it follows")

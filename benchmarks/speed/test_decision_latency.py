@@ -1,4 +1,4 @@
-"""How long one decision takes, and its parts, beside the network in torch's eager mode; run with `make bench`.
+"""How long one decision takes: of the paper's network, beside torch's eager mode, and of rules; run with `make bench`.
 
 Views are those that a router of the same cluster is asked about, one after the other: most servers have not changed.
 """
@@ -16,17 +16,22 @@ from numpy.typing import NDArray
 
 from benchmarks.speed.conftest import Figures
 from benchmarks.speed.driving import Drawn, scenario
+from policies.interfaces import RoutingPolicy
+from policies.names import make_router
+from policies.planned_router import by_plan
 from policies.ppo import kernels
 from policies.ppo.network import PolicyNetwork
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import PolicySpec
 from policies.vocabulary import ClusterView
 from sim.cluster import Simulation
+from tests.parity.scenarios import Scenario
 
-TITLE = "one decision of the learned router, microseconds"
+TITLE = "one decision, microseconds"
 HEAD = ("what", "servers", "p50", "p99")
 VIEWS = 2000
 SIZES = (3, 64)
+RULES = ("compass", "ladder@sticky-coming")
 
 
 class TimedRouters:
@@ -34,6 +39,7 @@ class TimedRouters:
 
     def __init__(self, servers: int) -> None:
         cluster, run = scenario(servers, 30.0 / servers)
+        self.config, self.context = cluster.router, Scenario("timed", cluster, run).context()
         self.views = self._views(Simulation(cluster, run), Drawn(cluster))
         self.spec = PolicySpec.of(cluster.router, tuple(each.profile.power.cap_w for each in cluster.devices))
         self.network = PolicyNetwork(self.spec, (64, 64), 0)
@@ -58,7 +64,12 @@ class TimedRouters:
             "`PPORouter.choose`, likeliest": lambda view: likeliest.choose(view, self.rng),
             "its part: compiled code, called": lambda view: kernels.choose(*memory, True, compiled.scratch),
             "torch eager, the forward pass alone": self._forward,
+            **{f"`{name}` in Python": self._asked(make_router(name, self.context)) for name in RULES},
+            **{f"`{name}`": self._asked(by_plan(make_router(name, self.context), self.config)) for name in RULES},
         }
+
+    def _asked(self, router: RoutingPolicy) -> Callable[[ClusterView], object]:
+        return lambda view: router.choose(view, self.rng)
 
     def _forward(self, view: ClusterView) -> NDArray[np.float32]:
         with torch.inference_mode():

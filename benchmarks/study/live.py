@@ -22,7 +22,7 @@ from kit.documents import read_json, write_json, write_text
 from kit.errors import InputError
 from policies.registry import COMPASS
 from policies.rules.specs import POINT
-from scenarios.files.made_routers import RULE_SUFFIX, made_name
+from scenarios.files.made_routers import PPO, RULE_SUFFIX, made_name
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import made_by
 from scenarios.metrics.catalogue import MEASURES, measures
@@ -39,6 +39,8 @@ from scenarios.world.materials import default_folder
 
 SCHEMA: Final = "slimsched.live/1"
 FOCAL: Final = made_name(COMPASS)
+OURS: Final = (FOCAL, COMPASS, PPO)
+"""Learned here: no rivals of each other."""
 FELT: Final = measures("slo_attainment", "latency_p99_s", "expected_accuracy", "energy_per_image_j", "latency_mean_s")
 """What a user feels first; then the mean."""
 _ACCURACY: Final = MEASURES["expected_accuracy"]
@@ -71,9 +73,8 @@ def make_page(files: Sequence[Path], runs: Path, docs: Path) -> str:
     worse = pd.DataFrame([row for name, each in measured.items() for row in worse_rows(name, each)])
     write_frames(docs / "data", {"live-summary": summary, "live-routers": routers, "live-worse": worse})
     given = {"summary": summary, "worse": worse, "missing": missing, "found": measured}
-    text = render(
-        "live.md.j2", **given, outcomes={name: _outcomes(each) for name, each in measured.items()}, focal=FOCAL
-    )
+    outcomes = {name: _outcomes(each) for name, each in measured.items()}
+    text = render("live.md.j2", **given, outcomes=outcomes, focal=FOCAL, shipped=COMPASS)
     write_text(docs / "live.md", text)
     lines = [f"{r['scenario']}: {r['wins_on_executors']} (said so: {r['said_so']})" for r in rows_of(summary)]
     return "\n".join([*lines, *missing])
@@ -218,9 +219,9 @@ def _pairs_of(measured: Measured, router: str) -> list[PairDocument]:
 
 
 def summary_row(name: str, measured: Measured) -> Row:
-    """Who wins in both worlds, and Compass's p99 against the quickest other that keeps the floor on executors."""
+    """Who wins in both worlds, and Compass's p99 against the quickest rule that keeps the floor on executors."""
     simulated, real = _outcomes(measured)
-    baseline = next((one.router for one in real.able if one.router != FOCAL), None)
+    baseline = next((one.router for one in real.able if one.router not in OURS), None)
     cpu = [cpu_share(row["cpu"]) for row in measured["rows"] if row.get("cpu") is not None]
     return {
         "scenario": name,
@@ -231,6 +232,8 @@ def summary_row(name: str, measured: Measured) -> Row:
         "best_baseline": baseline,
         **change_over("p99_predicted_pct", simulated, baseline),
         **change_over("p99_measured_pct", real, baseline),
+        **change_over("shipped_p99_predicted_pct", simulated, baseline, COMPASS),
+        **change_over("shipped_p99_measured_pct", real, baseline, COMPASS),
         "cpu_pct": 100 * max(cpu) if cpu else None,
         "winner_less_accurate_points": _points_less(real),
     }
@@ -272,7 +275,7 @@ def _scaled(name: str, measure: Any, interval: MeanInterval) -> Row:
 def worse_rows(name: str, measured: Measured, router: str = FOCAL) -> list[Row]:
     """In what, on executors, who else keeps the floor there is better for certain (the paired 95 % interval)."""
     rows = []
-    for baseline in (one.router for one in outcome(measured, "hardware").able if one.router != router):
+    for baseline in (one.router for one in outcome(measured, "hardware").able if one.router not in OURS):
         for measure in FELT:
             mine, other = (by_run(_pairs_of(measured, each), "hardware", measure) for each in (router, baseline))
             if mine is None or other is None:

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.door.metrics import CONTENT_TYPE, Metrics
-from hw.door.protocol import VERSION, RequestError, Served, encode, error_body, read_request, write_answer
+from hw.door.protocol import VERSION, Answer, RequestError, Served, encode, error_body, read_request, write_answer
 from hw.version import own_version
 
 Message = MutableMapping[str, Any]
@@ -61,6 +64,12 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers += (("retry-after", "1"),)
     return Response(status, error_body(problem), headers=headers)
+
+
+async def _left(receive: Receive) -> None:
+    """Until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class App:
@@ -144,13 +153,15 @@ class App:
         if request.timeout_ns is not None:
             timeout_s = min(timeout_s, request.timeout_ns / 1e9)
         try:
-            async with asyncio.timeout(timeout_s):
-                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9))
+            answers = await self._answers(request.images, timeout_s, receive)
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             return _error(429, f"full: {self._bridge.inside} images are inside")
         except TimeoutError:
             return self._failed(_TIMEOUT, count, timeout_s)
+        except _GoneError:
+            self._metrics.failed.labels("client_left").inc(count)
+            raise
         except FailedError as error:
             return self._failed(str(error), count, timeout_s)
         self._metrics.answered.inc(count)
@@ -159,6 +170,19 @@ class App:
         if length is None:
             return Response(200, body)
         return Response(200, body, "application/octet-stream", (("inference-header-content-length", str(length)),))
+
+    async def _answers(self, images: NDArray[np.float32], timeout_s: float, receive: Receive) -> list[Answer]:
+        """Until they are there, it is too late, or the client leaves; then the router need not go on."""
+        answers, leaving = self._bridge.submit(images, round(timeout_s * 1e9)), asyncio.ensure_future(_left(receive))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answers.done():
+                raise _GoneError
+            return answers.result()
+        finally:
+            answers.cancel()
+            leaving.cancel()
 
     def _failed(self, reason: str, count: int, timeout_s: float) -> Response:
         self._metrics.failed.labels(reason).inc(count)

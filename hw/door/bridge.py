@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.door.protocol import Answer
-from hw.door.words import Answered, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
+from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
 from hw.transport.port import FLUSH_NS, PortClosedError
 
 ROUTER_GONE: Final = "router_gone"
@@ -80,6 +80,8 @@ class Bridge:
     def submit(self, images: NDArray[np.float32], timeout_ns: int) -> asyncio.Future[list[Answer]]:
         """Hand images to the router; the future has their answers, in order, or `FailedError`.
 
+        Who cancels it lets the router know.
+
         Raises:
             FullError: there is no room for all of them.
         """
@@ -92,7 +94,11 @@ class Bridge:
         self._calls.update(dict.fromkeys(slots, call))
         now_ns = time.monotonic_ns()
         self._post(Submit(slots, now_ns, now_ns + timeout_ns))
+        call.future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
         return call.future
+
+    def _cancel(self, call: _Call) -> None:
+        self._post(Cancel(tuple([slot for slot in call.slots if slot not in call.answers])))
 
     def _post(self, word: ToRouter) -> None:
         """What is posted in one turn of the event loop goes in one frame."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from hw.door.slots import SlotImages
-from hw.door.words import Answered, Drain, Drained, Failed, RouterPort, Submit
+from hw.door.words import Answered, Cancel, Drain, Drained, Failed, RouterPort, Submit
 from hw.host.clock import NEVER_NS, RunClock
 from hw.router.transfers import Images
 from hw.transport.port import PortClosedError
@@ -40,6 +40,8 @@ class Clients:
         self.next_ns = self.horizon_ns = NEVER_NS
         self.has_ended = False
         self.descriptors: Sequence[int] = (port.fileno(),)
+        self._request_in: dict[int, int] = {}  # by slot
+        self._cancelled: list[int] = []
         self._slot_of = images.slot_of
         self._port = port
         self._clock = clock
@@ -68,6 +70,7 @@ class Clients:
     def end(self, command: RequestCompleted | RequestFailed) -> None:
         """See `Traffic`."""
         slot = self._slot_of.pop(command.request)
+        del self._request_in[slot]
         label, scores = self._said.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
             self._port.post(Failed(slot, command.reason))
@@ -83,11 +86,18 @@ class Clients:
                 case Submit(slots, received_ns, deadline_ns):
                     came_ns = self.next_ns = self._clock.of(received_ns)
                     for slot in slots:
-                        self._slot_of[self._requests] = slot
+                        self._slot_of[self._requests], self._request_in[slot] = slot, self._requests
                         self._came.append((RequestArrived(self._requests, self._clock.of(deadline_ns)), came_ns))
                         self._requests += 1
+                case Cancel(slots):
+                    self._cancelled += [self._request_in[slot] for slot in slots if slot in self._request_in]
                 case Drained():
                     self.has_ended = True
+
+    def take_cancelled(self) -> tuple[int, ...]:
+        """See `Traffic`."""
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        return cancelled
 
     def flush(self) -> bool:
         """See `Traffic`; raises `WorkError` where the ingress is gone."""

@@ -20,6 +20,12 @@ class Submit(Message, frozen=True):
     deadline_ns: int
 
 
+class Cancel(Message, frozen=True):
+    """Nobody waits any more for what is in these slots; some may have been answered for meanwhile."""
+
+    slots: tuple[int, ...]
+
+
 class Drained(Message, frozen=True):
     """All that were accepted are answered, and no other image comes."""
 
@@ -73,7 +79,7 @@ class Drain(Message, frozen=True):
     """Accept nothing more; `Drained` answers when all that was accepted is answered."""
 
 
-ToRouter = Submit | Drained
+ToRouter = Submit | Cancel | Drained
 ToIngress = Answered | Failed | Status | Drain
 RouterPort = Port[ToIngress, ToRouter]
 IngressPort = Port[ToRouter, ToIngress]

@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -28,7 +28,7 @@ from hw.router.agents import AgentSlot, Carrier, make_all_ready
 from hw.router.draining import Wish, nobody
 from hw.router.late_ledger import Watcher
 from hw.router.local_agents import OneHost
-from hw.router.loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
+from hw.router.loop import Order, Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
@@ -220,6 +220,7 @@ class HardwareCluster:
         on_progress: Callable[[RunProgress], None],
         say: Callable[[str], None],
         drained: Wish = nobody,
+        orders: Callable[[], Iterable[Order]] = tuple,
     ) -> RunProgress:
         """Serve until the traffic ends: the same loop as in a run, without a record of it.
 
@@ -229,6 +230,7 @@ class HardwareCluster:
             goal: what the operator asks for.
             on_progress: called some times a second.
             say, drained: see `run`.
+            orders: what the operator has changed since they were last asked for.
 
         Returns:
             How far it was at the end; what is in flight was not served within `DRAIN_LIMIT_NS`.
@@ -245,7 +247,7 @@ class HardwareCluster:
         away = self.make_ready(keep_log=False, drained=drained())
         parts = self._parts(drained, away, Host(), BackgroundWatch(None, ()))
         with on_cores(own_cores(self.servers)):
-            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic, orders)
             gc.collect()
             gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
             try:

@@ -11,8 +11,8 @@ import contextlib
 import gc
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -49,12 +49,15 @@ from policies.vocabulary import (
     Block,
     Decide,
     Decided,
+    GoalSet,
     Held,
     Hold,
+    HoldRule,
     OwnLimit,
     ReleaseActivations,
     RequestCompleted,
     RequestFailed,
+    RequestsCancelled,
     RouterEvent,
     RouterTimer,
     SendBlock,
@@ -65,6 +68,10 @@ FINISH_TIMEOUT_S: Final = 5.0
 _PROGRESS_NS: Final = NS_PER_S // 5
 SPIN_S: Final = 5e-3
 ARRIVALS_NS: Final = NS_PER_S // 1000
+
+
+Order = GoalSet | RoutingPolicy
+"""What is asked for, or who decides, from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,7 @@ class RouterLoop:
     Args:
         ledger: told of every step; `carry_out` needs one that keeps records.
         traffic: makes where requests come from; the run's plan by default.
+        orders: what the operator has changed since they were last asked for.
     """
 
     def __init__(
@@ -169,6 +177,7 @@ class RouterLoop:
         on_progress: Callable[[RunProgress], None] | None,
         say: Callable[[str], None],
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic,
+        orders: Callable[[], Iterable[Order]] = tuple,
     ) -> None:
         self._spec = run
         self._host = cluster.host
@@ -214,6 +223,7 @@ class RouterLoop:
             RequestFailed: self._traffic.end,
         }
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
+        self._orders = orders
 
     def _remote_servers(self, cluster: Parts, say: Callable[[str], None]) -> list[RemoteServer]:
         context = RunContext(
@@ -305,6 +315,8 @@ class RouterLoop:
         """Everything that is due now, then a wait for whatever comes first."""
         now_ns = self._clock.now_ns()
         self._arrive(now_ns)
+        if cancelled := self._traffic.take_cancelled():
+            self._tell_router(RequestsCancelled(cancelled), now_ns)
         while self._goals and self._goals[0][0] <= now_ns:
             self._tell_router(self._goals.popleft()[1], now_ns)
         if (limit_ns := limit_ns_of(self._routing.policy)) != self._told_limit_ns:
@@ -493,6 +505,18 @@ class RouterLoop:
             if reason is not None:
                 self._take_down(server, reason)
         self._draining.look()
+        for order in self._orders():
+            self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, GoalSet):
+            self._tell_router(order, self._clock.now_ns())
+            return
+        self._routing = replace(self._routing, policy=order)
+        if self._holds:
+            segments = self._router.config.segments
+            rule = hold_rule_of(order) or HoldRule((1,) * segments, (0,) * segments)
+            self._tell_router(rule, self._clock.now_ns())
 
     def _revive(self, server: RemoteServer) -> None:
         """Bring a server back when its time has come."""

@@ -53,6 +53,10 @@ class Traffic(Protocol):
         """A descriptor can be read."""
         ...
 
+    def take_cancelled(self) -> tuple[int, ...]:
+        """For whom nobody waits any more, since this was last called; all of them have come before."""
+        ...
+
     def flush(self) -> bool:
         """Send what is to be said, without a wait; returns whether all of it is on its way."""
         ...
@@ -105,6 +109,10 @@ class PlannedTraffic:
 
     def hear(self) -> None:
         """See `Traffic`: nothing comes."""
+
+    def take_cancelled(self) -> tuple[int, ...]:
+        """See `Traffic`: all are waited for."""
+        return ()
 
     def flush(self) -> bool:
         """See `Traffic`: nothing is said."""

@@ -6,6 +6,7 @@ the plan itself, but for `uniforms_at`, an address.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,12 @@ class SeenServer(Record):
 def blank_sheet(servers: int) -> Ints:
     """A sheet for so many servers."""
     return np.zeros(Sheet.size + servers * SeenServer.size, np.int64)
+
+
+@cache
+def bits(widths: tuple[bool, ...]) -> int:
+    """A set of widths as a number: bit w says whether width w is in it."""
+    return sum(1 << w for w, is_in in enumerate(widths) if is_in)
 
 
 class WidthRule(Record):

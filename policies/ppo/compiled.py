@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from struct import Struct
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from policies.compiled.layout import bits
 from policies.ppo import kernels
 from policies.ppo.layout import Layout
 from policies.ppo.spec import PolicySpec
@@ -18,18 +19,6 @@ from policies.vocabulary import Choice, ClusterView, Hold, ServerView
 _SEEN = 3  # numbers of the view, after the uniform ones; then come those of each server
 _write_counts = Struct("=ddd").pack_into
 _write_server = Struct("=dddq").pack_into
-
-
-class _Codes(dict[tuple[bool, ...], int]):
-    """The widths that a server can hold, as the bits of a number."""
-
-    def __missing__(self, widths: tuple[bool, ...]) -> int:
-        return self.setdefault(widths, code_of(widths))
-
-
-def code_of(widths: Iterable[bool]) -> int:
-    """Bit w says whether width w may be chosen."""
-    return sum(1 << w for w, may in enumerate(widths) if may)
 
 
 class _Page:
@@ -61,7 +50,6 @@ class CompiledRouter:
         self._choices = [Choice(*each) for each in product(range(spec.servers), spec.widths, spec.groups)]
         self._heads, self._waits = len(spec.head_sizes), spec.waits
         self._pages: dict[int, _Page] = {}
-        self._codes = _Codes()
         self._decide(_Page(spec.servers, self._heads), True)  # compiles now rather than at the first decision
 
     def choose(self, view: ClusterView, rng: np.random.Generator, greedy: bool) -> Choice | Hold:
@@ -80,12 +68,12 @@ class CompiledRouter:
         return self._choices[joint]
 
     def _read(self, view: ClusterView, page: _Page) -> None:
-        seen, known, codes = page.seen, page.views, self._codes
+        seen, known = page.seen, page.views
         _write_counts(seen, 0, view.fifo_length, view.completed, self._waits.may(view))
         for i, server in enumerate(view.servers):
             if server is not known[i]:
                 known[i] = server
-                code = codes[server.widths] if server.valid else 0
+                code = bits(server.widths) if server.valid else 0
                 _write_server(
                     seen, 8 * _SEEN + 32 * i, server.outstanding_requests, server.power_w, server.utilization, code
                 )

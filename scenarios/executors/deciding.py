@@ -23,6 +23,7 @@ from hw.router.loop import no_collections, on_cores, own_cores
 from hw.telemetry import cpu_name
 from kit.chance import derived_seed, stream
 from policies.interfaces import RoutingPolicy
+from policies.planned_router import by_plan
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from scenarios.executors.run import hardware_servers
 from scenarios.files.decision_times import SCHEMA, DecisionTime
@@ -76,7 +77,13 @@ def measure_decisions(world: World, router: str, make: Make, seed: int) -> Decis
     cores = own_cores(hardware_servers(world))
     with no_collections(), on_cores(cores):
         wait = _spin if cores else _sleep
-        own_s, random_s = beside_random(views, make, lambda: world.router("random"), seed, wait=wait)
+        own_s, random_s = beside_random(
+            views,
+            lambda: by_plan(make(), world.cluster.router),
+            lambda: by_plan(world.router("random"), world.cluster.router),
+            seed,
+            wait=wait,
+        )
     return DecisionTime(
         schema=SCHEMA,
         router=router,

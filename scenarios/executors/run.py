@@ -23,6 +23,7 @@ from hw.router.server import HardwareServer
 from hw.telemetry import usable_cores
 from kit.chance import stream
 from policies.interfaces import RoutingPolicy
+from policies.planned_router import by_plan
 from policies.records import RunRecord
 from scenarios.executors.campaign import Campaign, FinishedRun, PlannedRun, Ran, ValidationPlan
 from scenarios.executors.devices import as_calibrated, device_of, device_spec, section_of
@@ -236,7 +237,8 @@ def run_on_hardware(
     )
     began_ns = time.monotonic_ns()
     spec = world.cluster
-    routing = Routing(wanted.policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
+    policy = by_plan(wanted.policy, spec.router)
+    routing = Routing(policy, stream(seed, f"router:{wanted.router}"), spec.weights, spec.prior)
     record = cluster.run(run, spec.router, routing, observer.on_progress, observer.say, drained)
     wall_s = (time.monotonic_ns() - began_ns) / 1e9
     label = RunLabel(

@@ -17,19 +17,22 @@ from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
-from hw.router.loop import Routing, RunProgress
+from hw.router.loop import Order, Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
+from policies.interfaces import RouterConfig
+from policies.planned_router import by_plan
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
 from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
+from scenarios.files.spec import Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.job.validation import warn_of_another_stack
-from scenarios.runs.control import accept_wishes
+from scenarios.runs.control import Wishes, accept_wishes
 from scenarios.world.world import World
 
 SLOTS = 4  # times what the servers can have outstanding: so many images may be inside
@@ -56,7 +59,7 @@ def serve(
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
     routing = Routing(
-        world.router(router, job.folder.path),
+        by_plan(world.router(router, job.folder.path), config),
         stream(scenario.seed, f"router:{display_name(router)}"),
         world.cluster.weights,
         world.cluster.prior,
@@ -65,7 +68,9 @@ def serve(
     door = IngressSpec(_served(job, world, slots), limits, tokens)
     with (
         real_cluster(without_faults(world), model) as cluster,
-        accept_wishes(job.folder, [(server.name, server.host) for server in cluster.servers]) as drained,
+        accept_wishes(
+            job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
+        ) as wishes,
         ingress(door, listening, slots) as (port, arena),
         _stopping() as wants_stop,
     ):
@@ -85,7 +90,8 @@ def serve(
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             return Clients(port, images, wants_stop, clock)
 
-        return cluster.serve(traffic, config, routing, _goal(world), tally, tell, job.say, drained)
+        helm = _Helm(job, world, config, wishes)
+        return cluster.serve(traffic, config, routing, helm.goal, tally, tell, job.say, wishes, helm.orders)
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -101,10 +107,39 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
 
 
-def _goal(world: World) -> GoalSet:
-    """What the scenario asks for at its start."""
-    asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
-    return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
+class _Helm:
+    """What is asked for: at the start by the scenario, then by the operator."""
+
+    def __init__(self, job: ScenarioJob, world: World, config: RouterConfig, wishes: Wishes) -> None:
+        self._job, self._world, self._config, self._wishes = job, world, config, wishes
+        self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+
+    @property
+    def goal(self) -> GoalSet:
+        """As the router's core takes it."""
+        asked = self._asked
+        return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
+
+    def orders(self) -> Iterator[Order]:
+        """What the operator has changed since this was last called; what can't be done is told, and changes nothing."""
+        for wish in self._wishes.steering():
+            try:
+                if wish.router is not None:
+                    yield by_plan(self._world.router(wish.router, self._job.folder.path), self._config)
+                    self._job.say(f"serve: {display_name(wish.router)} decides from now on")
+            except InputError as error:
+                self._job.say(f"serve: {error}; the router stays as it was")
+            goals = wish.model_dump(exclude_none=True, exclude={"router"})
+            if goals:
+                self._asked = self._asked._replace(**goals)
+                yield self.goal
+                self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
+
+
+def _goal_text(asked: Goals) -> str:
+    limit = f"p99 latency of {1000 * asked.p99_limit_s:g} ms" if asked.p99_limit_s else "no limit of p99 latency"
+    energy = f", {asked.energy_weight:g} points a joule" if asked.energy_weight else ""
+    return f"accuracy {asked.floor:.2%}, {limit}{energy}"
 
 
 @contextmanager

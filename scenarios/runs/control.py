@@ -1,22 +1,27 @@
-"""The operator's door of a run folder: what serves there now, and what of it is to be drained.
+"""The operator's door of a run folder: what serves there now, what of it is to be drained, and what is asked of it.
 
 The command at work holds the folder's lock; what its operator wishes meanwhile lies in files that need no lock. While
-servers are up, `.slimsched/operator/` has `servers.json`, which says who they are, and an empty file `drain-N` for each
-server N that is to be drained. A file is there or not: two operators at once do no harm, and nobody reads half a wish.
+servers are up, `.slimsched/operator/` has `servers.json`, which says who they are, an empty file `drain-N` for each
+server N that is to be drained, and a file `steer-TIME` for each change of goals or router. A file is there or not: two
+operators at once do no harm, and nobody reads half a wish.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import time  # noqa: TID251 - wishes have an order
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from kit.documents import read_json, write_json
 from kit.errors import InputError, nearest
+from kit.strict import StrictModel, validate
+from scenarios.files.spec import EnergyWeight, SecondsOrZero
 from scenarios.runs.folder import CONTROL, RunFolder
+from sim.profile import Share
 
 Server = tuple[str, str]
 """A server's name, and its host's; empty where all are on one."""
@@ -25,31 +30,50 @@ _SERVERS: Final = "servers.json"
 _DRAIN = re.compile(r"drain-(\d+)")
 
 
+class Steering(StrictModel):
+    """What an operator asks for from now on; what is not given stays as it was. `router` is a name or a file."""
+
+    floor: Share | None = None
+    p99_limit_s: SecondsOrZero | None = None
+    energy_weight: EnergyWeight | None = None
+    router: str | None = None
+
+
 @contextmanager
-def accept_wishes(folder: RunFolder, servers: Sequence[Server]) -> Iterator[Callable[[], frozenset[int]]]:
-    """Within it the operator may drain these servers; yields what says which he wants drained now, by index."""
+def accept_wishes(folder: RunFolder, servers: Sequence[Server], *, may_be_steered: bool = False) -> Iterator[Wishes]:
+    """Within it the operator may drain these servers, and steer them if that is said; yields what he wishes."""
     door = folder / CONTROL
     with folder.opened():
         shutil.rmtree(door, ignore_errors=True)
         door.mkdir()
         try:
-            write_json(door / _SERVERS, [list(server) for server in servers])
-            yield _Wish(door)
+            write_json(door / _SERVERS, {"servers": [list(each) for each in servers], "may_be_steered": may_be_steered})
+            yield Wishes(door)
         finally:
             shutil.rmtree(door, ignore_errors=True)
 
 
-class _Wish:
-    """Which servers are to be drained now; as far as the folder can't be read, those of before."""
+class Wishes:
+    """What the operator wishes."""
 
     def __init__(self, door: Path) -> None:
         self._door = door
-        self._last: frozenset[int] = frozenset()
+        self._drained: frozenset[int] = frozenset()
+        self._steered = ""
 
     def __call__(self) -> frozenset[int]:
+        """Which servers are to be drained now; as far as the folder can't be read, those of before."""
         with suppress(OSError):
-            self._last = _drained(self._door)
-        return self._last
+            self._drained = _drained(self._door)
+        return self._drained
+
+    def steering(self) -> Iterator[Steering]:
+        """What is asked for since this was last called, one wish after the other."""
+        with suppress(OSError):
+            for path in sorted(self._door.glob("steer-*")):
+                if path.name > self._steered:
+                    self._steered = path.name
+                    yield validate(Steering, read_json(path), str(path))
 
 
 def _drained(door: Path) -> frozenset[int]:
@@ -66,7 +90,7 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
-    servers, door = _serving(folder), folder / CONTROL
+    (servers, _), door = _serving(folder), folder / CONTROL
     chosen = [index for index, (server, _) in enumerate(servers) if server == name]
     chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
     if not chosen:
@@ -84,12 +108,28 @@ def drain(folder: Path, name: str, *, is_wanted: bool) -> tuple[list[str], list[
     return [servers[index][0] for index in chosen], [servers[index][0] for index in drained]
 
 
-def _serving(folder: Path) -> list[Server]:
+def steer(folder: Path, wish: Steering) -> None:
+    """Have what serves in a folder follow other goals, or another router.
+
+    Raises:
+        InputError: nothing is asked for; nothing serves in that folder, or it is no `serve`.
+    """
+    if wish == Steering():
+        raise InputError(str(folder), "", "nothing is asked for: give --floor, --p99, --energy-weight or --router")
+    _, may_be_steered = _serving(folder)
+    if not may_be_steered:
+        raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")
+    write_json(folder / CONTROL / f"steer-{time.time_ns()}", wish.model_dump(mode="json"))
+
+
+def _serving(folder: Path) -> tuple[list[Server], bool]:
+    """The servers, and whether they may be steered."""
     if not RunFolder(folder).is_in_use:
-        raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or returned")
+        raise InputError(str(folder), "", "no command runs in this folder, so nothing can be drained or steered")
     if not (folder / CONTROL / _SERVERS).is_file():
         raise _nothing_serves(folder)
-    return [(server, host) for server, host in read_json(folder / CONTROL / _SERVERS)]
+    door = read_json(folder / CONTROL / _SERVERS)
+    return [(server, host) for server, host in door["servers"]], door["may_be_steered"]
 
 
 def _nothing_serves(folder: Path) -> InputError:

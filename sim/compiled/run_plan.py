@@ -8,12 +8,12 @@ import numpy as np
 
 from kit.errors import WorkError
 from kit.jit import Ints
+from policies.compiled.draws import Draws
 from policies.compiled.layout import Plan, blank_sheet
 from policies.compiled.milp import Replan
 from sim.compiled.codes import ENDED, NO_CURVE, NO_TUPLE, NONE
 from sim.compiled.decide import NEEDS_DRAWS, NEEDS_PLAN, run_cluster
 from sim.compiled.errors import problem_of
-from sim.compiled.program import addressed
 from sim.compiled.run import RunRow
 
 
@@ -29,7 +29,6 @@ class RouterAnswer(NamedTuple):
 NO_ANSWER: Final = RouterAnswer(NONE, NONE, NONE)
 _NO_PLAN: Final = np.zeros(Plan.size, np.int64)  # its width rule is OUTSIDE
 _NO_SHEET: Final = np.zeros(1, np.int64)
-_DRAWN = 1 << 14  # numbers at a time
 
 
 def go_on(run: RunRow, answer: RouterAnswer = NO_ANSWER, plan: Ints = _NO_PLAN, sheet: Ints = _NO_SHEET) -> int:
@@ -56,12 +55,12 @@ def run_to_end(
         WorkError: the run came to what was never measured.
     """
     sheet = blank_sheet(run.program.servers)
-    numbers = _Numbers(plan, rng)
+    draws = Draws(plan, rng)
     try:
         while (status := go_on(run, answer, plan, sheet)) != ENDED:
             answer = NO_ANSWER
             if status == NEEDS_DRAWS:
-                numbers.draw()
+                draws.draw()
             elif status == NEEDS_PLAN and replan is not None:
                 replan(plan, sheet)
             elif status in (NO_CURVE, NO_TUPLE):
@@ -69,30 +68,4 @@ def run_to_end(
             else:
                 run.grow(status)
     finally:
-        numbers.give_back()
-
-
-class _Numbers:
-    """Uniform numbers for a plan, drawn ahead of their use."""
-
-    def __init__(self, plan: Ints, rng: np.random.Generator) -> None:
-        self._plan, self._rng = Plan(plan), rng
-        self._before = rng.bit_generator.state
-        self._drawn = np.zeros(0)
-        self._used = 0
-        self._plan.draw = self._plan.draws = 0
-
-    def draw(self) -> None:
-        """Some more."""
-        plan, used = self._plan, self._plan.draw
-        self._used += used
-        self._drawn = np.concatenate([self._drawn[used:], self._rng.random(_DRAWN)])
-        plan.draw, plan.draws, plan.uniforms_at = 0, len(self._drawn), addressed(self._drawn)
-
-    def give_back(self) -> None:
-        """Wind the generator to where it would be without what was not used."""
-        left = self._used + self._plan.draw
-        self._plan.draw = self._plan.draws = 0
-        self._rng.bit_generator.state = self._before
-        while left > 0:
-            left -= len(self._rng.random(min(left, _DRAWN)))
+        draws.give_back()

@@ -142,18 +142,37 @@ def test_bad_clients_hear_what_is_wrong_and_harm_nobody(door: Door, what: str) -
     door.until_inside(0)
 
 
+def request_of(images: int) -> bytes:
+    tensor = {"name": "image", "shape": [images, 1, 8, 8], "datatype": "FP32", "data": [0.0] * 64 * images}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    return HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
+
+
 def test_a_client_that_leaves_frees_its_place(door: Door) -> None:
     """In the middle of its request, and after it."""
-    body = json.dumps(
-        {"inputs": [{"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.0] * 64}]}
-    ).encode()
-    whole = HEAD + f"content-length: {len(body)}\r\n\r\n".encode() + body
+    whole = request_of(1)
     for sent in (HEAD[:20], whole[:-5], whole):
         for _ in range(SLOTS + 1):
             with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as client:
                 client.sendall(sent)
     door.until_inside(0)
     assert door.infer(IMAGES)[0] == 200
+
+
+def test_who_has_left_costs_no_more_than_a_segment(door: Door) -> None:
+    """The router hears of it when it has sent the first blocks."""
+    passes = sum(server.images for server in door.tally.servers)
+    door.gate.close()
+    with socket.create_connection(("127.0.0.1", door.port), PATIENCE_S) as client:
+        client.sendall(request_of(8))
+        door.until_inside(8)
+    door.until(lambda: door.counted("slimsched_images_failed_total", "client_left") == 8)
+    door.gate.open()
+    door.until_inside(0)
+    assert sum(server.images for server in door.tally.servers) - passes <= 8
+    assert door.infer(IMAGES)[0] == 200
+    (clients,) = door.traffic
+    assert not clients._request_in
 
 
 # ---------------------------------------------------------------------------------------------------------- overload

@@ -17,6 +17,7 @@ import pytest
 
 from kit.chance import stream
 from kit.errors import WorkError
+from policies import planned_router
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
@@ -350,6 +351,10 @@ def test_a_plan_decides_as_its_rule_does(name: str) -> None:
         assert difference(expected, record, "record") is None, f"{scenario.name}, the plan"
         assert planned == asked, "what it remembers"
         assert rngs[1].bit_generator.state == rngs[0].bit_generator.state
+        by_views = planned_router.by_plan(ROUTERS[name](scenario, context), context.config)
+        assert isinstance(by_views, planned_router.PlannedRouter), "as executors ask it"
+        record = CompiledSimulation(scenario.cluster, scenario.run).run(by_views, stream(scenario.run.seed, "router"))
+        assert difference(expected, record, "record") is None, f"{scenario.name}, view by view"
         if (number - turn) % len(scenarios()) in (0, 3):
             record = Simulation(scenario.cluster, scenario.run).run(router, rngs[2])
             assert difference(expected, record, "record") is None, f"{scenario.name}, the reference"

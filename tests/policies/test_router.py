@@ -18,6 +18,7 @@ from policies.vocabulary import (
     RequestArrived,
     RequestCompleted,
     RequestFailed,
+    RequestsCancelled,
     RequestsRejected,
     RequestsReturned,
     Residency,
@@ -406,6 +407,60 @@ def test_a_death_takes_those_that_go_alone_from_the_fifo_as_well() -> None:
     assert core.fifo_length == 2
     assert core.widths_of(1) == core.widths_of(2) == ()
     assert [send(core, 6, 1).block.requests for _ in range(2)] == [(1,), (2,)]
+
+
+def test_who_is_cancelled_in_the_fifo_is_given_up_at_once() -> None:
+    """Those of the candidate block as well; the decision about it is asked for anew, without them."""
+    core = router()
+    arrive(core, 0, 1, 2, 3)
+    decide = ask(core, 0)
+    commands = handle(core, RequestsCancelled((2, 9)), 1)
+    assert commands == [RequestFailed(2, "cancelled", 0)]
+    assert handle(core, Decided(decide.decision, Choice(0, 1.0, 4)), 2) == []
+    assert send(core, 2, 0).block.requests == (1, 3)
+    assert (core.failed, core.in_flight, core.fifo_length) == (1, 2, 0)
+
+
+def test_who_is_cancelled_between_segments_frees_its_activations() -> None:
+    core = router()
+    arrive(core, 0, 1, 2)
+    back(core, 1, send(core, 0, 0))
+    commands = handle(core, RequestsCancelled((1, 2)), 2)
+    assert commands == [
+        command
+        for request in (1, 2)
+        for command in (RequestFailed(request, "cancelled", 0), ReleaseActivations(0, (request,)))
+    ]
+    assert core.is_empty(0)
+    assert core.next_wake_ns is None
+
+
+def test_who_is_cancelled_in_a_block_passes_its_segment_and_no_other() -> None:
+    """The block ends, with credit; its other members go on. At the last segment the answer is there, and told."""
+    core = router()
+    arrive(core, 0, 1, 2)
+    block = send(core, 0, 0)
+    assert handle(core, RequestsCancelled((1,)), 1) == []
+    failed, released, finished = back(core, 2, block)
+    assert (failed, released) == (RequestFailed(1, "cancelled", 0), ReleaseActivations(0, (1,)))
+    assert isinstance(finished, BlockFinished)
+    assert finished.requests == (1, 2)
+    last = send(core, 2, 0)
+    assert last.block.requests == (2,)
+    assert handle(core, RequestsCancelled((2,)), 3) == []
+    assert RequestCompleted(2, (1.0, 1.0), False, 0) in back(core, 4, last)
+    assert (core.completed, core.failed, core.in_flight) == (1, 1, 0)
+
+
+def test_who_is_cancelled_is_not_tried_again() -> None:
+    core = router()
+    arrive(core, 0, 1, 2)
+    block = send(core, 0, 0)
+    handle(core, RequestsCancelled((2,)), 1)
+    commands = handle(core, ServerDown(0, 1, "worker_died"), 2)
+    assert [each for each in commands if isinstance(each, RequestFailed)] == [RequestFailed(2, "cancelled", 1)]
+    assert send(core, 3, 1).block.requests == (1,)
+    assert block.block.requests == (1, 2)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["while it waits", "in another block"])

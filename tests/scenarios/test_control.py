@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kit.errors import InputError
-from scenarios.runs.control import accept_wishes, drain
+from scenarios.runs.control import Steering, accept_wishes, drain
 from scenarios.runs.folder import CONTROL, RunFolder
 from slimsched.cli import main
 from tests.scenarios.test_emulated import scenario
@@ -63,6 +63,41 @@ def test_what_cant_be_drained_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
         require("has no servers up now")
     require("no command runs in this folder")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_goals_and_routers_are_asked_for_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each once; what is not given is not asked for."""
+    folder, name = RunFolder(tmp_path), str(tmp_path)
+    with accept_wishes(folder, SERVERS, may_be_steered=True) as wishes:
+        assert list(wishes.steering()) == []
+        assert _asked(capsys, "steer", name, "--floor", "0.76", "--p99", "30ms")[0] == 0
+        code, out, _ = _asked(capsys, "steer", name, "--router", "jsq", "--json", "-")
+        assert (code, json.loads(out)) == (0, {"router": "jsq"})
+        assert list(wishes.steering()) == [Steering(floor=0.76, p99_limit_s=0.03), Steering(router="jsq")]
+        assert _asked(capsys, "steer", name, "--energy-weight", "0")[0] == 0
+        assert list(wishes.steering()) == [Steering(energy_weight=0.0)]
+    with accept_wishes(folder, SERVERS, may_be_steered=True) as wishes:
+        assert list(wishes.steering()) == [], "a wish is of one command"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "nothing is asked for: give --floor, --p99, --energy-weight or --router"),
+        (("--floor", "75"), "75: must be a number from 0 to 1; 75 % is 0.75"),
+        (("--energy-weight", "-1"), "--energy-weight: -1: must be"),
+        (("--p99", "fast"), "fast"),
+        (("--router", "jsk"), "did you mean 'jsq'"),
+        (("--floor", "0.7"), "this is another command"),
+    ],
+)
+def test_what_cant_be_asked_for_is_told_in_a_line(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with accept_wishes(RunFolder(tmp_path), SERVERS):
+        code, out, err = _asked(capsys, "steer", str(tmp_path), *words)
+    assert (code, out) == (2, "")
+    assert said in err
 
 
 def test_a_validation_is_drained_while_it_runs(

@@ -31,6 +31,7 @@ from kit.chance import stream
 from scenarios.job.serving import _served, _stopping
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
+from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
 from tests.test_site import SERVING, steps, words
@@ -102,11 +103,11 @@ def served(tmp_path: Path, usual_interrupts: None) -> Iterator[Served]:
         yield found
 
 
-def answered(url: str) -> int:
+def infer(url: str) -> tuple[int, dict[str, list[float]]]:
+    """Status and outputs, by name, for one image."""
     image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
     with urlopen(f"{url}/infer", json.dumps({"inputs": [image]}).encode(), timeout=PATIENCE_S) as answer:
-        status: int = answer.status
-    return status
+        return answer.status, {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
 
 
 def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
@@ -154,6 +155,24 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
+def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
+    """A router that can't be made leaves the one that decides; so does a goal."""
+    run, said = tmp_path / "run", served.process.stderr
+    assert said is not None
+    narrow = f"fixed:{','.join([f'{WIDTHS[0]:g}'] * SEGMENTS)}"
+    assert infer(served.url)[1]["widths"] == [WIDTHS[-1]] * SEGMENTS
+    slimsched.steer(run, router=narrow)
+    assert next(said) == f"serve: {narrow} decides from now on\n"
+    assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
+    slimsched.steer(run, router="tuned:compass", floor=0.5)
+    refused, asked = next(said), next(said)
+    assert refused.startswith("serve: ")
+    assert refused.endswith("the router stays as it was\n")
+    assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
+    assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
+    assert served.end()[0] == 0
+
+
 def test_without_its_ingress_it_ends_and_says_so(served: Served) -> None:
     left = served.processes()
     served.ingress.kill()
@@ -168,7 +187,7 @@ def test_without_its_router_nobody_is_left(served: Served) -> None:
     left = served.processes()
     served.process.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(1) as client:
-        asked = client.submit(answered, served.url)
+        asked = client.submit(infer, served.url)
         while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
             assert not asked.done()
         served.process.kill()

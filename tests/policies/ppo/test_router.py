@@ -18,10 +18,11 @@ from safetensors.numpy import save
 from kit import checkpoint
 from kit.errors import InputError
 from kit.jit import Ints, Reals, Singles, entry, ints, reals, singles
+from policies.compiled.layout import bits
 from policies.interfaces import RouterConfig
 from policies.observation import ObservationSpec
 from policies.ppo import kernels
-from policies.ppo.compiled import CompiledRouter, code_of
+from policies.ppo.compiled import CompiledRouter
 from policies.ppo.router import PPORouter
 from policies.ppo.spec import RELU, PolicySpec
 from policies.vocabulary import Choice, ClusterView, HeadKey, Hold, ServerView
@@ -208,7 +209,7 @@ def test_compiled_code_decides_as_the_router_does(servers: int, deterministic: b
     eyes, rng = ObservationSpec(reference.spec.power_limits_w), np.random.default_rng(0)
     for _ in range(500):
         seen = any_view(servers, rng)
-        codes = np.array([code_of(each.widths) if each.valid else 0 for each in seen.servers])
+        codes = np.array([bits(each.widths) if each.valid else 0 for each in seen.servers])
         seed = int(rng.integers(1 << 30))
         uniforms = np.random.default_rng(seed).random(3)
         found = decide_here(

@@ -1,0 +1,130 @@
+"""A rule that decides by its plan outside the compiled engine: on executors a decision takes a few microseconds.
+
+It decides what the rule would decide (`policies.plan_of`), as simulation does. What the router sees is read from its
+view into a sheet.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+import numba
+import numpy as np
+
+from kit.jit import Ints, entry
+from kit.jit_cache import IS_ON
+from policies.compiled.draws import Draws
+from policies.compiled.layout import Plan, Sheet, bits, blank_sheet
+from policies.compiled.plan import work_keys
+from policies.compiled.rules import choose
+from policies.interfaces import RouterConfig, RoutingPolicy, limit_ns_of
+from policies.plan_of import CompiledRouter, plan_of
+from policies.vocabulary import IMAGE, Choice, ClusterView, ServerView, WorkKey
+
+_write_view: Final = Struct("=9q2d2qd").pack_into  # a `Sheet`
+_write_server: Final = Struct("=6q2d")  # a `SeenServer`
+
+
+@entry
+def decide(plan_row: Ints, sheet_row: Ints) -> int:
+    """Let a plan decide; the choice as one number (`_Choices`)."""
+    plan = Plan(plan_row)
+    choose(plan, Sheet(sheet_row))
+    return (plan.group * plan.servers + plan.server) * plan.widths + plan.width
+
+
+class _Choices(dict[int, Choice]):
+    """Choices by their numbers."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._servers, self._widths = config.servers, config.widths
+
+    def __missing__(self, number: int) -> Choice:
+        rest, width = divmod(number, len(self._widths))
+        group, server = divmod(rest, self._servers)
+        return self.setdefault(number, Choice(server, self._widths[width], group))
+
+
+class _Page:
+    """A sheet about one segment, and the servers' views that stand there."""
+
+    def __init__(self, servers: int) -> None:
+        self.sheet = blank_sheet(servers)
+        self.memory = self.sheet.data
+        self.views: list[ServerView | None] = [None] * servers
+
+
+class PlannedRouter:
+    """A router's plan, asked for one decision at a time; not by two threads at once.
+
+    What the router is told by its methods from now on (`set_floor` ...) its plan does not hear.
+    """
+
+    def __init__(self, policy: RoutingPolicy, planned: CompiledRouter, config: RouterConfig) -> None:
+        self.hold = planned.hold
+        self._policy, self._replan = policy, planned.replan
+        self._row, self._plan = planned.row, Plan(planned.row)
+        self._draws: Draws | None = None
+        self._before = {width: place for place, width in enumerate((IMAGE, *config.widths))}
+        self._pages = [_Page(config.servers) for _ in range(config.segments)]
+        self._choices = _Choices(config)
+        self._image_ns = self._times_of_images(config)
+        if IS_ON:  # now rather than at the first decision
+            decide.compile((numba.typeof(self._row), numba.typeof(self._pages[0].sheet)))  # type: ignore[attr-defined]
+
+    def _times_of_images(self, config: RouterConfig) -> list[dict[WorkKey, int]]:
+        """By server; empty for a rule that asks for none."""
+        at, keys = self._plan.image_ns_at, work_keys(config)
+        if not at:
+            return []
+        table = self._row[at : at + config.servers * len(keys)].reshape(config.servers, len(keys)).tolist()
+        return [dict(zip(keys, row, strict=True)) for row in table]
+
+    @property
+    def p99_limit_ns(self) -> int:
+        """See `RoutingPolicy`."""
+        return limit_ns_of(self._policy)
+
+    def choose(self, view: ClusterView, rng: np.random.Generator) -> Choice:
+        """What the router would decide; `rng` is the same at each decision, and drawn from ahead."""
+        plan, page = self._plan, self._pages[view.head.segment - 1]
+        self._read(view, page)
+        if plan.draw + plan.most_draws > plan.draws:
+            if self._draws is None:
+                self._draws = Draws(self._row, rng)
+            self._draws.draw()
+        if self._replan is not None and view.now_ns >= plan.wake_ns:
+            self._replan(self._row, page.sheet)
+        return self._choices[decide(self._row, page.sheet)]
+
+    def _read(self, view: ClusterView, page: _Page) -> None:
+        """Servers whose view is the very object of the last decision about that segment are not read again."""
+        head, memory, known = view.head, page.memory, page.views
+        before = self._before[head.previous_width]
+        _write_view(
+            memory, 0, view.now_ns, head.segment - 1, before, head.location, view.candidates, view.head_entered_ns,
+            view.fifo_length, view.completed, view.hold_left_ns, view.accuracy_sum, view.goal_floor, view.late,
+            view.goal_limit_ns, view.goal_energy_weight,
+        )  # fmt: skip
+        for index, server in enumerate(view.servers):
+            if server is not known[index]:
+                known[index] = server
+                holds = bits(server.widths)
+                _write_server.pack_into(
+                    memory, 8 * Sheet.size + index * _write_server.size, holds if server.valid else 0, holds,
+                    server.outstanding_requests, server.outstanding_blocks, self._work_ns(index, server),
+                    bits(server.loaded) | bits(server.loading), server.utilization, server.power_w,
+                )  # fmt: skip
+
+    def _work_ns(self, index: int, server: ServerView) -> int:
+        if not self._image_ns:
+            return 0
+        times_ns = self._image_ns[index]
+        return sum([count * times_ns[key] for key, count in server.outstanding.items()])
+
+
+def by_plan(policy: RoutingPolicy, config: RouterConfig) -> RoutingPolicy:
+    """The same router, which decides by its plan; itself where Python must decide (`plan_of`)."""
+    compiled = plan_of(policy, config) if IS_ON else None
+    return policy if compiled is None else PlannedRouter(policy, compiled, config)
