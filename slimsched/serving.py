@@ -34,6 +34,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token_file: File | None = None,
+    certificate: File | None = None,
     timeout_s: Duration = 30.0,
     out: Out = None,
     changes: Changes | None = None,
@@ -47,9 +48,11 @@ def serve(
     Args:
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         router: by name (docs/routers.md), a rule file, a trained router's file, or `module:Class` of your own.
-        host: to listen on. Only this machine reaches the default; any other one needs a token file.
+        host: to listen on. Only this machine reaches the default; any other one needs a token file and a certificate.
         port: to listen on; 0 for a free one.
-        token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`).
+        token_file: a token in each line; clients send one of them (`Authorization: Bearer TOKEN`). A number after it
+            says how many of its images may be inside at a time.
+        certificate: a file with a certificate and its key (PEM), to speak HTTPS.
         timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
@@ -58,18 +61,21 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
-    from hw.door.listening import listen, read_tokens
+    from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router
 
     require_within("--port", port, 0, _LARGEST_PORT)
     require_within("--timeout", timeout_s, 1e-3, 3600)
-    tokens = () if token_file is None else read_tokens(Path(token_file))
+    tokens = {} if token_file is None else read_tokens(Path(token_file))
+    shown = None if certificate is None else Path(certificate)
+    if shown is not None:
+        require_certificate(shown)
     named = router_name(router)
     check_router(named, "--router")
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
-    with listen(host, port, asks_for_token=bool(tokens)) as listening:
+    with listen(host, port, is_safe=bool(tokens and shown)) as listening:
         with _naming_the_extra():
             from hw.door.app import Limits
             from scenarios.job import serving
@@ -78,11 +84,12 @@ def serve(
         job = session.job()
         require_executors(job)
         with job.folder.opened(session.path), announcing_compilation((named,)):
-            where = "http://{}:{}".format(*listening.getsockname()[:2])
+            where = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
             observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
             world = job.world()
             warn_of_routers(world, (named,), session.folder)
-            end = serving.serve(job, world, named, listening, Limits(timeout_s=timeout_s), tokens)
+            limits = Limits(timeout_s=timeout_s)
+            end = serving.serve(job, world, named, listening, limits, tokens, shown)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed
@@ -101,6 +108,7 @@ def generate_load(
     images: int = 1,
     seed: int = 0,
     token_file: File | None = None,
+    certificate: File | None = None,
 ) -> CommandResult:
     """Send images to a server as clients would, and tell how long answers took.
 
@@ -114,6 +122,7 @@ def generate_load(
         images: in each request (1).
         seed: of arrivals and images (0).
         token_file: a file whose first line is the token to send.
+        certificate: a file with the server's (PEM), if no authority has signed it.
 
     Raises:
         InputError: the URL is none of a model.
@@ -127,7 +136,7 @@ def generate_load(
     require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
-    token = "" if token_file is None else read_tokens(Path(token_file))[0].decode()
-    load = Load(url, rate, duration_s, images, token, seed)
+    token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+    load = Load(url, rate, duration_s, images, token, seed, None if certificate is None else Path(certificate))
     found = document(load, generate(load))
     return CommandResult(found, format_load(found))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import sys
 import time  # noqa: TID251 - latencies
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -76,11 +78,12 @@ class App:
     """The ASGI application.
 
     Args:
-        tokens: one of which a client must bear; empty: none is asked for.
+        tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
+            for.
     """
 
     def __init__(
-        self, served: Served, bridge: Bridge, metrics: Metrics, limits: Limits, tokens: tuple[bytes, ...]
+        self, served: Served, bridge: Bridge, metrics: Metrics, limits: Limits, tokens: Mapping[bytes, int]
     ) -> None:
         self._served = served
         self._bridge = bridge
@@ -88,6 +91,7 @@ class App:
         self._limits = limits
         self._tokens = tokens
         self._held_bytes = 0
+        self._inside: Counter[bytes] = Counter()  # images, by token
         model = f"/v2/models/{served.name}"
         self._models = (model, f"{model}/versions/{VERSION}")
 
@@ -109,20 +113,23 @@ class App:
             return Response(200)
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
             return Response(200 if self._bridge.is_ready else 503)
-        if self._tokens and not self._is_known(headers.get("authorization", "")):
+        token = self._token_in(headers.get("authorization", ""))
+        if token is None:
             problem = "no token that is known here; send `Authorization: Bearer TOKEN`"
             return _error(401, problem, ("www-authenticate", "Bearer"))
         if path in [f"{model}/infer" for model in self._models]:
             if method != "POST":
                 return _error(405, f"{method}: allowed is POST", ("allow", "POST"))
-            response = await self._infer(headers, receive)
+            response = await self._infer(headers, receive, token)
             self._metrics.requests.labels(str(response.status)).inc()
             return response
         return self._look_up(path)
 
-    def _is_known(self, authorization: str) -> bool:
+    def _token_in(self, authorization: str) -> bytes | None:
+        """A known one; empty where none is asked for, None where one is missing."""
         given = authorization.removeprefix("Bearer ").encode("latin-1")
-        return any(hmac.compare_digest(given, token) for token in self._tokens)
+        known = [token for token in self._tokens if hmac.compare_digest(given, token)]
+        return known[0] if known else None if self._tokens else b""
 
     def _look_up(self, path: str) -> Response:
         if path == "/metrics":
@@ -136,7 +143,7 @@ class App:
 
     # ----------------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, headers: Mapping[str, str], receive: Receive) -> Response:
+    async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes) -> Response:
         try:
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
@@ -152,6 +159,10 @@ class App:
         timeout_s = self._limits.timeout_s
         if request.timeout_ns is not None:
             timeout_s = min(timeout_s, request.timeout_ns / 1e9)
+        if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
+            self._metrics.refused.labels("token").inc(count)
+            return _error(429, f"full: {self._inside[token]} images of this token are inside, allowed are {most}")
+        self._inside[token] += count
         try:
             answers = await self._answers(request.images, timeout_s, receive)
         except FullError:
@@ -162,6 +173,8 @@ class App:
         except _GoneError:
             self._metrics.failed.labels("client_left").inc(count)
             raise
+        finally:
+            self._inside[token] -= count
         except FailedError as error:
             return self._failed(str(error), count, timeout_s)
         self._metrics.answered.inc(count)

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
+from hw.door.ingress import Ingress
 from hw.door.slots import SlotImages
-from hw.door.words import Answered, Cancel, Drain, Drained, Failed, RouterPort, Submit
+from hw.door.words import Answered, Cancel, Drain, Drained, Failed, Submit
 from hw.host.clock import NEVER_NS, RunClock
 from hw.router.transfers import Images
 from hw.transport.port import PortClosedError
-from kit.errors import WorkError
 from policies.vocabulary import RequestArrived, RequestCompleted, RequestFailed
 
 UNKNOWN = -1  # a label that nobody says
-
-
-@contextlib.contextmanager
-def _naming_the_ingress() -> Iterator[None]:
-    try:
-        yield
-    except PortClosedError:
-        raise WorkError("the ingress is gone, and all clients' connections with it; start the command anew") from None
 
 
 class Clients:
     """See `hw.router.traffic.Traffic`.
 
     Args:
-        port: to the ingress.
+        ingress: which has their connections.
         images: their slots.
         wants_stop: whether to accept no more, and to end when all that was accepted is answered.
         clock: the run's.
     """
 
-    def __init__(self, port: RouterPort, images: SlotImages, wants_stop: Callable[[], bool], clock: RunClock) -> None:
+    def __init__(self, ingress: Ingress, images: SlotImages, wants_stop: Callable[[], bool], clock: RunClock) -> None:
         self.images: Images = images
         self.next_ns = self.horizon_ns = NEVER_NS
         self.has_ended = False
-        self.descriptors: Sequence[int] = (port.fileno(),)
+        self.descriptors: Sequence[int] = (ingress.port.fileno(),)
         self._request_in: dict[int, int] = {}  # by slot
         self._cancelled: list[int] = []
         self._slot_of = images.slot_of
-        self._port = port
+        self._ingress = ingress
         self._clock = clock
         self._wants_stop = wants_stop
         self._came: deque[tuple[RequestArrived, int]] = deque()
@@ -69,18 +60,23 @@ class Clients:
 
     def end(self, command: RequestCompleted | RequestFailed) -> None:
         """See `Traffic`."""
-        slot = self._slot_of.pop(command.request)
+        slot = self._slot_of.pop(command.request, None)
+        if slot is None:  # its ingress is gone
+            return
         del self._request_in[slot]
         label, scores = self._said.pop(command.request, (UNKNOWN, b""))
         if isinstance(command, RequestFailed):
-            self._port.post(Failed(slot, command.reason))
+            self._ingress.port.post(Failed(slot, command.reason))
         else:
-            self._port.post(Answered(slot, label, command.widths, scores))
+            self._ingress.port.post(Answered(slot, label, command.widths, scores))
 
     def hear(self) -> None:
-        """See `Traffic`; raises `WorkError` where the ingress is gone."""
-        with _naming_the_ingress():
-            words = self._port.receive()
+        """See `Traffic`; raises `WorkError` where the ingress dies again and again."""
+        try:
+            words = self._ingress.port.receive()
+        except PortClosedError:
+            self._begin_anew()
+            return
         for word in words:
             match word:
                 case Submit(slots, received_ns, deadline_ns):
@@ -100,9 +96,22 @@ class Clients:
         return cancelled
 
     def flush(self) -> bool:
-        """See `Traffic`; raises `WorkError` where the ingress is gone."""
+        """See `Traffic`; raises `WorkError` where the ingress dies again and again."""
         if self.horizon_ns == NEVER_NS and self._clock.runs and self._wants_stop():
             self.horizon_ns = self._clock.now_ns()
-            self._port.post(Drain())
-        with _naming_the_ingress():
-            return self._port.flush()
+            self._ingress.port.post(Drain())
+        try:
+            return self._ingress.port.flush()
+        except PortClosedError:
+            self._begin_anew()
+            return True
+
+    def _begin_anew(self) -> None:
+        """The ingress has died: nobody waits for those who came by it, and their slots are the next one's."""
+        self._ingress.start_again()
+        self.descriptors = (self._ingress.port.fileno(),)
+        self._cancelled += self._slot_of
+        for kept in (self._slot_of, self._request_in, self._said):
+            kept.clear()
+        if self.horizon_ns != NEVER_NS:
+            self._ingress.port.post(Drain())

@@ -8,9 +8,12 @@ import multiprocessing
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+import time  # noqa: TID251 - how often it died
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -25,6 +28,7 @@ from hw.door.slots import slots_of
 from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
+from kit.errors import WorkError
 
 _KEEP_ALIVE_S: Final = 75
 _HEAD_S: Final = 30.0
@@ -32,15 +36,18 @@ _HEAD_BYTES: Final = 1 << 16
 _ENDING_S: Final = 10.0  # in which answers are to be taken
 _BACKLOG: Final = 2048
 _DESCRIPTORS: Final = 64  # that are no connections
+_DEATHS: Final = 5
+_DEATHS_S: Final = 60.0  # in which so many are too many
 
 
 @dataclass(frozen=True, slots=True)
 class IngressSpec:
-    """What an ingress is given."""
+    """What an ingress is given; `certificate` is a file with its key, by which it speaks TLS."""
 
     served: Served
     limits: Limits
-    tokens: tuple[bytes, ...]
+    tokens: Mapping[bytes, int]
+    certificate: Path | None = None
 
 
 class _Connection(HttpToolsProtocol):
@@ -105,35 +112,74 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
-        limit_concurrency=spec.limits.connections, backlog=_BACKLOG,
+        limit_concurrency=spec.limits.connections, backlog=_BACKLOG, ssl_certfile=spec.certificate,
     )  # fmt: skip
     server = _Server(config)
     await server.serve(sockets=[listening])
 
 
+class Ingress:
+    """The process, and the port to it; where it dies another one takes its place, on the same socket.
+
+    Attributes:
+        port: to the process that is there.
+        arena: the slots, which every process of it writes.
+    """
+
+    port: RouterPort
+
+    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None]) -> None:
+        self.arena = Arena(slots * 4 * prod(spec.served.shape))
+        self._spec = spec
+        self._listening = listening
+        self._say = say
+        self._died_s: deque[float] = deque(maxlen=_DEATHS)
+        self._start()
+
+    def _start(self) -> None:
+        end, remote = socket_pair()
+        self.port = RouterPort(ToRouter, end)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=_main, args=(self._spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
+        )
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        self._process.start()  # it inherits what is blocked: signals are the router's business
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        remote.close()
+
+    def start_again(self) -> None:
+        """It has died, and all clients' connections with it; raises `WorkError` where it does so again and again."""
+        self._end(0.0)
+        self._died_s.append(time.monotonic())
+        if len(self._died_s) == _DEATHS and self._died_s[-1] - self._died_s[0] < _DEATHS_S:
+            raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command anew")
+        self._say("serve: the ingress is gone, and all clients' connections with it; another one starts")
+        self._start()
+
+    def _end(self, patience_s: float) -> None:
+        self.port.close()
+        self._process.join(patience_s)
+        self._process.kill()
+        self._process.join()
+
+    def close(self) -> None:
+        """Those who have an answer still get it."""
+        self._end(_ENDING_S)
+        self.arena.close()
+
+
 @contextlib.contextmanager
-def ingress(spec: IngressSpec, listening: socket.socket, slots: int) -> Iterator[tuple[RouterPort, Arena]]:
-    """Within it clients are served; at its end those who have an answer still get it.
+def ingress(
+    spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None] = lambda _: None
+) -> Iterator[Ingress]:
+    """Within it clients are served.
 
     Args:
         listening: where clients connect.
         slots: images that may be inside.
     """
-    arena = Arena(slots * 4 * prod(spec.served.shape))
-    end, remote = socket_pair()
-    port: RouterPort = RouterPort(ToRouter, end)
-    process = multiprocessing.get_context("spawn").Process(
-        target=_main, args=(spec, listening, remote, arena), name="slimsched-ingress", daemon=True
-    )
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    process.start()  # it inherits what is blocked: signals are the router's business
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    remote.close()
+    door = Ingress(spec, listening, slots, say)
     try:
-        yield port, arena
+        yield door
     finally:
-        port.close()
-        process.join(_ENDING_S)
-        process.kill()
-        process.join()
-        arena.close()
+        door.close()

@@ -1,10 +1,12 @@
-"""Who may reach the door: where it listens, and the tokens that it asks for."""
+"""Who may reach the door: where it listens, the tokens that it asks for, and the certificate that it shows."""
 
 from __future__ import annotations
 
 import os
 import socket
+import ssl
 import stat
+import sys
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -16,15 +18,18 @@ SHORTEST_TOKEN: Final = 16
 _MOST_BYTES: Final = 1 << 20
 
 
-def read_tokens(path: Path) -> tuple[bytes, ...]:
-    """A token a line.
+def read_tokens(path: Path) -> dict[bytes, int]:
+    """A token a line, and how many of its images may be inside at a time: a number after it, or as many as there is
+    room for.
 
     Raises:
-        InputError: there are none, one is short, or others may read the file.
+        InputError: there are none, one is short, its number is none, or others may read the file.
     """
-    tokens = tuple(read_bytes(path, _MOST_BYTES).split())
-    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InputError(str(path), "", f"others may read these tokens; `chmod 600 {path}`")
+    lines = [line.split() for line in _secret(path, "these tokens").splitlines() if line.strip()]
+    if any(len(more) > 1 or not all(each.isdigit() and int(each) for each in more) for _, *more in lines):
+        problem = "a line has a token, and after it nothing, or how many of its images may be inside: a whole number from 1"
+        raise InputError(str(path), "", problem)
+    tokens = {token: int(more[0]) if more else sys.maxsize for token, *more in lines}
     if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
         problem = (
             f"each line must have a token of {SHORTEST_TOKEN} characters or more; `openssl rand -hex 32` makes one"
@@ -33,22 +38,42 @@ def read_tokens(path: Path) -> tuple[bytes, ...]:
     return tokens
 
 
-def listen(host: str, port: int, *, asks_for_token: bool) -> socket.socket:
+def require_certificate(path: Path) -> None:
+    """Raise `InputError` for a file that is not a certificate with its key, or that others may read."""
+    _secret(path, "this key")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(path, password="")
+    except (ssl.SSLError, ValueError):
+        problem = "must hold a certificate and its key (PEM), which needs no password; docs/how-to/serve.md makes one"
+        raise InputError(str(path), "", problem) from None
+
+
+def _secret(path: Path, what: str) -> bytes:
+    """What a file holds that nobody else may read."""
+    content = read_bytes(path, _MOST_BYTES)
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InputError(str(path), "", f"others may read {what}; `chmod 600 {path}`")
+    return content
+
+
+def listen(host: str, port: int, *, is_safe: bool) -> socket.socket:
     """What clients connect to.
 
     Args:
         port: 0 for a free one.
+        is_safe: whether it asks for a token, by TLS.
 
     Raises:
-        InputError: it can't be had, or others could reach it without a token.
+        InputError: it can't be had, or others could reach it and it is not safe.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as error:  # a name that is none
         problem = getattr(error, "strerror", None) or "no name of a machine"
         raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
-    if not (asks_for_token or ip_address(address[0]).is_loopback):
-        problem = "other machines could send requests there; name a file of tokens (--token-file), or 127.0.0.1"
+    if not (is_safe or ip_address(address[0]).is_loopback):
+        problem = "others could send and read requests there; name tokens and a certificate (--token-file, --certificate)"
+        problem += ", or 127.0.0.1"
         raise InputError("--host", "", f"{host}: {problem}")
     try:
         return socket.create_server(address[:2], family=family)

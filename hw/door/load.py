@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import ssl
 import time  # noqa: TID251 - it plays clients in real time
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import prod
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -23,9 +25,11 @@ import numpy as np
 
 from kit.chance import stream
 from kit.errors import InputError, WorkError
+from kit.files import require_file
 
 _REQUESTS: Final = 16  # different ones
 _SLEEP_ERROR_S: Final = 2e-3
+_CERTIFICATE_BYTES: Final = 1 << 20
 _OK: Final = 200
 _PERCENTILES: Final = (("p50", 50), ("p90", 90), ("p99", 99), ("max", 100))
 _GONE: Final = 0  # in place of HTTP's code: the connection ended before the answer
@@ -36,8 +40,9 @@ class Load:
     """What is sent.
 
     Attributes:
-        url: of a model: `http://HOST:PORT/v2/models/NAME`.
+        url: of a model: `http://HOST:PORT/v2/models/NAME`, or https.
         images: in each request.
+        certificate: a file with the server's, where no authority has signed it.
         patience_s: for answers after the last request.
         connections: at most; a request that finds all of them busy waits, and its latency counts on.
     """
@@ -48,6 +53,7 @@ class Load:
     images: int
     token: str
     seed: int
+    certificate: Path | None = None
     patience_s: float = 60.0
     connections: int = 1024
 
@@ -74,30 +80,53 @@ def generate(load: Load) -> Outcome:
     """Send it, and wait for the answers.
 
     Raises:
-        InputError: the URL is none of a model.
+        InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
     at = _address(load.url)
-    bodies = _requests(load, at, _shape(load, at))
-    return asyncio.run(_Generator(load, at, bodies).carry_out())
+    tls = _tls(load.certificate) if at.scheme == "https" else None
+    bodies = _requests(load, at, _shape(load, at, tls))
+    return asyncio.run(_Generator(load, at, bodies, tls).carry_out())
+
+
+def _tls(certificate: Path | None) -> ssl.SSLContext:
+    """A given certificate is trusted wherever the server is."""
+    if certificate is None:
+        return ssl.create_default_context()
+    require_file(certificate, _CERTIFICATE_BYTES)
+    try:
+        context = ssl.create_default_context(cafile=certificate)
+    except ssl.SSLError:
+        raise InputError(str(certificate), "", "holds no certificate (PEM)") from None
+    context.check_hostname = False
+    return context
 
 
 def _address(url: str) -> SplitResult:
     with contextlib.suppress(ValueError):  # brackets without an end, a port that is no number
         at = urlsplit(url)
-        if at.scheme == "http" and at.hostname and at.port != 0 and at.path.startswith("/v2/models/"):
+        if at.scheme in ("http", "https") and at.hostname and at.port != 0 and at.path.startswith("/v2/models/"):
             return at
     problem = f"{url!r:.80}: must be http://HOST:PORT/v2/models/NAME, as `slimsched serve` says it"
     raise InputError("URL", "", problem)
+
+
+def _port(at: SplitResult) -> int:
+    return at.port or (http.client.HTTPS_PORT if at.scheme == "https" else http.client.HTTP_PORT)
 
 
 def _authorization(load: Load) -> dict[str, str]:
     return {"authorization": f"Bearer {load.token}"} if load.token else {}
 
 
-def _shape(load: Load, at: SplitResult) -> tuple[int, ...]:
+def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int, ...]:
     """Of an image."""
-    connection = http.client.HTTPConnection(cast(str, at.hostname), at.port, timeout=load.patience_s)
+    host, port = cast(str, at.hostname), _port(at)
+    connection = (
+        http.client.HTTPConnection(host, port, timeout=load.patience_s)
+        if tls is None
+        else http.client.HTTPSConnection(host, port, timeout=load.patience_s, context=tls)
+    )
     try:
         connection.request("GET", at.path, headers=_authorization(load))
         answer = connection.getresponse()
@@ -178,9 +207,10 @@ async def _until(due_s: float) -> None:
 
 
 class _Generator:
-    def __init__(self, load: Load, at: SplitResult, requests: list[bytes]) -> None:
+    def __init__(self, load: Load, at: SplitResult, requests: list[bytes], tls: ssl.SSLContext | None) -> None:
         self._load = load
         self._at = at
+        self._tls = tls
         self._requests = requests
         self._outcome = Outcome()
         self._idle: list[_Connection] = []
@@ -225,8 +255,8 @@ class _Generator:
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            host, port = cast(str, self._at.hostname), self._at.port or http.client.HTTP_PORT
-            _, connection = await loop.create_connection(lambda: _Connection(self), host, port)
+            host, port = cast(str, self._at.hostname), _port(self._at)
+            _, connection = await loop.create_connection(lambda: _Connection(self), host, port, ssl=self._tls)
         except OSError:
             self._open -= 1
             if self._waiting:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from hw.door.app import Limits
@@ -33,19 +34,27 @@ from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
+from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
 
 SLOTS = 4  # times what the servers can have outstanding: so many images may be inside
 
 
 def serve(
-    job: ScenarioJob, world: World, router: str, listening: socket.socket, limits: Limits, tokens: tuple[bytes, ...]
+    job: ScenarioJob,
+    world: World,
+    router: str,
+    listening: socket.socket,
+    limits: Limits,
+    tokens: Mapping[bytes, int],
+    certificate: Path | None,
 ) -> RunProgress:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
     Args:
         listening: where clients connect.
-        tokens: one of which they must bear; empty: none.
+        tokens: one of which they must bear, each with how many images may be inside; empty: none.
+        certificate: that they are shown (TLS), with its key.
 
     Raises:
         InputError: the scenario does not fit this machine.
@@ -65,13 +74,13 @@ def serve(
         world.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
-    door = IngressSpec(_served(job, world, slots), limits, tokens)
+    door = IngressSpec(_served(job, world, slots), limits, tokens, certificate)
     with (
         real_cluster(without_faults(world), model) as cluster,
         accept_wishes(
             job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
-        ingress(door, listening, slots) as (port, arena),
+        ingress(door, listening, slots, job.say) as open_door,
         _stopping() as wants_stop,
     ):
         tally = Tally([server.name for server in cluster.servers], config)
@@ -83,14 +92,14 @@ def serve(
                 said = known
                 job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
             known = tally.is_ready
-            port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
-        images = SlotImages(slots_of(arena, door.served.shape), door.served.shape)
+        images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            return Clients(port, images, wants_stop, clock)
+            return Clients(open_door, images, wants_stop, clock)
 
-        helm = _Helm(job, world, config, wishes)
+        helm = _Helm(job, world, router, config, wishes)
         return cluster.serve(traffic, config, routing, helm.goal, tally, tell, job.say, wishes, helm.orders)
 
 
@@ -110,8 +119,8 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 class _Helm:
     """What is asked for: at the start by the scenario, then by the operator."""
 
-    def __init__(self, job: ScenarioJob, world: World, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self._config, self._wishes = job, world, config, wishes
+    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
+        self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
 
     @property
@@ -126,6 +135,7 @@ class _Helm:
             try:
                 if wish.router is not None:
                     yield by_plan(self._world.router(wish.router, self._job.folder.path), self._config)
+                    self._router = wish.router
                     self._job.say(f"serve: {display_name(wish.router)} decides from now on")
             except InputError as error:
                 self._job.say(f"serve: {error}; the router stays as it was")
@@ -134,6 +144,8 @@ class _Helm:
                 self._asked = self._asked._replace(**goals)
                 yield self.goal
                 self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
+                for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
+                    self._job.say(f"serve: {warning}")
 
 
 def _goal_text(asked: Goals) -> str:

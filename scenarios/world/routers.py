@@ -91,8 +91,12 @@ def routers_ignoring_goals(routers: Sequence[str], scenario: Scenario, made_in: 
     """
     wanted = scenario.slo.goals(scenario.tuning.floor)
     goals = [goal for goal in ("floor", "p99_limit_s", "energy_weight") if any(getattr(each, goal) for each in wanted)]
-    if not scenario.slo.schedule and "energy_weight" not in goals:
-        return
+    if scenario.slo.schedule or "energy_weight" in goals:
+        yield from routers_ignoring(goals, routers, made_in)
+
+
+def routers_ignoring(goals: Sequence[str], routers: Sequence[str], made_in: Path) -> Iterator[str]:
+    """A warning for routers that don't follow some of these goals of the operator's (names of keys in `slo`)."""
     deaf: dict[tuple[str, ...], list[str]] = {}
     for name in dict.fromkeys(routers):
         deaf.setdefault(_ignored(spec_of(name, made_in), goals), []).append(name)

@@ -35,6 +35,7 @@ from tests.hw.worlds import TINY, Wanderer, router
 WIDTHS = (1.0, 0.5, 1.0)
 SLOTS = 24
 TOKEN = b"a token that nobody guesses"
+MODEST = b"a token that may have three images inside"
 LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0)
 PATIENCE_S = 60.0
 IMAGES = torch.randn(SLOTS, 1, 8, 8, generator=torch.Generator().manual_seed(3))
@@ -90,10 +91,10 @@ class Door:
         finally:
             connection.close()
 
-    def infer(self, images: torch.Tensor, **more: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
+    def infer(self, images: torch.Tensor, by: dict[str, str] | None = None, **more: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
         tensor = {"name": "image", "shape": list(images.shape), "datatype": "FP32", "data": images.flatten().tolist()}
         body = json.dumps({"inputs": [tensor], **more}).encode()
-        status, headers, answer = self.ask("POST", "/v2/models/tiny/infer", body)
+        status, headers, answer = self.ask("POST", "/v2/models/tiny/infer", body, by)
         return status, headers, json.loads(answer)
 
     def metrics(self) -> dict[tuple[str, ...], float]:
@@ -128,26 +129,26 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
     gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
-    spec = IngressSpec(served, LIMITS, (b"another one of many", TOKEN))
+    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: SLOTS, MODEST: 3})
     with (
-        listen("127.0.0.1", 0, asks_for_token=True) as listening,
+        listen("127.0.0.1", 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,
-        ingress(spec, listening, SLOTS) as (port, arena),
+        ingress(spec, listening, SLOTS) as open_ingress,
     ):
-        images, made = SlotImages(slots_of(arena, served.shape), served.shape), list[Clients]()
+        images, made = SlotImages(slots_of(open_ingress.arena, served.shape), served.shape), list[Clients]()
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            made.append(Clients(port, images, stop.is_set, clock))
+            made.append(Clients(open_ingress, images, stop.is_set, clock))
             return made[0]
 
         def tell(progress: RunProgress) -> None:
-            port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            open_ingress.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
         def serve() -> RunProgress:
             try:
                 return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None)
             finally:
-                port.close()
+                open_ingress.port.close()
 
         door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)

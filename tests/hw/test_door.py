@@ -7,6 +7,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from hw.router.cluster import HardwareCluster
 from hw.router.server import HardwareServer
 from policies.faults import Supervision
 from policies.vocabulary import NS_PER_S
-from tests.hw.doors import IMAGES, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door
+from tests.hw.doors import IMAGES, MODEST, PATIENCE_S, SLOTS, TOKEN, WIDTHS, Door, open_door
 from tests.hw.worlds import device, knobs
 
 pytestmark = pytest.mark.workers
@@ -198,6 +199,25 @@ def test_no_more_are_let_in_than_fit(door: Door) -> None:
     assert door.counted("slimsched_requests_total", "429") == 2
 
 
+def test_a_token_has_no_more_inside_than_it_may(door: Door) -> None:
+    """Others have their room; and there is room again when its images are answered."""
+    by_modest = {"authorization": f"Bearer {MODEST.decode()}"}
+    door.gate.close()
+    with ThreadPoolExecutor(2) as clients:
+        inside = [clients.submit(door.infer, IMAGES[:2], by_modest)]
+        door.until_inside(2)
+        status, headers, answer = door.infer(IMAGES[:2], by_modest)
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert answer == {"error": "full: 2 images of this token are inside, allowed are 3"}
+        inside.append(clients.submit(door.infer, IMAGES[:9]))
+        door.until_inside(11)
+        door.gate.open()
+        assert [each.result()[0] for each in inside] == [200, 200]
+    assert door.infer(IMAGES[:3], by_modest)[0] == 200
+    assert door.infer(IMAGES[:4], by_modest)[0] == 429
+    assert door.counted("slimsched_images_refused_total", "token") == 6
+
+
 def test_after_its_deadline_nobody_waits(door: Door) -> None:
     """The client hears so, whatever the router does; what still waits is given up, and its place freed."""
     door.gate.close()
@@ -227,6 +247,26 @@ def test_an_agents_death_loses_nobody(door: Door) -> None:
     door.until(lambda: door.metrics()["slimsched_server_up", "server0"] == 1)
     assert door.counted("slimsched_request_seconds_count") == len(asked)
     assert door.counted("slimsched_server_images_total", "server1") > 0
+
+
+def test_of_those_whose_ingress_died_nothing_is_left(door: Door) -> None:
+    """Their images take nobody's time, and their slots are free; another ingress serves who comes next."""
+    (clients,) = door.traffic
+    passes = sum(server.images for server in door.tally.servers)
+    door.gate.close()
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(door.infer, IMAGES[:8])
+        door.until_inside(8)
+        clients._ingress._process.kill()
+        with pytest.raises((ConnectionError, HTTPException)):
+            asked.result(PATIENCE_S)
+    door.gate.open()
+    door.until(lambda: door.ask("GET", "/v2/health/ready")[0] == 200)
+    assert sum(server.images for server in door.tally.servers) - passes <= 8
+    assert door.infer(IMAGES)[0] == 200
+    door.until_inside(0)
+    assert not clients._slot_of
+    assert not clients._request_in
 
 
 def test_while_no_server_is_up_it_is_not_ready(door: Door) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hw.door.listening import SHORTEST_TOKEN, read_tokens
 from hw.door.protocol import JSON_BYTES, Answer, Request, RequestError, Served, read_request, write_answer
+from kit.errors import InputError
 
 SHAPE = (3, 2, 2)
 SERVED = Served("m", SHAPE, 2, 4, (10.0, 20.0, 30.0), (2.0, 4.0, 8.0), most=8)
@@ -185,3 +188,14 @@ def test_the_ingress_opens_neither_torch_nor_numba() -> None:
     code = f"import sys, hw.door.ingress; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_line_of_tokens_may_say_how_many_images(tmp_path: Path) -> None:
+    path, (one, other) = tmp_path / "tokens", (b"a" * SHORTEST_TOKEN, b"b" * SHORTEST_TOKEN)
+    path.touch(0o600)
+    path.write_bytes(one + b" 3\n\n" + other + b"\n")
+    assert read_tokens(path) == {one: 3, other: sys.maxsize}
+    for wrong, said in ((one + b" 0", "a whole number"), (one + b" 1 2", "a whole number"), (one[1:], "16 characters")):
+        path.write_bytes(wrong)
+        with pytest.raises(InputError, match=said):
+            read_tokens(path)

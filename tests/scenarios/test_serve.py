@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time  # noqa: TID251 - a client waits
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.error import HTTPError
@@ -24,10 +25,13 @@ import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
+from hw.transport.tls import fresh_certificate
 from kit.chance import stream
+from kit.errors import InputError, WorkError
 from scenarios.job.serving import _served, _stopping
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
@@ -39,7 +43,7 @@ from tests.test_site import SERVING, steps, words
 pytestmark = pytest.mark.workers
 
 PATIENCE_S = 120
-AT = re.compile(r"serve: (http://[\d.]+:(\d+)/v2/models/([\w-]+))")
+AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))")
 
 
 class Served:
@@ -110,6 +114,16 @@ def infer(url: str) -> tuple[int, dict[str, list[float]]]:
         return answer.status, {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
 
 
+def infer_soon(url: str) -> int:
+    """The status, once it is ready again."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        with suppress(HTTPError, OSError):
+            return infer(url)[0]
+        time.sleep(0.05)
+    raise AssertionError("it never came back")
+
+
 def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     """Raw pixels, normalised by what is told, are the data set's own images."""
     model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
@@ -169,16 +183,24 @@ def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_pa
     assert refused.startswith("serve: ")
     assert refused.endswith("the router stays as it was\n")
     assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
+    assert next(said).startswith(f"serve: warning: {narrow} can't follow slo.floor; what can is ")
     assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
     assert served.end()[0] == 0
 
 
-def test_without_its_ingress_it_ends_and_says_so(served: Served) -> None:
+def test_another_ingress_takes_the_place_of_one_that_died(served: Served) -> None:
+    """Clients lose their connections, and find the port open. Too many deaths end it."""
     left = served.processes()
-    served.ingress.kill()
+    assert infer(served.url)[0] == 200
+    for deaths in range(1, 6):
+        served.ingress.kill()
+        assert served.process.stderr is not None
+        if deaths < 5:
+            assert "another one starts" in next(served.process.stderr)
+            assert infer_soon(served.url) == 200
     code, out, err = served.after()
     assert (code, out, len(err.splitlines())) == (1, "", 1)
-    assert "the ingress is gone" in err
+    assert "the ingress has died 5 times within 60 s" in err
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
@@ -194,6 +216,26 @@ def test_without_its_router_nobody_is_left(served: Served) -> None:
         with pytest.raises(HTTPError, match="503"):
             asked.result(PATIENCE_S)
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+
+
+def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: None) -> None:
+    """Who does not is not, nor who speaks plain HTTP."""
+    certificate = tmp_path / "served.pem"
+    certificate.touch(0o600)
+    certificate.write_text("hello")
+    with pytest.raises(InputError, match="must hold a certificate and its key"):
+        require_certificate(certificate)
+    certificate.write_bytes(fresh_certificate())
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--certificate", str(certificate)]
+    with serving(arguments, tmp_path) as served:
+        assert served.url.startswith("https://")
+        found = slimsched.generate_load(served.url, rate=50.0, duration_s=1.0, certificate=certificate).document
+        assert found["requests"] == found["answered"] > 0
+        with pytest.raises(WorkError, match="SSLCertVerificationError"):
+            slimsched.generate_load(served.url, duration_s=0.1)
+        with pytest.raises(WorkError, match="no model answers there"):
+            slimsched.generate_load(served.url.replace("https", "http"), duration_s=0.1)
+        assert served.end()[0] == 0
 
 
 def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
