@@ -80,16 +80,24 @@ class App:
     Args:
         tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
             for.
+        carried_img_s: the most images a second that the servers carry.
     """
 
     def __init__(
-        self, served: Served, bridge: Bridge, metrics: Metrics, limits: Limits, tokens: Mapping[bytes, int]
+        self,
+        served: Served,
+        bridge: Bridge,
+        metrics: Metrics,
+        limits: Limits,
+        tokens: Mapping[bytes, int],
+        carried_img_s: float,
     ) -> None:
         self._served = served
         self._bridge = bridge
         self._metrics = metrics
         self._limits = limits
         self._tokens = tokens
+        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
         self._held_bytes = 0
         self._inside: Counter[bytes] = Counter()  # images, by token
         model = f"/v2/models/{served.name}"
@@ -159,6 +167,9 @@ class App:
         timeout_s = self._limits.timeout_s
         if request.timeout_ns is not None:
             timeout_s = min(timeout_s, request.timeout_ns / 1e9)
+        if self._bridge.inside * self._least_s > timeout_s:
+            self._metrics.refused.labels(_TIMEOUT).inc(count)
+            return _error(429, f"full: what is inside takes more than {timeout_s:g} s")
         if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
             self._metrics.refused.labels("token").inc(count)
             return _error(429, f"full: {self._inside[token]} images of this token are inside, allowed are {most}")

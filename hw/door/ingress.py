@@ -42,11 +42,17 @@ _DEATHS_S: Final = 60.0  # in which so many are too many
 
 @dataclass(frozen=True, slots=True)
 class IngressSpec:
-    """What an ingress is given; `certificate` is a file with its key, by which it speaks TLS."""
+    """What an ingress is given.
+
+    Attributes:
+        carried_img_s: the most images a second that the servers carry, at any widths.
+        certificate: a file with its key, by which it speaks TLS.
+    """
 
     served: Served
     limits: Limits
     tokens: Mapping[bytes, int]
+    carried_img_s: float
     certificate: Path | None = None
 
 
@@ -108,7 +114,7 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
 
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
     metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
-    app = App(spec.served, bridge, metrics, spec.limits, spec.tokens)
+    app = App(spec.served, bridge, metrics, spec.limits, spec.tokens, spec.carried_img_s)
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,

@@ -34,6 +34,7 @@ from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
+from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
 
@@ -74,7 +75,8 @@ def serve(
         world.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
-    door = IngressSpec(_served(job, world, slots), limits, tokens, certificate)
+    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
+    door = IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
     with (
         real_cluster(without_faults(world), model) as cluster,
         accept_wishes(

@@ -34,6 +34,7 @@ from tests.hw.worlds import TINY, Wanderer, router
 
 WIDTHS = (1.0, 0.5, 1.0)
 SLOTS = 24
+CARRIED_IMG_S = 100.0
 TOKEN = b"a token that nobody guesses"
 MODEST = b"a token that may have three images inside"
 LIMITS = Limits(body_bytes=1 << 16, body_s=0.5, timeout_s=60.0)
@@ -129,7 +130,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
     gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
-    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: SLOTS, MODEST: 3})
+    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
         listen("127.0.0.1", 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,

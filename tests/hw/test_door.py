@@ -199,6 +199,21 @@ def test_no_more_are_let_in_than_fit(door: Door) -> None:
     assert door.counted("slimsched_requests_total", "429") == 2
 
 
+def test_what_cant_be_answered_in_time_is_not_let_in(door: Door) -> None:
+    """Half of what is inside takes 0.1 s at the least."""
+    door.gate.close()
+    with ThreadPoolExecutor(1) as clients:
+        inside = clients.submit(door.infer, IMAGES[:20])
+        door.until_inside(20)
+        status, headers, answer = door.infer(IMAGES[:2], parameters={"timeout": 90_000})
+        assert (status, headers["retry-after"]) == (429, "1")
+        assert answer == {"error": "full: what is inside takes more than 0.09 s"}
+        assert door.infer(IMAGES[:2], parameters={"timeout": 110_000})[0] == 504
+        door.gate.open()
+        assert inside.result()[0] == 200
+    assert door.counted("slimsched_images_refused_total", "deadline") == 2
+
+
 def test_a_token_has_no_more_inside_than_it_may(door: Door) -> None:
     """Others have their room; and there is room again when its images are answered."""
     by_modest = {"authorization": f"Bearer {MODEST.decode()}"}
