@@ -184,10 +184,10 @@ class App:
         except _GoneError:
             self._metrics.failed.labels("client_left").inc(count)
             raise
-        finally:
-            self._inside[token] -= count
         except FailedError as error:
             return self._failed(str(error), count, timeout_s)
+        finally:
+            self._inside[token] -= count
         self._metrics.answered.inc(count)
         self._metrics.seconds.observe(time.perf_counter() - began_s)
         body, length = write_answer(request, answers, self._served)

@@ -27,7 +27,9 @@ def read_tokens(path: Path) -> dict[bytes, int]:
     """
     lines = [line.split() for line in _secret(path, "these tokens").splitlines() if line.strip()]
     if any(len(more) > 1 or not all(each.isdigit() and int(each) for each in more) for _, *more in lines):
-        problem = "a line has a token, and after it nothing, or how many of its images may be inside: a whole number from 1"
+        problem = (
+            "a line has a token, and after it nothing, or how many of its images may be inside: a whole number from 1"
+        )
         raise InputError(str(path), "", problem)
     tokens = {token: int(more[0]) if more else sys.maxsize for token, *more in lines}
     if not tokens or min(map(len, tokens)) < SHORTEST_TOKEN:
@@ -72,8 +74,8 @@ def listen(host: str, port: int, *, is_safe: bool) -> socket.socket:
         problem = getattr(error, "strerror", None) or "no name of a machine"
         raise InputError("--host", "", f"{host!r:.80}: {problem}; 127.0.0.1 is this machine alone") from None
     if not (is_safe or ip_address(address[0]).is_loopback):
-        problem = "others could send and read requests there; name tokens and a certificate (--token-file, --certificate)"
-        problem += ", or 127.0.0.1"
+        problem = "others could send and read requests there; name tokens and a certificate"
+        problem += " (--token-file, --certificate), or 127.0.0.1"
         raise InputError("--host", "", f"{host}: {problem}")
     try:
         return socket.create_server(address[:2], family=family)

@@ -291,7 +291,7 @@ def _matched(
 
 def _too_low(kind: str, evaluator: Evaluator, most: float) -> str:
     problem = f"{kind}: no setting keeps an accuracy of {evaluator.knobs.floor:g} on {evaluator.world.scenario.name}"
-    return f"{problem}; the most was {most:.4f}. Lower the floor (tuning.floor), or leave it out where routers are named"
+    return f"{problem}; the most was {most:.4f}. Lower the floor (tuning.floor), or name this router nowhere"
 
 
 _MAX_TRIES = 9

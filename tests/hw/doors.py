@@ -92,7 +92,9 @@ class Door:
         finally:
             connection.close()
 
-    def infer(self, images: torch.Tensor, by: dict[str, str] | None = None, **more: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
+    def infer(
+        self, images: torch.Tensor, by: dict[str, str] | None = None, **more: Any
+    ) -> tuple[int, dict[str, str], dict[str, Any]]:
         tensor = {"name": "image", "shape": list(images.shape), "datatype": "FP32", "data": images.flatten().tolist()}
         body = json.dumps({"inputs": [tensor], **more}).encode()
         status, headers, answer = self.ask("POST", "/v2/models/tiny/infer", body, by)
@@ -130,7 +132,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
     gate, stop, tally = Gate(), threading.Event(), Tally(names, config)
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
-    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: SLOTS, MODEST: 3}, CARRIED_IMG_S)
+    spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
         listen("127.0.0.1", 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,
