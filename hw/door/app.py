@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import VERSION, Answer, RequestError, Served, encode, error_body, read_request, write_answer
 from hw.version import own_version
@@ -27,6 +28,7 @@ Send = Callable[[Message], Awaitable[None]]
 _JSON: Final = "application/json"
 _TIMEOUT: Final = "deadline"
 _CLOSE: Final = ("connection", "close")
+_NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ class App:
         served: Served,
         bridge: Bridge,
         metrics: Metrics,
+        page: LivePage,
         limits: Limits,
         tokens: Mapping[bytes, int],
         carried_img_s: float,
@@ -95,6 +98,7 @@ class App:
         self._served = served
         self._bridge = bridge
         self._metrics = metrics
+        self._page = page
         self._limits = limits
         self._tokens = tokens
         self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
@@ -142,6 +146,8 @@ class App:
     def _look_up(self, path: str) -> Response:
         if path == "/metrics":
             return Response(200, self._metrics.text(), CONTENT_TYPE)
+        if path == "/":
+            return Response(200, self._page.html(), "text/html; charset=utf-8", _NO_SCRIPTS)
         if path == "/v2":
             about = {"name": "slimsched", "version": own_version(), "extensions": ["binary_tensor_data"]}
             return Response(200, encode(about))
@@ -189,7 +195,9 @@ class App:
         finally:
             self._inside[token] -= count
         self._metrics.answered.inc(count)
-        self._metrics.seconds.observe(time.perf_counter() - began_s)
+        took_s = time.perf_counter() - began_s
+        self._metrics.seconds.observe(took_s)
+        self._page.note(took_s)
         body, length = write_answer(request, answers, self._served)
         if length is None:
             return Response(200, body)

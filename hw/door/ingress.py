@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hw.door.app import App, Limits
 from hw.door.bridge import Bridge
+from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
 from hw.door.slots import slots_of
@@ -114,14 +115,17 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
 
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
     metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
-    app = App(spec.served, bridge, metrics, spec.limits, spec.tokens, spec.carried_img_s)
+    page = LivePage(spec.served, bridge, metrics)
+    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
         limit_concurrency=spec.limits.connections, backlog=_BACKLOG, ssl_certfile=spec.certificate,
     )  # fmt: skip
     server = _Server(config)
+    watching = asyncio.ensure_future(page.watch())
     await server.serve(sockets=[listening])
+    watching.cancel()
 
 
 class Ingress:

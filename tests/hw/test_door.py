@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -282,6 +283,21 @@ def test_of_those_whose_ingress_died_nothing_is_left(door: Door) -> None:
     door.until_inside(0)
     assert not clients._slot_of
     assert not clients._request_in
+
+
+def test_people_see_what_was_served(door: Door) -> None:
+    """Of the last seconds; nothing on the page comes from elsewhere."""
+    assert door.infer(IMAGES[:5])[0] == 200
+    door.until(lambda: b"ms (half of them)" in door.ask("GET", "/")[2])
+    status, headers, body = door.ask("GET", "/")
+    page = body.decode()
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert all(each in page for each in ("It serves.", f"0 of {SLOTS} places", "server0", "server1", "<polyline"))
+    assert not re.search(r"<script|src=|https?://", page)
+    answered = re.search(r"<td>10 s</td><td>([\d.]+)</td>", page)
+    assert answered
+    assert float(answered[1]) > 0
 
 
 def test_while_no_server_is_up_it_is_not_ready(door: Door) -> None:
