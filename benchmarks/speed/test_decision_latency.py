@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - it measures
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,24 @@ class TimedRouters:
             "`PPORouter.choose`, likeliest": lambda view: likeliest.choose(view, self.rng),
             "its part: compiled code, called": lambda view: kernels.choose(*memory, True, compiled.scratch),
             "torch eager, the forward pass alone": self._forward,
-            **{f"`{name}` in Python": self._asked(make_router(name, self.context)) for name in RULES},
-            **{f"`{name}`": self._asked(by_plan(make_router(name, self.context), self.config)) for name in RULES},
+            **{f"`{name}` in Python": self._asked(partial(make_router, name, self.context)) for name in RULES},
+            **{f"`{name}`": self._asked(partial(self._planned, name)) for name in RULES},
         }
 
-    def _asked(self, router: RoutingPolicy) -> Callable[[ClusterView], object]:
-        return lambda view: router.choose(view, self.rng)
+    def _planned(self, name: str) -> RoutingPolicy:
+        return by_plan(make_router(name, self.context), self.config)
+
+    def _asked(self, make: Callable[[], RoutingPolicy]) -> Callable[[ClusterView], object]:
+        """A fresh one for each round of views: a rule remembers what it has seen."""
+        router = make()
+
+        def ask(view: ClusterView) -> object:
+            nonlocal router
+            if view is self.views[0]:
+                router = make()
+            return router.choose(view, self.rng)
+
+        return ask
 
     def _forward(self, view: ClusterView) -> NDArray[np.float32]:
         with torch.inference_mode():
