@@ -25,6 +25,7 @@ from benchmarks.study.live import (
 )
 from kit.documents import read_json, write_json
 from kit.errors import InputError
+from policies.registry import COMPASS
 from policies.rules.specs import LadderRule
 from scenarios.files.reading import load_scenario
 from scenarios.files.router_names import write_rule
@@ -66,6 +67,18 @@ def both(found: Measured) -> tuple[Ranking, Ranking]:
 
 
 T, L, F = FOCAL, LADDER, FIXED
+
+
+def test_a_rule_is_the_baseline_of_both_compasses(tmp_path: Path) -> None:
+    """Not the other Compass, however quick."""
+    both_and_one = (T, 0.9, 1.0, 0.95), (COMPASS, 0.8, 0.9, 0.95), (L, 1.2, 1.25, 0.95)
+    row = summary_row("drawn", measured(tmp_path / "run", *both_and_one))
+    assert row["best_baseline"] == L
+    assert row["p99_measured_pct"] == pytest.approx(-20.0)
+    assert row["shipped_p99_measured_pct"] == pytest.approx(-28.0)
+    assert row["wins_on_executors"] == COMPASS
+    worse = worse_rows("drawn", measured(tmp_path / "worse", (T, 1.2, 1.3, 0.95), (COMPASS, 0.8, 0.9, 0.95)))
+    assert worse == []
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,7 @@ def test_what_is_missing_is_told_and_what_was_measured_stays(
     assert "`live-day` is begun and not finished: `slimsched run" in capsys.readouterr().out
     page = tmp_path / "docs/live.md"
     first = page.read_text()
-    assert "- **Compass wins** in `live-bursts`.\n" in first
+    assert "- **`tuned:compass` wins** in `live-bursts`.\n" in first
     assert "- `live-crowd` is not measured yet: `slimsched run scenarios/live/crowd.yaml`\n" in first
     assert str(tmp_path) not in first + (tmp_path / "docs/data/live.json").read_text(), "no machine's paths"
     shutil.rmtree(tmp_path / "runs" / "live-bursts")
