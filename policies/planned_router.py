@@ -71,7 +71,7 @@ class PlannedRouter:
         self._choices = _Choices(config)
         self._image_ns = self._times_of_images(config)
         if IS_ON:  # now rather than at the first decision
-            decide.compile((numba.typeof(self._row), numba.typeof(self._pages[0].sheet)))  # type: ignore[attr-defined]
+            decide.compile((numba.int64[::1],) * 2)  # type: ignore[attr-defined]
 
     def _times_of_images(self, config: RouterConfig) -> list[dict[WorkKey, int]]:
         """By server; empty for a rule that asks for none."""

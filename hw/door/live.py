@@ -66,9 +66,9 @@ class LivePage:
 
     def _counts(self) -> _Counts:
         metrics, status = self._metrics, self._bridge.status
-        sums = (_total(each) for each in (metrics.answered, metrics.refused, metrics.failed))
+        answered, refused, failed = map(_total, (metrics.answered, metrics.refused, metrics.failed))
         busy_ns, servers = (status.busy_ns, status.servers) if status is not None else (0, ())
-        return _Counts(time.monotonic(), *sums, busy_ns, servers)
+        return _Counts(time.monotonic(), answered, refused, failed, busy_ns, servers)
 
     def html(self) -> bytes:
         """As it is now."""

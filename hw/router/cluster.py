@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 import resource
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -25,10 +25,10 @@ from hw.host.clock import NEVER_NS, RunClock
 from hw.host.waiting import Host
 from hw.networks.registry import ModelFile
 from hw.router.agents import AgentSlot, Carrier, make_all_ready
-from hw.router.draining import Wish, nobody
+from hw.router.draining import Operator, Wish, nobody
 from hw.router.late_ledger import Watcher
 from hw.router.local_agents import OneHost
-from hw.router.loop import Order, Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
+from hw.router.loop import Parts, RouterLoop, Routing, RunProgress, no_collections, on_cores, own_cores
 from hw.router.run_devices import devices_of
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
@@ -206,7 +206,7 @@ class HardwareCluster:
         away = self.make_ready(keep_log=run.keep_log, measures_costs=run.measures_costs, drained=drained())
         ledger = Ledger(len(self.servers), self.served.segments, routing.weights, routing.prior, keep_log=run.keep_log)
         background = background_watch(self.servers, self.slots)
-        parts = self._parts(drained, away, Host(cores=own_cores(self.servers)), background)
+        parts = self._parts(Operator(drained), away, Host(cores=own_cores(self.servers)), background)
         with no_collections(), on_cores(parts.host.cores):
             return RouterLoop(parts, run, router, routing, ledger, on_progress, say).carry_out()
 
@@ -219,8 +219,7 @@ class HardwareCluster:
         ledger: Watcher,
         on_progress: Callable[[RunProgress], None],
         say: Callable[[str], None],
-        drained: Wish = nobody,
-        orders: Callable[[], Iterable[Order]] = tuple,
+        operator: Operator,
     ) -> RunProgress:
         """Serve until the traffic ends: the same loop as in a run, without a record of it.
 
@@ -229,8 +228,7 @@ class HardwareCluster:
         Args:
             goal: what the operator asks for.
             on_progress: called some times a second.
-            say, drained: see `run`.
-            orders: what the operator has changed since they were last asked for.
+            say: see `run`.
 
         Returns:
             How far it was at the end; what is in flight was not served within `DRAIN_LIMIT_NS`.
@@ -244,10 +242,10 @@ class HardwareCluster:
             none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
         )
         self._require_fit(run, router)
-        away = self.make_ready(keep_log=False, drained=drained())
-        parts = self._parts(drained, away, Host(), BackgroundWatch(None, ()))
+        away = self.make_ready(keep_log=False, drained=operator.drained())
+        parts = self._parts(operator, away, Host(), BackgroundWatch(None, ()))
         with on_cores(own_cores(self.servers)):
-            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic, orders)
+            loop = RouterLoop(parts, run, router, routing, ledger, on_progress, say, traffic)
             gc.collect()
             gc.freeze()  # what is there now stays: collections that look at the rest alone take microseconds
             try:
@@ -255,7 +253,7 @@ class HardwareCluster:
             finally:
                 gc.unfreeze()
 
-    def _parts(self, drained: Wish, away: frozenset[int], host: Host, background: BackgroundWatch) -> Parts:
+    def _parts(self, operator: Operator, away: frozenset[int], host: Host, background: BackgroundWatch) -> Parts:
         return Parts(
             self.servers,
             self.slots,
@@ -264,7 +262,7 @@ class HardwareCluster:
             self.supervision,
             self.sensor_period_ns,
             self.transfer_ids,
-            drained,
+            operator,
             away,
             host,
             background,

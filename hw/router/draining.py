@@ -6,16 +6,18 @@ harm: its agent's death counts as planned, and the next one starts when the serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from msgspec import structs
 
 from hw.router.server import RemoteServer
 from policies.faults import DRAINED
+from policies.interfaces import RoutingPolicy
 from policies.records import Downtime
 from policies.router import RouterCore
-from policies.vocabulary import NS_PER_S, RouterEvent, ServerDraining
+from policies.vocabulary import NS_PER_S, GoalSet, RouterEvent, ServerDraining
 
 Wish = Callable[[], frozenset[int]]
 """Which servers the operator wants drained now, by index."""
@@ -24,6 +26,23 @@ Wish = Callable[[], frozenset[int]]
 def nobody() -> frozenset[int]:
     """Nothing is to be drained."""
     return frozenset()
+
+
+Order = GoalSet | RoutingPolicy
+"""What is asked for, or who decides, from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Who may change a run while it goes on; asked now and then.
+
+    Attributes:
+        drained: which servers he wants drained.
+        orders: what he has changed since they were last asked for.
+    """
+
+    drained: Wish = nobody
+    orders: Callable[[], Iterable[Order]] = tuple
 
 
 class State(Enum):

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from hw.host.waiting import Host
 from hw.router.agents import AgentSlot
 from hw.router.cost_meter import CostMeter
 from hw.router.cpu_use import Taker, cpu_use
-from hw.router.draining import Draining, Wish
+from hw.router.draining import Draining, Operator, Order
 from hw.router.faults import FaultPlan
 from hw.router.late_ledger import LateLedger, Watcher
 from hw.router.run_devices import devices_of
@@ -70,10 +70,6 @@ SPIN_S: Final = 5e-3
 ARRIVALS_NS: Final = NS_PER_S // 1000
 
 
-Order = GoalSet | RoutingPolicy
-"""What is asked for, or who decides, from now on."""
-
-
 @dataclass(frozen=True, slots=True)
 class RunProgress:
     """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
@@ -93,7 +89,6 @@ class Parts:
     Attributes:
         sensor_period_ns: how often each device's sensor is read.
         transfer_ids: over all runs.
-        drained: which servers the operator wants drained.
         away: those that were drained before, and have no agent.
         host: the router's.
         background: what others take of its devices.
@@ -106,7 +101,7 @@ class Parts:
     supervision: Supervision
     sensor_period_ns: int
     transfer_ids: Iterator[int]
-    drained: Wish
+    operator: Operator
     away: frozenset[int]
     host: Host
     background: BackgroundWatch
@@ -164,7 +159,6 @@ class RouterLoop:
     Args:
         ledger: told of every step; `carry_out` needs one that keeps records.
         traffic: makes where requests come from; the run's plan by default.
-        orders: what the operator has changed since they were last asked for.
     """
 
     def __init__(
@@ -177,7 +171,6 @@ class RouterLoop:
         on_progress: Callable[[RunProgress], None] | None,
         say: Callable[[str], None],
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic] = PlannedTraffic,
-        orders: Callable[[], Iterable[Order]] = tuple,
     ) -> None:
         self._spec = run
         self._host = cluster.host
@@ -205,7 +198,7 @@ class RouterLoop:
         self._servers = self._remote_servers(cluster, say)
         self._away = cluster.away
         self._draining = Draining(
-            cluster.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
+            cluster.operator.drained, self._servers, self._router, self._tell_router, self._clock.now_ns, say
         )
         self._has_unsent = False
         self._meter = CostMeter() if run.measures_costs else None
@@ -223,7 +216,7 @@ class RouterLoop:
             RequestFailed: self._traffic.end,
         }
         self._faults = FaultPlan(run.faults, self._servers, self._take_down)
-        self._orders = orders
+        self._orders = cluster.operator.orders
 
     def _remote_servers(self, cluster: Parts, say: Callable[[str], None]) -> list[RemoteServer]:
         context = RunContext(

@@ -18,7 +18,8 @@ from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
-from hw.router.loop import Order, Routing, RunProgress
+from hw.router.draining import Operator, Order
+from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
@@ -102,7 +103,7 @@ def serve(
             return Clients(open_door, images, wants_stop, clock)
 
         helm = _Helm(job, world, router, config, wishes)
-        return cluster.serve(traffic, config, routing, helm.goal, tally, tell, job.say, wishes, helm.orders)
+        return cluster.serve(traffic, config, routing, helm.goal, tally, tell, job.say, Operator(wishes, helm.orders))
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:

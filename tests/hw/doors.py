@@ -26,6 +26,7 @@ from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
 from hw.router.cluster import HardwareCluster
+from hw.router.draining import Operator
 from hw.router.loop import Routing, RunProgress
 from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior, RewardWeights
@@ -149,7 +150,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         def serve() -> RunProgress:
             try:
-                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None)
+                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator())
             finally:
                 open_ingress.port.close()
 

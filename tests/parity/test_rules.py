@@ -18,6 +18,7 @@ import pytest
 from kit.chance import stream
 from kit.errors import WorkError
 from policies import planned_router
+from policies.compiled import draws
 from policies.faults import Crash, Slowness
 from policies.interfaces import RoutingPolicy, limit_ns_of
 from policies.names import make_router, rule_from_dict
@@ -39,7 +40,6 @@ from policies.rules.widths import FixedWidths, Ladder, RandomWidth
 from policies.vocabulary import NS_PER_S, Choice, ClusterView, Hold
 from sim.accuracy import MatrixCorrectness
 from sim.cluster import Simulation
-from sim.compiled import run_plan
 from sim.compiled.codes import REQUESTS_FULL
 from sim.compiled.program import Program, Shape, margin, message_margin
 from sim.compiled.run import RunRow
@@ -446,7 +446,7 @@ def test_a_plan_goes_on_when_numbers_and_room_are_scarce(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Program, "shape", scarce)
     monkeypatch.setattr(RunRow, "grow", noted)
-    monkeypatch.setattr(run_plan, "_DRAWN", 3)
+    monkeypatch.setattr(draws, "_DRAWN", 3)
     assert simulation().run(router(*scenarios()[0]), stream(7, "router")) == ample
     assert REQUESTS_FULL in grown
 

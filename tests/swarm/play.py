@@ -14,7 +14,7 @@ import numpy as np
 from hw.agent.emulated import EmulatedDevice
 from hw.agent.outfit import AgentSpec, SchedulerSpec
 from hw.router.agents import AgentSlot, make_all_ready
-from hw.router.draining import Wish
+from hw.router.draining import Operator, Wish
 from hw.router.loop import Parts, RouterLoop, Routing
 from hw.router.run_spec import HardwareRun, ServedNetwork
 from hw.router.server import HardwareServer
@@ -144,7 +144,8 @@ def _cluster(mix: Mix, world: World, laws: Laws, say: Callable[[str], None]) -> 
         if not any(process.is_halted for process in world.processes):
             laws.readied(world.agenda.now_ns - began_ns)
         parts = Parts(
-            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids, _wish(mix, world), away, world.host,
+            servers, slots, arenas, served, mix.supervision, 20 * MS, transfer_ids,
+            Operator(_wish(mix, world)), away, world.host,
             Beginning(lambda: world.trouble(mix.horizon_ns)),  # type: ignore[arg-type]
         )  # fmt: skip
         loop = _loop(mix, world, parts, say)
