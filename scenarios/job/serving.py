@@ -102,8 +102,9 @@ def serve(
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             return Clients(open_door, images, wants_stop, clock)
 
-        helm = _Helm(job, world, router, config, wishes)
-        return cluster.serve(traffic, config, routing, helm.goal, tally, tell, job.say, Operator(wishes, helm.orders))
+        asked = _OperatorOrders(job, world, router, config, wishes)
+        operator = Operator(wishes, asked.orders)
+        return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -119,7 +120,7 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
 
 
-class _Helm:
+class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator."""
 
     def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
@@ -133,22 +134,33 @@ class _Helm:
         return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
 
     def orders(self) -> Iterator[Order]:
-        """What the operator has changed since this was last called; what can't be done is told, and changes nothing."""
-        for wish in self._wishes.steering():
-            try:
+        """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
+        try:
+            for wish in self._wishes.steering():
                 if wish.router is not None:
-                    yield by_plan(self._world.router(wish.router, self._job.folder.path), self._config)
-                    self._router = wish.router
-                    self._job.say(f"serve: {display_name(wish.router)} decides from now on")
-            except InputError as error:
-                self._job.say(f"serve: {error}; the router stays as it was")
-            goals = wish.model_dump(exclude_none=True, exclude={"router"})
-            if goals:
-                self._asked = self._asked._replace(**goals)
-                yield self.goal
-                self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
-                for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
-                    self._job.say(f"serve: {warning}")
+                    yield from self._router_orders(wish.router)
+                if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
+                    yield from self._goal_orders(goals)
+        except InputError as error:
+            self._job.say(f"serve: {error}")
+
+    def _router_orders(self, name: str) -> Iterator[Order]:
+        """One that can't be made is told, and changes nothing."""
+        try:
+            policy = by_plan(self._world.router(name, self._job.folder.path), self._config)
+        except InputError as error:
+            self._job.say(f"serve: {error}; the router stays as it was")
+            return
+        yield policy
+        self._router = name
+        self._job.say(f"serve: {display_name(name)} decides from now on")
+
+    def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
+        self._asked = self._asked._replace(**goals)
+        yield self.goal
+        self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
+        for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
+            self._job.say(f"serve: {warning}")
 
 
 def _goal_text(asked: Goals) -> str:

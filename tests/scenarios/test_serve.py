@@ -33,6 +33,7 @@ from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
 from scenarios.job.serving import _served, _stopping
+from scenarios.runs.folder import CONTROL
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
 from tests.scenarios.files import SEGMENTS, WIDTHS
@@ -184,6 +185,8 @@ def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_pa
     assert refused.endswith("the router stays as it was\n")
     assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
     assert next(said).startswith(f"serve: warning: {narrow} can't follow slo.floor; what can is ")
+    (run / CONTROL / "steer-9").write_text('{"floor": 7}')
+    assert "floor" in next(said), "what nobody could have asked for is told, and nobody's answer is lost"
     assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
     assert served.end()[0] == 0
 
