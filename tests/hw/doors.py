@@ -71,6 +71,7 @@ class Door:
 
     Attributes:
         end: how far the router's loop was at its end.
+        ticks: one for each time that it has told how far it is.
     """
 
     port: int
@@ -80,6 +81,7 @@ class Door:
     end: Future[RunProgress]
     traffic: list[Clients]
     tally: Tally
+    ticks: list[int]
     before: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def ask(
@@ -116,6 +118,15 @@ class Door:
             assert time.monotonic() < until_s, "it never came"
             time.sleep(0.01)
 
+    def passes(self) -> int:
+        """Images that have passed a segment; a loop that decides.
+
+        An answer is on its way before its pass is counted, at the end of that turn of the loop.
+        """
+        wanted = len(self.ticks) + 2
+        self.until(lambda: len(self.ticks) >= wanted)
+        return sum(server.images for server in self.tally.servers)
+
     def decides_and_is_not_ready(self) -> bool:
         """Its loop goes on by one decision."""
         self.gate.allowed.release()
@@ -140,12 +151,14 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
         ingress(spec, listening, SLOTS) as open_ingress,
     ):
         images, made = SlotImages(slots_of(open_ingress.arena, served.shape), served.shape), list[Clients]()
+        ticks: list[int] = []
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             made.append(Clients(open_ingress, images, stop.is_set, clock))
             return made[0]
 
         def tell(progress: RunProgress) -> None:
+            ticks.append(progress.now_ns)
             open_ingress.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
         def serve() -> RunProgress:
@@ -154,7 +167,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
             finally:
                 open_ingress.port.close()
 
-        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally)
+        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally, ticks)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield door
