@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
@@ -17,6 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from kit.errors import InputError, nearest
+from kit.units import parse_duration
 
 _KINDS: Final = {
     "slimsched.scenario": "a scenario of serving, for `slimsched simulate`, `compare`, `run` and SlimCluster-v0",
@@ -256,17 +258,31 @@ def _numbers(value: Any) -> list[str]:
     return [str(number) for number in numbers[:MAX_LISTED]] + ["..."] * (len(numbers) > MAX_LISTED)
 
 
-def _remedy(kind: str, value: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
+_RATES: Final = ("img_s", "gb_s", "flop_s")  # with which a key that is no duration ends
+
+
+def _number_remedy(key: str, text: str) -> str:
+    """What to write for a text with one number in it, or, where only its author knows, in which unit."""
+    number = re.match(r"([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", text[:80])
+    if number is None:
+        return ""
+    if text.endswith("%"):
+        return f"; write {float(number[1]) / 100:g}"
+    if key.endswith("_s") and not key.endswith(_RATES):
+        with suppress(ValueError):
+            return f"; write it in seconds: {parse_duration(text):.12g}"
+    is_alone = number[0] == text
+    return f"; write it without quotes: {text}" if is_alone else "; write a number in the unit that the key's name ends with"
+
+
+def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_item: bool) -> str:
     """What helps against some mistakes that many make; empty for others. An item is one of a list."""
     if kind == "less_than_equal" and context.get("le") == 1 and isinstance(value, int | float) and 1 < value <= 100:
         return f"; {value:g} % is {value / 100:g}"
     if (kind == "tuple_type" or (kind == "int_type" and is_item)) and (numbers := _numbers(value)):
         return f"; write each number of a list: [{', '.join(numbers)}]"
     if kind in ("float_type", "int_type") and isinstance(value, str):
-        number = re.match(r"\s*([1-9]\d*(\.\d+)?|0?\.\d+)\s*(?=\D*$)", value[:80])
-        if number and value.strip().endswith("%"):
-            return f"; write {float(number[1]) / 100:g}"
-        return f"; write the number alone, without unit and quotes: {number[1]}" if number else ""
+        return _number_remedy(key, value.strip())
     if kind == "string_type" and isinstance(value, bool | int | float):
         return "; in quotes it is a text" + (', such as "yes"' if isinstance(value, bool) else f': "{value}"')
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
@@ -309,6 +325,7 @@ def _explain(model: type[BaseModel], error: ValidationError, source: str) -> Inp
     message = first["msg"].removeprefix("Value error, ")
     shown = "" if first["type"] == "value_error" else f" (found {first['input']!r:.80})"
     helps = _remedy(
+        key,
         first["type"],
         first["input"],
         first.get("ctx", {}),
