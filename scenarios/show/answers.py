@@ -273,9 +273,8 @@ def _next(contests: Sequence[Contest], trusted: Trust, most: Mapping[str, Any] |
 
 
 def _is_too_much(contest: Contest) -> bool:
-    """Whether not even the best router serves what arrives."""
-    able = contest.ranking.able
-    return any(each.router == able[0].router for each in contest.saturated) if able else bool(contest.ranking.left_out)
+    """Whether no router serves what arrives."""
+    return {one.router for one in contest.ranking.judged} <= {each.router for each in contest.saturated}
 
 
 def _runs_needed(one: RankedRouter, other: RankedRouter) -> int | None:
