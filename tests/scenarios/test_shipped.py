@@ -111,6 +111,7 @@ def test_a_reported_scenario_can_be_carried_and_is_new_to_what_was_tuned(path: P
     assert overload_of(world) is None
     first = 100 if is_replica(world.scenario.name) else 200
     assert set(world.scenario.compare.seeds) >= set(range(first, first + 10))
+    assert COMPASS in world.scenario.compare.routers or not world.scenario.name.startswith("main-")
     workload = world.scenario.workload
     if isinstance(workload, RatesWorkload):
         assert workload.tuning_file not in (None, workload.file)
