@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
 class InputError(ValueError):
@@ -43,13 +43,14 @@ def nearest(name: str, known: Iterable[str], lead: str = "known:", *, same_numbe
         same_numbers: only a word with the same digits is near: an RTX 5090 is no mistyped RTX 4090.
     """
     words = sorted(known)
-    near = [word for word in words if not same_numbers or _digits(word) == _digits(name)]
-    close = difflib.get_close_matches(name[:100], near, n=1) or _begin_alike(name, near)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    bare = name[:100].lstrip("-")  # the dashes of a flag make no two of them alike
+    near = {word.lstrip("-"): word for word in words if not same_numbers or _digits(word) == _digits(name)}
+    close = difflib.get_close_matches(bare, near, n=1) or _begin_alike(bare, near)
+    hint = f"did you mean {near[close[0]]!r}? " if close else ""
     return f"{hint}{lead} {', '.join(words)}"
 
 
-def _begin_alike(name: str, words: Sequence[str]) -> list[str]:
+def _begin_alike(name: str, words: Iterable[str]) -> list[str]:
     """The one word that begins with another and `_`: `rate_img_s` for `rate`; none where there are several."""
     longer = [word for word in words if word.startswith(f"{name}_")]
     return longer if len(longer) == 1 else []

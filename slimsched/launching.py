@@ -78,7 +78,7 @@ def _problem(error: CycloptsError, command: str) -> InputError:
     """What is wrong with a command's words, with the nearest flag that is known."""
     where = f"slimsched {command}"
     if isinstance(error, UnknownOptionError):
-        text = _unknown_flag(error.token.value.partition("=")[0], command)
+        text = _unknown_flag((error.token.keyword or error.token.value).partition("=")[0], command)
     elif isinstance(error, UnusedCliTokensError):
         text = f"unknown {(error.unused_tokens or [''])[0]!r}; it takes no such argument"
     elif isinstance(error, ArgumentOrderError):
