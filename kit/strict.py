@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 
 import yaml
@@ -193,6 +194,8 @@ def mapping(text: str, source: str) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
         if _TOO_DEEP in problem:  # a scanner that looks far ahead refuses before we have counted
             raise InputError(source, line, f"nested more than {MAX_LEVELS} levels deep") from None
+        if mark and Path(source).suffix not in (".yaml", ".yml", ""):
+            raise InputError(source, "", f"is it the file that you mean? {line} is not valid YAML: {problem}") from None
         kind = "" if isinstance(error, _RefusedError) else "not valid YAML: "
         helps = _of_yaml(text, mark) if kind else ""
         raise InputError(source, line, f"{kind}{problem}{helps}") from None
@@ -271,8 +274,9 @@ def _number_remedy(key: str, text: str) -> str:
     if key.endswith("_s") and not key.endswith(_RATES):
         with suppress(ValueError):
             return f"; write it in seconds: {parse_duration(text):.12g}"
-    is_alone = number[0] == text
-    return f"; write it without quotes: {text}" if is_alone else "; write a number in the unit that the key's name ends with"
+    if number[0] == text:
+        return f"; write it without quotes: {text}"
+    return "; write a number in the unit that the key's name ends with"
 
 
 def _remedy(key: str, kind: str, value: Any, context: Mapping[str, Any], *, is_item: bool) -> str:

@@ -214,7 +214,7 @@ def load_tensors(path: Path, schema: str) -> tuple[dict[str, Tensor], dict[str, 
         InputError: there is no such file, it is no safetensors file, or not of this schema.
         WorkError: the system does not let it be read now.
     """
-    require_file(path, MAX_BYTES, hint="; train a model first")
+    require_file(path, MAX_BYTES, hint="; `slimsched model train SCENARIO` makes one")
     try:
         with safe_open(path, framework="pt") as file:
             metadata: dict[str, str] = file.metadata() or {}

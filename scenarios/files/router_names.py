@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kit import strict
 from kit.documents import read_text, write_text
 from kit.errors import InputError, nearest
+from kit.files import lies_there
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import OwnRouter, parse_router_name, rule_from_dict
 from policies.registry import TUNED
@@ -112,8 +113,7 @@ def check_router(name: str, source: str, key: str = "") -> None:
         if name.endswith(RULE_SUFFIX):
             read_rule(path, source, key)
         elif not path.is_file():
-            remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
-            raise InputError(source, key, f"{path}: no such router file; {remedy}")
+            raise InputError(source, key, _no_file(path))
         return
     try:
         parse_router_name(name, source, key)
@@ -127,7 +127,17 @@ def check_router(name: str, source: str, key: str = "") -> None:
             problem = f"{name}: a class of your own is named by its module: {Path(name).stem}:CLASS"
         elif "," in name and ":" not in name:
             problem = f"{name!r} is no router; name each apart, such as --router {name.replace(',', ' --router ')}"
+        elif ":" not in name and ("." in name or "/" in name):
+            problem = _no_file(Path(name))
         raise InputError(source, key, problem) from None
+
+
+def _no_file(path: Path) -> str:
+    """That no router's file lies there, with those that lie beside it, the nearest first."""
+    others = path.parent.glob("*") if lies_there(path.parent) else ()
+    beside = sorted(each.name for each in others if is_router_file(each.name))[:20]
+    remedy = "`slimsched train` writes one, of a rule too (*.rule.yaml)"
+    return f"{path}: no such router file; {nearest(path.name, beside, 'beside it:') if beside else remedy}"
 
 
 def check_fits(name: str, segments: int, widths: tuple[float, ...], source: str, key: str = "") -> None:

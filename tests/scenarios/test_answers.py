@@ -270,7 +270,7 @@ def test_who_serves_too_little_has_not_won() -> None:
     assert won.text.endswith("Not judged, for too much is unserved or unknown: ppo.")
     assert "Lower the rate" not in after.text
     assert told(compare_results([runs[0], {**runs[0], "router": "jsq"}]), None)[2].text.startswith("Lower the rate")
-    missed = [{**each, "slo": {**each["slo"], "floor": 0.99}} for each in runs]
+    missed: list[Any] = [{**each, "slo": {**each["slo"], "floor": 0.99}} for each in runs]
     assert "Lower the rate" not in told(compare_results(missed), None)[2].text
 
 
