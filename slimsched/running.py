@@ -85,7 +85,7 @@ def validate(
         ```
     """
     session = begin(scenario, changes, out).with_routers("validate_", routers)
-    require_made(session.scenario.validate_, "validate.routers", session.folder)
+    require_made(session, "validate_")
     from scenarios.job import validation as stage
     from scenarios.job.deciding import with_decision_times
 

@@ -159,7 +159,7 @@ def compare(
     """
     require_within("--jobs", jobs, 1, 1024)
     session = begin(scenario, changes, out).with_routers("compare", routers, seeds)
-    require_made(session.scenario.compare, "compare.routers", session.folder)
+    require_made(session, "compare")
     from scenarios.job import comparison as stage
     from scenarios.job.deciding import with_decision_times
     from scenarios.runs.simulate import default_jobs

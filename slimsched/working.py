@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -312,14 +313,29 @@ def spread(ray: str | None, jobs: int | None, own: Callable[[], Jobs]) -> Iterat
         yield pool
 
 
-def require_made(section: Any, key: str, folder: Path) -> None:
-    """Raises `InputError` where a router of the section is one that the scenario's run makes, and it is not there."""
+def require_made(session: Session, section: str) -> None:
+    """Raises `InputError` where routers of a section are some that the scenario's run makes, and are not there."""
     from scenarios.files.made_routers import made_file, made_kinds, made_name
 
-    for kind in made_kinds(section.routers):
-        if not (folder / made_file(kind)).is_file():
-            default = ", ".join(type(section).model_fields["routers"].default)
-            name = made_name(kind)
-            remedy = f"add {name} to compare.routers, then `slimsched train`"
-            remedy += f", or name others in {key} (left out, it is: {default})"
-            raise InputError(str(folder), "", f"no {name} was made yet for this scenario; {remedy}")
+    given = getattr(session.scenario, section)
+    unmade = [kind for kind in made_kinds(given.routers) if not (session.folder / made_file(kind)).is_file()]
+    if unmade:
+        default = ", ".join(type(given).model_fields["routers"].default)
+        problem = f"not made yet for this scenario: {', '.join(map(made_name, unmade))}"
+        remedy = f"`{_making(session, unmade)}` does it, or name others in {section.strip('_')}.routers"
+        raise InputError(str(session.folder), "", f"{problem}; {remedy} (left out, it is: {default})")
+
+
+def _making(session: Session, kinds: Sequence[str]) -> str:
+    """The command that makes routers: before its devices were calibrated and its network evaluated, the whole run."""
+    from scenarios.files.shipped import SHIPPED_SCENARIOS
+    from scenarios.world.materials import default_folder
+
+    is_shipped = session.path.is_relative_to(SHIPPED_SCENARIOS)
+    out = [] if session.folder == default_folder(session.scenario) else ["--out", str(session.folder)]
+    words = [session.scenario.name if is_shipped else str(session.path), *out]
+    try:
+        session.world()
+    except InputError:
+        return shlex.join(["slimsched", "run", *words])
+    return shlex.join(["slimsched", "train", *words, *(word for kind in kinds for word in ("--router", kind))])

@@ -12,7 +12,7 @@ from kit.documents import with_remedy
 from kit.errors import InputError
 from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.names import make_router
-from policies.registry import COMPASS, CONTROLLED, TUNED
+from policies.registry import COMPASS, CONTROLLED
 from policies.rules.context import RouterContext
 from policies.rules.lookahead import LookaheadRule
 from policies.rules.specs import LadderRule, RouterSpec
@@ -117,13 +117,6 @@ def _ignored(spec: RouterSpec, goals: Sequence[str]) -> tuple[str, ...]:
     return tuple(goal for goal in goals if goal in joules or getattr(control, goal) is not None)
 
 
-def _how_to_make(name: str, scenario: Scenario) -> str:
-    kind, named = made_kind(name), name in (*scenario.compare.routers, *scenario.validate_.routers)
-    train = "run `slimsched train` first" + ("" if named else f", with {name} in compare.routers")
-    file = f", or name the file that `slimsched train --router {kind}` makes"
-    return train if named or kind not in TUNED else train + file
-
-
 @dataclass(frozen=True, slots=True)
 class RouterMaker:
     """What makes a scenario's router: a value that needs no file, so that it can travel to other machines.
@@ -161,9 +154,8 @@ def maker_of(name: str, scenario: Scenario, devices: Sequence[str], made_in: Pat
     if (kind := made_kind(name)) is not None:
         path = None if made_in is None else made_in / made_file(kind)
         if path is None or not path.is_file():
-            raise InputError(
-                scenario.name, key, f"{name}: not made yet for this scenario; {_how_to_make(name, scenario)}"
-            )
+            remedy = f"`slimsched train SCENARIO --router {kind}` does it"
+            raise InputError(scenario.name, key, f"{name}: not made yet for this scenario; {remedy}")
         with with_remedy("`slimsched train` makes it again"):
             spec = read_router(path, deterministic=scenario.training.deterministic, devices=devices)
         return RouterMaker(name, str(path), spec=spec)

@@ -95,14 +95,16 @@ def test_rules_are_made_as_ppo_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.MonkeyPatch.context() as patch:  # what opens torch can't be opened: this is told before
         for stage in ("scenarios.job.comparison", "scenarios.job.validation"):
             patch.setitem(sys.modules, stage, None)
-        for command, name, key in (("compare", "tuned:compass", "compare"), ("validate", "ppo", "validate")):
+        for command, names, kinds in (
+            ("compare", "tuned:compass, tuned:fixed, ppo", "--router compass --router fixed --router ppo"),
+            ("validate", "ppo", "--router ppo"),
+        ):
             assert main([command, str(path), "--out", str(run), "--quiet"]) == 2
             told = capsys.readouterr().err
             assert (
-                f"no {name} was made yet for this scenario; add {name} to compare.routers, then `slimsched train`"
-                in told
+                f"not made yet for this scenario: {names}; `slimsched train {path} --out {run} {kinds}` does it" in told
             )
-            assert f", or name others in {key}.routers (left out, it is: random, jsq," in told
+            assert f", or name others in {command}.routers (left out, it is: random, jsq," in told
     assert train(path, "--json", "-") == 0
     made = json.loads(capsys.readouterr().out)["routers"]
     assert [each["score"]["router"] for each in made] == ["tuned:compass", "tuned:fixed", "ppo"]
