@@ -73,8 +73,9 @@ def _of_module(given: nn.Sequential, spec: PolicySpec, deterministic: bool) -> P
             layers = list(_folded(parts, tuple(kinds), seen.shape[1]))
             wanted = module(seen).numpy()
     except (RuntimeError, TypeError, ValueError) as error:
-        problem = f"do not take {len(seen)} observations of {seen.shape[1]} numbers ({str(error).splitlines()[0]:.200})"
-        raise InputError("layers", "", problem) from None
+        first = next((part.in_features for part in parts if isinstance(part, nn.Linear)), seen.shape[1])
+        why = f"{str(error).splitlines()[0]:.200}" if first == seen.shape[1] else f"the first Linear takes {first}"
+        raise InputError("layers", "", f"do not take observations of {seen.shape[1]} numbers: {why}") from None
     spec = replace(spec, activation=next(iter(activations), TANH))
     router = PPORouter(spec, _tensors(layers, spec), deterministic=deterministic)
     logits = np.array([router.logits(each.numpy().astype(np.float32)) for each in seen])
