@@ -150,6 +150,11 @@ def test_the_trainers_advantages_are_sums_of_what_follows() -> None:
             assert float(found[step, env]) == pytest.approx(wanted, abs=1e-5)
 
 
+def test_the_trainer_refuses_less_than_an_update() -> None:
+    with pytest.raises(SystemExit, match="0 decisions are less than one update's, 1024"):
+        _trainer().main(0)
+
+
 @pytest.mark.slow
 def test_what_the_trainer_saves_decides_as_it_did(tmp_path: Path) -> None:
     """The router's file has the logits of the network that was trained; and the example stays short."""
