@@ -191,6 +191,11 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsS
     Raises:
         InputError: it is none, or a change does not fit.
     """
+    if path.is_file() and path.suffix not in (".yaml", ".yml", ".json"):
+        remedy = (
+            "`slimsched jobs import LOG` makes a trace of a log, and `slimsched jobs init TRACE --nodes 64x8` one of it"
+        )
+        raise InputError(str(path), "", f"is no scenario of training jobs: {remedy}")
     raw = strict.mapping(read_text(path), str(path))
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, str(path))
@@ -262,6 +267,12 @@ def _of_file(source: str) -> Iterator[None]:
 
 
 def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
+    named = _policy_alone(name, scenario, source)
+    interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
+    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
+
+
+def _policy_alone(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
         return _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
@@ -341,6 +352,7 @@ def _world(scenario: JobsScenario, trace: JobTrace, source: str, images_s: Image
         round(cluster.checkpoint_s * NS_PER_S),
         _outages(scenario, nodes, float(trace.submit_s[-1])),
         sampled_variability(groups, spreads, scenario.seed) if cluster.variability else None,
+        round(scenario.slurm.start_delay_s * NS_PER_S),
     )
 
 

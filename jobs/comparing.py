@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,11 +20,12 @@ from jobs.policies.slurm import in_slurm
 from jobs.sim.bound import BoundProblem, lower_bound
 from jobs.sim.jobs import JobsRecord
 from jobs.sim.world import JobSimulation
+from kit.chance import stream
 from kit.documents import inputs_hash
 from kit.errors import InputError
 from kit.files import atomic_path, lies_there
 from kit.named_files import named_files, with_paths
-from kit.parallel import Jobs, each
+from kit.parallel import Jobs, each, results
 from kit.units import NS_PER_S
 
 RUN_SCHEMA: Final = "slimsched.jobsrun/1"
@@ -39,6 +40,7 @@ _NOT_IN_A_RUN: Final = (
     "bound",
     "preemption",
     "multifactor",
+    "jitter_s",
 )  # a policy brings its own numbers
 
 
@@ -240,6 +242,55 @@ def log_error(case: JobsCase, mine: ByJob) -> float | None:
     return float(np.abs(mine["wait_s"] - recorded_s)[both].mean() / recorded_s[both].mean())
 
 
+def _recorded_mean_s(case: JobsCase, mine: ByJob) -> dict[str, float] | None:
+    """Of the jobs that `log_error` looks at: mean waits in the log, and in simulation; None where it sees nothing."""
+    recorded_s, both = recorded(case, mine)
+    if log_error(case, mine) is None:
+        return None
+    return {"log": float(recorded_s[both].mean()), "simulated": float(mine["wait_s"][both].mean())}
+
+
+# --------------------------------------------------------------------------------------------------------------- jitter
+# How far means hang on single seconds: who comes or ends a second later may start after others, and all else moves.
+
+
+DRAWS: Final = 20
+Band = tuple[float, float]  # from the 5th to the 95th of a hundred
+
+
+def jittered_waits_s(case: JobsCase, jobs: Jobs) -> Numbers:
+    """(draws, policies) Mean waits; a draw is the same for all policies, and for all cases with the same jobs."""
+    tasks = [(draw, place) for draw in range(DRAWS) for place in range(len(case.policies))]
+    return np.array(results(_jittered_wait_s, case, tasks, jobs)).reshape(DRAWS, -1)
+
+
+def _jittered_wait_s(case: JobsCase, task: tuple[int, int]) -> float:
+    draw, place = task
+    rng = stream(case.scenario.seed, f"job jitter {draw}")
+    came, ended = case.scenario.jitter_s * rng.uniform(size=(2, len(case.jobs)))
+    moved = replace(case.jobs, submit_s=case.jobs.submit_s + came, run_s=case.jobs.run_s + ended)
+    jobs = moved.rows(np.argsort(moved.submit_s, kind="stable"))
+    columns = by_job(run_policy(replace(case, jobs=jobs), case.policies[place]), case.scenario.cluster.gpus)
+    return float(columns["wait_s"][are_done(columns)].mean())
+
+
+def band(values: Numbers) -> Band:
+    """Of the draws."""
+    low, high = np.quantile(values, [0.05, 0.95]).tolist()
+    return low, high
+
+
+def jitter_document(case: JobsCase, jobs: Jobs) -> dict[str, Any]:
+    """Each policy's band, and that of its change against the baseline."""
+    waits_s = jittered_waits_s(case, jobs)
+    base_s = waits_s[:, case.policies.index(case.baseline)]
+    rows = [
+        {"policy": named.name, "wait_s": band(mine_s), "share": band(mine_s / base_s - 1) if base_s.all() else None}
+        for named, mine_s in zip(case.policies, waits_s.T, strict=True)
+    ]
+    return {"jitter_s": case.scenario.jitter_s, "draws": DRAWS, "policies": rows}
+
+
 # ------------------------------------------------------------------------------------------------------------ documents
 
 
@@ -304,6 +355,7 @@ def comparison_document(case: JobsCase, runs: Mapping[str, JobsRecord], bounds: 
         "run_cv2": case.jobs.run_cv2,
         "baseline": case.baseline.name,
         "baseline_log_error": log_error(case, base),
+        "recorded_wait_s": _recorded_mean_s(case, base),
         "recorded_daily_wait_s": by_day(case.jobs.submit_s, *recorded(case, base)),
         "first_day": int(case.jobs.submit_s[0] // DAY_S),
         "least": least,

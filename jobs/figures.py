@@ -110,6 +110,7 @@ def _half_width(moves: Numbers) -> float:
 
 
 NEAR: Final = 0.6  # of `comparing.log_error`, at most; a policy's own log, run on from its middle, is up to 0.53 off it
+NEAR_MEAN: Final = 0.2  # by so much of the recorded one, a simulated mean wait may be off it and be believed
 SHORT_S: Final = 10.0  # a job that is shorter counts as so long in its slowdown (Feitelson)
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64)  # upper ends of the classes of GPUs a job; more is the last class
 

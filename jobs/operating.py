@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from jobs.case import JobsCase, read_case
-from jobs.comparing import against, log_error, recorded, run_policy
-from jobs.figures import Blocks, are_done, by_job, figures, groups_of, spread
+from jobs.comparing import against, band, jittered_waits_s, log_error, recorded, run_policy
+from jobs.figures import NEAR_MEAN, Blocks, are_done, by_job, figures, groups_of, spread
 from jobs.learning.learned import NamedPolicy
 from jobs.policies.orders import MULTIFACTOR
 from jobs.policies.policy import JobPolicy
 from jobs.sim.jobs import JobsRecord
+from jobs.site import busy_of
 from jobs.spec import POLICY_SCHEMA
 from kit.chance import stream
 from kit.errors import InputError
@@ -42,6 +43,11 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
     places = range(len(now.policies))
     records = results(_run, (now, then), [(world, place) for world in (0, 1) for place in places], jobs)
     pairs = zip(records[: len(places)], records[len(places) :], now.policies, strict=True)
+    rows = [{"policy": named.name, **_change((now, before), (then, after))} for before, after, named in pairs]
+    if now.scenario.jitter_s:
+        before_s, after_s = (jittered_waits_s(case, jobs).T for case in (now, then))
+        for place, row in enumerate(rows):
+            row["jitter_share"] = band(after_s[place] / before_s[place] - 1) if before_s[place].all() else None
     return {
         "schema": WHATIF_SCHEMA,
         "scenario": now.scenario.name,
@@ -50,7 +56,8 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
         "run_cv2": now.jobs.run_cv2,
         "gpus": [case.scenario.cluster.gpus for case in (now, then)],
         "load": [case.offered_load for case in (now, then)],
-        "policies": [{"policy": named.name, **_change((now, before), (then, after))} for before, after, named in pairs],
+        "jitter_s": now.scenario.jitter_s,
+        "policies": rows,
     }
 
 
@@ -176,12 +183,12 @@ def capacity_document(case: JobsCase, wait_s: float, key: str, **found: Any) -> 
 
 
 VALIDATION_SCHEMA: Final = "slimsched.jobsvalidation/1"
-NEAR_S: Final = 60.0  # waits that differ by less are near each other, whatever their ratio
+NEAR_S: Final = 60.0  # waits that differ by less, or by a fifth of the mean one, are near, whatever their ratio
 FACTOR: Final = 2.0
 Numbers = NDArray[np.float64]
 
 
-def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
+def validation_document(case: JobsCase, named: NamedPolicy, jobs: Jobs = 1) -> dict[str, Any]:
     """One policy's waits beside the recorded ones, of jobs that have both.
 
     Raises:
@@ -195,15 +202,22 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
         raise InputError(case.source, "trace", problem)
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     simulated = columns["wait_s"]
+    gpus = case.scenario.cluster.gpus
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
         "policy": named.name,
         "load": case.offered_load,
+        "gpus": gpus,
+        "busy_gpus": busy_of(case.jobs, gpus)[0],
         "jobs": int(both.sum()),
         "left_out": int(len(case.jobs) - both.sum()),
         "simulated_s": spread(simulated[both]),
         "recorded_s": spread(recorded_s[both]),
+        "jitter_s": case.scenario.jitter_s,
+        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(named,)), jobs))
+        if case.scenario.jitter_s
+        else None,
         "error_share": blocks.share(simulated, recorded_s, both),
         "error_s": float((simulated - recorded_s)[both].mean()),
         "log_error": log_error(case, columns),
@@ -215,12 +229,14 @@ def validation_document(case: JobsCase, named: NamedPolicy) -> dict[str, Any]:
 def _closeness(simulated: Numbers, recorded: Numbers) -> dict[str, float | None]:
     """Job by job: near each other, waiting in one world alone, and whether the same jobs wait long (Spearman's rho)."""
     low, high = np.minimum(simulated, recorded), np.maximum(simulated, recorded)
-    near = (high - low <= NEAR_S) | (high <= FACTOR * low)
+    near_s = min(NEAR_S, NEAR_MEAN * float(recorded.mean()))
+    near = (high - low <= near_s) | (high <= FACTOR * low)
     constant = np.ptp(simulated) == 0 or np.ptp(recorded) == 0
     return {
+        "near_s": near_s,
         "near_share": float(near.mean()),
-        "only_simulated_share": float(((simulated > NEAR_S) & (recorded <= NEAR_S)).mean()),
-        "only_recorded_share": float(((recorded > NEAR_S) & (simulated <= NEAR_S)).mean()),
+        "only_simulated_share": float(((simulated > near_s) & (recorded <= near_s)).mean()),
+        "only_recorded_share": float(((recorded > near_s) & (simulated <= near_s)).mean()),
         "rank_correlation": None if constant else float(spearmanr(simulated, recorded).statistic),
     }
 

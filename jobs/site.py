@@ -17,6 +17,7 @@ from jobs.learning.learned import NamedPolicy
 from jobs.policies.cluster import NodeGroup
 from jobs.policies.history import HISTORY, REQUESTED
 from jobs.policies.slurm import SLURM
+from jobs.slurm_conf import SlurmConf
 from jobs.spec import SCHEMA, JobsScenario
 from jobs.trace import JobTrace
 from kit import strict
@@ -36,17 +37,24 @@ class Site:
         errors: by policy, the nearest first (`comparing.log_error`); empty where nothing was simulated.
         busy_gpus: the most that the log had at once.
         limited_share: of the jobs, how many have a time limit; backfilling goes by these where all do.
+        conf: what `slurm.conf` says, where it was read.
     """
 
     case: Literal["near", "far", "no waits", "nobody waited", "too few nodes"]
     errors: Mapping[str, float]
     busy_gpus: float
     limited_share: float
+    conf: SlurmConf | None = None
 
     @property
     def policy(self) -> str:
-        """The nearest; of a log that tells none, backfilling, which is Slurm's default."""
-        return next(iter(self.errors)) if self.case == "near" else f"fifo-easy-{self.estimate}"
+        """The nearest; of a log that tells none, what `slurm.conf` says, or backfilling, which is Slurm's default."""
+        return next(iter(self.errors)) if self.case == "near" else self.told or f"fifo-easy-{self.estimate}"
+
+    @property
+    def told(self) -> str:
+        """The policy of `slurm.conf`, by what is known of run times; empty where none was read."""
+        return "" if self.conf is None else self.conf.policy.replace(REQUESTED, self.estimate)
 
     @property
     def estimate(self) -> str:
@@ -54,27 +62,31 @@ class Site:
         return REQUESTED if self.limited_share == 1 else HISTORY
 
 
-def site_of(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], jobs: Jobs) -> Site:
+def site_of(
+    trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], jobs: Jobs, conf: SlurmConf | None = None
+) -> Site:
     """Simulates the log's last jobs under each policy that Slurm runs, from what ran and waited by the log then.
 
     Args:
         path: the trace's file.
         jobs: in so many processes.
+        conf: whose policy is one of them, by its numbers.
 
     Raises:
         InputError: no job fits on these nodes.
     """
-    untold = Site("no waits", {}, 0.0, float(np.isfinite(trace.requested_s).mean()))
+    untold = Site("no waits", {}, 0.0, float(np.isfinite(trace.requested_s).mean()), conf)
     waits_s = trace.recorded_wait_s[-MOST_JOBS:]
     if np.isfinite(waits_s).sum() < 2:
         return untold
-    busy_gpus, overfull_share = _busy(trace, sum(group.nodes * group.gpus for group in nodes))
+    busy_gpus, overfull_share = busy_of(trace, sum(group.nodes * group.gpus for group in nodes))
     if overfull_share > _OVERFULL_SHARE:
         return replace(untold, case="too few nodes", busy_gpus=busy_gpus)
     span_s = float(trace.submit_s[-1] - trace.submit_s[-MOST_JOBS:][0])
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
-    names = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
-    case = _case(trace, path, nodes, names)
+    known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
+    names = list(dict.fromkeys([*filter(None, [untold.told]), *known]))
+    case = _case(trace, path, nodes, names, conf)
     require_a_fit(case)
     found = dict(zip(names, results(_error, case, case.policies, jobs), strict=True))
     errors = {name: error for name, error in found.items() if error is not None}
@@ -84,14 +96,16 @@ def site_of(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], jobs: Job
     return replace(untold, case="near" if min(errors.values()) <= NEAR else "far", errors=nearest)
 
 
-def _busy(trace: JobTrace, gpus: int) -> tuple[float, float]:
+def busy_of(trace: JobTrace, gpus: int) -> tuple[float, float]:
     """The most GPUs that were busy at once by the log, and the share of its last starts at which more were than these.
 
     More of them than a few, and the log's cluster had more nodes.
     """
-    known = np.isfinite(trace.recorded_start_s)
-    start_s, used = trace.recorded_start_s[known], trace.gpus_used[known]
-    end_s = trace.recorded_end_s[known] - SAME_S  # logs have whole seconds: who begins as another ends takes its GPUs
+    has_start = np.isfinite(trace.recorded_start_s)
+    begun_s = np.where(has_start, trace.recorded_start_s, trace.submit_s + trace.recorded_wait_s)
+    known = np.isfinite(begun_s)
+    start_s, used = begun_s[known], trace.gpus_used[known]
+    end_s = start_s + trace.run_s[known] - SAME_S  # logs have whole seconds: who begins as another ends takes its GPUs
     is_late = np.sort(start_s) >= trace.submit_s[-MOST_JOBS:][0]
     if not is_late.any():
         return 0.0, 0.0
@@ -101,7 +115,9 @@ def _busy(trace: JobTrace, gpus: int) -> tuple[float, float]:
     return float(busy.max()), float((busy > gpus).mean())
 
 
-def _case(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: list[str]) -> JobsCase:
+def _case(
+    trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: list[str], conf: SlurmConf | None
+) -> JobsCase:
     """The last jobs from what the log found then, where it has all starts; a tenth of their time is not measured."""
     from_s = float(trace.submit_s[-MOST_JOBS:][0])
     has_starts = np.isfinite(trace.recorded_start_s[trace.submit_s < from_s]).all()
@@ -115,6 +131,7 @@ def _case(trace: JobTrace, path: Path, nodes: tuple[NodeGroup, ...], policies: l
         "begin": "snapshot" if from_s > 0 and has_starts else "empty",
         "warmup_s": (float(trace.submit_s[-1]) - from_s) / 10,
         "policies": policies,
+        **({} if conf is None else {"multifactor": conf.multifactor, "slurm": {"bf_interval_s": conf.bf_interval_s}}),
     }
     return read_case(strict.validate(JobsScenario, raw, str(path)), str(path))
 

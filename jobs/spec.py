@@ -177,6 +177,20 @@ class MultifactorSection(StrictModel):
     shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")
 
 
+class SlurmSection(StrictModel):
+    """What Slurm takes its time for, by its own names where it has one."""
+
+    start_delay_s: Time = Field(
+        0.0,
+        description="a job holds its GPUs so long before it works, at each start: Slurm's rounds, prolog and epilog",
+    )
+    bf_interval_s: Time = Field(
+        0.0,
+        description="who reserves (`easy`, `conservative`) plans so often (`bf_interval`, 30 s in Slurm), and starts "
+        "only the first in order between; 0: plans whenever something changes",
+    )
+
+
 class BoundSection(StrictModel):
     """How the bound is sought that no policy beats."""
 
@@ -199,6 +213,11 @@ class JobsScenario(StrictModel):
     load: Load | None = Field(
         None, description="arrivals are moved closer together or apart, so that this is the load; null: as in the trace"
     )
+    jitter_s: Time = Field(
+        0.0,
+        description="replays in which each job comes and ends up to so much later, by chance: how far figures hang on "
+        "single seconds; 0: none",
+    )
     begin: Literal["empty", "snapshot"] = Field(
         "empty",
         description="what the run begins with: an empty cluster, or with the jobs that ran and waited by the log",
@@ -213,6 +232,7 @@ class JobsScenario(StrictModel):
     multifactor: MultifactorSection = Field(
         default_factory=MultifactorSection, description="of the policies `multifactor` given by name"
     )
+    slurm: SlurmSection = Field(default_factory=SlurmSection, description="what Slurm takes its time for")
     policies: tuple[PolicyName, ...] = Field(
         description=f"names ([list](jobs.md#policies)), files ending in `{POLICY_SUFFIX}`, or learned "
         f"ones ending in `{LEARNED_SUFFIX}`",
@@ -233,6 +253,8 @@ class JobsScenario(StrictModel):
             raise ValueError(f"the baseline {self.baseline!r} is none of the policies: {', '.join(self.policies)}")
         if self.begin == "snapshot" and self.load is not None:
             raise ValueError("what the log found does not fit another load; leave out load, or begin empty")
+        if self.begin == "snapshot" and self.jitter_s:
+            raise ValueError("what the log found does not fit other submissions; leave out jitter_s, or begin empty")
         return self
 
 

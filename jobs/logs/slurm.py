@@ -38,6 +38,7 @@ _NOT_ENDED: Final = ("RUNNING", "PENDING", "SUSPENDED", "RESIZING", "COMPLETING"
 _STATES: Final = r"\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b"
 _NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
 HELD: Final = "could not begin at their Submit (dependency, hold, begin time): they wait from Eligible on"
+NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
 CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
@@ -66,6 +67,8 @@ def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
         problem = "neither ReqTRES nor AllocTRES, which name the GPUs; add them to sacct's --format, or give "
         raise InputError(str(path), "line 1", problem + "--gpus-per-node N where jobs have whole nodes (with NNodes)")
     options = only_where_needed(path, options, tally)
+    if "Eligible" not in names:
+        tally.tell(f"no column Eligible: {NOT_ELIGIBLE}")
     for block in columns(rest, names, _WANTED, tally, "|", quoted=False):
         yield rows_of(block, options)
 

@@ -47,6 +47,7 @@ class JobPolicy:
 
     Attributes:
         learned: the name of what chooses among those that wait; empty: the first in order is chosen.
+        bf_interval_ns: who reserves plans so often, and starts only the first in order between; 0 plans always.
 
     Raises:
         InputError: for a word that is not known, or parts that can't be combined.
@@ -60,6 +61,7 @@ class JobPolicy:
     knobs: PreemptionKnobs = PreemptionKnobs()
     multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
     learned: str = ""
+    bf_interval_ns: int = 0
 
     def __post_init__(self) -> None:
         known = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
@@ -158,6 +160,15 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gavel-least-jct": Kind("gavel-least-jct", **_GAVEL),
     "round-robin": Kind("round-robin", preemption=BY_INDEX),  # who has waited longest, in rounds
 }
+_IN_SLURM: Final = {  # Slurm's own words for some
+    "backfill": "fifo-requested-conservative",
+    "sched/backfill": "fifo-requested-conservative",
+    "sched/builtin": "fifo",
+    "builtin": "fifo",
+    "fair-share": "multifactor-requested-conservative",
+    "fairshare": "multifactor-requested-conservative",
+    "priority/multifactor": "multifactor-requested-conservative",
+}
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "estimate": tuple(word for word in ESTIMATES if word != NONE),
     "queueing": tuple(QUEUEINGS),
@@ -172,6 +183,8 @@ def policy_of(name: str, knobs: PreemptionKnobs | None = None) -> JobPolicy:
         InputError: for a name that means none, or one that leaves open how it knows run times.
     """
     known = max((kind for kind in KINDS if f"{name}-".startswith(f"{kind}-")), key=len, default=None)
+    if name in _IN_SLURM:
+        raise InputError("policy", "", f"{name!r} is Slurm's word; here it is {_IN_SLURM[name]}")
     if known is None:
         raise InputError("policy", "", f"{name!r} is no policy: {nearest(name.split('-')[0], KINDS)}")
     fields, rest = asdict(KINDS[known]), name.removeprefix(known)

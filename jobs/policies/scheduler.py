@@ -34,7 +34,7 @@ from jobs.policies.history import HISTORY, estimate_of
 from jobs.policies.ledger import JobLedger
 from jobs.policies.mapping import mapper_of
 from jobs.policies.orders import GONE, NEVER_NS, OBJECTIVES, RUNNING, STOPPING
-from jobs.policies.policy import CHOOSING, ROUNDS, JobPolicy
+from jobs.policies.policy import CHOOSING, RESERVING, ROUNDS, JobPolicy
 from jobs.policies.queueing import QUEUEINGS, Rounds
 from jobs.policies.waiting import CompetingClasses, WaitingClass
 
@@ -81,6 +81,9 @@ class JobScheduler(JobLedger):
         self._round_ns = policy.knobs.round_ns
         if self.order.accounts is not None and policy.queueing != "first-fit":  # another may come to be the first
             self._has_rounds, self._round_ns = True, policy.multifactor.period_ns
+        self._bf_interval_ns = policy.bf_interval_ns if policy.queueing in RESERVING else 0
+        if self._bf_interval_ns:
+            self._has_rounds, self._round_ns = True, self._bf_interval_ns
         self._classes: dict[_Demand, WaitingClass] = {}
         self._known: dict[tuple[Any, ...], WaitingClass | str] = {}  # what a demand comes to: a class, or why not
         self._take_in: dict[type, Callable[[Any], None]] = {
@@ -230,7 +233,8 @@ class JobScheduler(JobLedger):
         if len(line.fresh) > 1:
             line.fresh = list(dict.fromkeys(line.fresh))
         stopped = self.stopped
-        self._queueing(line, self)
+        plans = not self._bf_interval_ns or self.now_ns % self._bf_interval_ns == 0
+        (self._queueing if plans else QUEUEINGS["strict"])(line, self)
         line.fresh, line.is_open = [], self.stopped > stopped or self.choices.is_asked
 
 

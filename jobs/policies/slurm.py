@@ -1,7 +1,8 @@
 """Policies in Slurm's own terms: the lines of `slurm.conf` that make it run one, or the nearest that it can run.
 
 Which is which was seen on a real Slurm 22.05: backfilling reserves for all that wait, and for the first alone with
-`bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does.
+`bf_job_part_count_reserve=1`; favouring small jobs waits as `smallest` does; a `nice` that grows with GPUs and time
+limit, given at submission by `job_submit.lua` (docs/jobs.md), as `saf` by time limits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "fifo-requested-conservative": (_BACKFILL, "PriorityType=priority/basic"),
     "smallest": (_BACKFILL, _MULTIFACTOR, "PriorityWeightJobSize=1000", "PriorityFavorSmall=YES"),
+    "saf-requested-conservative": (_BACKFILL, _MULTIFACTOR, "JobSubmitPlugins=lua"),  # nice = GPUs x time limit
     "multifactor-requested-conservative": (
         _BACKFILL,
         _MULTIFACTOR,
@@ -35,7 +37,8 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Those that Slurm runs, by name; so also what a site may run whose log is at hand."""
 _NEAREST: Final[Mapping[str, str]] = {  # by order; of others it is first come first served
-    **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
+    **dict.fromkeys(("smallest", "sjf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
+    "saf": "saf-requested-conservative",
     **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),
 }
 _PREEMPTING: Final = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE")

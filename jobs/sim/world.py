@@ -58,6 +58,7 @@ class JobWorld:
         groups: its nodes.
         speeds: how fast jobs run where; the scheduler knows this table.
         restart_ns: a job that goes on after a stop holds its GPUs for so long before its work goes on.
+        start_delay_ns: so does each job at each start, whatever was before.
         checkpoint_ns: running jobs keep their work so often, in time since their start; 0 for always (no work is lost).
         outages: when nodes are out of service.
         variability: how GPUs of one type differ; None where they do not.
@@ -72,6 +73,7 @@ class JobWorld:
     checkpoint_ns: int = 0
     outages: tuple[NodeOutage, ...] = ()
     variability: Variability | None = None
+    start_delay_ns: int = 0
 
     def __post_init__(self) -> None:
         nodes = sum(group.nodes for group in self.groups)
@@ -296,7 +298,7 @@ class JobSimulation:
         if not starts:
             columns.start_ns[job] = now_ns
         speed = self._speed(job, command)
-        from_ns = now_ns + (self.world.restart_ns if starts else 0)
+        from_ns = now_ns + self.world.start_delay_ns + (self.world.restart_ns if starts else 0)
         self._running[job] = _RunningJob(now_ns, from_ns, speed, starts + 1, command.allocation)
         left_ns = int(self._work_ns[job] - columns.done_ns[job])
         self._at(from_ns + length_ns(left_ns, speed), END + job, self._end, job, starts + 1)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
-from jobs.figures import NEAR, chance_explains
+from jobs.figures import NEAR, NEAR_MEAN, chance_explains
 from jobs.logs.importing import Imported
 from scenarios.show.answers import Answer, box_text
 from scenarios.show.numbers import NONE, number
@@ -90,7 +90,7 @@ def _sentences() -> Any:
         "times": lambda share: number(None if share is None else share + 1, None, grouped=True),
     }
     sentences.tests = sentences.tests | {"chance": chance_explains}
-    sentences.globals = {**sentences.globals, "inf": float("inf"), "NEAR": NEAR}
+    sentences.globals = {**sentences.globals, "inf": float("inf"), "NEAR": NEAR, "NEAR_MEAN": NEAR_MEAN}
     return sentences.get_template("sentences.j2").module
 
 
@@ -238,6 +238,7 @@ def answers(comparison: Row) -> list[Answer]:
     if room := say("room", best, comparison["bounds"]):
         replies.append(Answer("How far is it from the best possible?", room))
     waits_s = {name: row["wait_s"]["mean"] for name, row in rows.items() if row["wait_s"]["mean"] is not None}
+    replies.append(Answer("Can it be believed?", say("believed", comparison, base)))
     return [*replies, Answer("What is it in Slurm?", say("in_slurm", [best, *staying], waits_s))]
 
 
@@ -278,7 +279,19 @@ def waits_tables(comparison: Row) -> list[Table]:
         "Completion times and slowdowns",
         ["Slowdown: JCT over run time, of at least 10 s (bounded)."],
     )
-    return [_waits(comparison), slowdowns]
+    return [_waits(comparison), *_jitter(comparison), slowdowns]
+
+
+def _jitter(comparison: Row) -> list[Table]:
+    """How far means hang on single seconds, where that was asked."""
+    if (jitter := comparison.get("jitter")) is None:
+        return []
+    rows = [
+        [row["policy"], say("band", row["wait_s"]), "-" if row["share"] is None else say("share_band", row["share"])]
+        for row in jitter["policies"]
+    ]
+    heads = columns("policy", "mean wait", f"against {comparison['baseline']}")
+    return [Table(heads, rows, say("jitter_title", jitter), [say("jitter", jitter)])]
 
 
 def others_tables(comparison: Row) -> list[Table]:

@@ -45,7 +45,7 @@ else:
     NewFile = Annotated[Path, read_by(path)]
     Policies = Annotated[list[str], Parameter(name="--policy", show_default=False)]
     Pairs = Annotated[dict | None, read_by(_pairs, show_default=False)]
-    Nodes = Annotated[list[str], Parameter(name="--nodes")]
+    Nodes = Annotated[list[str], Parameter(name="--nodes", show_default=False)]
 
 Changes = Annotated[Sequence[str], Parameter(name="--change", show_default=False)]
 Beside = Annotated[int | None, Parameter(alias="-j")]
@@ -194,7 +194,9 @@ def generate(
 
 
 @verb
-def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> CommandResult:
+def init(
+    trace: File, /, *, nodes: Nodes = (), slurm_conf: File | None = None, out: NewFile | None = None
+) -> CommandResult:
     """Write a first scenario for a trace and a cluster, with a comment at each choice.
 
     Its baseline is what the log itself says that the site runs: of the policies that Slurm has, the one whose simulated
@@ -203,6 +205,7 @@ def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Command
     Args:
         trace: one that `jobs import` or `generate` made.
         nodes: equal nodes, such as 64x8, 64x8:v100 or 16x4:a100=VC; may be given several times.
+        slurm_conf: the site's slurm.conf, which says nodes, priorities and how backfilling goes.
         out: the scenario; TRACE's name with .yaml by default.
 
     Raises:
@@ -210,6 +213,7 @@ def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Command
     """
     from hw.host.limits import core_count
     from jobs.site import site_of
+    from jobs.slurm_conf import read_slurm_conf
     from jobs.starter import nodes_of, starter, typed
     from jobs.trace import read_trace
     from kit.documents import write_text
@@ -219,10 +223,13 @@ def init(trace: File, /, *, nodes: Nodes, out: NewFile | None = None) -> Command
     place = writable_file(Path(out or f"{Path(trace).name.partition('.')[0] or 'jobs'}.yaml"))
     if place.exists():
         raise InputError(str(place), "", "is there already; name another file with --out, or remove it")
-    groups, jobs = tuple(nodes_of(text) for text in nodes), read_trace(Path(trace))
+    if not nodes and slurm_conf is None:
+        raise InputError("--nodes", "", "is missing: equal nodes, such as 64x8; or --slurm-conf FILE, which names them")
+    conf = None if slurm_conf is None else read_slurm_conf(Path(slurm_conf))
+    groups, jobs = tuple(nodes_of(text) for text in nodes) or (conf.nodes if conf else ()), read_trace(Path(trace))
     path, groups = Path(trace).absolute(), typed(groups, jobs)
     with _progress("what the site runs", 1) as progress:
-        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1)
+        site = site_of(jobs, path, groups, core_count() if len(jobs) > _FEW else 1, conf)
         progress.update()
     write_text(place, starter(jobs, path, groups, site))
     text = f"scenario: {place}; next: slimsched jobs compare {shlex.quote(str(place))}"
@@ -260,7 +267,7 @@ def compare(
         InputError: anything in the scenario, or in a file that it names, is wrong.
     """
     from hw.host.limits import core_count
-    from jobs.comparing import comparison_document, result_document, run_all
+    from jobs.comparing import comparison_document, jitter_document, result_document, run_all
     from jobs.operating import validation_document
     from kit.documents import write_json
     from scenarios.show.charts import save
@@ -271,7 +278,7 @@ def compare(
     case = _case(scenario, policies, changes=changes_of(changes))
     if against_log:
         with _progress("replaying the log", 1) as progress:
-            document = validation_document(case, case.policies[0])
+            document = validation_document(case, case.policies[0], core_count())
             progress.update()
         return CommandResult(document, validation_text(document))
     folder = None if out is None else Path(out)
@@ -287,6 +294,8 @@ def compare(
     bounds = _bounds(case, kinds) if case.scenario.bound.passes else []
     if len(runs) > 1:
         document = comparison_document(case, runs, bounds)
+        if case.scenario.jitter_s:
+            document["jitter"] = jitter_document(case, core_count())
     else:
         document = result_document(case, first, runs[first.name], bounds)
     if folder is not None:
@@ -384,11 +393,15 @@ def capacity(
     if case.snapshot is not None:
         raise InputError(case.source, "begin", "what the log found does not fit another load or cluster; begin empty")
 
+    waits_s: dict[float, float] = {}
+
     def told(value: float, there_s: float) -> None:
+        waits_s[value] = there_s
         observer().remark(say("tried", value, there_s, by))
 
     if by == "nodes":
-        document = capacity_document(case, wait_s, of, nodes=fewest_nodes(case, wait_s, of, told))
+        nodes = fewest_nodes(case, wait_s, of, told)
+        document = capacity_document(case, wait_s, of, nodes=nodes, wait_there_s=waits_s[nodes])
     else:
         low, high = largest_load(case, wait_s, of, PRECISION, told)
         document = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
@@ -590,6 +603,8 @@ def _changed(given: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not (key.strip() and equals):
             raise InputError("--change", "", f"{text!r:.80}: must be KEY=VALUE, such as cluster.nodes.0.count=74")
+        if key.strip() in ("nodes", "cluster.nodes", "cluster.nodes.count"):
+            raise InputError("--change", key.strip(), "the first group's nodes are cluster.nodes.0.count")
         if key.strip().partition(".")[0] in ("policy", "policies"):
             raise InputError("--change", key.strip(), f"a cluster is changed here; {_COMPARE}")
         if value.strip().startswith("+"):

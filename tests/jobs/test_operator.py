@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from jobs.case import JobsCase, read_case, read_scenario
-from jobs.comparing import run_policy
+from jobs.comparing import comparison_document, run_all, run_policy
 from jobs.figures import Blocks, chance_explains, figures
 from jobs.generate import ARRIVALS, DURATIONS, Drawing, draw, law
 from jobs.learning.training import TrainingConfig, Windows
@@ -21,7 +22,7 @@ from jobs.trace import JobTrace
 from kit.errors import InputError, WorkError
 from slimsched.cli import main
 from slimsched.jobs import verbs
-from slimsched.jobs.texts import tuning_text, validation_text, whatif_text
+from slimsched.jobs.texts import answers, tuning_text, validation_text, whatif_text
 from tests.jobs.cases import case_of, trace_of, write_case
 
 WAIT_S = 300.0
@@ -239,9 +240,9 @@ def test_a_large_error_is_told_as_a_factor_with_its_cause(tmp_path: Path) -> Non
     found = validation_document(case, case.policies[0])
     said = " ".join(validation_text(found).split())
     assert "The simulated mean wait is 975 times as long (" in said
-    assert "the load is 2.05, more work than the GPUs can do" in said
+    assert "the log kept 8 GPUs busy at once, and the scenario has 4. Correct cluster.nodes first." in said
     assert "--policy" not in said
-    less = {**found, "load": 0.5, "error_share": {"value": 8.9, "low": 8.0, "high": 9.5}}
+    less = {**found, "busy_gpus": 4.0, "error_share": {"value": 8.9, "low": 8.0, "high": 9.5}}
     assert "Mean error +890.0 % (+800.0 to +950.0)" in validation_text(less)
     assert "such as --policy fifo-easy-requested" in " ".join(validation_text(less).split())
     other = {**less, "policy": "fifo-easy-requested"}
@@ -269,6 +270,52 @@ def test_what_if_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) 
     assert [row["policy"] for row in found["policies"]] == ["fifo", "las"]
 
 
+def test_what_single_seconds_move(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Replays in which jobs come and end later: a band of each mean, and none of a change that is none."""
+    flags = ["--set", "jitter_s=30s", "--set", "bound.passes=0", "--quiet"]
+    assert main(["jobs", "compare", "s.yaml", *flags, "--json", "c.json"]) == 0
+    assert "If jobs came and ended up to 30.0 s later" in capsys.readouterr().out
+    found = json.loads((here / "c.json").read_text())
+    for row, with_band in zip(found["policies"], found["jitter"]["policies"], strict=True):
+        low, high = with_band["wait_s"]
+        assert low < high
+        assert 0.8 * low < row["wait_s"]["mean"] < 1.2 * high
+    assert found["jitter"]["policies"][0]["share"] == [0, 0]
+    assert main(["jobs", "compare", "s.yaml", "--set", "jitter_s=0", "--set", "bound.passes=0"]) == 0
+    assert "later" not in capsys.readouterr().out
+    text = Path("s.yaml").read_text()
+    Path("j.yaml").write_text(f"{text}jitter_s: 30\n")
+    assert main(["jobs", "whatif", "j.yaml", "--change", "cluster.nodes.0.count=5", "--policy", "fifo"]) == 0
+    assert re.search(r"a little later, it were -[\d.]+ to -[\d.]+ %\.", " ".join(capsys.readouterr().out.split()))
+
+
+def test_jitter_fits_no_snapshot(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "compare", "s.yaml", "--set", "jitter_s=1", "--set", "begin=snapshot"]) == 2
+    assert "leave out jitter_s, or begin empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "waits, refused, said",
+    [
+        (1.0, 0, "Yes. Waits under fifo are"),
+        (0.7, 0, "Which policy is better, yes; seconds, with care. Waits"),
+        (0.3, 0, "No: the site probably runs something else than fifo, or other nodes. Waits"),
+        (None, 2, "nothing says how near simulated ones are. 2 jobs can never fit here, and are in no mean."),
+    ],
+)
+def test_whether_waits_can_be_believed(waits: float | None, refused: int, said: str, tmp_path: Path) -> None:
+    """The log's waits are so many times the simulated ones, or there are none."""
+    rows = [(row * 50.0, 100.0, 4) for row in range(30)]
+    trace = trace_of([*rows, *[(1500.0, 10.0, 99)] * refused])
+    own = case_of(tmp_path, trace, policies=["fifo", "smallest"])
+    wait_s = np.nan_to_num(run_policy(own, own.policies[0]).wait_s)
+    recorded_s = np.full(len(trace), np.nan) if waits is None else waits * wait_s
+    case = case_of(tmp_path, replace(trace, recorded_wait_s=recorded_s), policies=["fifo", "smallest"])
+    document = comparison_document(case, run_all(case, 1), [])
+    text = next(each.text for each in answers(document) if each.question == "Can it be believed?")
+    assert said in text
+
+
 def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m"]) == 0
     said = capsys.readouterr().out
@@ -277,6 +324,7 @@ def test_capacity_as_a_user_asks(here: Path, capsys: pytest.CaptureFixture[str])
     assert main(["jobs", "capacity", "s.yaml", "--wait", "10m", "--by", "nodes", "--of", "p90"]) == 0
     said = capsys.readouterr().out
     assert "nodes of the first group are enough, at a p90 of waits of at most 10.0 min" in said
+    assert re.search(r"\n  with these it is [\d.]+ (s|min)\n", said)
     assert "This is of this one log; other weeks may need more." in said
 
 
@@ -346,6 +394,8 @@ def test_what_judges_has_no_job_that_was_learned_on(tmp_path: Path) -> None:
         (["whatif"], "--change"),
         (["whatif", "--policy", "las"], "slimsched jobs compare"),
         (["whatif", "--change", "policy=las"], "slimsched jobs compare"),
+        (["whatif", "--change", "nodes=5"], "the first group's nodes are cluster.nodes.0.count"),
+        (["compare", "--policy", "backfill"], "'backfill' is Slurm's word; here it is fifo-requested-conservative"),
         (["whatif", "--change", "policies.0=las"], "slimsched jobs compare"),
         (["whatif", "--change", "cluster.nodes.0.count=+2"], "the new number, without +"),
         (["compare", "--set", "load=71"], "load: input should be less than or equal to 10"),

@@ -1,0 +1,212 @@
+"""What a `slurm.conf` says that a scenario has keys for: nodes, priorities, how backfilling goes, and how often.
+
+Lines and their words: slurm.schedmd.com/slurm.conf.html. What a site has beside these is told, as it is not simulated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from jobs.policies.cluster import NodeGroup
+from jobs.policies.history import REQUESTED
+from jobs.policies.orders import MULTIFACTOR
+from jobs.policies.policy import NONE, JobPolicy, shown_name
+from kit.documents import read_text
+from kit.errors import InputError
+
+MOST_NODES: Final = 100_000
+_PAIR: Final = re.compile(r'(\w+)\s*=\s*("[^"]*"|\S+)')
+_NAMES: Final = re.compile(r"(?:[^,\[]|\[[^\]]*\])+")  # of a list of hosts, commas in brackets apart
+_WEIGHTS: Final = {
+    "priorityweightage": "weight_age",
+    "priorityweightjobsize": "weight_size",
+    "priorityweightfairshare": "weight_fairshare",
+}
+_SPANS: Final = {
+    "prioritymaxage": ("max_age_s", "7-0"),
+    "prioritydecayhalflife": ("half_life_s", "7-0"),
+    "prioritycalcperiod": ("period_s", "5"),
+}
+_OTHER_WEIGHTS: Final = ("PriorityWeightQOS", "PriorityWeightPartition", "PriorityWeightAssoc", "PriorityWeightTRES")
+Words = Mapping[str, str]  # by lower-case key
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmConf:
+    """What it says.
+
+    Attributes:
+        nodes: those with GPUs; of a virtual cluster, where each node is in one partition and there are several.
+        policy: the name of what it runs; with `requested` where it goes by time limits.
+        multifactor: numbers of its priorities, by the scenario's keys; empty where it has none.
+        bf_interval_s: how often backfilling plans; 0 without backfilling.
+        notes: what it says that is not simulated.
+    """
+
+    nodes: tuple[NodeGroup, ...]
+    policy: str
+    multifactor: Mapping[str, Any]
+    bf_interval_s: float
+    notes: tuple[str, ...]
+
+
+def read_slurm_conf(path: Path) -> SlurmConf:
+    """Raises:
+    InputError: it can't be read, or has no node with GPUs.
+    """
+    lines = [{key.lower(): value.strip('"') for key, value in _PAIR.findall(line)} for line in _lines(path)]
+    said: dict[str, str] = {}
+    for line in lines:
+        if not line.keys() & {"nodename", "partitionname"}:
+            said |= line
+    notes: list[str] = []
+    nodes = _nodes(lines, str(path), notes)
+    parameters = dict(part.partition("=")[::2] for part in said.get("schedulerparameters", "").split(","))
+    backfills = said.get("schedulertype", "sched/backfill").lower() != "sched/builtin"
+    multifactor = _multifactor(said, str(path), notes)
+    queueing = "strict"
+    if backfills:
+        queueing = "easy" if parameters.get("bf_job_part_count_reserve", "0") not in ("", "0") else "conservative"
+    order = MULTIFACTOR if multifactor else "fifo"
+    policy = JobPolicy(order, queueing, estimate=REQUESTED if backfills else NONE)
+    if said.get("preempttype", "preempt/none").lower() != "preempt/none":
+        notes.append("PreemptType: jobs are stopped by their QOS or partition, which no log tells")
+    interval_s = _number(parameters.get("bf_interval") or "30", "SchedulerParameters", str(path)) if backfills else 0.0
+    return SlurmConf(nodes, shown_name(policy), multifactor, interval_s, tuple(notes))
+
+
+def _lines(path: Path, within: tuple[Path, ...] = ()) -> Iterator[str]:
+    """Without comments; what is cut by a backslash, and what is included, is in one piece."""
+    if path in within:
+        raise InputError(str(path), "Include", "includes itself")
+    for line in re.sub(r"\\\n", " ", read_text(path)).splitlines():
+        text = line.partition("#")[0].strip()
+        if text.lower().startswith("include "):
+            yield from _lines(path.parent / text.split(None, 1)[1], (*within, path))
+        elif text:
+            yield text
+
+
+# ---------------------------------------------------------------------------------------------------------------- nodes
+
+
+def _nodes(lines: list[dict[str, str]], source: str, notes: list[str]) -> tuple[NodeGroup, ...]:
+    gpus: dict[str, tuple[tuple[str, int], ...]] = {}  # by node, the types it has and how many of each
+    usual: Words = {}
+    for line in lines:
+        if line.get("nodename") == "DEFAULT":
+            usual = line
+        elif "nodename" in line:
+            kinds = _gpus({**usual, **line}.get("gres", ""), source)
+            gpus.update(dict.fromkeys(hosts(line["nodename"], source), kinds) if kinds else {})
+    if not gpus:
+        problem = "no node has GPUs (Gres=gpu:...); give the nodes by --nodes"
+        raise InputError(source, "NodeName", problem)
+    if any(len(kinds) > 1 for kinds in gpus.values()):
+        notes.append("Gres: nodes with GPUs of several types are taken for several nodes, one of each type")
+    of = _partitions(lines, source, frozenset(gpus), notes)
+    groups = Counter((many, kind, of.get(node, "")) for node, kinds in gpus.items() for kind, many in kinds)
+    return tuple(NodeGroup(count, many, kind, vc) for (many, kind, vc), count in groups.items())
+
+
+def _gpus(gres: str, source: str) -> tuple[tuple[str, int], ...]:
+    """(type, how many) of `gpu:a100:8(S:0-1),gpu:v100:2,nvme`."""
+    kinds = []
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *rest = part.split(":")
+        if name.lower() == "gpu":
+            many = rest[-1] if rest and rest[-1].isdigit() else "1"
+            kind = next((word for word in rest if not word.isdigit() and word != "no_consume"), "")
+            kinds.append((kind, int(_number(many, "Gres", source))))
+    return tuple(kinds)
+
+
+def _partitions(lines: list[dict[str, str]], source: str, nodes: frozenset[str], notes: list[str]) -> Mapping[str, str]:
+    """By node its partition, where each has one and there are several; else none has."""
+    members: dict[str, set[str]] = {}
+    for line in lines:
+        name = line.get("partitionname", "DEFAULT")
+        if name != "DEFAULT" and line.get("nodes"):
+            named = nodes if line["nodes"].upper() == "ALL" else nodes & set(hosts(line["nodes"], source))
+            members |= {name: set(named)} if named else {}
+    if len(members) < 2:
+        return {}
+    if sum(map(len, members.values())) > len(set().union(*members.values())):
+        notes.append(f"PartitionName: {', '.join(members)} share nodes, so every job may use every node here")
+        return {}
+    return {node: name for name, those in members.items() for node in those}
+
+
+def hosts(text: str, source: str) -> list[str]:
+    """The names of `n[1-3,07],login,r[1-2]n[1-4]`.
+
+    Raises:
+        InputError: for a list of none, or of more than `MOST_NODES`.
+    """
+    names: list[str] = []
+    for part in _NAMES.findall(text):
+        pieces = [
+            _range(piece[1:-1], text, source) if piece.startswith("[") else [piece]
+            for piece in re.findall(r"\[[^\]]*\]|[^\[]+", part)
+        ]
+        names += map("".join, product(*pieces))
+        if len(names) > MOST_NODES:
+            raise InputError(source, "NodeName", f"{text!r:.80} names more than {MOST_NODES:,} nodes")
+    return names
+
+
+def _range(text: str, whole: str, source: str) -> list[str]:
+    numbers: list[str] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        last = last if dash else first
+        if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + MOST_NODES):
+            raise InputError(source, "NodeName", f"{whole!r:.80} is no list of nodes; such are n[1-8] and n[01-03,7]")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+# ----------------------------------------------------------------------------------------------------------- priorities
+
+
+def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
+    """Numbers of the priorities; none where all jobs have the same."""
+    weights = {name: _number(said.get(key, "0"), key, source) for key, name in _WEIGHTS.items()}
+    others = [key for key in _OTHER_WEIGHTS if said.get(key.lower(), "0") != "0"]
+    if said.get("prioritytype", "priority/multifactor").lower() != "priority/multifactor":
+        return {}
+    if others:
+        notes.append(f"{', '.join(others)}: priorities by these are not simulated")
+    if not any(weights.values()):
+        return {}
+    if weights["weight_fairshare"] and "NO_FAIR_TREE" not in said.get("priorityflags", "").upper():
+        notes.append("PriorityFlags: Fair Tree is taken for the classic fair share, all users below one root")
+    spans = {name: _span_s(said.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
+    return {
+        **weights,
+        **spans,
+        "favors_small": said.get("priorityfavorsmall", "no").lower() in ("yes", "true", "1"),
+        "damping": _number(said.get("fairsharedampeningfactor", "1"), "FairShareDampeningFactor", source),
+    }
+
+
+def _number(text: str, key: str, source: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise InputError(source, key, f"{text!r:.80} is no number")
+    return float(text)
+
+
+def _span_s(text: str, key: str, source: str) -> float:
+    """Of minutes, `minutes:seconds`, `hours:minutes:seconds` or `days-hours:minutes:seconds`."""
+    days, dash, rest = text.rpartition("-")
+    parts = rest.split(":")
+    units_s = (3600, 60, 1) if dash or len(parts) > 2 else (60, 1)
+    if not all(part.isdigit() for part in (*parts, days or "0")) or len(parts) > len(units_s):
+        raise InputError(source, key, f"{text!r:.80} is no time; such are 5, 7-0 and 14-00:00:00")
+    return 86400.0 * int(days or 0) + sum(unit_s * int(part) for unit_s, part in zip(units_s, parts, strict=False))
