@@ -32,7 +32,8 @@ for count in (1, 2, 3, 4, 6):
     table = slimsched.compare(scenario, engine="compiled", out=f"runs/{count}")
     for router in table.routers:
         found = router.estimates
-        bound = slimsched.bound(scenario, changes={"slo.floor": found["expected_accuracy"].mean})
+        floor = found["expected_accuracy"].mean
+        bound = slimsched.bound("scenario.yaml", changes={"cluster.servers": servers, "slo.floor": floor})
         if bound.energy_per_image_j is None:
             print(f"{count:4} {router.router:6} overloaded: so accurately, at most {bound.capacity_img_s:.0f} images/s")
             continue
