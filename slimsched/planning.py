@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from scenarios.metrics.plan import Plan
 from slimsched.arguments import (
     Changes,
     Out,
     Routers,
+    Scenario,
     ScenarioLike,
+    changes_of,
 )
-from slimsched.working import announcing_compilation, begin, observer, ready_engine, router_name, tell_overload, verb
+from slimsched.working import (
+    Session,
+    announcing_compilation,
+    begin,
+    observer,
+    ready_engine,
+    router_name,
+    tell_overload,
+    verb,
+)
 
 CARRIED_S: Final = 20.0
 SEEDS: Final = 3  # of the comparison's
@@ -38,7 +53,8 @@ def plan(
         scenario: a scenario's file (YAML), or a shipped one by name; or what `load` returned.
         routers: by name or file, instead of the scenario's (`compare.routers`); may be given several times. The kinds
             that keep goals are always tried, as they are before tuning.
-        out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
+        out: the run folder whose network, profiles and routers are taken, and where the rule to run is written if it
+            has no file yet; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75. Of `compare.seeds` the first
             three are taken.
 
@@ -51,9 +67,10 @@ def plan(
         print(what.choice, [(server.server, round(server.share, 2)) for server in what.servers])
         ```
     """
-    from scenarios.files.router_names import require_distinct_names
+    from scenarios.files.router_names import display_name, require_distinct_names
     from scenarios.metrics.slo import Slo
     from scenarios.runs import planning
+    from scenarios.runs.folder import RunFolder
     from scenarios.terminal.progress import Progress
 
     session = begin(scenario, changes, out).with_routers("compare", routers)
@@ -73,9 +90,45 @@ def plan(
     engine = ready_engine(world, "auto", 2 * len(candidates) * len(chosen_seeds), chosen_seeds[0])
     tell_overload(world)
     steps = planning.steps_of(world, len(candidates), len(chosen_seeds))
+    folder = RunFolder(session.folder, observer().remark)
     with (
+        nullcontext() if folder.is_in_use else folder.opened(session.path),  # a `serve` may go on there
         announcing_compilation(named, engine),
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
-        return planning.plan(trial, candidates, unmade)
+        found = _with_rule(planning.plan(trial, candidates, unmade), session)
+    router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
+    commands = () if found.choice is None else _commands(session, _words(scenario, changes, out), router)
+    return replace(found, commands=commands)
+
+
+def _with_rule(plan: Plan, session: Session) -> Plan:
+    """Write the rule of a choice that has no file yet."""
+    from policies.names import rule_from_dict
+    from scenarios.files.made_routers import planned_file
+    from scenarios.files.router_names import write_rule
+
+    chosen = plan.of(plan.choice)
+    if chosen is None or chosen.rule is None:
+        return plan
+    file = session.folder / planned_file(chosen.router)
+    write_rule(file, rule_from_dict(chosen.rule, str(file)))
+    return replace(plan, file=file)
+
+
+def _commands(session: Session, words: Sequence[str], router: str) -> tuple[str, ...]:
+    """What to type to go on with a router; executors serve where each server has a device."""
+    verbs = ("simulate", "serve") if session.job().can_validate else ("simulate",)
+    scenario, *rest = words
+    return tuple(shlex.join(["slimsched", verb, scenario, "--router", router, *rest]) for verb in verbs)
+
+
+def _words(scenario: ScenarioLike, changes: Mapping[str, Any] | None, out: Out) -> list[str]:
+    """A scenario with its changes and its run folder, as commands take them."""
+    path, other = scenario, changes_of(changes)
+    if isinstance(scenario, Scenario):
+        path, other = scenario.path, json.loads(scenario.changed or "{}")
+    texts = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in other.items()}
+    sets = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
+    return [str(path), *sets, *([] if out is None else ["--out", str(out)])]

@@ -14,6 +14,7 @@ TUNED_HERE: Final = "tuned:"  # before the kind of a rule: the one that the run 
 MADE_KINDS: Final = (*BY_GRADIENTS, *TUNED)  # of all that a run can make
 ROUTER_SUFFIX: Final = ".safetensors"
 RULE_SUFFIX: Final = ".rule.yaml"
+KEEPING: Final = "-keeping"  # behind the name of a kind with `control`, as a plan tries it
 
 
 def made_kind(name: str) -> str | None:
@@ -38,6 +39,11 @@ def made_file(kind: str) -> str:
     if kind == PPO:
         return f"router{ROUTER_SUFFIX}"
     return f"{kind}{ROUTER_SUFFIX if kind in BY_GRADIENTS else RULE_SUFFIX}"
+
+
+def planned_file(name: str) -> str:
+    """What a run folder calls the rule that a plan recommends."""
+    return f"{name}{RULE_SUFFIX}"
 
 
 def score_file(kind: str) -> str:

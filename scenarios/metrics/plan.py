@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kit.results import OwnDocument
@@ -111,9 +112,11 @@ class Plan(OwnDocument):
         changes: what ten more percent of load, and the loss of the fastest device, do to the choice.
         unmade: routers of the scenario that were not tried, for its run has not made them yet.
         provenance, accuracy_provenance: of what all rests on.
+        file: where the choice's rule was written; None where it has a name or a file of its own.
+        commands: what to type to go on with the choice.
     """
 
-    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s")
+    _left_out: ClassVar[tuple[str, ...]] = ("remarks", "duration_s", "file", "commands")
 
     schema: str = "slimsched.plan/1"
     scenario: str
@@ -131,6 +134,8 @@ class Plan(OwnDocument):
     servers: tuple[PlannedServer, ...]
     changes: tuple[Change, ...]
     unmade: tuple[str, ...]
+    file: Path | None = None
+    commands: tuple[str, ...] = ()
 
     def of(self, router: str | None) -> PlannedRouter | None:
         """That router; None where it was not tried."""

@@ -24,7 +24,8 @@ from kit.documents import read_json, with_remedy, write_json
 from kit.errors import InputError, WorkError
 from kit.files import TEMPORARY, file_hash
 from kit.memo import Memo, rows_in
-from scenarios.files.made_routers import MADE_KINDS, made_file, score_file, training_file
+from policies.registry import CONTROLLED
+from scenarios.files.made_routers import KEEPING, MADE_KINDS, made_file, planned_file, score_file, training_file
 
 OWN: Final = ".slimsched"  # the folder's mark: its scenario, and who is at work in it
 CONTROL: Final = f"{OWN}/operator"  # while servers are up: see `scenarios.runs.control`
@@ -36,6 +37,7 @@ FILES: Final = {  # and the command that makes each
     "model.safetensors": "model train",
     "accuracy.json": "model evaluate",
     **{name(kind): "train" for kind in MADE_KINDS for name in (made_file, score_file, training_file)},
+    **{planned_file(f"{kind}{KEEPING}"): "plan" for kind in CONTROLLED},
     "results.json": "compare",
     "comparison.json": "compare",
     "cores.json": "validate",

@@ -23,7 +23,7 @@ from policies.registry import CONTROLLED, KINDS
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path_ns, speeds_img_s
 from policies.rules.specs import RuleSpec
-from scenarios.files.made_routers import made_file, made_kind
+from scenarios.files.made_routers import KEEPING, made_file, made_kind
 from scenarios.files.router_names import display_name
 from scenarios.metrics.plan import Carried, Change, Outcome, Plan, PlannedRouter, PlannedServer, Role
 from scenarios.metrics.result import Result, Simulator
@@ -38,7 +38,6 @@ MORE_LOAD: Final = 1.1
 FULL: Final = "sticky"  # full width, and each image stays on its server
 PRECISION: Final = 0.02  # of a rate that is carried
 DETAILED_IMAGES: Final = 100_000  # of the run that tells what each server does: beyond, it is gigabytes
-KEEPING: Final = "-keeping"  # behind the name of a kind with `control`
 
 
 @dataclass(frozen=True)

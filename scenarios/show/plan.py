@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from kit import strict
 from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.plan import Plan, PlannedServer
@@ -22,7 +21,7 @@ WHERE: Final = "What do I run where?"
 
 
 def format_plan(plan: Plan) -> str:
-    """All of it; below it the file of a choice that has none yet."""
+    """All of it; below it what to type next."""
     one, width = plan.of(plan.choice), screen_width()
     plain = [each for each in plan.routers if each.role != "candidate"]
     is_calibrated = plan.provenance in (Provenance.MEASURED, Provenance.POLLED)
@@ -35,8 +34,8 @@ def format_plan(plan: Plan) -> str:
     parts.append(("What to measure next?", say("plan", "next", plan, one, is_calibrated)))
     tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
     blocks = [framed(parts, width), to_text(tables, width)]
-    if one is not None and one.rule is not None:
-        blocks.append(f"{one.router}.rule.yaml:\n\n{strict.dump(dict(one.rule))}".rstrip())
+    if plan.commands:
+        blocks.append("\n  ".join([say("plan", "commands", plan), *plan.commands]))
     return "\n\n".join(blocks)
 
 

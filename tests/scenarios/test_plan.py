@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ ASKED = "slo: {floor: 0.8, p99_limit_s: 100ms}\nduration_s: 1"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     path = write_scenario(tmp_path_factory.mktemp("plan"), "duration_s: 1", ASKED)
-    return path, slimsched.plan(path, ["jsq"])
+    return path, slimsched.plan(path, ["jsq"], out=path.parent / "run")
 
 
 def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -> None:
@@ -68,13 +69,28 @@ def test_every_key_is_explained_and_no_other(made: tuple[Path, Plan]) -> None:
 def test_the_command_finds_the_same(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Again, bit for bit; what it prints answers in words, and has the choice's file."""
+    """Again, bit for bit; what it prints answers in words."""
     path, plan = made
-    assert main(["plan", str(path), "--router", "jsq", "--quiet", "--json", str(tmp_path / "plan.json")]) == 0
+    words = ["plan", str(path), "--router", "jsq", "--quiet", "--out", str(tmp_path / "run")]
+    assert main([*words, "--json", str(tmp_path / "plan.json")]) == 0
     assert read_json(tmp_path / "plan.json") == json.loads(plan.to_json())
     out = capsys.readouterr().out
     assert f"Run {plan.choice}" in " ".join(out.split())
-    assert (f"{plan.choice}.rule.yaml:" in out) == (plan.of(plan.choice).rule is not None)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("floor", "rule"), [("0.85", "lookahead-keeping.rule.yaml"), ("0.7", None)])
+def test_what_it_says_to_type_works(
+    floor: str, rule: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same changes and run folder; a rule that has no file gets one."""
+    path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
+    words = [str(path), "--out", str(run), "--quiet", "--set", f"slo.floor={floor}"]
+    assert main(["plan", *words, "--router", "jsq"]) == 0
+    (typed,) = re.findall(r"^  slimsched (simulate .*)$", capsys.readouterr().out, re.MULTILINE)
+    assert run.exists() == (rule is not None)
+    assert rule is None or (str(run / rule) in typed and (run / rule).is_file())
+    assert main([*shlex.split(typed), "--quiet", "--json", str(tmp_path / "result.json")]) == 0
+    assert read_json(tmp_path / "result.json")["slo"]["floor"] == float(floor)
 
 
 def test_a_comparison_says_it_in_short(made: tuple[Path, Plan], tmp_path: Path) -> None:
@@ -118,7 +134,7 @@ def test_one_server_has_nothing_to_lose(tmp_path: Path) -> None:
     path = write_scenario(
         tmp_path, "  - {name: slow, profile: slow.yaml, link: {latency_s: 0.1ms, bandwidth_bytes_s: 1e9}}\n"
     )
-    plan = slimsched.plan(path, ["jsq"], changes={"slo.floor": 0.8})
+    plan = slimsched.plan(path, ["jsq"], out=tmp_path / "run", changes={"slo.floor": 0.8})
     assert [each.what for each in plan.changes] == ["load"]
     assert [(each.server, round(each.share, 9)) for each in plan.servers] == [("fast", 1.0)]
 
