@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from scenarios.metrics.plan import Plan
 from slimsched.arguments import (
@@ -28,6 +28,10 @@ from slimsched.working import (
     tell_overload,
     verb,
 )
+
+if TYPE_CHECKING:
+    from scenarios.runs.folder import RunFolder
+    from scenarios.world.world import World
 
 CARRIED_S: Final = 20.0
 SEEDS: Final = 3  # of the comparison's
@@ -97,10 +101,31 @@ def plan(
         Progress("plan", steps, unit="step", quiet=observer().quiet) as progress,
     ):
         trial = planning.Trial(world, slo, chosen_seeds, engine, min(CARRIED_S, given.duration_s), progress.update)
-        found = _with_rule(planning.plan(trial, candidates, unmade), session)
+        found = replace(planning.plan(trial, candidates, unmade), spoilt=_spoilt(world), trusted=_trusted(folder))
+        found = _with_rule(found, session)
     router = str(found.file or {display_name(name): name for name in named}.get(found.choice or "", found.choice))
     commands = () if found.choice is None else _commands(session, _words(scenario, changes, out), router)
     return replace(found, commands=commands)
+
+
+def _spoilt(world: World) -> tuple[str, ...]:
+    """See `Plan`."""
+    from scenarios.show.profile import spoilt
+
+    owners = world.scenario.cluster.owners
+    return tuple(server.name for server in owners if spoilt(world.profile_of(server.name)))
+
+
+def _trusted(folder: RunFolder) -> str | None:
+    """See `Plan`."""
+    from kit.documents import told_of
+    from scenarios.show.answers import TRUSTED, answers
+
+    files = ("comparison.json", "validation.json")
+    comparison, validation = (folder.read_json(name) if (folder / name).exists() else None for name in files)
+    with told_of(folder / "validation.json", folder.remedy("validation.json")):
+        told = answers(comparison, validation) if validation else []
+    return next((each.text for each in told if each.question == TRUSTED), None)
 
 
 def _with_rule(plan: Plan, session: Session) -> Plan:

@@ -44,6 +44,10 @@ class Carried:
     accuracy: float
     energy_per_image_j: float
 
+    def meets(self, other: Carried | None) -> bool:
+        """Whether the ranges overlap: the two can't be told apart."""
+        return other is not None and self.high_img_s > other.low_img_s and other.high_img_s > self.low_img_s
+
 
 @dataclass(frozen=True)
 class PlannedRouter:
@@ -101,17 +105,24 @@ class Plan(OwnDocument):
     """What to run where: `slimsched.plan/1`.
 
     Attributes:
-        floor, p99_limit_s: what is to be kept; a floor that the scenario does not name is the untuned ladder's.
+        floor, p99_limit_s: what is to be kept.
+        is_floor_named: whether the scenario names that floor; else it is the untuned ladder's accuracy.
         rate_img_s: the scenario's mean rate; None for a trace.
         choice: the router to run; None where none carries anything. Of those that keep floor and limit under the
             scenario's load (of all where none does) it carries most, or costs the fewest joules where
             `tuning.objective` is energy; of those that can't be told apart it has the lowest p99.
+        nearest: where there is no choice, who has the lowest p99 under the scenario's load: of those that serve 99 %
+            and keep the floor, where there are any.
+        tied: those that can't be told apart from the one that carries most, without the choice.
         quickest: of those that keep them, the one with the lowest p99 under the scenario's load.
         routers: all that were tried, full width and the best single width among them.
         servers: what the choice has each server do.
         changes: what ten more percent of load, and the loss of the fastest device, do to the choice.
         unmade: routers of the scenario that were not tried, for its run has not made them yet.
         provenance, accuracy_provenance: of what all rests on.
+        assumed: parts of the profiles that nobody has measured, each with where it comes from.
+        spoilt: the servers whose calibration others disturbed to its end.
+        trusted: what real runs in the run folder say of the simulation, in words; None where there are none.
         file: where the choice's rule was written; None where it has a name or a file of its own.
         commands: what to type to go on with the choice.
     """
@@ -124,22 +135,33 @@ class Plan(OwnDocument):
     seeds: tuple[int, ...]
     duration_s: float
     floor: float | None
+    is_floor_named: bool
     p99_limit_s: float | None
     rate_img_s: float | None
     provenance: str
     accuracy_provenance: str
+    assumed: Mapping[str, str]
     choice: str | None
+    tied: tuple[str, ...]
+    nearest: str | None
     quickest: str | None
     routers: tuple[PlannedRouter, ...]
     servers: tuple[PlannedServer, ...]
     changes: tuple[Change, ...]
     unmade: tuple[str, ...]
+    spoilt: tuple[str, ...] = ()
+    trusted: str | None = None
     file: Path | None = None
     commands: tuple[str, ...] = ()
 
     def of(self, router: str | None) -> PlannedRouter | None:
         """That router; None where it was not tried."""
         return next((each for each in self.routers if each.router == router), None)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where nothing carries what is asked."""
+        return int(self.choice is None)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a router."""

@@ -23,13 +23,14 @@ from policies.registry import CONTROLLED, KINDS
 from policies.rules.controlled import ControlSpec
 from policies.rules.costs import path_ns, speeds_img_s
 from policies.rules.specs import RuleSpec
+from policies.vocabulary import Provenance
 from scenarios.files.made_routers import KEEPING, made_file, made_kind
 from scenarios.files.router_names import display_name
 from scenarios.metrics.plan import Carried, Change, Outcome, Plan, PlannedRouter, PlannedServer, Role
 from scenarios.metrics.result import Result, Simulator
-from scenarios.metrics.served import leaves_many, served
+from scenarios.metrics.served import LIMIT, leaves_many, served
 from scenarios.metrics.slo import ROUNDING, Slo
-from scenarios.metrics.statistics import estimate
+from scenarios.metrics.statistics import MeanInterval, estimate
 from scenarios.runs.capacity import Search, capacity, without
 from scenarios.runs.simulate import run_simulation, simulate_metrics
 from scenarios.world.world import World
@@ -114,7 +115,7 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     """Try all of these; the choice is told at `Plan`."""
     world, scenario = trial.world, trial.world.scenario
     rows = tuple(map(trial.planned, routers))
-    chosen = choice_of(rows, scenario.tuning.objective == "energy")
+    chosen, tied = choice_of(rows, scenario.tuning.objective == "energy")
     router = next((each for each in routers if chosen is not None and each.name == chosen.router), None)
     kept = [each for each in rows if each.outcome.keeps]
     quickest = min(kept, key=lambda each: each.outcome.latency_p99_s["mean"] or 0.0, default=None)
@@ -124,11 +125,15 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
         seeds=trial.seeds,
         duration_s=trial.search_s,
         floor=trial.slo.floor,
+        is_floor_named=Slo.of(scenario).floor is not None,
         p99_limit_s=trial.slo.p99_limit_s,
         rate_img_s=world.mean_rate_img_s,
         provenance=str(world.provenance),
         accuracy_provenance=world.accuracy.provenance,
+        assumed=_assumed(world),
         choice=None if chosen is None else chosen.router,
+        tied=tuple(each.router for each in tied),
+        nearest=nearest_of(rows, trial.slo.floor) if chosen is None else None,
         quickest=None if quickest is None else quickest.router,
         routers=rows,
         servers=() if router is None else _servers(trial, router),
@@ -137,19 +142,48 @@ def plan(trial: Trial, routers: Sequence[Candidate], unmade: Sequence[str] = ())
     )
 
 
-def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> PlannedRouter | None:
-    """The router to run (`Plan.choice`)."""
+def _assumed(world: World) -> dict[str, str]:
+    """The weakest origin of each part of the profiles, where that is no measurement."""
+    parts = {
+        "run times": [each.provenance for each in world.profiles],
+        "power": [each.power.provenance for each in world.profiles],
+        "how servers share a device": [each.concurrency.provenance for each in world.profiles],
+    }
+    weakest = {part: Provenance.weakest(*of) for part, of in parts.items()}
+    return {part: str(of) for part, of in weakest.items() if of not in (Provenance.MEASURED, Provenance.POLLED)}
+
+
+def choice_of(rows: Sequence[PlannedRouter], saves_energy: bool) -> tuple[PlannedRouter | None, list[PlannedRouter]]:
+    """The router to run (`Plan.choice`), and those that tie with it (`Plan.tied`)."""
     able = [each for each in rows if each.carried is not None]
     able = [each for each in able if each.outcome.keeps] or able
     if not able:
-        return None
+        return None, []
     if saves_energy:
-        return min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
-    most = max(able, key=_mean_img_s)
-    alike = [
-        each for each in able if each.carried and most.carried and each.carried.high_img_s > most.carried.low_img_s
-    ]
-    return min(alike, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
+        chosen = min(able, key=lambda each: each.outcome.energy_per_image_j["mean"] or np.inf)
+        alike = [
+            each for each in able if _are_alike(each.outcome.energy_per_image_j, chosen.outcome.energy_per_image_j)
+        ]
+    else:
+        most = max(able, key=_mean_img_s)
+        alike = [each for each in able if each.carried and each.carried.meets(most.carried)]
+        chosen = min(alike, key=lambda each: each.outcome.latency_p99_s["mean"] or np.inf)
+    return chosen, [each for each in alike if each is not chosen]
+
+
+def nearest_of(rows: Sequence[PlannedRouter], floor: float | None) -> str | None:
+    """By its p99 (`Plan.nearest`)."""
+
+    def distance(of: Outcome) -> tuple[bool, float]:
+        is_short = of.unserved > LIMIT or (of.accuracy["mean"] or 0.0) < (floor or 0.0) - ROUNDING
+        return is_short, of.latency_p99_s["mean"] or np.inf
+
+    return min(rows, key=lambda each: distance(each.outcome)).router
+
+
+def _are_alike(one: MeanInterval, other: MeanInterval) -> bool:
+    """Whether the intervals overlap."""
+    return abs((one["mean"] or 0.0) - (other["mean"] or 0.0)) < (one["ci95"] or 0.0) + (other["ci95"] or 0.0)
 
 
 def _mean_img_s(row: PlannedRouter) -> float:

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from policies.vocabulary import Provenance
 from scenarios.metrics.comparison import ComparisonDocument
 from scenarios.metrics.plan import Plan, PlannedServer
 from scenarios.metrics.ranking import compared
 from scenarios.metrics.result import Result
-from scenarios.show.answers import Answer
+from scenarios.show.answers import TRUSTED, Answer
 from scenarios.show.numbers import NONE, interval, number
 from scenarios.show.table import Column, Table, columns, framed, to_text
 from scenarios.show.wording import say
@@ -24,14 +23,15 @@ def format_plan(plan: Plan) -> str:
     """All of it; below it what to type next."""
     one, width = plan.of(plan.choice), screen_width()
     plain = [each for each in plan.routers if each.role != "candidate"]
-    is_calibrated = plan.provenance in (Provenance.MEASURED, Provenance.POLLED)
     parts = [(WHERE, say("plan", "choice", plan, one))]
     if one is not None:
         parts += [
             ("What does plain replication carry?", say("plan", "beside", plan, one, plain)),
             ("What if the load grows, or a device is lost?", say("plan", "changes", plan, one)),
         ]
-    parts.append(("What to measure next?", say("plan", "next", plan, one, is_calibrated)))
+    if plan.trusted:
+        parts.append((TRUSTED, plan.trusted))
+    parts.append(("What to measure next?", say("plan", "next", plan, one)))
     tables: list[Table | str] = [*([servers_table(plan)] if plan.servers else []), routers_table(plan)]
     blocks = [framed(parts, width), to_text(tables, width)]
     if plan.commands:

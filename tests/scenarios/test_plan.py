@@ -13,15 +13,17 @@ from typing import Any
 import pytest
 
 import slimsched
-from kit.documents import read_json
+from kit.documents import read_json, write_json
 from scenarios.metrics.plan import Carried, Outcome, Plan, PlannedRouter
 from scenarios.metrics.slo import Slo
 from scenarios.metrics.statistics import MeanInterval
 from scenarios.runs.planning import FULL, Trial, best_single, candidates, choice_of, fastest_device
-from scenarios.show.plan import short_plan
+from scenarios.show.answers import answers
+from scenarios.show.plan import format_plan, short_plan
 from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.scenarios.files import write_scenario
+from tests.scenarios.test_answers import CLEAR, validation
 from tests.scenarios.test_metrics_page import explained
 
 ASKED = "slo: {floor: 0.8, p99_limit_s: 100ms}\nduration_s: 1"
@@ -51,6 +53,71 @@ def test_plain_replication_carries_what_capacity_says(made: tuple[Path, Plan]) -
     for each in plan.routers:
         if each.outcome.keeps and each.carried is not None:
             assert chosen.carried.high_img_s > each.carried.low_img_s
+
+
+def words_of(plan: Plan) -> str:
+    """What it prints, in a line."""
+    return " ".join(format_plan(plan).replace("|", "").split())
+
+
+def test_a_tie_is_called_one(made: tuple[Path, Plan]) -> None:
+    """No factor stands where two ranges overlap."""
+    plan = made[1]
+    assert plan.tied
+    text = words_of(plan)
+    assert f"It is a tie with {', '.join(plan.tied)}: their ranges overlap." in text
+    chosen = plan.of(plan.choice)
+    assert chosen is not None
+    alike = replace(plan, routers=tuple(replace(each, carried=chosen.carried) for each in plan.routers))
+    assert "times as much" in text
+    assert "times as much" not in words_of(alike)
+    assert f"a tie with {plan.choice}" in words_of(alike)
+
+
+def test_a_floor_that_nobody_named_is_said_to_be_the_ladders(made: tuple[Path, Plan]) -> None:
+    assert made[1].is_floor_named
+    path = made[0]
+    plan = slimsched.plan(path, ["jsq"], out=path.parent / "floor", changes={"slo": {"p99_limit_s": "100ms"}})
+    assert not plan.is_floor_named
+    texts = [words_of(each) for each in (plan, made[1])]
+    assert ["(the untuned ladder's, for no `slo.floor` is named)" in text for text in texts] == [True, False]
+
+
+def test_what_nothing_keeps_is_told_with_what_comes_nearest(
+    made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lower rate is no advice, and the command fails."""
+    words = ["plan", str(made[0]), "--router", "jsq", "--quiet", "--out", str(tmp_path), "--set", "slo.p99_limit_s=1ms"]
+    assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
+    text = " ".join(capsys.readouterr().out.replace("|", "").split())
+    routers = read_json(tmp_path / "plan.json")["routers"]
+    keeping = [each["outcome"] for each in routers if each["outcome"]["accuracy"]["mean"] >= 0.8 - 1e-9]
+    least_s = min(outcome["latency_p99_s"]["mean"] for outcome in keeping)
+    assert re.search(rf"comes nearest: its p99 is {1000 * least_s:.2f} ms", text)
+    assert "lower the rate" not in text
+
+
+def test_what_the_run_knew_is_told(tmp_path: Path) -> None:
+    """Whose calibration was disturbed, and what real runs said of the simulation; assumed is only what is."""
+    path, run = write_scenario(tmp_path, "duration_s: 1", ASKED), tmp_path / "run"
+    profile, disturbed = tmp_path / "fast.yaml", "disturbed: '9 of 20 steps were measured again, 8 stayed disturbed'"
+    text = profile.read_text().replace("stamps: {}", f"stamps: {{{disturbed}}}")
+    profile.write_text(re.sub("^checksum:.*\n", "", text, flags=re.MULTILINE))
+    plan = slimsched.plan(path, ["jsq"], out=run)
+    assert plan.trusted is None
+    assert plan.assumed["run times"] == "datasheet"
+    (run / ".slimsched").mkdir(parents=True)
+    write_json(run / "validation.json", dict(validation(*CLEAR)))
+    plan = slimsched.plan(path, ["jsq"], out=run)
+    told = words_of(plan)
+    assert "Calibrate fast again on a quiet host (SPOILT" in told
+    _, trusted, _ = answers(None, validation(*CLEAR))
+    assert f"{trusted.question} {trusted.text}" in told
+    assert "slimsched validate" not in told
+    calibrated = words_of(replace(plan, assumed={"power": "modelled"}))
+    assert "(`slimsched calibrate`)" in told
+    assert "(`slimsched calibrate`)" not in calibrated
+    assert "Not measured: power (modelled)." in calibrated
 
 
 def test_all_work_is_on_the_servers(made: tuple[Path, Plan]) -> None:
@@ -151,7 +218,7 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
     rows += [row("d", True, 50, 0.001, 1.0), row("e", True, None, 0.001, 0.5)]
 
     def chosen(rows: list[PlannedRouter], saves_energy: bool = False) -> str | None:
-        found = choice_of(rows, saves_energy)
+        found, _ = choice_of(rows, saves_energy)
         return None if found is None else found.router
 
     assert chosen(rows) == "a"
@@ -159,6 +226,20 @@ def test_the_choice_keeps_what_is_asked_and_then_carries_most() -> None:
     assert chosen(rows, saves_energy=True) == "d"
     assert chosen(rows[2:3]) == "c"
     assert chosen(rows[4:]) is None
+
+
+@pytest.mark.parametrize("saves_energy", [False, True])
+def test_who_can_not_be_told_from_the_best_ties_with_it(saves_energy: bool) -> None:
+    """By the ranges of what is carried, or the intervals of the energies."""
+    energies = {"a": (2.0, 0.3), "b": (2.4, 0.2), "c": (3.0, 0.1)}
+    rows = [row("a", True, 100, 0.02), row("b", True, 105, 0.03), row("c", True, 50, 0.01)]
+    rows = [
+        replace(each, outcome=replace(each.outcome, energy_per_image_j=MeanInterval(mean=mean, ci95=half)))
+        for each, (mean, half) in zip(rows, energies.values(), strict=True)
+    ]
+    found, tied = choice_of(rows, saves_energy)
+    assert found is rows[0]
+    assert tied == [rows[1]]
 
 
 def test_the_single_width_keeps_the_floor(made: tuple[Path, Plan]) -> None:
