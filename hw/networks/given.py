@@ -24,13 +24,12 @@ from torch import Tensor, nn
 
 from hw.host.apart import Tell, apart
 from hw.networks.datasets import Dataset
-from hw.networks.registry import MAX_BYTES, Network
+from hw.networks.registry import MAX_BYTES, TORCHVISION, Network
 from hw.networks.slimmable import SlimmableModel
 from kit.errors import InputError, WorkError, in_a_line, nearest
 from kit.files import require_file
 from kit.plugins import blaming, own_class
 
-TORCHVISION: Final = "torchvision"
 SAFE_TORCH: Final = "2.6"  # CVE-2025-32434: before it a file could get round weights_only
 _SPARE_BYTES: Final = 1 << 30
 _COPIES: Final = 3  # of the weights in memory: as read, whole, and written

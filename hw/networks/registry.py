@@ -26,6 +26,7 @@ from kit.files import atomic_path, require_file, same_header
 from kit.plugins import OWN_CLASS, blaming, is_own, own_class
 
 SCHEMA = "slimsched.model/1"
+TORCHVISION: Final = "torchvision"  # before the colon: one of its networks
 MAX_BYTES: Final = 100_000_000_000
 
 
@@ -90,11 +91,14 @@ class Network:
 
     def _own_class(self) -> type[SlimmableModel]:
         """What the name stands for; nothing but a network's class is ever called."""
-        model_class = own_class(self.name, self.source, self.key)
+        is_ordinary = self.name.partition(":")[0] == TORCHVISION
+        model_class = None if is_ordinary else own_class(self.name, self.source, self.key)
         if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
-            problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel: subclass it"
-            remedy = "write the network as segments of several widths (docs/models.md, examples/own-network)"
-            raise InputError(self.source, self.key, f"{problem}, and {remedy}")
+            problem = (
+                f"{self.name!r} is no hw.networks.slimmable.SlimmableModel; `slimsched model slim` makes one of an "
+            )
+            problem += "ordinary trained network, or subclass it: segments of several widths"
+            raise InputError(self.source, self.key, f"{problem} (docs/models.md, examples/own-network)")
         return model_class
 
 
