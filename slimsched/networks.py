@@ -72,6 +72,7 @@ def check_model(network: str, /) -> CommandResult:
     unchecked = unchecked_rules(broken)
     words = {**dict.fromkeys(RULES, "kept"), **dict.fromkeys(unchecked, "unchecked"), **dict.fromkeys(broken, "broken")}
     lines = [f"{words[name]:<9}  {rule}" for name, (rule, *_) in RULES.items()]
-    lines += [f"{name}: {problem}\n  remedy: {RULES[name][2]}" for name, problem in broken.items()]
-    document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": broken}
+    lines += [f"{RULES[name][0]}: {each.problem}\n  remedy: {each.remedy}" for name, each in broken.items()]
+    problems = {name: each.problem for name, each in broken.items()}
+    document = {"schema": "slimsched.conformance/1", "network": named.label, "rules": words, "broken": problems}
     return CommandResult(document, "\n".join(lines), code=1 if broken else 0)

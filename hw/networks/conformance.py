@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +40,35 @@ class Subject:
         return self.model.spec.work_keys()
 
 
+class Finding(NamedTuple):
+    """What breaks a rule, where, and the remedy; `is_basic`: the other rules mean nothing then."""
+
+    problem: str
+    remedy: str
+    is_basic: bool
+
+
 class _BrokenError(Exception):
-    """A rule is broken; the text says where."""
+    """A rule is broken; the text says where. The remedy is the rule's where none is given."""
+
+    def __init__(self, problem: str, remedy: str = "", *, is_basic: bool = False) -> None:
+        super().__init__(problem)
+        self.remedy, self.is_basic = remedy, is_basic
+
+
+_NOT_RUN = (
+    "the numbers are segment, width and previous_width, at which run_segment could not run; look at the line that is "
+    "named: weights have the shapes that weight_shapes says, x is what the segment before gave; use nothing else"
+)
+
+
+@contextmanager
+def _running(key: Key) -> Iterator[None]:
+    """What the user's code raises within it is told with the key."""
+    try:
+        yield
+    except FAILURES as error:
+        raise _BrokenError(f"at {key} it fails: {failure(error)}", _NOT_RUN) from None
 
 
 def _says_its_spec(subject: Subject) -> None:
@@ -50,7 +78,10 @@ def _says_its_spec(subject: Subject) -> None:
     shapes = [{n: tuple(t.shape) for n, t in model.state_dict().items()} for model in (subject.model, again)]
     if shapes[0] != shapes[1]:
         raise _BrokenError("built twice, its weights have other names or shapes")
+    told = tuple(f"{name}." for name in _batch_norms(subject.model))
     for name, tensor in (*subject.model.named_parameters(), *subject.model.named_buffers()):
+        if name.startswith(told):
+            continue
         if not tensor.is_floating_point() or name not in shapes[0]:
             raise _BrokenError(f"{name} is {tensor.dtype}, or not persistent: weights and buffers are kept as floats")
 
@@ -77,9 +108,12 @@ def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
 
 
 def _gives_its_shapes(subject: Subject) -> None:
+    if _batch_norms(subject.model):
+        return  # shapes are found without numbers, and it has some: told already
     for key, x in subject.inputs.items():
-        y = subject.model.forward_segment(x, *key)
-        wanted = (len(x), *subject.model.activation_shape(key[0], key[1]))
+        with _running(key):
+            y = subject.model.forward_segment(x, *key)
+            wanted = (len(x), *subject.model.activation_shape(key[0], key[1]))
         if tuple(y.shape) != wanted:
             raise _BrokenError(f"at {key} it gives {tuple(y.shape)}, expected {wanted}")
         if not y.is_floating_point() or not bool(torch.isfinite(y).all()):
@@ -114,12 +148,15 @@ def _are_one(output: Tensor, wanted: Tensor) -> bool:
 
 def _has_no_batch_norm(model: SlimmableModel) -> None:
     """Told by its name, and first: by its buffers, and as no weight of ours, it breaks other rules as well."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    names = [name for name, part in model.named_modules() if isinstance(part, kinds)]
-    if names:
+    if names := _batch_norms(model):
         several = f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
         problem = "its statistics are of one width (`slimsched model slim` makes a trained network slimmable)"
-        raise _BrokenError(f"{several}: BatchNorm: {problem}")
+        raise _BrokenError(f"{several}: BatchNorm: {problem}", is_basic=True)
+
+
+def _batch_norms(model: SlimmableModel) -> list[str]:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return [name for name, part in model.named_modules() if isinstance(part, kinds)]
 
 
 def _serves_from_instances(subject: Subject) -> None:
@@ -286,8 +323,8 @@ RULES: dict[str, tuple[str, Check, str]] = {  # what it says, what looks whether
 _BASIC = ("spec", "slices", "shapes")  # where one of these is broken, the others mean nothing
 
 
-def broken_rules(network: Buildable) -> dict[str, str]:
-    """The rules that a network breaks: name -> what was found; raises `InputError` where it can't even be built."""
+def broken_rules(network: Buildable) -> dict[str, Finding]:
+    """The rules that a network breaks, by name; raises `InputError` where it can't even be built."""
     torch.manual_seed(0)
     model = network.build()
     with torch.no_grad():
@@ -308,18 +345,20 @@ def _stir(model: SlimmableModel) -> None:
         parameter.add_(torch.randn_like(parameter), alpha=0.05)
 
 
-def unchecked_rules(broken: Mapping[str, str]) -> list[str]:
-    """Rules that could not be looked at, because a basic one is broken."""
-    return [name for name in RULES if name not in _BASIC] if set(broken) & set(_BASIC) else []
+def unchecked_rules(broken: Mapping[str, Finding]) -> list[str]:
+    """Rules that could not be looked at, because of what was found."""
+    rest = [name for name in RULES if name not in (*_BASIC, *broken)]
+    return rest if any(each.is_basic for each in broken.values()) else []
 
 
-def _found(name: str, check: Callable[[], None]) -> dict[str, str]:
+def _found(name: str, check: Callable[[], None]) -> dict[str, Finding]:
+    remedy, is_basic = RULES[name][2], name in _BASIC
     try:
         check()
     except _BrokenError as error:
-        return {name: str(error)}
+        return {name: Finding(str(error), error.remedy or remedy, error.is_basic or is_basic)}
     except FAILURES as error:  # a user's code may fail in any way
-        return {name: failure(error)}
+        return {name: Finding(failure(error), remedy, is_basic)}
     return {}
 
 
@@ -331,12 +370,13 @@ def _inputs(model: SlimmableModel) -> Iterator[tuple[Key, Tensor]]:
         for previous, x in before.items():
             for width in model.spec.widths:
                 yield (segment, width, previous), x
-                after[width] = model.forward_segment(x, segment, width, previous)
+                with _running((segment, width, previous)):
+                    after[width] = model.forward_segment(x, segment, width, previous)
         before = after
 
 
 def require_conformance(network: Network) -> None:
     """Raise `InputError` with the first rule that a network breaks."""
-    for name, problem in broken_rules(network).items():
-        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem}): {RULES[name][2]}"
+    for name, (problem, remedy, _) in broken_rules(network).items():
+        rule = f"{network.name!r} breaks a rule of slimmable networks: {RULES[name][0]} ({problem}): {remedy}"
         raise InputError(network.source, network.key, f"{rule}; `slimsched model check {network.name}` shows all")

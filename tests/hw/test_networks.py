@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hw.networks import registry as networks
-from hw.networks.conformance import RULES, _are_one, broken_rules, require_conformance, unchecked_rules
+from hw.networks.conformance import RULES, Finding, _are_one, broken_rules, require_conformance, unchecked_rules
 from hw.networks.counting import counted
 from hw.networks.registry import ModelFile, Network, load_tensors, model_hash, save_model, save_tensors
 from hw.networks.slimmable import ModelSpec, Shape, SlimmableModel, Weights
@@ -30,7 +30,7 @@ def test_unknown_names_are_refused() -> None:
     for name, problem in (("no_such_module:Net", "No module named"), ("tests.hw.worlds:TINY", "subclass it")):
         with pytest.raises(InputError, match=problem):
             Network(name).build()
-    with pytest.raises(InputError, match=r"SlimmableModel: subclass it, and .* segments .*docs/models.md"):
+    with pytest.raises(InputError, match=r"SlimmableModel; `slimsched model slim` .* segments .*docs/models.md"):
         Network("os:system", {"command": "exit 1"}).build()  # nothing but a network's class is ever called
 
 
@@ -239,21 +239,44 @@ class Normed(Pooled):
 def test_batch_norm_is_told_by_name_and_first(capsys: pytest.CaptureFixture[str]) -> None:
     """With what to take in its place; what else it breaks comes after it."""
     network = Network("tests.hw.test_networks:Normed")
-    name, problem = next(iter(broken_rules(network).items()))
+    ((name, found),) = broken_rules(network).items()  # its buffer of whole numbers is no finding of its own
     assert name == "no neighbours"
-    assert problem.startswith("norm: BatchNorm: ")
+    assert found.problem.startswith("norm: BatchNorm: ")
     with pytest.raises(InputError, match=r"norm: BatchNorm: .*: normalize each image by itself: GroupNorm"):
         require_conformance(network)
     assert main(["model", "check", network.name]) == 1
-    told = capsys.readouterr().out
-    assert told.count("  remedy: ") == len(broken_rules(network))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines].count("unchecked") == len(RULES) - 4
+    assert f"{RULES['no neighbours'][0]}: {found.problem}" in lines
+    assert sum(line.startswith("  remedy: ") for line in lines) == 1
+
+
+class Failing(Pooled):
+    """It can't run in one place."""
+
+    def run_segment(self, segment: int, weights: Weights, x: Tensor) -> Tensor:
+        if segment == 2 and x.shape[1] == 2:
+            raise ZeroDivisionError("by nothing")
+        return super().run_segment(segment, weights, x)
+
+
+def test_where_a_network_fails_is_told() -> None:
+    """With the segment and the widths; that its shapes are wrong is no more than a guess."""
+    (found,) = broken_rules(Network("tests.hw.test_networks:Failing")).values()
+    assert found.problem.startswith("at (2, 0.25, 0.25) it fails: ZeroDivisionError: by nothing (")
+    assert "segment, width and previous_width" in found.remedy
+    assert "input_shape" not in found.remedy
 
 
 def test_every_broken_rule_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Two faults, both named; where a basic rule is broken the rest is unchecked, never called kept."""
     assert set(broken_rules(Network(POOLED, {"fault": "no neighbours, cost"}))) == {"no neighbours", "cost"}
-    assert unchecked_rules({"cost": "wrong"}) == []
-    assert set(unchecked_rules({"slices": "wrong"})) == set(RULES) - {"spec", "slices", "shapes"}
+    assert unchecked_rules({"cost": Finding("wrong", "", is_basic=False)}) == []
+    assert set(unchecked_rules({"slices": Finding("wrong", "", is_basic=True)})) == set(RULES) - {
+        "spec",
+        "slices",
+        "shapes",
+    }
 
 
 def test_code_is_part_of_what_was_made() -> None:
@@ -289,11 +312,11 @@ class Counting(Pooled):
 
 def test_what_executors_do_is_tried() -> None:
     """Feature maps with channels last; and a class that is not even whole is told so."""
-    assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"]
-    assert "has no attribute" in broken_rules(Network("tests.hw.test_networks:Forgetful"))["spec"]
+    assert "channels last" in broken_rules(Network("tests.hw.test_networks:Flat"))["instances"].problem
+    assert "has no attribute" in broken_rules(Network("tests.hw.test_networks:Forgetful"))["spec"].problem
     for persistent in (True, False):
         counting = Network("tests.hw.test_networks:Counting", {"persistent": persistent})
-        assert "steps is torch." in broken_rules(counting)["spec"]
+        assert "steps is torch." in broken_rules(counting)["spec"].problem
 
 
 class Tied(Pooled):

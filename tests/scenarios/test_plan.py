@@ -87,7 +87,8 @@ def test_what_nothing_keeps_is_told_with_what_comes_nearest(
     made: tuple[Path, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lower rate is no advice, and the command fails."""
-    words = ["plan", str(made[0]), "--router", "jsq", "--quiet", "--out", str(tmp_path), "--set", "slo.p99_limit_s=1ms"]
+    words = ["plan", str(made[0]), "--router", "fixed:0.5,0.5@sticky", "--quiet", "--out", str(tmp_path / "run")]
+    words += ["--set", "slo.p99_limit_s=1ms"]
     assert main([*words, "--json", str(tmp_path / "plan.json")]) == 1
     text = " ".join(capsys.readouterr().out.replace("|", "").split())
     routers = read_json(tmp_path / "plan.json")["routers"]
