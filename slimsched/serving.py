@@ -21,7 +21,7 @@ def _naming_the_extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = "install it: pip install 'slim-scheduler[serve]'"
+        remedy = "install it in the source's folder: pip install -e '.[serve]'"
         raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
 
 
@@ -82,11 +82,11 @@ def serve(
         from scenarios.job.validation import require_executors
 
         job = session.job()
-        require_executors(job)
+        require_executors(job, "serve")
         with job.folder.opened(session.path), announcing_compilation((named,)):
             where = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
-            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
             world = job.world()
+            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
             end = serving.serve(job, world, named, listening, limits, tokens, shown)

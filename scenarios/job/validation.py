@@ -85,7 +85,7 @@ def validate(job: ScenarioJob, world: World) -> ValidationDocument:
     return document
 
 
-def require_executors(job: ScenarioJob) -> None:
+def require_executors(job: ScenarioJob, what: str = "validate") -> None:
     """Raise `InputError` where a server has no device, or there is no network that real ones need."""
     if not job.can_validate:
         simulated = [server.name for server in job.scenario.cluster.owners if server.device is None]
@@ -93,7 +93,7 @@ def require_executors(job: ScenarioJob) -> None:
         if simulated:
             problem = f"executors need a device for each server; give one to {', '.join(map(repr, simulated))}"
         problem += "; emulated ones (device: {emulated: PROFILE}) need no network"
-        raise InputError(job.scenario.name, "validate", problem)
+        raise InputError(job.scenario.name, what, problem)
 
 
 class _UnfinishedError(Exception):
