@@ -200,7 +200,8 @@ def require_image_folder(folder: Path) -> Path:
         raise _wrong(f"{folder}: no such data set or folder; {nearest(folder.name, DATASETS)}, or {allowed}")
     for part in PARTS:
         if not (folder / part).is_dir():
-            raise _wrong(f"{folder} has no folder {part!r}; images lie in train/CLASS/*.png and test/CLASS/*.png")
+            problem = f"{folder} has no folder {part!r}; images lie in train/CLASS/*.png and test/CLASS/*.png"
+            raise _wrong(f"{problem}; of the classes alone `slimsched model slim --size PIXELS` makes both")
     return folder
 
 
