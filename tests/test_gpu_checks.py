@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time  # noqa: TID251 - processes run in real time
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -22,7 +25,7 @@ from benchmarks.gpu import correctness, facts, job, serving, wheels
 from benchmarks.gpu.asserting import AssertingNet
 from benchmarks.gpu.checks import CHECKS, Check
 from benchmarks.gpu.evidence import ROOT, stamps
-from benchmarks.gpu.stand import Stand
+from benchmarks.gpu.stand import NETWORKS, Stand
 from hw.device import DeviceSpec
 from hw.devices.activations import Activations
 from scenarios.files.reading import load_scenario
@@ -127,6 +130,42 @@ def test_what_checks_leave_comes_along_in_one_archive(tmp_path: Path) -> None:
     run(tmp_path, "passes")
     with tarfile.open(tmp_path / "evidence.tgz") as archive:
         assert archive.getnames() == ["profiles/cuda0.yaml"]
+
+
+def test_a_check_leaves_its_network_in_the_evidence_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absolute, for commands run elsewhere; a machine's own folder for temporary files stays as it was."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    stand = Stand("cpu", Path("evidence"))
+    assert stand.file.path == tmp_path / "evidence" / "model.safetensors"
+    assert stand.file.label == NETWORKS["cpu"]
+    monkeypatch.setattr(job, "evaluate", lambda *_, **__: SimpleNamespace(correct=torch.ones(2).numpy()))
+    monkeypatch.setattr(job, "load_dataset", lambda name: None)
+    kept = []
+
+    def train(*_: object, checkpoint: Path | None = None, on_epoch: object = None) -> torch.nn.Module:
+        if checkpoint:
+            kept.append(checkpoint.exists())
+            checkpoint.touch()
+        return torch.nn.Identity()
+
+    monkeypatch.setattr(job, "train", train)
+    assert [job.trained(stand), job.trained(stand)] == ["", ""]
+    assert kept == [False, True] * 2  # the second time it begins anew
+    assert [each.name for each in tmp_path.glob("*/*")] == ["model.safetensors"]
+
+
+def test_evidence_lies_where_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever that is: checks have another working folder."""
+    monkeypatch.chdir(tmp_path)
+    run(Path("evidence"), "has a child", deadline_s=3.0)
+    assert sorted(each.name for each in (tmp_path / "evidence").iterdir() if each.suffix != ".log") == [
+        "child",
+        "evidence.json",
+        "evidence.md",
+        "evidence.tgz",
+    ]
 
 
 def test_a_machine_without_git_is_no_hindrance(monkeypatch: pytest.MonkeyPatch) -> None:

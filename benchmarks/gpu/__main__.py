@@ -75,6 +75,7 @@ def run(
 ) -> int:
     """Each check in turn; none begins that would not be done in what is left."""
     began_s, findings = time.monotonic(), list[Finding]()
+    out = out.resolve()  # checks have another working folder
     whats = {check.id: check.what for check in checks}
     out.mkdir(parents=True, exist_ok=True)
     log = out / "evidence.log"

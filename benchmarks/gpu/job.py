@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -159,15 +158,17 @@ def trained(stand: Stand) -> str:
     network, data = Network("digit-pairs"), load_dataset("digit-pairs")
     name = "cuda:0" if stand.is_gpu else "cpu"
     knobs = replace(recipe("digit-pairs", "digit-pairs"), epochs=EPOCHS, device=name, checkpoint_epochs=1)
-    folder = Path(tempfile.mkdtemp(prefix="slimsched-gpu-"))
+    checkpoint = stand.out.resolve() / "checkpoint.safetensors"
+    checkpoint.unlink(missing_ok=True)  # of a check that was killed
     straight = train(network, data, knobs)
 
     def leave(report: EpochReport) -> None:
         raise InterruptedError
 
     with contextlib.suppress(InterruptedError):
-        train(network, data, knobs, on_epoch=leave, checkpoint=folder / "checkpoint")
-    resumed = train(network, data, knobs, checkpoint=folder / "checkpoint")
+        train(network, data, knobs, on_epoch=leave, checkpoint=checkpoint)
+    resumed = train(network, data, knobs, checkpoint=checkpoint)
+    checkpoint.unlink()
     weights, others = straight.state_dict(), resumed.state_dict()
     is_same = all(torch.equal(weights[each], others[each]) for each in weights)
     stand.tell({"same_bits": is_same})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -80,8 +79,9 @@ class Stand:
 
     @cached_property
     def file(self) -> ModelFile:
-        """The same on disk."""
-        path = Path(tempfile.mkdtemp(prefix="slimsched-gpu-")) / "model.safetensors"
+        """The same on disk, in the evidence's folder: commands that are run elsewhere read it, too."""
+        path = self.out.resolve() / "model.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
         save_model(path, self.model, NETWORKS[self.kind], {})
         return ModelFile(path)
 
