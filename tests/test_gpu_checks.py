@@ -204,12 +204,45 @@ def test_what_another_machine_lacks_is_named_with_what_it_needs_in_turn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the versions that are here."""
-    (tmp_path / "names").write_text("\n".join(f"{name}==1" for name in wheels.lacking(()) if name != "pydantic-core"))
+    names = [name for name in wheels.lacking({}) if name != "pydantic-core"]
+    (tmp_path / "names").write_text("\n".join(f"{name}=={metadata.version(name)}" for name in names))
     assert wheels.main(["--has", str(tmp_path / "names")]) == 0
-    assert "pydantic" in wheels.lacking(())
+    assert "pydantic" in wheels.lacking({})
     assert "-d wheels \n" in capsys.readouterr().out  # it is needed by pydantic alone, which is there
-    assert "pydantic-core" in wheels.lacking({"torch"})
-    assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch", "torchvision"}))
+    assert "pydantic-core" in wheels.lacking({"torch": ""})
+    assert not {"nvidia-cublas", "sympy", "torch"} & set(wheels.lacking({"torch": "", "torchvision": ""}))
+
+
+def test_what_another_machine_has_too_old_is_named() -> None:
+    """Directly, or for what is fetched; builds of its vendor's own are none the less of their version."""
+    here = dict.fromkeys(wheels.lacking({}), "")
+    assert list(wheels.lacking({**here, "rich": "13.9.4"})) == ["rich"]
+    without = {name: version for name, version in here.items() if name != "pydantic"}
+    assert list(wheels.lacking({**without, "pydantic-core": "2.1"})) == ["pydantic", "pydantic-core"]
+    assert not wheels.lacking({**here, "torch": "2.11.0a0+b4cad1f", "numpy": "2.5.2"})
+
+
+def test_needs_are_those_of_the_other_machines_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever runs here."""
+    given = "[project]\ndependencies = ['filelock; python_version < \"3\"', 'psutil; python_version >= \"3.99\"']"
+    (tmp_path / "pyproject.toml").write_text(given)
+    monkeypatch.setattr(wheels, "PYPROJECT", tmp_path / "pyproject.toml")
+    assert (list(wheels.lacking({})), list(wheels.lacking({}, "3.99"))) == ([], ["psutil"])
+
+
+def test_what_is_missing_here_too_gets_no_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would have no version, and lack what that needs in turn; without `--has` the way is told."""
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['no-such-package']")
+    monkeypatch.setattr(wheels, "PYPROJECT", tmp_path / "pyproject.toml")
+    (tmp_path / "names").write_text("numpy==2.5.2\n")
+    with pytest.raises(SystemExit, match="2"):
+        wheels.main(["--has", str(tmp_path / "names")])
+    told = capsys.readouterr()
+    assert (told.out, "no-such-package" in told.err) == ("", True)
+    assert wheels.main([]) == 1
+    assert re.fullmatch(r"no-such-package\n.*--has NAMES\n", capsys.readouterr().out)
 
 
 def test_what_each_reading_of_a_board_takes_is_told(

@@ -1,7 +1,9 @@
-"""Which packages a machine lacks for `make gpu`, and the command that fetches them for it as wheels.
+"""Which packages a machine lacks for `make gpu`, and the commands that bring them to it as wheels.
 
-python -m benchmarks.gpu.wheels                 # what is missing here
+python -m benchmarks.gpu.wheels                 # what is missing here, but not what that needs in turn
 python -m benchmarks.gpu.wheels --has NAMES     # what a machine lacks that has these (`pip list --format=freeze`)
+
+The second needs all of them here, for it asks for the versions that are here.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import argparse
 import re
 import sys
 import tomllib
-from collections.abc import Container
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution, distributions
 from pathlib import Path
 from typing import Final
@@ -22,17 +24,22 @@ PYPROJECT: Final = Path(__file__).parents[2] / "pyproject.toml"
 PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
-def lacking(has: Container[str]) -> dict[str, str]:
-    """What the product needs and is not among these distributions, with what that needs in turn.
+def lacking(has: Mapping[str, str], python: str = "") -> dict[str, str]:
+    """What the product needs and is not among these distributions, or too old there, with what that needs in turn.
+
+    Args:
+        has: name -> version; empty where it is not known.
+        python: of the machine that has these; as here where it is empty.
 
     Returns:
         Name -> the version that is here; empty where it is not here either.
     """
     problems: dict[str, str] = {}
+    there = {"extra": "", **({"python_version": python, "python_full_version": f"{python}.0"} if python else {})}
     wanted: list[str] = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
     for need in map(Requirement, wanted):  # which grows meanwhile
         name = canonicalize_name(need.name)
-        if name in has or name in problems or (need.marker and not need.marker.evaluate({"extra": ""})):
+        if name in problems or _is_met(need, has.get(name)) or (need.marker and not need.marker.evaluate(there)):
             continue
         try:
             here = distribution(name)
@@ -44,23 +51,32 @@ def lacking(has: Container[str]) -> dict[str, str]:
     return problems
 
 
+def _is_met(need: Requirement, version: str | None) -> bool:
+    return version is not None and (not version or need.specifier.contains(version, prereleases=True))
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Exit code 1 where something is missing."""
+    """Exit code 1 where something is missing, 2 where it is missing here, too, and can't be asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--has", type=Path, metavar="NAMES", help="a file with the names that the machine has")
     parser.add_argument("--python", default="3.12", help="of that machine (3.12)")
     given = parser.parse_args(argv)
     if given.has:
-        names = re.findall(r"^[\w.-]+", given.has.read_text(encoding="utf-8"), re.MULTILINE)
-        pins = " ".join(f"{name}=={version}" for name, version in lacking({*map(canonicalize_name, names)}).items())
+        lines = re.findall(r"^([\w.-]+)(?:==(\S+))?", given.has.read_text(encoding="utf-8"), re.MULTILINE)
+        missing = lacking({canonicalize_name(name): version for name, version in lines}, given.python)
+        if unknown := [name for name, version in missing.items() if not version]:
+            parser.error(f"not here either, so nobody knows what they need: {' '.join(unknown)}; ask where they are")
+        pins = " ".join(f"{name}=={version}" for name, version in missing.items())
         platforms = " ".join(f"--platform {each}" for each in PLATFORMS)
         print(
             f"pip download --no-deps --only-binary=:all: --python-version {given.python} {platforms} -d wheels {pins}"
         )
-        print("there: pip install --no-index --no-deps --target site wheels/*.whl; PYTHONPATH=site make gpu")
+        print("there: pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=$PWD/site")
         return 0
-    missing = lacking({canonicalize_name(each.name) for each in distributions()})
+    missing = lacking({canonicalize_name(each.name): each.version for each in distributions()})
     print("\n".join(missing) or "nothing is missing")
+    if missing:
+        print("python -m pip list --format=freeze > NAMES; and where nothing is missing, this with --has NAMES")
     return int(bool(missing))
 
 
