@@ -69,6 +69,15 @@ def test_chosen_checks_run_in_the_order_given(capsys: pytest.CaptureFixture[str]
         gpu.main(["--only", "F9"])
 
 
+def test_a_cpu_has_more_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """A rehearsal there shall tell whether what is trained comes back, not that it took longer than on a GPU."""
+    seconds = []
+    for more in ([], ["--emulated"]):
+        assert gpu.main(["--list", "--only", "G2", *more]) == 0
+        seconds += re.findall(r"at most (\d+) s$", capsys.readouterr().out.splitlines()[0])
+    assert seconds == ["90", "270"]
+
+
 def test_a_check_that_hangs_or_crashes_or_finds_something_is_told(tmp_path: Path) -> None:
     """And the others are done all the same; one that hangs is killed with all that it has started."""
     found = run(tmp_path, "passes", "fails", "has a child", "crashes", "dies", deadline_s=3.0)
