@@ -282,6 +282,23 @@ def test_the_trimmed_quickstart_is_a_scenario(tmp_path: Path, monkeypatch: pytes
     assert job.quickstart(Stand("cpu", tmp_path)) == "read quickstart"
 
 
+def test_a_saturated_run_may_leave_a_backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`validate` makes one for each router beside those at a load, which drain: G1 counts what these lost."""
+    images = {"arrived": 10, "completed": 7, "failed": 1}
+    row = {"router": "jsq", "throughput_img_s": 5.0, "latency_s": {"p99": 0.1}, "images": images}
+
+    def runs(*ends: str) -> str:
+        for number, end in enumerate(ends):
+            folder = tmp_path / "quickstart" / "run" / "hardware" / f"{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "result.json").write_text(json.dumps({**row, "end": end}))
+        return job.quickstart(Stand("cpu", tmp_path))
+
+    monkeypatch.setattr(job, "_slimsched", lambda *words: "")
+    assert runs() == "no run on executors"
+    assert [runs("cut"), runs("cut", "drain")] == ["", "2 have no end"]
+
+
 def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: float | None = 0.01) -> Any:
     images = {"arrived": 10 + lost, "completed": 9, "failed": 1}
     told = {"latency_mean": mean_s, "latency_p99": 0.02, "energy_per_image": 0.5}
@@ -291,7 +308,7 @@ def _validation(lost: int = 0, routers: tuple[str, ...] = job.ROUTERS, mean_s: f
         "error_pct": {name: {"mean": 3.0} for name in told},
     }
     rows = [{"router": router, "load": load, **row} for router, load in keys]
-    return {"pairs": [{"hardware": {"images": images}} for _ in keys], "rows": rows}
+    return {"pairs": [{"hardware": {"images": images, "end": "drain"}} for _ in keys], "rows": rows}
 
 
 def test_a_validation_is_told_beside_what_is_promised() -> None:

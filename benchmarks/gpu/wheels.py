@@ -68,10 +68,11 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"not here either, so nobody knows what they need: {' '.join(unknown)}; ask where they are")
         pins = " ".join(f"{name}=={version}" for name, version in missing.items())
         platforms = " ".join(f"--platform {each}" for each in PLATFORMS)
+        wanted = f"--only-binary=:all: --python-version {given.python} {platforms}"
+        print(f"here: python -m pip download --no-deps {wanted} -d wheels {pins}")
         print(
-            f"pip download --no-deps --only-binary=:all: --python-version {given.python} {platforms} -d wheels {pins}"
+            "there: python -m pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=$PWD/site"
         )
-        print("there: pip install --no-index --no-deps --target site wheels/*.whl; export PYTHONPATH=$PWD/site")
         return 0
     missing = lacking({canonicalize_name(each.name): each.version for each in distributions()})
     print("\n".join(missing) or "nothing is missing")
