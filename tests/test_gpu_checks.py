@@ -119,6 +119,21 @@ def test_who_ends_it_ends_the_check_that_runs(tmp_path: Path) -> None:
     assert has_ended(int((tmp_path / "child").read_text()))
 
 
+def test_an_interrupted_wait_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal between a lock's taking and the `try` behind it leaves `Popen`'s taken."""
+
+    def wait(process: Any, timeout: float | None = None) -> int:
+        assert process._waitpid_lock.acquire(blocking=False), "for ever"
+        processes.append(process)
+        raise KeyboardInterrupt
+
+    processes = list[Any]()
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.in_a_process([sys.executable, "-c", "import time; time.sleep(600)"], "sleeps", 5.0, tmp_path / "log")
+    assert not psutil.pid_exists(processes[0].pid)  # nor is it a zombie
+
+
 def ended_when_there_is(name: str, folder: Path, by: signal.Signals, *checks: str) -> None:
     """These checks in a process of their own, which this signal ends."""
     code = f"from pathlib import Path; from tests.test_gpu_checks import run; run(Path({str(folder)!r}), *{checks!r})"

@@ -115,7 +115,10 @@ def in_a_process(command: Sequence[str], name: str, deadline_s: float, log: Path
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if process.returncode is None:  # `wait` might never end: who interrupts it can leave its lock taken
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, 0)
+                process.returncode = -signal.SIGKILL
     verdict: Verdict = "failed"
     reason, numbers, last = "", dict[str, Any](), "no word"
     *lines, _ = log.read_bytes()[begin:].decode(errors="replace").split("\n")  # a kill may leave half a line
