@@ -185,12 +185,13 @@ def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
         notes.append(f"{', '.join(others)}: priorities by these are not simulated")
     if not any(weights.values()):
         return {}
-    if weights["weight_fairshare"] and "NO_FAIR_TREE" not in said.get("priorityflags", "").upper():
-        notes.append("PriorityFlags: Fair Tree is taken for the classic fair share, all users below one root")
+    if weights["weight_fairshare"]:
+        notes.append("PriorityWeightFairshare: all users stand below one root, whatever accounts they have")
     spans = {name: _span_s(said.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
     return {
         **weights,
         **spans,
+        "fair_tree": "NO_FAIR_TREE" not in said.get("priorityflags", "").upper(),
         "favors_small": said.get("priorityfavorsmall", "no").lower() in ("yes", "true", "1"),
         "damping": _number(said.get("fairsharedampeningfactor", "1"), "FairShareDampeningFactor", source),
     }

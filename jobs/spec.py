@@ -172,6 +172,9 @@ class MultifactorSection(StrictModel):
     favors_small: bool = Field(False, description="PriorityFavorSmall")
     half_life_s: Span = Field(14 * 86400.0, description="PriorityDecayHalfLife of usage")
     damping: Positive = Field(1.0, description="FairShareDampeningFactor")
+    fair_tree: bool = Field(
+        False, description="accounts are ranked by shares over usage (Slurm's default); false: `NO_FAIR_TREE`"
+    )
     period_s: Annotated[Span, Field(ge=1)] = Field(300.0, description="PriorityCalcPeriod")
     account: Literal["user", "vc"] = Field("user", description="whose usage counts")
     shares: dict[str, Positive] = Field(default_factory=dict, description="by account; who is not named has one")

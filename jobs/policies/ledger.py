@@ -64,7 +64,7 @@ class JobLedger:
         self.order = order_of(
             policy.order,
             lambda: GittinsTables(self.history, policy.knobs.restart_ns / NS_PER_S),
-            lambda: Accounts(policy.multifactor, self.cluster.gpus),
+            lambda: Accounts(policy.multifactor, self.cluster.gpus, self.cluster.nodes),
         )
         self.speeds = speeds or Speeds()
         is_aware = self.placement.is_variability_aware

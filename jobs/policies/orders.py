@@ -131,13 +131,14 @@ class Features:
 #
 #     priority   = weight_age x age + weight_size x size + weight_fairshare x F, cut to a whole number, at least 1
 #     age        = wait / max_age, at most 1
-#     size       = GPUs / GPUs of the cluster; 1 less that where small jobs are favoured
+#     size       = (nodes / nodes of the cluster + GPUs / GPUs of the cluster) / 2; 1 less that where small jobs are favoured
 #     F          = 2^(-(U / S) / damping), U the account's part of all usage, S its part of all shares
+#     or, by Fair Tree, how many of n accounts have no larger S / U, over n + 1 (slurm.schedmd.com/fair_tree.html)
 #
 # Usage is GPU time held, restarts included; it halves every `half_life`. Priorities and usage are calculated every
 # `period` for all that wait, and for a job as it arrives with the usage of the last calculation. What is used within a
-# period decays with the whole of it, as in Slurm for a job that runs all the time. Slurm counts nodes and CPUs in a
-# job's size; here, as everywhere in these pages, it is GPUs.
+# period decays with the whole of it, as in Slurm for a job that runs all the time. Where Slurm counts CPUs in a job's
+# size, these are GPUs here; its nodes are as many as its GPUs fill, of the cluster's mean size.
 
 
 MULTIFACTOR: Final = "multifactor"
@@ -155,6 +156,7 @@ class MultifactorKnobs:
         favors_small: `PriorityFavorSmall`.
         half_life_s: `PriorityDecayHalfLife` of usage.
         damping: `FairShareDampeningFactor`.
+        fair_tree: accounts are ranked, as Slurm does unless `PriorityFlags` has `NO_FAIR_TREE`.
         period_s: `PriorityCalcPeriod`.
         account: whose usage counts: the `user`'s (of a job without one: its VC's), or the `vc`'s.
         shares: by account; who is not named has one.
@@ -170,6 +172,12 @@ class MultifactorKnobs:
     period_s: float = 300.0
     account: str = USER
     shares: Mapping[str, float] = field(default_factory=dict)
+    fair_tree: bool = False
+
+    @property
+    def flags(self) -> str:
+        """`PriorityFlags`."""
+        return "" if self.fair_tree else "NO_FAIR_TREE"
 
     @property
     def period_ns(self) -> int:
@@ -181,11 +189,11 @@ class Accounts:
     """Who has used how many GPUs for how long: what was used until now, and nothing of what will be.
 
     Args:
-        gpus: of the cluster.
+        gpus, nodes: of the cluster.
     """
 
-    def __init__(self, knobs: MultifactorKnobs, gpus: int) -> None:
-        self._knobs, self._gpus = knobs, gpus
+    def __init__(self, knobs: MultifactorKnobs, gpus: int, nodes: int) -> None:
+        self._knobs, self._gpus, self._nodes = knobs, gpus, nodes
         self._numbers: dict[str, int] = {}
         self._of_job = np.zeros(1024, np.int64)
         self._shares, self._used = np.zeros(0), np.zeros(0)  # by account; GPU seconds at the last calculation
@@ -233,6 +241,9 @@ class Accounts:
 
     def _fair_shares(self) -> Any:
         usage = self._used / max(float(self._used.sum()), 1e-300)
+        if self._knobs.fair_tree:
+            level = np.divide(self._shares, usage, out=np.full(len(usage), np.inf), where=usage > 0)
+            return np.searchsorted(np.sort(level), level, side="right") / (len(level) + 1)  # Slurm's root is above all
         return 2.0 ** (-usage / (self._shares / self._shares.sum()) / self._knobs.damping)
 
     def index(self, jobs: Features) -> Any:
@@ -240,7 +251,7 @@ class Accounts:
         knobs = self._knobs
         calculated_s = self.advance(jobs.now_ns) * knobs.period_ns / NS_PER_S
         age = np.clip((calculated_s - jobs.submit_s) / knobs.max_age_s, 0.0, 1.0)
-        size = jobs.gpus / self._gpus
+        size = (np.ceil(jobs.gpus * self._nodes / self._gpus) / self._nodes + jobs.gpus / self._gpus) / 2
         if knobs.favors_small:
             size = 1.0 - size
         fair = self._fair[self._of_job[jobs.jobs]]

@@ -29,7 +29,7 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
     "multifactor-requested-conservative": (
         _BACKFILL,
         _MULTIFACTOR,
-        "PriorityFlags=NO_FAIR_TREE",
+        "PriorityFlags={0.flags}",
         "PriorityWeightAge={0.weight_age:.0f}",
         "PriorityWeightJobSize={0.weight_size:.0f}",
         "PriorityWeightFairshare={0.weight_fairshare:.0f}",

@@ -51,7 +51,7 @@ def test_what_is_not_simulated_is_told(tmp_path: Path) -> None:
         "PreemptType=preempt/qos\nPriorityWeightQOS=5\nPriorityWeightFairshare=9\n",
     )
     assert conf.nodes == (NodeGroup(1, 4, "a100", ""), NodeGroup(1, 2, "v100", ""))
-    told = ("Gres", "PartitionName", "PriorityWeightQOS", "PriorityFlags", "PreemptType")
+    told = ("Gres", "PartitionName", "PriorityWeightQOS", "PriorityWeightFairshare", "PreemptType")
     assert [note.partition(":")[0] for note in conf.notes] == list(told)
 
 
@@ -85,6 +85,7 @@ def test_priorities(tmp_path: Path) -> None:
         "max_age_s": 129_600,
         "period_s": 150,
         "half_life_s": 1_209_610,
+        "fair_tree": True,
         "favors_small": True,
         "damping": 1,
     }

@@ -29,12 +29,12 @@ def priorities(accounts: Accounts, rows: list[tuple[int, int]], now_s: int) -> l
 
 def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
     """Three days old of fourteen, 16 GPUs of 64; its user has used three quarters with half of the shares."""
-    accounts = Accounts(MultifactorKnobs(), gpus=64)
+    accounts = Accounts(MultifactorKnobs(), gpus=64, nodes=8)
     for job, user in enumerate(("ann", "bob")):
         accounts.arrive(JobArrived(job, 16, 0, user=user), 0)
     accounts.hold(0, 3, 0)
     accounts.hold(1, 1, 0)
-    age, size, fair = 3 / 14, 16 / 64, 2 ** -(0.75 / 0.5)
+    age, size, fair = 3 / 14, (2 / 8 + 16 / 64) / 2, 2 ** -(0.75 / 0.5)
     assert priorities(accounts, [(0, 16)], 3 * DAY_S) == [np.floor(1000 * age + 1000 * size + 10_000 * fair)]
     assert priorities(accounts, [(0, 16), (0, 16)], 3 * DAY_S)[1] == np.floor(1000 * (age + size) + 10_000 * 2**-0.5)
 
@@ -43,13 +43,13 @@ def test_a_priority_is_the_weighted_sum_of_its_factors() -> None:
     "knobs, expected",
     [
         ({"weight_age": 700, "weight_size": 0}, [100, 350, 700]),  # 2, 7 and 15 of 14 days old
-        ({"weight_age": 0, "weight_size": 640}, [10, 80, 320]),  # 1, 8 and 32 of 64 GPUs
-        ({"weight_age": 0, "weight_size": 640, "favors_small": True}, [630, 560, 320]),
+        ({"weight_age": 0, "weight_size": 640}, [45, 80, 320]),  # 1, 8 and 32 of 64 GPUs, on 1, 1 and 4 of 8 nodes
+        ({"weight_age": 0, "weight_size": 640, "favors_small": True}, [595, 560, 320]),
         ({"weight_age": 0, "weight_size": 1}, [1, 1, 1]),  # 0 is for jobs that are held
     ],
 )
 def test_each_factor_by_itself(knobs: dict[str, Any], expected: list[float]) -> None:
-    accounts = Accounts(MultifactorKnobs(weight_fairshare=0, **knobs), gpus=64)
+    accounts = Accounts(MultifactorKnobs(weight_fairshare=0, **knobs), gpus=64, nodes=8)
     for job in range(3):
         accounts.arrive(JobArrived(job, 1, 0), 0)
     assert priorities(accounts, [(13 * DAY_S, 1), (8 * DAY_S, 8), (0, 32)], 15 * DAY_S) == expected
@@ -59,24 +59,42 @@ def test_shares_damping_and_accounts() -> None:
     """ann has three of four shares and has used half: 2^-(0.5 / 0.75), and with a damping of 2 its root."""
     for damping in (1.0, 2.0):
         knobs = MultifactorKnobs(weight_age=0, weight_size=0, damping=damping, shares={"ann": 3.0}, account="user")
-        accounts = Accounts(knobs, gpus=8)
+        accounts = Accounts(knobs, gpus=8, nodes=1)
         accounts.arrive(JobArrived(0, 1, 0, user="ann", vc="x"), 0)
         accounts.arrive(JobArrived(1, 1, 0, user="", vc="x"), 0)  # nobody: its VC
         for job in range(2):
             accounts.hold(job, 4, 0)
         expected = [10_000 * 2 ** -(0.5 / 0.75 / damping), 10_000 * 2 ** -(0.5 / 0.25 / damping)]
         assert priorities(accounts, [(0, 1), (0, 1)], 300) == np.floor(expected).tolist()
-    by_vc = Accounts(MultifactorKnobs(weight_age=0, weight_size=0, account="vc"), gpus=8)
+    by_vc = Accounts(MultifactorKnobs(weight_age=0, weight_size=0, account="vc"), gpus=8, nodes=1)
     for job, user in enumerate(("ann", "bob")):
         by_vc.arrive(JobArrived(job, 1, 0, user=user, vc="x"), 0)
     by_vc.hold(0, 1, 0)
     assert priorities(by_vc, [(0, 1), (0, 1)], 300) == [5000, 5000]  # one account has used all: 2^-1
 
 
+def test_fair_tree_ranks_accounts() -> None:
+    """ann has used half with three of five shares, bob as much with one, and the third nothing: it comes first.
+
+    A real Slurm with eight users had 8/9 for each of two who had used nothing, then 6/9, 5/9 and so on.
+    """
+    knobs = MultifactorKnobs(weight_age=0, weight_size=0, fair_tree=True, shares={"ann": 3.0})
+    accounts = Accounts(knobs, gpus=8, nodes=1)
+    for job, user in enumerate(("ann", "bob", "eve")):
+        accounts.arrive(JobArrived(job, 1, 0, user=user), 0)
+    for job in range(2):
+        accounts.hold(job, 4, 0)
+    assert priorities(accounts, [(0, 1)] * 3, 300) == [5000, 2500, 7500]
+    nobody = Accounts(knobs, gpus=8, nodes=1)
+    for job, user in enumerate(("ann", "bob")):
+        nobody.arrive(JobArrived(job, 1, 0, user=user), 0)
+    assert priorities(nobody, [(0, 1)] * 2, 300) == np.floor([20_000 / 3] * 2).tolist()
+
+
 def test_usage_is_that_of_an_account_kept_period_by_period() -> None:
     """However long nothing happens: 40 drawn changes, each account written on at each period's end."""
     rng = np.random.default_rng(0)
-    accounts = Accounts(HOUR, gpus=8)
+    accounts = Accounts(HOUR, gpus=8, nodes=1)
     for job in range(3):
         accounts.arrive(JobArrived(job, 1, 0, user=str(job)), 0)
     used, fresh, held, at_s = np.zeros(3), np.zeros(3), np.zeros(3), 0
