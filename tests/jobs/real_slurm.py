@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 PROGRAMS: Final = ("slurmctld", "slurmd", "slurmdbd", "sbatch", "mariadbd", "munged")
@@ -132,20 +133,26 @@ class RealSlurm:
 
 
 @contextmanager
-def real_slurm(root: Path, *more: str) -> Iterator[RealSlurm]:
+def real_slurm(*more: str) -> Iterator[RealSlurm]:
     """One with these further lines of `slurm.conf`."""
     processes: list[subprocess.Popen[bytes]] = []
+    with TemporaryDirectory(prefix="slurm-") as root:
+        Path(root).chmod(0o755)  # jobs of other users read their script there
+        try:
+            yield _started(Path(root), more, processes)
+        finally:
+            for process in reversed(processes):
+                _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
     try:
-        yield _started(root, more, processes)
-    finally:
-        for process in reversed(processes):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _started(root: Path, more: Sequence[str], processes: list[subprocess.Popen[bytes]]) -> RealSlurm:

@@ -37,7 +37,7 @@ def test_what_a_slurm_ran_is_told_and_replayed(lines: list[str], policy: str, tm
     """From its own `slurm.conf` and log: nodes, policy, and waits as the log had them."""
     with (Path(__file__).parent / "slurm_logs" / "submitted.csv").open() as file:
         rows = list(csv.DictReader(file))[:JOBS]
-    with real_slurm(tmp_path / "slurm", *lines) as slurm:
+    with real_slurm(*lines) as slurm:
         slurm.play(rows)
         slurm.export(tmp_path / "own.log")
         conf = read_slurm_conf(slurm.conf)
