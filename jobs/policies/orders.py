@@ -131,7 +131,7 @@ class Features:
 #
 #     priority   = weight_age x age + weight_size x size + weight_fairshare x F, cut to a whole number, at least 1
 #     age        = wait / max_age, at most 1
-#     size       = (nodes / nodes of the cluster + GPUs / GPUs of the cluster) / 2; 1 less that where small jobs are favoured
+#     size       = (share of the nodes + share of the GPUs) / 2; 1 less that where small jobs are favoured
 #     F          = 2^(-(U / S) / damping), U the account's part of all usage, S its part of all shares
 #     or, by Fair Tree, how many of n accounts have no larger S / U, over n + 1 (slurm.schedmd.com/fair_tree.html)
 #

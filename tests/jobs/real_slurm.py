@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
+import time  # noqa: TID251 - waits for real daemons
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
