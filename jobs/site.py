@@ -80,8 +80,9 @@ def site_of(
     if np.isfinite(waits_s).sum() < 2:
         return untold
     busy_gpus, overfull_share = busy_of(trace, sum(group.nodes * group.gpus for group in nodes))
+    untold = replace(untold, busy_gpus=busy_gpus)
     if overfull_share > _OVERFULL_SHARE:
-        return replace(untold, case="too few nodes", busy_gpus=busy_gpus)
+        return replace(untold, case="too few nodes")
     span_s = float(trace.submit_s[-1] - trace.submit_s[-MOST_JOBS:][0])
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
     known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]

@@ -71,6 +71,8 @@ def test_waits_that_no_policy_makes_are_near_to_none(tmp_path: Path) -> None:
     assert (site.case, site.policy) == ("far", "fifo-easy-requested")
     assert min(site.errors.values()) > NEAR
     assert say("site", site, 16).startswith("No policy of Slurm's waits as the log did; the nearest,")
+    assert "and there are" not in say("site", site, 16)
+    assert "(The log kept 16 GPUs busy at most, and there are 320.)" in say("site", site, 320)
 
 
 @pytest.mark.parametrize(
