@@ -43,11 +43,15 @@ def whatif_document(now: JobsCase, then: JobsCase, jobs: Jobs) -> dict[str, Any]
     places = range(len(now.policies))
     records = results(_run, (now, then), [(world, place) for world in (0, 1) for place in places], jobs)
     pairs = zip(records[: len(places)], records[len(places) :], now.policies, strict=True)
-    rows = [{"policy": named.name, **_change((now, before), (then, after))} for before, after, named in pairs]
+    rows = [
+        {"policy": named.name, "jitter_share": None, **_change((now, before), (then, after))}
+        for before, after, named in pairs
+    ]
     if now.scenario.jitter_s:
         before_s, after_s = (jittered_waits_s(case, jobs).T for case in (now, then))
-        for place, row in enumerate(rows):
-            row["jitter_share"] = band(after_s[place] / before_s[place] - 1) if before_s[place].all() else None
+        for place in places:
+            if before_s[place].all():
+                rows[place]["jitter_share"] = band(after_s[place] / before_s[place] - 1)
     return {
         "schema": WHATIF_SCHEMA,
         "scenario": now.scenario.name,
@@ -202,7 +206,7 @@ def validation_document(case: JobsCase, named: NamedPolicy, jobs: Jobs = 1) -> d
         raise InputError(case.source, "trace", problem)
     blocks = Blocks.of(case.jobs.submit_ns / NS_PER_S)
     simulated = columns["wait_s"]
-    gpus = case.scenario.cluster.gpus
+    gpus, jitter_s = case.scenario.cluster.gpus, case.scenario.jitter_s
     return {
         "schema": VALIDATION_SCHEMA,
         "scenario": case.scenario.name,
@@ -214,10 +218,8 @@ def validation_document(case: JobsCase, named: NamedPolicy, jobs: Jobs = 1) -> d
         "left_out": int(len(case.jobs) - both.sum()),
         "simulated_s": spread(simulated[both]),
         "recorded_s": spread(recorded_s[both]),
-        "jitter_s": case.scenario.jitter_s,
-        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(named,)), jobs))
-        if case.scenario.jitter_s
-        else None,
+        "jitter_s": jitter_s,
+        "jitter_wait_s": band(jittered_waits_s(replace(case, policies=(named,)), jobs)) if jitter_s else None,
         "error_share": blocks.share(simulated, recorded_s, both),
         "error_s": float((simulated - recorded_s)[both].mean()),
         "log_error": log_error(case, columns),

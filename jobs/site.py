@@ -35,7 +35,7 @@ class Site:
     Attributes:
         case: whether the log tells a policy, or why it does not.
         errors: by policy, the nearest first (`comparing.log_error`); empty where nothing was simulated.
-        busy_gpus: the most that the log had at once.
+        busy_gpus: the most that the log had at once, of late.
         limited_share: of the jobs, how many have a time limit; backfilling goes by these where all do.
         conf: what `slurm.conf` says, where it was read.
     """
@@ -79,11 +79,12 @@ def site_of(
     waits_s = trace.recorded_wait_s[-MOST_JOBS:]
     if np.isfinite(waits_s).sum() < 2:
         return untold
-    busy_gpus, overfull_share = busy_of(trace, sum(group.nodes * group.gpus for group in nodes))
+    gpus, from_s = sum(group.nodes * group.gpus for group in nodes), float(trace.submit_s[-MOST_JOBS:][0])
+    busy_gpus, overfull_share = busy_of(trace, gpus, from_s)
     untold = replace(untold, busy_gpus=busy_gpus)
     if overfull_share > _OVERFULL_SHARE:
         return replace(untold, case="too few nodes")
-    span_s = float(trace.submit_s[-1] - trace.submit_s[-MOST_JOBS:][0])
+    span_s = float(trace.submit_s[-1]) - from_s
     are_few = float(np.nansum(waits_s)) <= MOST_WAITING * span_s  # Little's law
     known = [name.replace(REQUESTED, untold.estimate) for name in SLURM if are_few or not name.endswith("conservative")]
     names = list(dict.fromkeys([*filter(None, [untold.told]), *known]))
@@ -97,7 +98,7 @@ def site_of(
     return replace(untold, case="near" if min(errors.values()) <= NEAR else "far", errors=nearest)
 
 
-def busy_of(trace: JobTrace, gpus: int) -> tuple[float, float]:
+def busy_of(trace: JobTrace, gpus: int, from_s: float = 0.0) -> tuple[float, float]:
     """The most GPUs that were busy at once by the log, and the share of its last starts at which more were than these.
 
     More of them than a few, and the log's cluster had more nodes.
@@ -107,7 +108,7 @@ def busy_of(trace: JobTrace, gpus: int) -> tuple[float, float]:
     known = np.isfinite(begun_s)
     start_s, used = begun_s[known], trace.gpus_used[known]
     end_s = start_s + trace.run_s[known] - SAME_S  # logs have whole seconds: who begins as another ends takes its GPUs
-    is_late = np.sort(start_s) >= trace.submit_s[-MOST_JOBS:][0]
+    is_late = np.sort(start_s) >= from_s
     if not is_late.any():
         return 0.0, 0.0
     started, ended = np.argsort(start_s), np.argsort(end_s)

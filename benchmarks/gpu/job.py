@@ -122,7 +122,7 @@ def _scaled(factor: float, value: float | None) -> float | None:
 
 
 def _lost(result: Mapping[str, Any]) -> int:
-    """None where the run ended with a backlog on purpose, as saturated ones do."""
+    """Images without an end; those of a run that ends with a backlog on purpose, as saturated ones do, are not lost."""
     images = result["images"]
     return int(images["arrived"] - images["completed"] - images["failed"]) if result["end"] == "drain" else 0
 

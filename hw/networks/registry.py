@@ -94,11 +94,13 @@ class Network:
         is_ordinary = self.name.partition(":")[0] == TORCHVISION
         model_class = None if is_ordinary else own_class(self.name, self.source, self.key)
         if not (isinstance(model_class, type) and issubclass(model_class, SlimmableModel)):
-            problem = (
-                f"{self.name!r} is no hw.networks.slimmable.SlimmableModel; `slimsched model slim` makes one of an "
+            problem = f"{self.name!r} is no hw.networks.slimmable.SlimmableModel"
+            remedy = (
+                "`slimsched model slim` makes one of an ordinary trained network, or subclass it: segments of several"
             )
-            problem += "ordinary trained network, or subclass it: segments of several widths"
-            raise InputError(self.source, self.key, f"{problem} (docs/models.md, examples/own-network)")
+            raise InputError(
+                self.source, self.key, f"{problem}; {remedy} widths (docs/models.md, examples/own-network)"
+            )
         return model_class
 
 

@@ -37,8 +37,7 @@ SLURM: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Those that Slurm runs, by name; so also what a site may run whose log is at hand."""
 _NEAREST: Final[Mapping[str, str]] = {  # by order; of others it is first come first served
-    **dict.fromkeys(("smallest", "sjf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
-    "saf": "saf-requested-conservative",
+    **dict.fromkeys(("smallest", "sjf", "saf", "srtf", "srsf", "f1", "las", "2dlas", "gittins"), "smallest"),
     **dict.fromkeys(("multifactor", "wfp3", "unicep"), "multifactor-requested-conservative"),
 }
 _PREEMPTING: Final = ("PreemptType=preempt/qos", "PreemptMode=REQUEUE")
@@ -65,6 +64,8 @@ def in_slurm(policy: JobPolicy) -> InSlurm:
     """The policy itself, or the nearest; Slurm knows run times by time limits alone, and placement is not asked."""
     asked = replace(policy, placement="best-fit")
     name, by_limits = shown_name(asked), shown_name(replace(asked, estimate=REQUESTED))
+    if policy.order == "saf" and policy.estimate == REQUESTED:  # its script knows time limits, and no history
+        by_limits = "saf-requested-conservative"
     there = next((each for each in (name, by_limits) if each in SLURM), None)
     runs = there or _NEAREST.get(policy.order, "fifo-requested-conservative")
     settings = [line.format(policy.multifactor) for line in SLURM[runs]]

@@ -64,6 +64,13 @@ def test_of_a_long_log_the_end_is_run_from_what_was_there(tmp_path: Path, monkey
     assert found(tmp_path, trace).errors.keys() == {"fifo", "fifo-easy-requested", "smallest"}
 
 
+def test_all_of_a_log_tells_how_many_gpus_were_busy() -> None:
+    """At first 8, later 4; `init` asks the log's last jobs alone."""
+    trace = trace_of([(0, 10, 8), (100, 10, 4)], recorded_wait_s=[0.0, 0.0])
+    assert sites.busy_of(trace, 4) == (8, 0.5)
+    assert sites.busy_of(trace, 4, from_s=50.0) == (4, 0)
+
+
 def test_waits_that_no_policy_makes_are_near_to_none(tmp_path: Path) -> None:
     trace = logged(tmp_path, "fifo")
     shuffled_s = np.random.default_rng(0).permutation(trace.recorded_wait_s)
