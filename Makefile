@@ -19,7 +19,8 @@ $(BIN)/.installed: $(BIN)/.usable
 
 install: $(BIN)/.installed
 
-quickstart: $(BIN)/.usable  ## the whole main job on the hardware that is here; resumes if interrupted
+quickstart: $(BIN)/.usable  ## the whole main job on the paper's cluster, emulated, and on what is here; resumes if interrupted
+	$(BIN)/slimsched run scenarios/paper-live-quick.yaml
 	$(BIN)/slimsched run scenarios/quickstart.yaml
 
 dist: install  ## a wheel and an sdist, in dist/

@@ -43,7 +43,8 @@ def calibrate(
     Interrupted, it goes on from the log it left.
 
     Args:
-        model: a trained network's file (safetensors); an emulated device runs none.
+        model: a trained network's file (safetensors), or a shipped one by name, such as slimresnet-pairs; an emulated
+            device runs none.
         network: which network the file is of, where it does not say: by name, or `module:Class` of your own, with what
             it is called with as JSON behind it, such as 'my_net:MyNet {"classes": 10}'.
         device: cuda:0, cpu:1, or cpu for all of that kind; all local ones by default. Without a GPU cpu:0 and cpu:1 are
@@ -68,8 +69,10 @@ def calibrate(
         print(found.profiles, found.warnings)
         ```
     """
+    from scenarios.files.shipped import weights_file
+
     require_within("--batch-limit", batch_limit, 1, 4096)
-    file, folder = None if model is None else Path(model), Path(out)
+    file, folder = None if model is None else Path(weights_file(str(model), Path())), Path(out)
     how: dict[str, Any] = {"network": network, "device": device, "budget_s": budget_s}
     how |= {"batch_limit": batch_limit, "allow_busy": allow_busy}
     if cluster is not None:

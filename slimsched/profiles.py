@@ -108,7 +108,7 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
 
     Args:
         profile: a measured profile's file (YAML).
-        model: the file of the network that it is of.
+        model: the file of the network that it is of, or a shipped one by name.
         network: which network that is, where the file does not say: by name, or `module:Class` of your own, with what
             it is called with as JSON behind it.
 
@@ -121,11 +121,12 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
     from scenarios.executors import checking
     from scenarios.executors.preflight import other_programs, stamp_warnings
     from scenarios.files.reading import read_profile
+    from scenarios.files.shipped import weights_file
     from scenarios.show.check import check_document, format_check
 
     listener, source = observer(), str(profile)
     read = read_profile(Path(profile))
-    file = ModelFile(Path(model), network_of(network))
+    file = ModelFile(Path(weights_file(str(model), Path())), network_of(network))
     checking.require_measured(read, source)
     require_model(read, file.load()[1]["hash"], source, "model.hash")
     checked = checking.profile_device(read, source)

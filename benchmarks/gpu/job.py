@@ -130,7 +130,8 @@ def _lost(result: Mapping[str, Any]) -> int:
 def quickstart(stand: Stand) -> str:
     """From nothing to a validation: what a new user runs first, with little of each stage."""
     scenario = yaml.safe_load(QUICKSTART.read_text())
-    scenario["model"]["training"] = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
+    training = {"epochs": 3, "device": "cuda:0" if stand.is_gpu else "cpu"}
+    scenario["model"] = {"network": "digit-pairs", "dataset": "digit-pairs", "training": training}
     scenario["calibration"] = {"budget": "25s", "allow_busy": True}
     scenario["tuning"]["decisions"] = 200_000
     routers = ("random", "tuned:fixed", "tuned:compass")

@@ -105,10 +105,12 @@ LARGEST, LARGEST_SEGMENTS = 4096, 16  # of what a file may ask for: it is built 
 PRESETS: dict[str, SlimResNetConfig] = {
     # 8x8 pixels: a stride in the last segment would leave GroupNorm two numbers a group, of which only the sign stays
     "digits": SlimResNetConfig(1, 8, 10, 32, 1, 4, strides=(1, 2, 2, 1)),
-    # of the quickstart: a batch of 16 takes a CPU core a millisecond or more a segment, so that what executors cost
-    # beside it is little; one eighth is a width, so that the narrowest is several times as quick, and the next is far
-    # enough above it to know more
+    # one eighth is a width, so that the narrowest is several times as quick, and the next is far enough above it to
+    # know more
     "digit-pairs": SlimResNetConfig(1, 16, 100, 40, 1, 5, widths=(0.125, 0.375, 0.625, 1.0)),
+    # of the quickstart, trained beforehand: a batch of 16 takes a CPU core some 90 ms, so that what executors cost
+    # beside it is little; large images and few channels, as that is time without weights
+    "slimresnet-pairs": SlimResNetConfig(1, 32, 100, 24, 1, 3, widths=(0.125, 0.375, 0.625, 1.0), strides=(1, 1, 1, 8)),
     # of a GPU's main job: at full width a batch of 32 keeps an H100 busy for longer than its launches take
     "large-digit-pairs": SlimResNetConfig(1, 32, 100, 192, 2, 8, widths=(0.125, 0.25, 0.5, 1.0)),
     "slimresnet-tiny": SlimResNetConfig(3, 32, 100, 16, 1, 4),

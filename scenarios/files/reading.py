@@ -18,7 +18,7 @@ from kit.errors import InputError, nearest
 from kit.named_files import with_paths
 from kit.plugins import is_own
 from scenarios.files.router_names import check_fits, check_router
-from scenarios.files.shipped import accuracy_file, profile_file, scenario_file
+from scenarios.files.shipped import accuracy_file, profile_file, scenario_file, weights_file
 from scenarios.files.spec import (
     NETWORKS,
     GreedySection,
@@ -55,9 +55,10 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
-    if parsed.model.accuracy is not None:
-        shipped = {"accuracy": accuracy_file(parsed.model.accuracy, folder)}
-        parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=shipped)})
+    shipped = {"accuracy": accuracy_file, "checkpoint": weights_file}
+    given = {key: named for key in shipped if (named := getattr(parsed.model, key)) is not None}
+    files = {key: shipped[key](named, folder) for key, named in given.items()}
+    parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=files)})
     scenario = with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
     with _naming_items(raw, source):
         _check(scenario, source)

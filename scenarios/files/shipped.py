@@ -1,4 +1,4 @@
-"""What ships with the project: scenarios, profiles and accuracies by name.
+"""What ships with the project: scenarios, profiles, networks and accuracies by name.
 
 All of it lies inside the packages, so that an installed wheel has it, too.
 """
@@ -40,7 +40,16 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
 
 def accuracy_file(named: str, folder: Path) -> str:
     """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one."""
-    file = SHIPPED / "models" / f"{named}.accuracy.json"
+    return _shipped_model(named, folder, ".accuracy.json")
+
+
+def weights_file(named: str, folder: Path) -> str:
+    """The same of a trained network's file."""
+    return _shipped_model(named, folder, ".safetensors")
+
+
+def _shipped_model(named: str, folder: Path, ending: str) -> str:
+    file = SHIPPED / "models" / f"{named}{ending}"
     return str(file) if is_shipped_name(named) and not lies_there(folder / named) and file.is_file() else named
 
 

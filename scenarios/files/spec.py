@@ -58,6 +58,7 @@ NETWORKS = (
     "digits",
     "digit-pairs",
     "large-digit-pairs",
+    "slimresnet-pairs",
     "slimresnet-tiny",
     "slimresnet18",
 )  # those of hw.networks.slimresnet, named here without opening torch
@@ -117,12 +118,13 @@ class ModelSection(StrictModel):
     training: ModelTraining = Field(default_factory=ModelTraining, description="how it is trained")
     checkpoint: FilePath | None = Field(
         None,
-        description="a trained network's file (safetensors); of a class of your own, `network` must name it as well",
+        description="a trained network's file (safetensors), or `slimresnet-pairs` or `slimresnet-tiny`, which ship; "
+        "of a class of your own, `network` must name it as well",
     )
     accuracy: FilePath | None = Field(
         None,
-        description="a file of accuracy by width tuple, or `slimresnet18-paper`, the paper's table, which ships; made "
-        "from the network where there is one",
+        description="a file of accuracy by width tuple, or one that ships: `slimresnet18-paper`, the paper's table, "
+        "or that of a network which ships; made from the network where there is one",
     )
 
     @model_validator(mode="after")

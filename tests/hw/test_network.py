@@ -64,8 +64,8 @@ def test_whatever_else_comes_is_turned_away(said: bytes) -> None:
     with gate() as (opened, admitted):
         end = _plain(opened.address)
         end.sendall(said)
-        end.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the gate may have closed already, even before our own half
+            end.shutdown(socket.SHUT_WR)
             while end.recv(4096):
                 pass
         assert admitted.empty()

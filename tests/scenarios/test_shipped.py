@@ -31,47 +31,60 @@ from scenarios.world.materials import load_world
 ROOT = Path(__file__).parents[2]
 KINDS = (*BASELINES, COMPASS)
 MODELS = ROOT / "scenarios" / "data" / "models"
-NETWORK = MODELS / "slimresnet-tiny.safetensors"
-TABLE = MODELS / "slimresnet-tiny.accuracy.json"
+NETWORKS = ("slimresnet-tiny", "slimresnet-pairs")
+each_network = pytest.mark.parametrize("name", NETWORKS)
 
 
-def _table() -> Evaluation:
-    table = load_accuracy(TABLE)
+def _network(name: str) -> Path:
+    return MODELS / f"{name}.safetensors"
+
+
+def _table(name: str) -> Evaluation:
+    table = load_accuracy(MODELS / f"{name}.accuracy.json")
     assert isinstance(table, Evaluation)
     return table
 
 
-def test_the_network_and_its_table_belong_together() -> None:
+@pytest.mark.parametrize(("name", "images", "max_bytes"), zip(NETWORKS, (10_000, 800), (2_000_000, 3_000_000)))
+def test_a_network_and_its_table_belong_together(name: str, images: int, max_bytes: int) -> None:
     """The table is of these weights, of every tuple and test image; both are small."""
-    model, metadata = ModelFile(NETWORK, Network("slimresnet-tiny")).load()
-    table = _table()
+    model, metadata = ModelFile(_network(name), Network(name)).load()
+    table = _table(name)
     assert table.hash == metadata["hash"]
     assert table.tuples == tuple(model.spec.tuples())
-    assert table.correct.shape == (10_000, 256)
-    assert NETWORK.stat().st_size < 2_000_000
-    assert TABLE.stat().st_size < 400_000
+    assert table.correct.shape == (images, 256)
+    assert _network(name).stat().st_size < max_bytes
+    assert (MODELS / f"{name}.accuracy.json").stat().st_size < 400_000
 
 
-def test_wider_networks_know_more() -> None:
-    """Uniform widths are strictly ordered, and far above chance (1 %)."""
-    top1 = _table().top1()
-    uniform = [top1[(width,) * 4] for width in (0.25, 0.5, 0.75, 1.0)]
+@pytest.mark.parametrize(("name", "least", "most"), [("slimresnet-tiny", 0.36, 0.55), ("slimresnet-pairs", 0.6, 0.88)])
+def test_wider_networks_know_more(name: str, least: float, most: float) -> None:
+    """Uniform widths are strictly ordered; the narrowest and the widest are far above chance (1 %)."""
+    top1 = _table(name).top1()
+    uniform = [accuracy for widths, accuracy in sorted(top1.items()) if len(set(widths)) == 1]
     assert uniform == sorted(set(uniform))
-    assert uniform[0] > 0.36
-    assert uniform[-1] > 0.55
+    assert uniform[0] > least
+    assert uniform[-1] > most
 
 
-def test_the_table_is_made_by_the_settings_beside_it() -> None:
+@each_network
+def test_a_network_is_made_by_the_settings_beside_it(name: str) -> None:
     """The file keeps the knobs it was trained with, and the scenario beside it asks for the same."""
-    _, metadata = ModelFile(NETWORK, Network("slimresnet-tiny")).load()
-    assert metadata["training"] == training_text(training_knobs(load_scenario(MODELS / "slimresnet-tiny.yaml")))
+    _, metadata = ModelFile(_network(name), Network(name)).load()
+    assert metadata["training"] == training_text(training_knobs(load_scenario(MODELS / f"{name}.yaml")))
 
 
-def test_the_scenario_reads() -> None:
-    """It names the shipped files."""
-    model = load_scenario(ROOT / "scenarios" / "cifar100.yaml").model
-    assert Path(model.checkpoint or "").samefile(NETWORK)
-    assert Path(model.accuracy or "").samefile(TABLE)
+@each_network
+def test_a_scenario_names_a_shipped_network_by_its_name(name: str, tmp_path: Path) -> None:
+    """Both its files, unless one of that name lies beside the scenario."""
+    path = tmp_path / "own.yaml"
+    changes = {"model": {"checkpoint": name, "accuracy": name, "dataset": "cifar100"}}
+    path.write_text((ROOT / "scenarios" / "cifar100.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    model = load_scenario(path, changes).model
+    assert Path(model.checkpoint or "").samefile(_network(name))
+    assert Path(model.accuracy or "").samefile(MODELS / f"{name}.accuracy.json")
+    (tmp_path / name).touch()
+    assert load_scenario(path, changes).model.checkpoint == str(tmp_path / name)
 
 
 SCENARIOS = sorted((ROOT / "scenarios").glob("*.yaml"))
@@ -143,9 +156,9 @@ def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
         cifar100.test_labels[:count],
         cifar100.classes,
     )
-    model, _ = ModelFile(NETWORK).load()
+    model, _ = ModelFile(_network("slimresnet-tiny")).load()
     found = evaluate(model, few, batch=count)
-    assert np.mean(found.correct == _table().correct[:count]) > 0.999
+    assert np.mean(found.correct == _table("slimresnet-tiny").correct[:count]) > 0.999
 
 
 def not_of_now(scenario: Path) -> dict[str, str]:
