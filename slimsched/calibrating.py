@@ -204,7 +204,8 @@ def _local(model: Path | None, asked_for: str | None, network: Network | None, *
     from scenarios.world.build import device_section
 
     if model is None:
-        problem = "give the network's file (safetensors); only an emulated device (--device emulated:PROFILE) runs none"
+        problem = "give the network's file (safetensors), or slimresnet-pairs, which ships; only an emulated device "
+        problem += "(--device emulated:PROFILE) runs none"
         raise InputError("--model", "", problem)
     file = ModelFile(model, network)
     model_costs(file)

