@@ -507,6 +507,22 @@ def test_only_an_instances_first_load_opens_the_file() -> None:
     end.close()
 
 
+def test_preloads_come_from_memory_while_the_clock_stands_and_from_the_file_after_a_death() -> None:
+    """Nobody times them before the run; who comes back in mid-run pays for the file."""
+    for is_running, from_disk in ((False, False), (True, True)):
+        _, end = socket_pair()
+        spec = SchedulerSpec(knobs(), TINY.segments, Supervision())
+        agent = Agent(AgentEnd(ToAgent, end), OnCores(), spec, EpochLog())
+        agent._obey(Prepare(1, 0, False))
+        if is_running:
+            agent._obey(Start(time.monotonic_ns()))
+        agent._obey(ComeUp(1))
+        lanes = agent._fitting.lanes
+        assert isinstance(lanes, ToldLanes)
+        assert set(lanes.from_disk) == {from_disk}
+        end.close()
+
+
 def _is_nudged(agent: Agent) -> bool:
     return bool(select.select([agent._woken], (), (), 0)[0])
 
