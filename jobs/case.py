@@ -267,12 +267,17 @@ def _of_file(source: str) -> Iterator[None]:
 
 
 def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
-    named = _policy_alone(name, scenario, source)
+    named = named_policy(name, scenario, source)
     interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
     return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
 
 
-def _policy_alone(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
+def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
+    """A policy by its name, or of a file, with the scenario's numbers.
+
+    Raises:
+        InputError: there is none such.
+    """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
         return _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)

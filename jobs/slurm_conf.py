@@ -187,7 +187,7 @@ def _multifactor(said: Words, source: str, notes: list[str]) -> dict[str, Any]:
         return {}
     if weights["weight_fairshare"]:
         notes.append("PriorityWeightFairshare: all users stand below one root, whatever accounts they have")
-    spans = {name: _span_s(said.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
+    spans = {name: span_s(said.get(key, usual), key, source) for key, (name, usual) in _SPANS.items()}
     return {
         **weights,
         **spans,
@@ -203,8 +203,12 @@ def _number(text: str, key: str, source: str) -> float:
     return float(text)
 
 
-def _span_s(text: str, key: str, source: str) -> float:
-    """Of minutes, `minutes:seconds`, `hours:minutes:seconds` or `days-hours:minutes:seconds`."""
+def span_s(text: str, key: str, source: str) -> float:
+    """Of minutes, `minutes:seconds`, `hours:minutes:seconds` or `days-hours:minutes:seconds`.
+
+    Raises:
+        InputError: it is none of these.
+    """
     days, dash, rest = text.rpartition("-")
     parts = rest.split(":")
     units_s = (3600, 60, 1) if dash or len(parts) > 2 else (60, 1)

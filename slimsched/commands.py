@@ -49,6 +49,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "jobs.verbs.capacity",
         "Find the largest load, or the fewest nodes, at which waits stay below a limit.",
     ),
+    "jobs advise": (
+        "jobs.verbs.advise",
+        "Advise a running Slurm: another order of the jobs that wait, and what it would bring.",
+    ),
     "jobs bound": (
         "jobs.verbs.bound",
         "Compute a bound that no policy can beat, and the price of a GPU-hour over time.",

@@ -31,7 +31,7 @@ from slimsched.working import observing
 STANDARD_OUTPUT: Final = Path("-")
 _OPENS_MUCH: Final = (  # torch and numba take seconds
     *RESUMING, "simulate", "capacity", "bound", "plan", "profile check", "jobs whatif", "jobs capacity", "jobs bound",
-    "model slim",
+    "jobs advise", "model slim",
 )  # fmt: skip
 _READ: Final = (
     "scenario",
@@ -45,9 +45,10 @@ _READ: Final = (
     "trace",
     "tasks",
     "weights",
+    "undo",
 )
 _OUT_IS_A_FILE: Final = ("profile synth", "model slim", "jobs import", "jobs generate", "jobs init")
-_WRITTEN: Final = ("plot", "file")  # and the JSON
+_WRITTEN: Final = ("plot", "file", "journal")  # and the JSON
 _SEVERAL: Final = "for several values give"
 _RAISING: Final[Mapping[str, Any]] = {"exit_on_error": False, "print_error": False, "help_on_error": False}
 

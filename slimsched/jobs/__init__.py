@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slimsched.jobs.verbs import (
+    advise,
     bound,
     capacity,
     compare,
@@ -16,6 +17,7 @@ from slimsched.jobs.verbs import (
 )
 
 __all__ = [
+    "advise",
     "bound",
     "capacity",
     "compare",

@@ -432,6 +432,25 @@ def validation_text(document: Row) -> str:
     return _text(say("validation_head", document), *tables)
 
 
+def advice_text(document: Row) -> str:
+    """What is expected, then who comes when, then what was written, or would be."""
+    pair = "{0[0]} -> {0[1]}".format
+    cells: Cells = [
+        ("job", of("job")),
+        ("user", of("user")),
+        ("GPUs", of("gpus", _count)),
+        ("limit", of("limit_s", time_text)),
+        ("has waited", of("waited_s", time_text)),
+        ("place", of("place", pair)),
+        ("SiteFactor", of("factor", pair)),
+        ("whole wait", of("wait_s", lambda waits_s: pair(list(map(time_text, waits_s))))),
+        ("left alone", of("left")),
+    ]
+    table = [_table(document["jobs"], cells, notes=[say("advice_notes", document)])] if document["jobs"] else []
+    commands = [] if "written" in document else document["commands"]
+    return _text(say("advice_head", document), *table, "\n".join(commands), say("advice_end", document))
+
+
 def tuning_text(row: Row) -> str:
     """The numbers, what they came to where they were sought, and what they are worth later."""
     change = row["judged"]["change"]["wait_s"]

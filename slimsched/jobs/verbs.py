@@ -1,12 +1,14 @@
 """What is done with training jobs: a cluster's log as a trace, what a trace holds, and policies on it.
 
-`slimsched jobs NAME` does the first eight; `tune` and `train` are for Python alone.
+`slimsched jobs NAME` does the first nine; `tune` and `train` are for Python alone.
 """
 
 from __future__ import annotations
 
 import shlex
+import time  # noqa: TID251 - how long jobs wait in a running Slurm is told by a clock
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -406,6 +408,86 @@ def capacity(
         low, high = largest_load(case, wait_s, of, PRECISION, told)
         document = capacity_document(case, wait_s, of, load_kept=low, load_broken=high)
     return CommandResult(document, capacity_text(document))
+
+
+@verb
+def advise(
+    scenario: File,
+    /,
+    *,
+    policy: str = "saf-requested",
+    age_guard_s: Duration = 86400.0,
+    apply: bool = False,
+    journal: NewFile | None = None,
+    undo: File | None = None,
+) -> CommandResult:
+    """Advise a running Slurm: another order of the jobs that wait, and what it would bring.
+
+    Nothing is changed without --apply.
+
+    Args:
+        scenario: a scenario of training jobs (YAML) of this cluster; its baseline is what the site runs.
+        policy: whose order is advised, by name or a file: one that stops no job and needs no true run times.
+        age_guard_s: who has waited longer goes first; 24h by default.
+        apply: write the SiteFactors of this order into Slurm; an operator may.
+        journal: where each is written down before; beside the scenario by default, ending in .advice.jsonl.
+        undo: put back what such a journal says was changed, and do nothing else.
+
+    Raises:
+        InputError: no Slurm answers here, or is understood; a priority may not be changed; or the scenario's baseline
+            is not near its log.
+    """
+    from hw.host.limits import core_count
+    from jobs.advice import (
+        CONFIG_COMMAND,
+        Change,
+        advice_document,
+        read_journal,
+        require_multifactor,
+        require_near,
+        require_order,
+    )
+    from jobs.case import named_policy
+    from kit.documents import read_text
+    from scenarios.terminal.places import writable_file
+    from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
+    from slimsched.jobs.texts import advice_text
+
+    slurm = Slurm()
+    require_multifactor(slurm.ask(*CONFIG_COMMAND))
+    if undo is not None:
+        return _undone(Path(undo))
+    place = writable_file(Path(journal or Path(scenario).with_suffix(".advice.jsonl")))
+    case = _case(scenario)
+    named = named_policy(policy, case.scenario, "--policy")
+    require_order(named, "--policy")
+    with _progress("judging what the site runs", 1) as progress:
+        error = require_near(case)
+        progress.update()
+    known = read_journal(read_text(place), str(place)) if place.is_file() else []
+    with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
+        jobs = queue_of(slurm)
+        processes = core_count() if len(jobs) > _FEW else 1
+        document = advice_document(case, named, jobs, lines, time.time(), age_guard_s, processes)
+        document |= {"log_error": error, "journal": str(place)}
+        if write is not None:
+            document |= carry_out(slurm, [Change(**each) for each in document["changes"]], write)
+    return CommandResult(document, advice_text(document))
+
+
+def _undone(journal: Path) -> CommandResult:
+    """What a journal says was changed is put back."""
+    from jobs.advice import undoing
+    from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
+    from slimsched.jobs.texts import say
+
+    if not journal.is_file():
+        raise InputError("--undo", "", f"{journal}: no such file; name the journal that --apply told")
+    slurm = Slurm()
+    with opened_journal(journal) as (lines, write):
+        changes, left = undoing(lines, queue_of(slurm))
+        document = {"schema": "slimsched.jobsundo/1", "left": left, **carry_out(slurm, changes, write)}
+    return CommandResult(document, say("undone", document))
 
 
 # ------------------------------------------------------------------------------------------------------------- learning

@@ -1,0 +1,433 @@
+"""Another order for the jobs that wait in a running Slurm: who comes when, and by which SiteFactor; without a clock.
+
+Jobs of one partition and QOS exchange their priorities: the first in the advised order is given the highest that any of
+them has, and so on. So all others (arrays, jobs of other partitions, new ones) keep their standing beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from jobs.case import JobsCase
+from jobs.comparing import DRAWS, band, log_error, run_policy
+from jobs.figures import NEAR, by_job
+from jobs.learning.learned import NamedPolicy
+from jobs.logs.slurm import count_of, types_of
+from jobs.policies.history import HISTORY, ORACLE
+from jobs.policies.orders import MULTIFACTOR, Features
+from jobs.policies.policy import ROUNDS
+from jobs.policies.scheduler import JobScheduler
+from jobs.sim.jobs import NOT_YET, Snapshot
+from jobs.slurm_conf import span_s
+from jobs.trace import JobTrace
+from kit.chance import stream
+from kit.errors import InputError
+from kit.parallel import Jobs, results
+from kit.units import NS_PER_S
+
+SCHEMA: Final = "slimsched.jobsadvice/1"
+BAND: Final = 1_000_000  # of a SiteFactor, up and down: where priorities differ by more, the site's own order stays
+GAP: Final = 2  # between two priorities: Slurm counts none below 1, so a 1 may be one less without a SiteFactor
+SLACK: Final = 100  # a priority that has drifted by no more is left as it is
+NO_LIMIT_S: Final = 365 * 86400.0  # as Slurm has it
+MOVED: Final = ("Priority", "Resources")
+_WAITS: Final = (*MOVED, "None")  # None: Slurm has not looked at it yet
+_QUEUE: Final = "JobID JobArrayID UserName Partition QOS State Reason EligibleTime TimeLimit TimeUsed tres-alloc"
+QUEUE_COMMAND: Final = ("squeue", "-h", "-r", "-O", ",".join(f"{key}:|" for key in _QUEUE.split()))
+FACTORS_COMMAND: Final = ("sprio", "-h", "-o", "%i|%S|%Y")
+CONFIG_COMMAND: Final = ("scontrol", "show", "config")
+_NO_LIMITS: Final = ("UNLIMITED", "NOT_SET", "Partition_Limit", "INVALID")
+_FOREIGN: Final = "SiteFactor set by others"
+_LINE: Final = '{"job":'  # how each of the journal begins
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """A job of the queue.
+
+    Attributes:
+        name: as users know it: `9_4` is a task of an array.
+        since_s: it could have begun since then (Unix time); infinite where it can't yet.
+        limit_s: of its time.
+        used_s: of that, what it has run for.
+        priority, factor: as Slurm has them now; None of jobs that it does not weigh.
+    """
+
+    job_id: int
+    name: str
+    user: str
+    partition: str
+    qos: str
+    state: str
+    reason: str
+    since_s: float
+    limit_s: float
+    used_s: float
+    gpus: int
+    gpu_types: str
+    priority: int = 0
+    factor: int | None = None
+
+    @property
+    def waits(self) -> bool:
+        """It could be started, were there room."""
+        return self.state == "PENDING" and self.reason in _WAITS and self.gpus > 0 and self.factor is not None
+
+    @property
+    def standing(self) -> tuple[int, int]:
+        """Slurm's order: smallest first."""
+        return -self.priority, self.job_id
+
+    @property
+    def own_priority(self) -> int:
+        """What it would have without a SiteFactor."""
+        return self.priority - (self.factor or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A SiteFactor that is written: a line of the journal."""
+
+    job: int
+    before: int
+    after: int
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What writes it."""
+        return "scontrol", "update", f"JobId={self.job}", f"SiteFactor={self.after}"
+
+    @property
+    def line(self) -> str:
+        """Of the journal."""
+        return msgspec.json.encode(self).decode() + "\n"
+
+
+Journal = Sequence[Change]
+
+# ------------------------------------------------------------------------------------------------------ what Slurm says
+
+
+def live_jobs(queue: str, factors: str) -> list[LiveJob]:
+    """Of the texts of `QUEUE_COMMAND` and `FACTORS_COMMAND`, with times in seconds since 1970.
+
+    Raises:
+        InputError: a line is not understood.
+    """
+    lines = [line for line in factors.splitlines() if line.strip()]
+    many = Counter(line.partition("|")[0].strip() for line in lines)
+    weighed: dict[int, tuple[int, int]] = {}
+    for line in lines:
+        found = re.fullmatch(r"\s*(\d+)\s*\|\s*(-?\d+)\s*\|\s*(\d+)\s*", line)
+        if found is None:
+            raise _not_understood("sprio", line)
+        if many[found[1]] == 1:  # one that asks for several partitions has several
+            weighed[int(found[1])] = int(found[2]), int(found[3])
+    jobs = []
+    for job in (_live_job(line) for line in queue.splitlines() if line.strip()):
+        factor, priority = weighed.get(job.job_id, (None, 0))
+        jobs.append(replace(job, factor=factor, priority=priority))
+    return jobs
+
+
+def _live_job(line: str) -> LiveJob:
+    try:
+        job_id, *names, since, limit, used, tres, _ = (word.strip() for word in line.split("|"))
+        name, user, partition, qos, state, reason = names
+        since_s = float("inf") if since in ("N/A", "Unknown", "NONE") else float(since)
+        limit_s = NO_LIMIT_S if limit in _NO_LIMITS else span_s(limit, "TimeLimit", "squeue")
+        used_s = 0.0 if used in _NO_LIMITS else span_s(used, "TimeUsed", "squeue")
+        gpus, types = int(count_of(tres)), types_of(tres)
+        return LiveJob(int(job_id), name, user, partition, qos, state, reason, since_s, limit_s, used_s, gpus, types)
+    except (ValueError, InputError):
+        raise _not_understood("squeue", line) from None
+
+
+def _not_understood(command: str, line: str) -> InputError:
+    remedy = "Slurm 22.05 writes otherwise; report this line and `sinfo --version`"
+    return InputError(command, "", f"{line.strip()!r:.200} is not understood: {remedy}")
+
+
+def require_multifactor(config: str) -> None:
+    """Of the text of `CONFIG_COMMAND`; raises `InputError` where a SiteFactor would move nothing."""
+    found = re.search(r"^PriorityType\s*=\s*(\S+)", config, re.MULTILINE)
+    if found is None or found[1] != "priority/multifactor":
+        remedy = "only under priority/multifactor do priorities hang on a SiteFactor; write that into slurm.conf"
+        raise InputError("slurm.conf", "PriorityType", f"{found[1] if found else 'nothing'!r:.80}: {remedy}")
+
+
+# ---------------------------------------------------------------------------------------------------------- the journal
+
+
+def read_journal(text: str, source: str) -> list[Change]:
+    """Its lines; of a last one that was cut off nothing was done.
+
+    Raises:
+        InputError: it is no such journal.
+    """
+    *lines, cut = text.split("\n")
+    try:
+        if not (cut.startswith(_LINE) or _LINE.startswith(cut)):
+            raise msgspec.DecodeError
+        return [msgspec.json.decode(line, type=Change) for line in lines]
+    except msgspec.DecodeError:
+        raise InputError(source, "", "is no journal of `slimsched jobs advise`; name the one that it wrote") from None
+
+
+def _is_ours(job: LiveJob, last: Mapping[int, Change]) -> bool:
+    """Nobody has set its SiteFactor, or we have: the last line may have been written, and its change not been made."""
+    mine = last.get(job.job_id)
+    return job.factor in ((0,) if mine is None else (mine.before, mine.after))
+
+
+def undoing(journal: Journal, jobs: Iterable[LiveJob]) -> tuple[list[Change], dict[str, int]]:
+    """What puts back what was there before each job's first line; how many jobs are left alone, and why."""
+    first, last = {each.job: each.before for each in reversed(journal)}, {each.job: each for each in journal}
+    there = {job.job_id: job for job in jobs if job.state == "PENDING"}
+    changes, left = [], Counter[str]()
+    for job_id, before in first.items():
+        job = there.get(job_id)
+        if job is None or job.factor is None:
+            left["started, gone or held"] += last[job_id].after != before
+        elif not _is_ours(job, last):
+            left[_FOREIGN] += 1
+        elif job.factor != before:
+            changes.append(Change(job_id, job.factor, before))
+    return changes, dict(+left)
+
+
+# ------------------------------------------------------------------------------------------------------------ who, when
+
+
+def require_order(named: NamedPolicy, source: str) -> None:
+    """Raises `InputError` where a policy is no order of waiting jobs that is known without their run times."""
+    policy = named.policy
+    if policy.is_preemptive or policy.learned or policy.queueing == ROUNDS or policy.order == MULTIFACTOR:
+        problem = "stops jobs, is learned, or is Slurm's own"
+    elif policy.estimate == ORACLE:
+        problem = "knows true run times, which nobody does"
+    else:
+        return
+    allowed = "saf-requested (smallest requested GPU time first), qssf, smallest, sjf-history, fifo and the like"
+    raise InputError(source, "", f"{named.name} {problem}; allowed are {allowed}")
+
+
+def require_near(case: JobsCase) -> float | None:
+    """How far the site's own policy is off the scenario's log; None where the log has no waits.
+
+    Raises:
+        InputError: so far that nothing that is simulated can be believed, or the policy stops jobs.
+    """
+    site = case.baseline
+    if site.policy.is_preemptive or site.policy.learned:
+        problem = f"{site.name} is nothing that Slurm runs, so waits there can't be foretold"
+        raise InputError(case.source, "baseline", f"{problem}; {_NEAREST}")
+    error = log_error(case, by_job(run_policy(case, site), case.scenario.cluster.gpus))
+    if error is not None and error > NEAR:
+        problem = f"{site.name} is {error:.0%} off the log, job by job, and at most {NEAR:.0%} is near"
+        raise InputError(case.source, "baseline", f"{problem}; {_NEAREST}")
+    return error
+
+
+_NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the policy that is nearest"
+
+
+def wanted_order(
+    case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float, age_guard_s: float
+) -> list[LiveJob]:
+    """Of the jobs those that fit on the scenario's nodes: who has waited too long first, all others by the policy."""
+    waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
+    if not waiting:
+        return []
+    begin_s = min(waiting[0].since_s, now_s)
+    now_ns = round((now_s - begin_s) * NS_PER_S)
+    scheduler = JobScheduler(named.policy, case.world.groups, case.world.speeds, None, case.past)
+    for arrival in _trace(case, waiting, [min(job.since_s, now_s) - begin_s for job in waiting]).arrivals():
+        scheduler.handle(arrival, now_ns)
+    fits = np.array(sorted(scheduler.class_of), np.int64)
+    index = scheduler.order.index(Features(scheduler.book, fits, now_ns, is_running=False))
+    by_policy = [waiting[place] for place in fits[np.argsort(index, kind="stable")].tolist()]
+    late_s = now_s - age_guard_s
+    return sorted(by_policy, key=lambda job: (job.since_s, job.job_id) if job.since_s < late_s else (now_s, 0))
+
+
+def factors_of(wanted: Sequence[LiveJob]) -> dict[int, int]:
+    """SiteFactors by job that put jobs of one group into this order; those that stand right already keep theirs."""
+    factors, below = {}, 0
+    for job, given in zip(reversed(wanted), sorted(job.own_priority for job in wanted), strict=True):
+        target = max(given, below + GAP)
+        is_right = below < job.priority <= target + SLACK
+        factor = (job.factor or 0) if is_right else min(max(target - job.own_priority, -BAND), BAND)
+        factors[job.job_id], below = factor, job.own_priority + factor
+    return factors
+
+
+def why_left(job: LiveJob, last: Mapping[int, Change]) -> str:
+    """Why the SiteFactor of a pending job is no matter of ours; empty where it is."""
+    if job.name != str(job.job_id):
+        return "array, or part of a job"
+    if job.reason not in MOVED:
+        return "not looked at yet" if job.reason == "None" else job.reason
+    if job.gpus == 0:
+        return "asks for no GPU"
+    if job.factor is None:
+        return "no single priority"
+    return "" if _is_ours(job, last) else _FOREIGN
+
+
+# ------------------------------------------------------------------------------------------------------------- document
+
+
+def advice_document(
+    case: JobsCase,
+    named: NamedPolicy,
+    jobs: Sequence[LiveJob],
+    journal: Journal,
+    now_s: float,
+    age_guard_s: float,
+    processes: Jobs = 1,
+) -> dict[str, Any]:
+    """Who waits, in Slurm's order now and in the advised one; what to write; and what is expected of both.
+
+    Args:
+        journal: what was written before.
+        now_s: the time, in seconds since 1970.
+        age_guard_s: who has waited longer goes first.
+    """
+    if HISTORY in (named.policy.estimate, case.baseline.policy.estimate):
+        ended = zip(case.jobs.arrivals(), case.jobs.work_ns.tolist(), strict=True)
+        case = replace(case, past=(*case.past, *ended))
+    last = {each.job: each for each in journal}
+    why = {job.name: why_left(job, last) for job in jobs if job.state == "PENDING"}
+    standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
+    wanted = wanted_order(case, named, standing, now_s, age_guard_s)
+    free, fitting = [job for job in wanted if not why[job.name]], {job.name for job in wanted}
+    factors: dict[int, int] = {}
+    for group in dict.fromkeys((job.partition, job.qos) for job in free):
+        factors |= factors_of([job for job in free if (job.partition, job.qos) == group])
+    moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
+    now = [job for job in standing if job.name in fitting]
+    then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
+    running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
+    worlds = [
+        ({job.name: place for place, job in enumerate(order)}, waits_s)
+        for order, waits_s in zip(
+            (now, then), expected_waits_s(case, running, (now, then), now_s, processes), strict=True
+        )
+    ]
+    changes = [Change(job.job_id, job.factor or 0, factors[job.job_id]) for job in free]
+    changes = [change for change in changes if change.before != change.after]
+    left = Counter(filter(None, why.values()))
+    left["fits on no node"] = len(standing) - len(now)
+    return {
+        "schema": SCHEMA,
+        "scenario": case.scenario.name,
+        "site": case.baseline.name,
+        "policy": named.name,
+        "age_guard_s": age_guard_s,
+        "late": sum(job.since_s < now_s - age_guard_s for job in now),
+        "running": len(running),
+        "jobs": [
+            {
+                "job": job.name,
+                "user": job.user,
+                "gpus": job.gpus,
+                "limit_s": job.limit_s,
+                "waited_s": max(now_s - job.since_s, 0.0),
+                "place": [places[job.name] + 1 for places, _ in worlds],
+                "factor": [job.factor, factors.get(job.job_id, job.factor)],
+                "wait_s": [float(waits_s[:, places[job.name]].mean()) for places, waits_s in worlds],
+                "left": why[job.name],
+            }
+            for job in now
+        ],
+        "expected": [_expected(waits_s) for _, waits_s in worlds] if now else [],
+        "left": dict(+left),
+        "changes": [asdict(change) for change in changes],
+        "commands": [" ".join(change.command) for change in changes],
+    }
+
+
+def _expected(waits_s: Numbers) -> dict[str, Any]:
+    """Of (draws, jobs): the mean wait and the longest, with bands where there are several draws."""
+    figures = {"mean_s": waits_s.mean(axis=1), "longest_s": waits_s.max(axis=1)}
+    return {
+        key: {"value": float(each.mean()), "band": band(each) if len(each) > 1 else None}
+        for key, each in figures.items()
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- simulation
+
+
+def expected_waits_s(
+    case: JobsCase, running: Sequence[LiveJob], orders: Sequence[Sequence[LiveJob]], now_s: float, processes: Jobs
+) -> list[Numbers]:
+    """For each order (draws, jobs): whole waits of its jobs, were they taken in this order by the site's own rules.
+
+    In each draw a job runs for a share of its limit that jobs of the log had, and up to `jitter_s` longer; where the
+    log knows no limits, for all of it. Nobody else comes.
+    """
+    draws = DRAWS if np.isfinite(case.jobs.requested_s).any() or case.scenario.jitter_s else 1
+    tasks = [(running, order, now_s, draw) for order in orders for draw in range(draws)]
+    found = results(_waits_s, case, tasks, processes) if orders[0] else [np.empty(0)] * len(tasks)
+    return [np.array(found[place * draws : (place + 1) * draws]) for place in range(len(orders))]
+
+
+def _waits_s(case: JobsCase, task: tuple[Sequence[LiveJob], Sequence[LiveJob], float, int]) -> Numbers:
+    running, order, now_s, draw = task
+    jobs = [*sorted(running, key=lambda job: -job.used_s), *order]  # at one instant the first row comes first
+    many, longest_s = len(running), max((job.used_s for job in running), default=0.0)
+    ran_s = np.array([max(job.used_s, 1e-3) if place < many else 0.0 for place, job in enumerate(jobs)])
+    at_s = longest_s + 1.0
+    trace = replace(_trace(case, jobs, at_s - ran_s), run_s=_lengths_s(case, jobs, draw))
+    here = replace(
+        case,
+        jobs=trace,
+        snapshot=Snapshot(round(at_s * NS_PER_S), np.round(ran_s * NS_PER_S).astype(np.int64)),
+        scenario=case.scenario.model_copy(update={"warmup_s": 0.0}),
+        world=replace(case.world, outages=()),
+    )
+    site = case.baseline
+    record = run_policy(here, replace(site, policy=replace(site.policy, order="fifo")))
+    start_s = np.where(record.start_ns == NOT_YET, record.ended_ns, record.start_ns)[many:] / NS_PER_S
+    return np.asarray(start_s - at_s + [max(now_s - job.since_s, 0.0) for job in order])
+
+
+def _lengths_s(case: JobsCase, jobs: Sequence[LiveJob], draw: int) -> Numbers:
+    """(n,) How long each runs; the same in all orders."""
+    log, rng = case.jobs, stream(case.scenario.seed, f"job advice {draw}")
+    has_limit = np.isfinite(log.requested_s)
+    shares = np.sort(np.minimum(log.run_s[has_limit] / log.requested_s[has_limit], 1.0))
+    lengths_s = np.empty(len(jobs))
+    for place in sorted(range(len(jobs)), key=lambda place: jobs[place].name):
+        job, (chosen, late) = jobs[place], rng.uniform(size=2)
+        known_s = np.sort(log.run_s) if job.limit_s == NO_LIMIT_S else shares * job.limit_s
+        longer_s = known_s[np.searchsorted(known_s, job.used_s, "right") :]  # than it has run already
+        length_s = longer_s[int(chosen * len(longer_s))] if len(longer_s) else job.limit_s
+        lengths_s[place] = max(length_s, job.used_s + 1.0) + late * case.scenario.jitter_s
+    return lengths_s
+
+
+def _trace(case: JobsCase, jobs: Sequence[LiveJob], submit_s: Sequence[float] | Numbers) -> JobTrace:
+    """Jobs that are in the order of these submissions."""
+    types = {group.type for group in case.scenario.cluster.nodes}
+    limits_s = [job.limit_s for job in jobs]
+    return JobTrace.of(
+        submit_s,
+        limits_s,
+        [job.gpus for job in jobs],
+        user=[job.user for job in jobs],
+        vc=[job.partition for job in jobs],
+        gpu_types=[job.gpu_types if set(job.gpu_types.split("|")) <= types else "" for job in jobs],
+        requested_s=limits_s,
+    )

@@ -1,0 +1,109 @@
+"""What `slimsched jobs advise` asks of Slurm's commands, and writes down: all of its input and output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Final
+
+from jobs.advice import FACTORS_COMMAND, QUEUE_COMMAND, Change, Journal, LiveJob, live_jobs, read_journal
+from kit.errors import InputError, in_a_line
+
+PATIENCE_S: Final = 60.0
+_JOB_IS_GONE: Final = ("invalid job id", "already finished", "no longer pending")
+_HERE: Final = "give this command where Slurm's are, with SLURM_CONF where slurm.conf lies elsewhere"
+_PING: Final = "`scontrol ping` tells whether the controller runs"
+_RIGHT: Final = "an operator may (`sacctmgr modify user NAME set AdminLevel=Operator`), or root"
+Write = Callable[[Change], None]
+
+
+class Slurm:
+    """Its commands, on this machine."""
+
+    def ask(self, *words: str) -> str:
+        """What a command prints.
+
+        Raises:
+            InputError: there is none, or it fails, or nobody answers it.
+        """
+        done = self._done(words)
+        if done.returncode:
+            self._refuse(words, done)
+        return done.stdout
+
+    def change(self, change: Change) -> bool:
+        """Write a SiteFactor: whether its job is still there.
+
+        Raises:
+            InputError: as for `ask`.
+        """
+        done = self._done(change.command)
+        is_gone = any(words in done.stderr.lower() for words in _JOB_IS_GONE)
+        if done.returncode and not is_gone:
+            self._refuse(change.command, done)
+        return not done.returncode
+
+    def _refuse(self, words: Sequence[str], done: subprocess.CompletedProcess[str]) -> None:
+        remedy = _RIGHT if "ermission denied" in done.stderr else _PING
+        raise InputError(" ".join(words[:2]), "", f"{in_a_line(done.stderr or done.stdout)}; {remedy}")
+
+    def _done(self, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}  # would hide jobs
+        environment = {**own, "SLURM_TIME_FORMAT": "%s"}
+        try:
+            return subprocess.run(  # noqa: S603 - constants and numbers
+                words,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=PATIENCE_S,
+                check=False,
+            )
+        except OSError:
+            raise InputError(words[0], "", f"there is no such command here; {_HERE}") from None
+        except subprocess.TimeoutExpired:
+            raise InputError(words[0], "", f"Slurm does not answer within {PATIENCE_S:g} s; {_PING}") from None
+
+
+def queue_of(slurm: Slurm) -> list[LiveJob]:
+    """Jobs that wait and run, and what Slurm weighs them by; raises `InputError` as these two do."""
+    return live_jobs(slurm.ask(*QUEUE_COMMAND), slurm.ask(*FACTORS_COMMAND))
+
+
+@contextmanager
+def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
+    """Its lines, and who adds one, which lies on the disk when that returns. One command at a time has it.
+
+    Raises:
+        InputError: it is no journal, or another command has it.
+    """
+    with path.open("a+b") as file:
+        try:
+            flock(file, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            raise InputError(str(path), "", "another `jobs advise` writes to it; wait for its end") from None
+        file.seek(0)
+        content = file.read()
+        journal = read_journal(content.decode(errors="replace"), str(path))
+        file.truncate(content.rfind(b"\n") + 1)  # a line that was cut off
+
+        def write(change: Change) -> None:
+            file.write(change.line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+        yield journal, write
+
+
+def carry_out(slurm: Slurm, changes: Sequence[Change], write: Write) -> dict[str, int]:
+    """Each is written down, then made: how many were, and of how many the job was gone."""
+    made = 0
+    for change in changes:
+        write(change)
+        made += slurm.change(change)
+    return {"written": made, "gone": len(changes) - made}
