@@ -1,0 +1,401 @@
+"""`jobs advise` on texts as Slurm 22.05 writes them (`SLURM_TIME_FORMAT=%s`); a real one: test_real_advice.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fcntl import LOCK_EX, flock
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.advice import (
+    BAND,
+    SLACK,
+    Change,
+    LiveJob,
+    advice_document,
+    factors_of,
+    live_jobs,
+    read_journal,
+    require_multifactor,
+    undoing,
+)
+from jobs.case import JobsCase, named_policy
+from kit.errors import InputError
+from slimsched.cli import main
+from slimsched.jobs import live
+from tests.jobs.cases import case_of, trace_of, write_case
+
+NOW_S = 1_000_000.0
+DAY_S = 86_400.0
+QUEUE = """\
+1|1|games|train|normal|RUNNING|None|999959|1:40|0:40|cpu=32,node=1,billing=32,gres/gpu=4|
+2|2|man|train|normal|PENDING|Resources|999900|10:00|0:00|cpu=32,mem=62.50G,node=1,billing=32,gres/gpu=4|
+3|3|games|train|normal|PENDING|Priority|999950|2:00|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu=1|
+4|4|lp|train|normal|PENDING|Priority|999990|1-00:00:00|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu:a100=1|
+7|7|lp|train|normal|PENDING|JobHeldUser|N/A|2:00|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu=1|
+8|8|lp|train|normal|PENDING|Dependency|N/A|UNLIMITED|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu=1|
+9|9_1|lp|train|normal|PENDING|Priority|999960|1:00|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu=1|
+9|9_2|lp|train|normal|PENDING|Priority|999960|1:00|0:00|cpu=8,mem=62.50G,node=1,billing=8,gres/gpu=1|
+12|12|man|train|normal|PENDING|Priority|999960|3:00|0:00|cpu=1,mem=62.50G,node=1,billing=1|
+"""
+FACTORS = "2|0|1\n3|0|1\n4|0|1\n9|0|1\n12|0|1\n"
+LOG = trace_of([(0, 10, 1), (20, 10, 1)], requested_s=[10.0, 10.0])  # jobs run for all of their limits
+CONFIG = "PriorityParameters      = (null)\nPriorityType            = priority/multifactor\n"
+
+
+def job(number: int, own: int = 1000, **others: Any) -> LiveJob:
+    """Of one GPU and an hour, that waits; the later its number, the younger."""
+    factor = others.get("factor", 0)
+    given = {
+        "name": str(number), "user": "u", "partition": "p", "qos": "q", "state": "PENDING", "reason": "Priority",
+        "since_s": NOW_S - 3600 + number, "limit_s": 3600.0, "used_s": 0.0, "gpus": 1, "gpu_types": "",
+    }  # fmt: skip
+    return LiveJob(number, **{**given, "priority": max(own + (factor or 0), 1), "factor": 0, **others})
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> JobsCase:
+    """One node of 4 GPUs."""
+    return case_of(tmp_path, LOG, policies=["fifo-easy-requested"])
+
+
+def advised(case: JobsCase, jobs: Sequence[LiveJob], policy: str = "saf-requested", **given: Any) -> dict[str, Any]:
+    named = named_policy(policy, case.scenario, "--policy")
+    return advice_document(case, named, jobs, given.get("journal", ()), NOW_S, given.get("age_guard_s", DAY_S))
+
+
+def order_of(document: dict[str, Any]) -> list[str]:
+    return [row["job"] for row in sorted(document["jobs"], key=lambda row: row["place"][1])]
+
+
+def made(jobs: Sequence[LiveJob], changes: Sequence[Change]) -> list[LiveJob]:
+    """What Slurm then has."""
+    after = {change.job: change.after for change in changes}
+    return [
+        replace(job, factor=after[job.job_id], priority=max(job.own_priority + after[job.job_id], 1))
+        if job.job_id in after
+        else job
+        for job in jobs
+    ]
+
+
+def changes_in(document: dict[str, Any]) -> list[Change]:
+    return [Change(**each) for each in document["changes"]]
+
+
+# ------------------------------------------------------------------------------------------------------------ the texts
+
+
+def test_a_queue_is_read() -> None:
+    jobs = {job.name: job for job in live_jobs(QUEUE, FACTORS)}
+    assert (jobs["1"].used_s, jobs["1"].limit_s, jobs["1"].gpus, jobs["1"].factor) == (40.0, 100.0, 4, None)
+    assert (jobs["4"].limit_s, jobs["4"].gpu_types, jobs["4"].since_s) == (DAY_S, "a100", 999_990.0)
+    assert (jobs["8"].limit_s, jobs["8"].since_s) == (365 * DAY_S, float("inf"))
+    assert (jobs["9_2"].job_id, jobs["9_2"].priority, jobs["12"].gpus) == (9, 1, 0)
+
+
+def test_who_has_several_priorities_has_none() -> None:
+    """A job that asks for several partitions has one in each."""
+    assert live_jobs(QUEUE, "2|0|7\n2|0|9\n")[1].factor is None
+
+
+@pytest.mark.parametrize(
+    "queue, factors",
+    [
+        ("1|1|games|train|normal|RUNNING|None|999959|1:40|0:40|\n", ""),
+        (QUEUE.replace("999959", "2026-11-27T10:59:06"), ""),
+        (QUEUE.replace("1:40", "soon"), ""),
+        ('{"jobs": []}', ""),
+        ("", "CLUSTER: tiny\n"),
+        ("", "2|x|1\n"),
+    ],
+)
+def test_what_is_not_understood_is_refused(queue: str, factors: str) -> None:
+    with pytest.raises(InputError, match="is not understood: Slurm"):
+        live_jobs(queue, factors)
+
+
+@pytest.mark.parametrize("config", ["", CONFIG.replace("multifactor", "basic")])
+def test_only_multifactor_priorities_have_a_site_factor(config: str) -> None:
+    require_multifactor(CONFIG)
+    with pytest.raises(InputError, match="only under priority/multifactor"):
+        require_multifactor(config)
+
+
+# ------------------------------------------------------------------------------------------------------------ who, when
+
+
+def test_a_queue_is_advised(case: JobsCase) -> None:
+    """By hand: job 1 ends in 60 s. Now 2 is first, and has all GPUs for 600 s; then 3 is, and 2 waits for its end."""
+    found = advised(case, live_jobs(QUEUE, FACTORS))
+    assert found["left"] == {"array, or part of a job": 2, "JobHeldUser": 1, "Dependency": 1, "asks for no GPU": 1}
+    assert (found["running"], [row["job"] for row in found["jobs"]]) == (1, ["2", "3", "4", "9_1", "9_2"])
+    assert order_of(found) == ["3", "2", "4", "9_1", "9_2"]
+    assert {row["job"]: row["wait_s"] for row in found["jobs"]}["2"] == [100.0 + 60, 100.0 + 60 + 120]
+    assert {row["job"]: row["wait_s"] for row in found["jobs"]}["3"] == [50.0 + 60 + 600, 50.0 + 60]
+    assert found["commands"] == ["scontrol update JobId=3 SiteFactor=4", "scontrol update JobId=2 SiteFactor=2"]
+
+
+def test_those_that_are_left_alone_keep_their_standing(case: JobsCase) -> None:
+    """Priorities are exchanged: an array between them stays between them."""
+    jobs = [job(1, 5000, limit_s=9e3), job(2, 4000, name="2_1"), job(3, 3000, limit_s=60.0)]
+    found = advised(case, jobs)
+    assert order_of(found) == ["3", "2_1", "1"]
+    assert changes_in(found) == [Change(3, 0, 2000), Change(1, 0, -2000)]
+    assert changes_in(advised(case, made(jobs, changes_in(found)), journal=changes_in(found))) == []
+
+
+def test_partitions_and_qos_exchange_nothing(case: JobsCase) -> None:
+    jobs = [job(1, 9000, limit_s=9e3), job(2, 10, limit_s=60.0, qos="low"), job(3, 20, limit_s=90.0, partition="x")]
+    assert changes_in(advised(case, jobs)) == []
+
+
+def test_a_second_pass_changes_nothing(case: JobsCase) -> None:
+    jobs = [job(number, limit_s=3600.0 - 60 * number) for number in range(1, 30)]
+    first = changes_in(advised(case, jobs))
+    again = advised(case, made(jobs, first), journal=first)
+    assert (len(first) > 20, changes_in(again)) == (True, [])
+    assert order_of(again) == [str(number) for number in range(29, 0, -1)]
+
+
+def test_little_drift_is_left_and_more_is_mended() -> None:
+    assert factors_of([job(1, 1000), job(2, 1400)]) == {1: 400, 2: -400}
+    drifted = job(2, 1400, factor=-400)
+    assert factors_of([job(1, 1000, factor=400 + SLACK), drifted]) == {1: 400 + SLACK, 2: -400}
+    assert factors_of([job(1, 1000, factor=401 + SLACK), drifted]) == {1: 400, 2: -400}
+
+
+def test_site_factors_stay_in_their_band() -> None:
+    """Where priorities differ by more, the site's own order stays."""
+    assert factors_of([job(1, 1), job(2, 5 * BAND)]) == {1: BAND, 2: -BAND}
+
+
+def test_who_has_waited_too_long_goes_first(case: JobsCase) -> None:
+    """The oldest before all, however large; the others by the policy."""
+    jobs = [job(1, gpus=4, limit_s=9e4), job(2, limit_s=7e4), *(job(number) for number in range(100, 110))]
+    assert order_of(advised(case, jobs))[-2:] == ["2", "1"]
+    found = advised(case, jobs, age_guard_s=3550.0)
+    assert (order_of(found)[:2], found["late"]) == (["1", "2"], 2)
+
+
+def test_a_foreign_site_factor_is_left_alone(case: JobsCase) -> None:
+    jobs = [job(1, factor=7, limit_s=60.0), job(2, limit_s=9e3), job(3, limit_s=60.0)]
+    found = advised(case, jobs)
+    assert found["left"] == {"SiteFactor set by others": 1}
+    assert {change.job for change in changes_in(found)} == {2, 3} - {2}
+    assert advised(case, jobs, journal=[Change(1, 0, 7)])["left"] == {}
+    assert advised(case, jobs, journal=[Change(1, 0, 6)])["left"] == {"SiteFactor set by others": 1}
+
+
+def test_what_waits_for_something_else_is_left_alone(case: JobsCase) -> None:
+    """Nor is it simulated, but for a job that Slurm has not looked at yet, and one whose priority is set elsewhere."""
+    others = [job(2, reason="None"), job(3, reason="BeginTime"), job(4, factor=None), job(5, gpus=16)]
+    found = advised(case, [job(1), *others])
+    assert [row["job"] for row in found["jobs"]] == ["1", "2"]
+    assert found["left"] == {"not looked at yet": 1, "BeginTime": 1, "no single priority": 1, "fits on no node": 1}
+
+
+def test_bands_come_from_the_logs_own_limits_and_jitter(tmp_path: Path) -> None:
+    """Run times are drawn from the shares of their limits that jobs of the log had: a tenth or a half."""
+    log = trace_of([(0, 10, 1), (20, 50, 1)], requested_s=[100.0, 100.0])
+    case = case_of(tmp_path, log, policies=["fifo-easy-requested"])
+    jobs = [job(1, state="RUNNING", gpus=4, used_s=60.0, limit_s=200.0), job(2, gpus=4, since_s=NOW_S)]
+    wait = advised(case, jobs)["expected"][0]["mean_s"]
+    assert (wait["value"], wait["band"]) == (pytest.approx(40.0), (pytest.approx(40.0), pytest.approx(40.0)))
+    jittered = case_of(tmp_path, log, policies=["fifo-easy-requested"], jitter_s=10)
+    low, high = advised(jittered, jobs)["expected"][0]["mean_s"]["band"]
+    assert 40 < low < high < 50
+
+
+def test_no_job_waits(case: JobsCase) -> None:
+    found = advised(case, [])
+    assert (found["jobs"], found["expected"], found["changes"]) == ([], [], [])
+
+
+# ---------------------------------------------------------------------------------------------------------- the journal
+
+
+def test_what_was_written_is_put_back() -> None:
+    journal = [Change(1, 0, 5), Change(2, 0, 9), Change(1, 5, 8), Change(3, 0, 4), Change(4, 0, 4)]
+    jobs = [job(1, factor=8), job(2, factor=10), job(3, factor=4, state="RUNNING")]
+    changes, left = undoing(journal, jobs)
+    assert (changes, left) == ([Change(1, 8, 0)], {"SiteFactor set by others": 1, "started, gone or held": 2})
+    assert undoing([*journal, *changes], made(jobs, changes))[0] == []
+
+
+@pytest.mark.parametrize("factor", [5, 8])
+def test_a_kill_between_journal_and_change_is_known(case: JobsCase, factor: int) -> None:
+    """The line was written, and its change made or not: both are ours."""
+    journal = [Change(1, 0, 5), Change(1, 5, 8)]
+    jobs = [job(1, factor=factor, limit_s=60.0), job(2, limit_s=9e3)]
+    assert undoing(journal, jobs)[0] == [Change(1, factor, 0)]
+    assert advised(case, jobs, journal=journal)["left"] == {}
+
+
+def test_a_line_that_was_cut_off_was_never_done() -> None:
+    text = Change(1, 0, 5).line + Change(2, 0, 6).line
+    for length in range(len(Change(1, 0, 5).line), len(text)):
+        assert read_journal(text[:length], "x") == [Change(1, 0, 5)]
+    for other in ("hello\n", "hello", '{"job":1}\n', '{"job":"1","before":0,"after":2}\n', "[1]\n"):
+        with pytest.raises(InputError, match="is no journal"):
+            read_journal(other, "x")
+
+
+# ------------------------------------------------------------------------------------------------------------- commands
+
+
+class SlurmOfTexts(live.Slurm):
+    """Jobs 2, 3 and 4 of `QUEUE` with their SiteFactors.
+
+    Attributes:
+        patience: so many changes are made before it is killed.
+    """
+
+    def __init__(self) -> None:
+        self.factors, self.patience, self.config = {2: 0, 3: 0, 4: 0}, 100, CONFIG
+        self.journal = Path("s.advice.jsonl")
+
+    def ask(self, *words: str) -> str:
+        rows = (f"{number}|{factor}|{1000 + factor}\n" for number, factor in self.factors.items())
+        return {"scontrol": self.config, "squeue": QUEUE, "sprio": "".join(rows)}[words[0]]
+
+    def change(self, change: Change) -> bool:
+        assert self.journal.read_text().endswith(change.line), "written down before it is made"
+        if not self.patience:
+            raise KeyboardInterrupt
+        self.patience -= 1
+        self.factors[change.job] = change.after
+        return True
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmOfTexts:
+    write_case(tmp_path, LOG, policies=["fifo-easy-requested"])
+    found = SlurmOfTexts()
+    monkeypatch.setattr(live, "Slurm", lambda: found)
+    monkeypatch.setattr("time.time", lambda: NOW_S)
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+def test_nothing_is_changed_without_apply(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["jobs", "advise", "s.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "\nscontrol update JobId=2 SiteFactor=2\n" in out
+    assert "Nothing was changed. --apply writes this." in out
+    assert (set(slurm.factors.values()), slurm.journal.exists()) == ({0}, False)
+
+
+@pytest.mark.parametrize("killed_after", [0, 1, 2])
+def test_it_is_killed_and_goes_on_and_undone(slurm: SlurmOfTexts, killed_after: int) -> None:
+    """Wherever it ends: a second start goes on to the same order, and `--undo` puts all back, from there, too."""
+    apply = ["jobs", "advise", "s.yaml", "--apply"]
+    slurm.patience = killed_after
+    assert main(apply) != 0 or killed_after == 2
+    with slurm.journal.open("a") as file:
+        file.write('{"job":4,"bef')
+    slurm.patience = 100
+    assert main(apply) == 0
+    wanted = {2: 2, 3: 4, 4: 0}
+    assert slurm.factors == wanted
+    assert main(apply) == 0
+    assert slurm.factors == wanted
+    undo = ["jobs", "advise", "s.yaml", "--undo", "s.advice.jsonl"]
+    slurm.patience = min(killed_after, 1)
+    assert main(undo) != 0
+    slurm.patience = 100
+    slurm.factors[4] = 77
+    assert main(undo) == 0
+    assert slurm.factors == {2: 0, 3: 0, 4: 77}
+
+
+def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:
+    with slurm.journal.open("a") as file:
+        flock(file, LOCK_EX)
+        assert main(["jobs", "advise", "s.yaml", "--apply"]) == 2
+    assert "another `jobs advise` writes to it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (
+            ["--policy", "saf-oracle"],
+            "--policy: saf-oracle knows true run times, which nobody does; allowed are saf-req",
+        ),
+        (["--policy", "las"], "--policy: las stops jobs, is learned, or is Slurm's own; allowed are"),
+        (["--policy", "multifactor"], "is Slurm's own; allowed are"),
+        (["--policy", "no"], "'no' is no policy"),
+        (["--undo", "none.jsonl"], "--undo: none.jsonl: no such file; name the journal"),
+        (["--undo", "s.yaml"], "s.yaml: is no journal of `slimsched jobs advise`"),
+        (["--apply", "--journal", "notes"], "notes: is no journal of `slimsched jobs advise`"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    slurm: SlurmOfTexts, flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("notes").write_text("mine")
+    before = Path("s.yaml").read_text()
+    assert main(["jobs", "advise", "s.yaml", *flags]) == 2
+    err = capsys.readouterr().err
+    assert line in err
+    assert "Traceback" not in err
+    assert (Path("notes").read_text(), Path("s.yaml").read_text(), set(slurm.factors.values())) == ("mine", before, {0})
+
+
+def test_a_scenario_that_is_not_near_its_log_advises_nobody(
+    slurm: SlurmOfTexts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody waits in simulation, and all did in the log."""
+    log = trace_of([(0, 10, 1), (20, 10, 1)], recorded_wait_s=[500.0, 900.0])
+    write_case(tmp_path, log, policies=["fifo"])
+    assert main(["jobs", "advise", "s.yaml", "--apply"]) == 2
+    assert "baseline: fifo is 100% off the log, job by job, and at most 60% is near" in capsys.readouterr().err
+    write_case(tmp_path, log, policies=["las"])
+    assert main(["jobs", "advise", "s.yaml"]) == 2
+    assert "las is nothing that Slurm runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "script, line",
+    [
+        (None, "scontrol: there is no such command here; give this command where Slurm's are"),
+        ("echo 'slurm_load: Unable to contact slurm controller' >&2; exit 1", "`scontrol ping` tells whether"),
+        ("exec sleep 60", "scontrol: Slurm does not answer within 0.2 s; `scontrol ping`"),
+        ("echo 'PriorityType = priority/basic'", "only under priority/multifactor"),
+        (
+            'case "$0 $1" in *scontrol\\ show) echo "PriorityType = priority/multifactor";; *squeue*) cat queue;; '
+            '*sprio*) cat factors;; *) echo "Access/permission denied for job 2" >&2; exit 1;; esac',
+            "scontrol update: Access/permission denied for job 2; an operator may",
+        ),
+    ],
+    ids=["missing", "down", "silent", "basic", "no right"],
+)
+def test_a_slurm_that_can_not_be_advised_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: str | None, line: str
+) -> None:
+    write_case(tmp_path, LOG, policies=["fifo-easy-requested"])
+    (tmp_path / "queue").write_text(QUEUE)
+    (tmp_path / "factors").write_text(FACTORS)
+    for name in ("scontrol", "squeue", "sprio") if script else ():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
+    monkeypatch.setattr(live, "PATIENCE_S", 0.2 if script and "sleep" in script else 60.0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["jobs", "advise", "s.yaml", "--apply", "--quiet"]) == 2
+    err = capsys.readouterr().err.strip()
+    assert line in err
+    assert err.count("\n") == 0
+
+
+def test_a_job_that_is_gone_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'Invalid job id specified for job 2' >&2; exit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    written: list[Change] = []
+    assert live.carry_out(live.Slurm(), [Change(2, 0, 1)], written.append) == {"written": 0, "gone": 1}
+    assert written == [Change(2, 0, 1)]
