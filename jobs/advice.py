@@ -23,7 +23,7 @@ from jobs.learning.learned import NamedPolicy
 from jobs.logs.slurm import count_of, types_of
 from jobs.policies.history import HISTORY, ORACLE
 from jobs.policies.orders import MULTIFACTOR, Features
-from jobs.policies.policy import ROUNDS
+from jobs.policies.policy import ROUNDS, shown_name
 from jobs.policies.scheduler import JobScheduler
 from jobs.sim.jobs import NOT_YET, Snapshot
 from jobs.slurm_conf import span_s
@@ -36,6 +36,7 @@ from kit.units import NS_PER_S
 SCHEMA: Final = "slimsched.jobsadvice/1"
 BAND: Final = 1_000_000  # of a SiteFactor, up and down: where priorities differ by more, the site's own order stays
 GAP: Final = 2  # between two priorities: Slurm counts none below 1, so a 1 may be one less without a SiteFactor
+MOST_RESERVED: Final = 50  # jobs that wait: reservations for all of more take minutes, so the first alone has one
 SLACK: Final = 100  # a priority that has drifted by no more is left as it is
 NO_LIMIT_S: Final = 365 * 86400.0  # as Slurm has it
 MOVED: Final = ("Priority", "Resources")
@@ -318,10 +319,14 @@ def advice_document(
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
     running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
+    site = _simulated_site(case, len(now))
+    here = replace(
+        case, policies=(site,), scenario=case.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0})
+    )
     worlds = [
         ({job.name: place for place, job in enumerate(order)}, waits_s)
         for order, waits_s in zip(
-            (now, then), expected_waits_s(case, running, (now, then), now_s, processes), strict=True
+            (now, then), expected_waits_s(here, running, (now, then), now_s, processes), strict=True
         )
     ]
     changes = [Change(job.job_id, job.factor or 0, factors[job.job_id]) for job in free]
@@ -331,7 +336,7 @@ def advice_document(
     return {
         "schema": SCHEMA,
         "scenario": case.scenario.name,
-        "site": case.baseline.name,
+        "site": site.name,
         "policy": named.name,
         "age_guard_s": age_guard_s,
         "late": sum(job.since_s < now_s - age_guard_s for job in now),
@@ -355,6 +360,15 @@ def advice_document(
         "changes": [asdict(change) for change in changes],
         "commands": [" ".join(change.command) for change in changes],
     }
+
+
+def _simulated_site(case: JobsCase, waiting: int) -> NamedPolicy:
+    """The site's rules, in the order that jobs are given in; of a long queue with a reservation for the first alone."""
+    policy = case.baseline.policy
+    if policy.queueing == "conservative" and waiting > MOST_RESERVED:
+        policy = replace(policy, queueing="easy")
+    policy = replace(policy, order="fifo")
+    return NamedPolicy(shown_name(policy), policy)
 
 
 def _expected(waits_s: Numbers) -> dict[str, Any]:
@@ -394,11 +408,9 @@ def _waits_s(case: JobsCase, task: tuple[Sequence[LiveJob], Sequence[LiveJob], f
         case,
         jobs=trace,
         snapshot=Snapshot(round(at_s * NS_PER_S), np.round(ran_s * NS_PER_S).astype(np.int64)),
-        scenario=case.scenario.model_copy(update={"warmup_s": 0.0}),
         world=replace(case.world, outages=()),
     )
-    site = case.baseline
-    record = run_policy(here, replace(site, policy=replace(site.policy, order="fifo")))
+    record = run_policy(here, case.baseline)
     start_s = np.where(record.start_ns == NOT_YET, record.ended_ns, record.start_ns)[many:] / NS_PER_S
     return np.asarray(start_s - at_s + [max(now_s - job.since_s, 0.0) for job in order])
 

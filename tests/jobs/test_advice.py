@@ -134,9 +134,25 @@ def test_a_queue_is_advised(case: JobsCase) -> None:
     assert found["left"] == {"array, or part of a job": 2, "JobHeldUser": 1, "Dependency": 1, "asks for no GPU": 1}
     assert (found["running"], [row["job"] for row in found["jobs"]]) == (1, ["2", "3", "4", "9_1", "9_2"])
     assert order_of(found) == ["3", "2", "4", "9_1", "9_2"]
+    assert (found["jobs"][0]["limit_s"], found["jobs"][0]["waited_s"]) == (600.0, 100.0)
     assert {row["job"]: row["wait_s"] for row in found["jobs"]}["2"] == [100.0 + 60, 100.0 + 60 + 120]
     assert {row["job"]: row["wait_s"] for row in found["jobs"]}["3"] == [50.0 + 60 + 600, 50.0 + 60]
     assert found["commands"] == ["scontrol update JobId=3 SiteFactor=4", "scontrol update JobId=2 SiteFactor=2"]
+
+
+def test_jobs_are_simulated_in_the_order_that_slurm_has(tmp_path: Path) -> None:
+    """Whatever the baseline's own order is; the log's failures are not those of today."""
+    cluster = {"nodes": [{"count": 1, "gpus": 4}], "outages": [{"from_s": 0, "to_s": 100_000, "node": 0}]}
+    case = case_of(tmp_path, LOG, policies=["smallest"], cluster=cluster)
+    jobs = [job(1, 9, gpus=4, since_s=NOW_S, limit_s=100.0), job(2, 5, since_s=NOW_S)]
+    assert [row["wait_s"] for row in advised(case, jobs, "fifo")["jobs"]] == [[0.0, 0.0], [100.0, 100.0]]
+
+
+def test_a_long_queue_is_simulated_with_one_reservation(tmp_path: Path) -> None:
+    """Reservations for all that wait would take minutes."""
+    case = case_of(tmp_path, LOG, policies=["fifo-requested-conservative"])
+    assert advised(case, [job(number) for number in range(1, 4)])["site"] == "fifo-requested-conservative"
+    assert advised(case, [job(number) for number in range(1, 60)])["site"] == "fifo-easy-requested"
 
 
 def test_those_that_are_left_alone_keep_their_standing(case: JobsCase) -> None:
