@@ -19,9 +19,9 @@ $(BIN)/.installed: $(BIN)/.usable
 
 install: $(BIN)/.installed
 
-quickstart: $(BIN)/.usable  ## the whole main job on the paper's cluster, emulated, and on what is here; resumes if interrupted
-	$(BIN)/slimsched run scenarios/paper-live-quick.yaml
+quickstart: $(BIN)/.usable  ## the whole main job on what is here, and on the paper's cluster, emulated; resumes if interrupted
 	$(BIN)/slimsched run scenarios/quickstart.yaml
+	$(BIN)/slimsched run scenarios/paper-live-quick.yaml
 
 dist: install  ## a wheel and an sdist, in dist/
 	rm -f dist/slim_scheduler-*

@@ -312,9 +312,7 @@ def advice_document(
     standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
     wanted = wanted_order(case, named, standing, now_s, age_guard_s)
     free, fitting = [job for job in wanted if not why[job.name]], {job.name for job in wanted}
-    factors: dict[int, int] = {}
-    for group in dict.fromkeys((job.partition, job.qos) for job in free):
-        factors |= factors_of([job for job in free if (job.partition, job.qos) == group])
+    factors = _factors_by_group(free)
     moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
@@ -329,8 +327,8 @@ def advice_document(
             (now, then), expected_waits_s(here, running, (now, then), now_s, processes), strict=True
         )
     ]
-    changes = [Change(job.job_id, job.factor or 0, factors[job.job_id]) for job in free]
-    changes = [change for change in changes if change.before != change.after]
+    written = [(job, factors[job.job_id]) for job in free]
+    changes = [Change(job.job_id, job.factor or 0, factor) for job, factor in written if factor != (job.factor or 0)]
     left = Counter(filter(None, why.values()))
     left["fits on no node"] = len(standing) - len(now)
     return {
@@ -342,23 +340,35 @@ def advice_document(
         "late": sum(job.since_s < now_s - age_guard_s for job in now),
         "running": len(running),
         "jobs": [
-            {
-                "job": job.name,
-                "user": job.user,
-                "gpus": job.gpus,
-                "limit_s": job.limit_s,
-                "waited_s": max(now_s - job.since_s, 0.0),
-                "place": [places[job.name] + 1 for places, _ in worlds],
-                "factor": [job.factor, factors.get(job.job_id, job.factor)],
-                "wait_s": [float(waits_s[:, places[job.name]].mean()) for places, waits_s in worlds],
-                "left": why[job.name],
-            }
+            _row(job, worlds, now_s)
+            | {"factor": [job.factor, factors.get(job.job_id, job.factor)], "left": why[job.name]}
             for job in now
         ],
         "expected": [_expected(waits_s) for _, waits_s in worlds] if now else [],
         "left": dict(+left),
         "changes": [asdict(change) for change in changes],
         "commands": [" ".join(change.command) for change in changes],
+    }
+
+
+def _factors_by_group(free: Sequence[LiveJob]) -> dict[int, int]:
+    """Each partition and QOS on its own: only there do jobs exchange priorities."""
+    factors: dict[int, int] = {}
+    for group in dict.fromkeys((job.partition, job.qos) for job in free):
+        factors |= factors_of([job for job in free if (job.partition, job.qos) == group])
+    return factors
+
+
+def _row(job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], now_s: float) -> dict[str, Any]:
+    """A job with its place and its expected wait in each of two worlds."""
+    return {
+        "job": job.name,
+        "user": job.user,
+        "gpus": job.gpus,
+        "limit_s": job.limit_s,
+        "waited_s": max(now_s - job.since_s, 0.0),
+        "place": [places[job.name] + 1 for places, _ in worlds],
+        "wait_s": [float(waits_s[:, places[job.name]].mean()) for places, waits_s in worlds],
     }
 
 

@@ -108,7 +108,7 @@ PRESETS: dict[str, SlimResNetConfig] = {
     # one eighth is a width, so that the narrowest is several times as quick, and the next is far enough above it to
     # know more
     "digit-pairs": SlimResNetConfig(1, 16, 100, 40, 1, 5, widths=(0.125, 0.375, 0.625, 1.0)),
-    # of the quickstart, trained beforehand: a batch of 16 takes a CPU core some 90 ms, so that what executors cost
+    # of the quickstart, trained beforehand: a batch of 16 takes a CPU core some 80 ms, so that what executors cost
     # beside it is little; large images and few channels, as that is time without weights
     "slimresnet-pairs": SlimResNetConfig(1, 32, 100, 24, 1, 3, widths=(0.125, 0.375, 0.625, 1.0), strides=(1, 1, 1, 8)),
     # of a GPU's main job: at full width a batch of 32 keeps an H100 busy for longer than its launches take

@@ -341,13 +341,20 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
 
 
 def _work_cost(rows: Rows) -> WorkCost:
-    """Least squares of a part a block and a part an image, neither below zero, without stalls."""
+    """Least squares of a part a block and a part an image, neither below zero, without stalls.
+
+    Where hardly a block holds several images, all is a block's: two slow ones of a hundred would make an image's part of
+    it all, and blocks of sixteen sixteen times as dear.
+    """
     if not rows:
         return WorkCost(block_s=0.0, image_s=0.0)
     table = np.array(rows, np.float64)
-    kept = table[:, 2] <= np.quantile(table[:, 2], ATTAINMENT_SHARE) if len(table) >= MIN_SAMPLES else slice(None)
-    parts_s, _ = nnls(table[kept, :2], table[kept, 2])
-    return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1]))
+    if len(table) >= MIN_SAMPLES:
+        table = table[table[:, 2] <= np.quantile(table[:, 2], ATTAINMENT_SHARE)]
+    several = (table[:, 1] > table[:, 0]).sum()
+    parts = 2 if several >= min(MIN_SAMPLES, len(table) / 2) else 1
+    parts_s, _ = nnls(table[:, :parts], table[:, 2])
+    return WorkCost(block_s=float(parts_s[0]), image_s=float(parts_s[1:].sum()))
 
 
 def _extra(runs: Sequence[_DeviceRun]) -> PassExtra | None:

@@ -271,6 +271,16 @@ def test_what_was_measured_here_no_longer_names_another_host() -> None:
     assert profile.device.stamps == {"source": "datasheet"}
 
 
+def test_a_rare_block_of_several_images_tells_no_images_part() -> None:
+    """Seen on emulated servers: two slow blocks of a hundred made an image cost 96 us, and a block nothing."""
+    rows = [(1, 1, 100 * US)] * 98 + [(1, 2, 240 * US)] * 2
+    samples = [RouterCost(kind, *row, 0, 0) for kind in ("decision", "returned") for row in [*rows, (1, 1, MS)]]
+    host = costs_of([record(router_costs=tuple(samples))], [], []).router_host
+    assert host is not None
+    assert host.returned.image_s == 0.0
+    assert host.returned.block_s == pytest.approx(102.8e-6)
+
+
 def test_the_routers_costs_are_found_again_from_samples_of_several_blocks() -> None:
     """A part a block and a part an image, of decisions and of returns; how single costs lie around them; and more of
     all after a pause."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,18 +150,21 @@ def cifar100(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.mark.release
 def test_the_bits_are_what_the_network_computes(cifar100: Dataset) -> None:
     """On the first test images; kernels of another machine add in another order, which may turn a close call."""
-    count = 250
-    few = Dataset(
-        cifar100.name,
-        cifar100.train_images[:1],
-        cifar100.train_labels[:1],
-        cifar100.test_images[:count],
-        cifar100.test_labels[:count],
-        cifar100.classes,
-    )
-    model, _ = ModelFile(_network("slimresnet-tiny")).load()
+    require_same_bits("slimresnet-tiny", cifar100, 250)
+
+
+@pytest.mark.slow
+def test_the_bits_of_the_quickstarts_network_are_what_it_computes() -> None:
+    """On its first test images, which need no download."""
+    require_same_bits("slimresnet-pairs", load_dataset("large-digit-pairs"), 32)
+
+
+def require_same_bits(name: str, data: Dataset, count: int) -> None:
+    """Whether the first test images are named right at each width tuple."""
+    few = replace(data, test_images=data.test_images[:count], test_labels=data.test_labels[:count])
+    model, _ = ModelFile(_network(name)).load()
     found = evaluate(model, few, batch=count)
-    assert np.mean(found.correct == _table("slimresnet-tiny").correct[:count]) > 0.999
+    assert np.mean(found.correct == _table(name).correct[:count]) > 0.999
 
 
 def not_of_now(scenario: Path) -> dict[str, str]:
