@@ -339,11 +339,7 @@ def advice_document(
         "age_guard_s": age_guard_s,
         "late": sum(job.since_s < now_s - age_guard_s for job in now),
         "running": len(running),
-        "jobs": [
-            _row(job, worlds, now_s)
-            | {"factor": [job.factor, factors.get(job.job_id, job.factor)], "left": why[job.name]}
-            for job in now
-        ],
+        "jobs": [_row(job, worlds, factors, now_s) | {"left": why[job.name]} for job in now],
         "expected": [_expected(waits_s) for _, waits_s in worlds] if now else [],
         "left": dict(+left),
         "changes": [asdict(change) for change in changes],
@@ -359,8 +355,10 @@ def _factors_by_group(free: Sequence[LiveJob]) -> dict[int, int]:
     return factors
 
 
-def _row(job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], now_s: float) -> dict[str, Any]:
-    """A job with its place and its expected wait in each of two worlds."""
+def _row(
+    job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], factors: Mapping[int, int], now_s: float
+) -> dict[str, Any]:
+    """A job with its place, SiteFactor and expected wait, now and then."""
     return {
         "job": job.name,
         "user": job.user,
@@ -368,6 +366,7 @@ def _row(job: LiveJob, worlds: Sequence[tuple[Mapping[str, int], Numbers]], now_
         "limit_s": job.limit_s,
         "waited_s": max(now_s - job.since_s, 0.0),
         "place": [places[job.name] + 1 for places, _ in worlds],
+        "factor": [job.factor, factors.get(job.job_id, job.factor)],
         "wait_s": [float(waits_s[:, places[job.name]].mean()) for places, waits_s in worlds],
     }
 

@@ -343,8 +343,8 @@ def _by_pause(rows: Rows, pauses: Sequence[int]) -> tuple[WorkCost, tuple[float,
 def _work_cost(rows: Rows) -> WorkCost:
     """Least squares of a part a block and a part an image, neither below zero, without stalls.
 
-    Where hardly a block holds several images, all is a block's: two slow ones of a hundred would make an image's part of
-    it all, and blocks of sixteen sixteen times as dear.
+    Where hardly a block holds several images, all is a block's: two slow ones of a hundred would make it all an
+    image's, and blocks of sixteen sixteen times as dear.
     """
     if not rows:
         return WorkCost(block_s=0.0, image_s=0.0)

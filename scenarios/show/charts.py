@@ -212,7 +212,7 @@ def ranking_chart(
         for router, label in zip(routers, left.get_yticklabels(), strict=True):
             label.set_fontweight("bold" if router in first else "normal")
         left.set_ylim(len(routers) - 0.5, -0.5)
-        right.xaxis.set_major_locator(MaxNLocator(4))
+        right.xaxis.set_major_locator(MaxNLocator(3))
         right.margins(x=0.15)
         left.set(xlabel=P99.axis)
         right.set(xlabel=MEASURES["accuracy"].axis)
