@@ -242,10 +242,8 @@ def require_near(case: JobsCase) -> float | None:
 _NEAREST: Final = "`slimsched jobs init TRACE --slurm-conf FILE` finds the policy that is nearest"
 
 
-def wanted_order(
-    case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float, age_guard_s: float
-) -> list[LiveJob]:
-    """Of the jobs those that fit on the scenario's nodes: who has waited too long first, all others by the policy."""
+def wanted_order(case: JobsCase, named: NamedPolicy, jobs: Iterable[LiveJob], now_s: float) -> list[LiveJob]:
+    """Of the jobs those that fit on the scenario's nodes, as the policy has them."""
     waiting = sorted(jobs, key=lambda job: (job.since_s, job.job_id))
     if not waiting:
         return []
@@ -256,9 +254,7 @@ def wanted_order(
         scheduler.handle(arrival, now_ns)
     fits = np.array(sorted(scheduler.class_of), np.int64)
     index = scheduler.order.index(Features(scheduler.book, fits, now_ns, is_running=False))
-    by_policy = [waiting[place] for place in fits[np.argsort(index, kind="stable")].tolist()]
-    late_s = now_s - age_guard_s
-    return sorted(by_policy, key=lambda job: (job.since_s, job.job_id) if job.since_s < late_s else (now_s, 0))
+    return [waiting[place] for place in fits[np.argsort(index, kind="stable")].tolist()]
 
 
 def factors_of(wanted: Sequence[LiveJob]) -> dict[int, int]:
@@ -294,7 +290,6 @@ def advice_document(
     jobs: Sequence[LiveJob],
     journal: Journal,
     now_s: float,
-    age_guard_s: float,
     processes: Jobs = 1,
 ) -> dict[str, Any]:
     """Who waits, in Slurm's order now and in the advised one; what to write; and what is expected of both.
@@ -302,7 +297,6 @@ def advice_document(
     Args:
         journal: what was written before.
         now_s: the time, in seconds since 1970.
-        age_guard_s: who has waited longer goes first.
     """
     if HISTORY in (named.policy.estimate, case.baseline.policy.estimate):
         ended = zip(case.jobs.arrivals(), case.jobs.work_ns.tolist(), strict=True)
@@ -310,14 +304,14 @@ def advice_document(
     last = {each.job: each for each in journal}
     why = {job.name: why_left(job, last) for job in jobs if job.state == "PENDING"}
     standing = sorted((job for job in jobs if job.waits), key=lambda job: job.standing)
-    wanted = wanted_order(case, named, standing, now_s, age_guard_s)
+    wanted = wanted_order(case, named, standing, now_s)
     free, fitting = [job for job in wanted if not why[job.name]], {job.name for job in wanted}
     factors = _factors_by_group(free)
     moved = {job.name: job.own_priority + factors[job.job_id] for job in free}
     now = [job for job in standing if job.name in fitting]
     then = sorted(now, key=lambda job: (-moved.get(job.name, job.priority), job.job_id))
     running = [job for job in jobs if job.state == "RUNNING" and job.gpus]
-    site = _simulated_site(case, len(now))
+    site, guard_s = _simulated_site(case, len(now)), named.policy.age_guard_ns / NS_PER_S
     here = replace(
         case, policies=(site,), scenario=case.scenario.model_copy(update={"baseline": None, "warmup_s": 0.0})
     )
@@ -336,8 +330,8 @@ def advice_document(
         "scenario": case.scenario.name,
         "site": site.name,
         "policy": named.name,
-        "age_guard_s": age_guard_s,
-        "late": sum(job.since_s < now_s - age_guard_s for job in now),
+        "age_guard_s": guard_s,
+        "late": sum(job.since_s < now_s - guard_s for job in now),
         "running": len(running),
         "jobs": [_row(job, worlds, factors, now_s) | {"left": why[job.name]} for job in now],
         "expected": [_expected(waits_s) for _, waits_s in worlds] if now else [],

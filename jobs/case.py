@@ -307,6 +307,7 @@ def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
     with _of_file(str(path)):
         words = JobPolicy(given.order, given.queueing, given.preemption.kind, given.placement, given.estimate)
         policy = _with_numbers(words, given.preemption, given.multifactor, cluster)
+        policy = replace(policy, age_guard_ns=round((given.age_guard_s or 0.0) * NS_PER_S))
     return _named(path.name, POLICY_SUFFIX, policy)
 
 

@@ -392,4 +392,6 @@ def policy_document(policy: JobPolicy) -> dict[str, Any]:
         document["preemption"] = {"kind": policy.preemption, **_numbers_of(policy)}
     if policy.order == MULTIFACTOR:
         document["multifactor"] = {**asdict(policy.multifactor), "shares": dict(policy.multifactor.shares)}
+    if policy.age_guard_ns:
+        document["age_guard_s"] = policy.age_guard_ns / NS_PER_S
     return document

@@ -267,7 +267,7 @@ class PolicyPreemption(PreemptionSection):
     kind: Literal["none", "by-index"] = Field("none", description="whether jobs that run may have to make room")
 
 
-_OF_THE_LEARNED = ("order", "queueing", "preemption", "multifactor", "estimate")
+_OF_THE_LEARNED = ("order", "queueing", "preemption", "multifactor", "estimate", "age_guard_s")
 
 
 class PolicyFile(StrictModel):
@@ -288,6 +288,9 @@ class PolicyFile(StrictModel):
     placement: str = Field("best-fit", description=f"which GPUs: {', '.join(f'`{word}`' for word in PLACEMENTS)}")
     estimate: str = Field(
         "none", description=f"what is known of run times: {', '.join(f'`{word}`' for word in ESTIMATES)}"
+    )
+    age_guard_s: Span | None = Field(
+        None, description="who has waited longer goes first, the oldest before all; null: order alone decides"
     )
 
     @model_validator(mode="after")

@@ -61,11 +61,12 @@ class JobLedger:
         self.search, self.is_preemptive = self.placement.search, policy.is_preemptive
         self.class_of: dict[int, WaitingClass] = {}
         self.running = [Running(pool, has_columns=policy.is_preemptive) for pool in self.cluster.pools]
-        self.order = order_of(
+        order = order_of(
             policy.order,
             lambda: GittinsTables(self.history, policy.knobs.restart_ns / NS_PER_S),
             lambda: Accounts(policy.multifactor, self.cluster.gpus, self.cluster.nodes),
         )
+        self.order = order.guarded(policy.age_guard_ns) if policy.age_guard_ns else order
         self.speeds = speeds or Speeds()
         is_aware = self.placement.is_variability_aware
         self.slots = None if variability is None else GpuSlots(self.cluster, variability, is_aware)
@@ -135,10 +136,10 @@ class JobLedger:
     @property
     def _version(self) -> tuple[int, int]:
         """What indices of jobs that wait rest on now: time, if they move with it; the order's tables, or accounts."""
-        order = self.order
+        order, moved_ns = self.order, self.now_ns if self.order.wait_moves else 0
         if order.accounts is not None:
-            return 0, order.accounts.advance(self.now_ns)
-        return self.now_ns if order.wait_moves else 0, 0 if order.tables is None else order.tables.version
+            return moved_ns, order.accounts.advance(self.now_ns)
+        return moved_ns, 0 if order.tables is None else order.tables.version
 
     def lengths_ns(self, waiting: WaitingClass, pool: Pool) -> NDArray[np.int64]:
         """(count,) How long each of a class would take in a pool, by estimate."""

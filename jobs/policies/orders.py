@@ -465,7 +465,17 @@ class Order:
     tables: GittinsTables | None = None
     accounts: Accounts | None = None
 
+    def guarded(self, age_ns: int) -> Order:
+        """The same behind all jobs that have waited longer, of which the oldest comes first."""
 
+        def index(jobs: Features) -> Any:
+            waited_s = jobs.now_s - jobs.submit_s
+            return np.where(waited_s > age_ns / NS_PER_S, -_BEFORE_ALL * waited_s, self.index(jobs))
+
+        return replace(self, index=index, wait_moves=True)
+
+
+_BEFORE_ALL: Final = 1e30  # a second of it comes before all that an order says
 SECOND_QUEUE_GPU_S: Final = 3200.0  # Tiresias' threshold between its two queues (Gu et al., NSDI'19, section 5)
 
 

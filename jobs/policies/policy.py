@@ -48,6 +48,7 @@ class JobPolicy:
     Attributes:
         learned: the name of what chooses among those that wait; empty: the first in order is chosen.
         bf_interval_ns: who reserves plans so often, and starts only the first in order between; 0 plans always.
+        age_guard_ns: who has waited longer comes first, the oldest before all; 0: order alone decides.
 
     Raises:
         InputError: for a word that is not known, or parts that can't be combined.
@@ -62,6 +63,7 @@ class JobPolicy:
     multifactor: MultifactorKnobs = field(default_factory=MultifactorKnobs)
     learned: str = ""
     bf_interval_ns: int = 0
+    age_guard_ns: int = 0
 
     def __post_init__(self) -> None:
         known = {"order": ORDERS, "queueing": (*QUEUEINGS, ROUNDS), "preemption": PREEMPTIONS}
@@ -93,6 +95,8 @@ class JobPolicy:
         if preempts and order == MULTIFACTOR:
             why = f"is a priority of jobs that wait, which says nothing of those that run: take {NONE}"
             yield "preemption", f"{order} {why}"
+        if preempts and self.age_guard_ns:
+            yield "age_guard_s", f"is of jobs that wait, and says nothing of those that run: take preemption {NONE}"
         if preempts and queueing in CHOOSING:
             yield "preemption", f"{queueing} starts whom is chosen, and preempts nobody: take preemption {NONE}"
         if PLACEMENTS[self.placement].programme and queueing not in CHOOSING:

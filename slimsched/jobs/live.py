@@ -96,6 +96,7 @@ def opened_journal(path: Path) -> Iterator[tuple[Journal, Write]]:
             file.write(change.line.encode())
             file.flush()
             os.fsync(file.fileno())
+            journal.append(change)
 
         yield journal, write
 

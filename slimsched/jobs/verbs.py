@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import shlex
 import time  # noqa: TID251 - how long jobs wait in a running Slurm is told by a clock
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
 from kit.errors import InputError
+from kit.units import NS_PER_S
 from slimsched.arguments import LONGEST, Duration, File, NewFolder, changes_of, path, read_by, require_within
 from slimsched.arguments import Changes as Settings
 from slimsched.results import CommandResult
@@ -54,6 +55,7 @@ Beside = Annotated[int | None, Parameter(alias="-j")]
 FormatName = Literal["auto", "sacct", "jobcomp", "swf", "philly", "helios", "alibaba-pai", "openb", "rltune", "csv"]
 PRECISION: Final = 0.02  # of the largest load, as a share of it
 _ENDING: Final = ".jobtrace.parquet"
+_DAY_NS: Final = 86_400 * NS_PER_S
 _FEW: Final = 300  # jobs that are simulated sooner than a process begins
 _MAX_AT_ONCE: Final = 200_000  # jobs that are looked at in a moment
 _COMPARE: Final = "`slimsched jobs compare SCENARIO --policy A --policy B` sets policies beside each other"
@@ -416,8 +418,9 @@ def advise(
     /,
     *,
     policy: str = "saf-requested",
-    age_guard_s: Duration = 86400.0,
+    age_guard_s: Duration | None = None,
     apply: bool = False,
+    every_s: Duration | None = None,
     journal: NewFile | None = None,
     undo: File | None = None,
 ) -> CommandResult:
@@ -428,8 +431,9 @@ def advise(
     Args:
         scenario: a scenario of training jobs (YAML) of this cluster; its baseline is what the site runs.
         policy: whose order is advised, by name or a file: one that stops no job and needs no true run times.
-        age_guard_s: who has waited longer goes first; 24h by default.
+        age_guard_s: who has waited longer goes first; what the policy's file says by default, or else 24h.
         apply: write the SiteFactors of this order into Slurm; an operator may.
+        every_s: again so often, until it is interrupted; with --apply.
         journal: where each is written down before; beside the scenario by default, ending in .advice.jsonl.
         undo: put back what such a journal says was changed, and do nothing else.
 
@@ -453,6 +457,8 @@ def advise(
     from slimsched.jobs.live import Slurm, carry_out, opened_journal, queue_of
     from slimsched.jobs.texts import advice_text
 
+    if every_s is not None and not apply:
+        raise InputError("--every", "", "repeats what --apply writes; give that, too")
     slurm = Slurm()
     require_multifactor(slurm.ask(*CONFIG_COMMAND))
     if undo is not None:
@@ -461,18 +467,42 @@ def advise(
     case = _case(scenario)
     named = named_policy(policy, case.scenario, "--policy")
     require_order(named, "--policy")
+    guard_ns = _DAY_NS if age_guard_s is None else round(age_guard_s * NS_PER_S)
+    if age_guard_s is not None or not named.policy.age_guard_ns:
+        named = replace(named, policy=replace(named.policy, age_guard_ns=guard_ns))
     with _progress("judging what the site runs", 1) as progress:
         error = require_near(case)
         progress.update()
     known = read_journal(read_text(place), str(place)) if place.is_file() else []
     with opened_journal(place) if apply else nullcontext((known, None)) as (lines, write):
-        jobs = queue_of(slurm)
-        processes = core_count() if len(jobs) > _FEW else 1
-        document = advice_document(case, named, jobs, lines, time.time(), age_guard_s, processes)
-        document |= {"log_error": error, "journal": str(place)}
-        if write is not None:
-            document |= carry_out(slurm, [Change(**each) for each in document["changes"]], write)
+
+        def one_pass() -> dict[str, Any]:
+            jobs = queue_of(slurm)
+            processes = core_count() if len(jobs) > _FEW else 1
+            document = advice_document(case, named, jobs, lines, time.time(), processes)
+            document |= {"log_error": error, "journal": str(place)}
+            if write is not None:
+                document |= carry_out(slurm, [Change(**each) for each in document["changes"]], write)
+            return document
+
+        document = one_pass()
+        if every_s is not None:
+            _repeat(document, one_pass, every_s)
     return CommandResult(document, advice_text(document))
+
+
+def _repeat(document: dict[str, Any], one_pass: Callable[[], dict[str, Any]], every_s: float) -> None:
+    """Pass after pass, each told in a line, until somebody interrupts it."""
+    from slimsched.jobs.texts import say
+
+    said = say("advice_pass", document)
+    while True:
+        observer().remark(said)
+        time.sleep(every_s)
+        try:
+            said = say("advice_pass", one_pass())
+        except InputError as error:  # the controller may be away for a moment
+            said = str(error)
 
 
 def _undone(journal: Path) -> CommandResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fcntl import LOCK_EX, flock
@@ -22,8 +23,11 @@ from jobs.advice import (
     require_multifactor,
     undoing,
 )
-from jobs.case import JobsCase, named_policy
+from jobs.case import JobsCase
+from jobs.learning.learned import NamedPolicy
+from jobs.policies.policy import policy_of
 from kit.errors import InputError
+from kit.units import NS_PER_S
 from slimsched.cli import main
 from slimsched.jobs import live
 from tests.jobs.cases import case_of, trace_of, write_case
@@ -63,8 +67,8 @@ def case(tmp_path: Path) -> JobsCase:
 
 
 def advised(case: JobsCase, jobs: Sequence[LiveJob], policy: str = "saf-requested", **given: Any) -> dict[str, Any]:
-    named = named_policy(policy, case.scenario, "--policy")
-    return advice_document(case, named, jobs, given.get("journal", ()), NOW_S, given.get("age_guard_s", DAY_S))
+    words = replace(policy_of(policy), age_guard_ns=round(given.get("age_guard_s", DAY_S) * NS_PER_S))
+    return advice_document(case, NamedPolicy(policy, words), jobs, given.get("journal", ()), NOW_S)
 
 
 def order_of(document: dict[str, Any]) -> list[str]:
@@ -271,10 +275,12 @@ class SlurmOfTexts(live.Slurm):
     """
 
     def __init__(self) -> None:
-        self.factors, self.patience, self.config = {2: 0, 3: 0, 4: 0}, 100, CONFIG
+        self.factors, self.patience, self.config, self.is_away = {2: 0, 3: 0, 4: 0}, 100, CONFIG, False
         self.journal = Path("s.advice.jsonl")
 
     def ask(self, *words: str) -> str:
+        if self.is_away:
+            raise InputError("squeue", "", "the controller is away")
         rows = (f"{number}|{factor}|{1000 + factor}\n" for number, factor in self.factors.items())
         return {"scontrol": self.config, "squeue": QUEUE, "sprio": "".join(rows)}[words[0]]
 
@@ -326,6 +332,33 @@ def test_it_is_killed_and_goes_on_and_undone(slurm: SlurmOfTexts, killed_after: 
     slurm.factors[4] = 77
     assert main(undo) == 0
     assert slurm.factors == {2: 0, 3: 0, 4: 77}
+
+
+def test_pass_follows_pass_until_it_is_interrupted(
+    slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between passes a job's SiteFactor is set by others; then the controller is away; then somebody interrupts."""
+    sleeps: list[float] = []
+
+    def sleep(time_s: float) -> None:
+        sleeps.append(time_s)
+        slurm.factors[3] = 77
+        slurm.is_away = len(sleeps) == 2
+        if len(sleeps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    assert main(["jobs", "advise", "s.yaml", "--every", "30s"]) == 2
+    assert "--every: repeats what --apply writes; give that, too" in capsys.readouterr().err
+    assert main(["jobs", "advise", "s.yaml", "--apply", "--every", "30s"]) == 130
+    assert (sleeps, slurm.factors[2], slurm.factors[3]) == ([30.0] * 4, 2, 77)
+    told = [line for line in capsys.readouterr().err.splitlines() if "SiteFactors" in line or "away" in line]
+    assert [word for line in told for word in re.findall(r"(\d+) SiteFactors|(away)", line)] == [
+        ("2", ""),
+        ("0", ""),
+        ("", "away"),
+        ("0", ""),
+    ]
 
 
 def test_two_at_once_are_one_too_many(slurm: SlurmOfTexts, capsys: pytest.CaptureFixture[str]) -> None:

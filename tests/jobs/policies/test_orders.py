@@ -52,6 +52,14 @@ EXPECTED = {
 }
 
 
+def test_who_has_waited_too_long_comes_before_all_the_oldest_first() -> None:
+    order = order_of("saf", no_tables).guarded(850 * S)
+    assert np.argsort(order.index(features())).tolist() == [0, 1, 3, 2]
+    assert order.wait_moves
+    with pytest.raises(InputError, match="is of jobs that wait"):
+        JobPolicy("las", "first-fit", "by-index", age_guard_ns=S)
+
+
 ELSEWHERE = ("gittins", "multifactor", *OBJECTIVES)  # held against their definitions below, and in files of their own
 
 

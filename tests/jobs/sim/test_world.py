@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from jobs.policies.cluster import NodeGroup, Speeds
-from jobs.policies.policy import PreemptionKnobs
+from jobs.policies.policy import JobPolicy, PreemptionKnobs
 from jobs.sim.jobs import NodeOutage, sampled_outages, snapshot_at
 from jobs.sim.world import JobWorld
 from kit.errors import InputError
@@ -217,3 +219,14 @@ def test_bad_input_is_refused_with_its_key() -> None:
         run("fifo", jobs((0, 1, 1), (1, -5, 1)))
     with pytest.raises(InputError, match=r"requested_s: job 0 has none: take the estimate `history`"):
         run("sjf-requested", jobs((0, 1, 1)))
+
+
+@pytest.mark.parametrize("queueing", ["strict", "easy", "conservative"])
+def test_a_guard_of_age_ends_starvation(queueing: str) -> None:
+    """A large job behind a stream of small ones waits for the stream's end; or for the guard and who runs then."""
+    stream = [(10 + 60 * number, 100, 2) for number in range(60)]
+    these = jobs((0, 100, 4), (1, 100, 4), *stream, requested_s=[100.0] * 62)
+    policy = JobPolicy("smallest", queueing, estimate="requested")
+    starved, guarded = (run(each, these) for each in (policy, replace(policy, age_guard_ns=500 * S)))
+    assert starved.start_ns[1] > 60 * 60 * S
+    assert 500 * S < guarded.start_ns[1] - guarded.submit_ns[1] <= (500 + 100) * S
