@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,18 @@ from typing import Annotated, Final
 from cyclopts import App, CycloptsError, Parameter
 
 from benchmarks.grid import GridRow, Row, kept_rows, make_rows
-from benchmarks.study import headroom, jobs_results, learned, live, pages, paper_table, results, tables, tune
+from benchmarks.study import (
+    advised_slurm,
+    headroom,
+    jobs_results,
+    learned,
+    live,
+    pages,
+    paper_table,
+    results,
+    tables,
+    tune,
+)
 from benchmarks.study.candidates import SCENARIOS, scenario_files
 from benchmarks.study.paper import is_replica
 from benchmarks.study.tables import DATA, Budget
@@ -260,6 +272,18 @@ def _jobs(
     with terminated_as_interrupted():
         jobs_results.make_page(trace, out, docs, effort)
     print(docs / "jobs-results.md")
+
+
+@app.command(name="advised-slurm")
+def _advised_slurm(*, out: Path = Path("runs/advised-slurm"), guard: float = 150.0, every: float = 2.0) -> None:
+    """A real Slurm that `jobs advise` advises beside one that it does not, and what simulation had said of both.
+
+    Args:
+        out: a new folder for logs, journals and the document.
+        guard: seconds; who has waited longer goes first.
+        every: seconds from pass to pass.
+    """
+    print(json.dumps(advised_slurm.measure(out, guard, every), indent=1))
 
 
 @app.command(name="paper-table")

@@ -72,7 +72,7 @@ def calibrate(
     from scenarios.files.shipped import weights_file
 
     require_within("--batch-limit", batch_limit, 1, 4096)
-    file, folder = None if model is None else Path(weights_file(str(model), Path())), Path(out)
+    file, folder = None if model is None else Path(weights_file(str(model))), Path(out)
     how: dict[str, Any] = {"network": network, "device": device, "budget_s": budget_s}
     how |= {"batch_limit": batch_limit, "allow_busy": allow_busy}
     if cluster is not None:

@@ -126,7 +126,7 @@ def check_profile(profile: File, /, *, model: File, network: str | None = None) 
 
     listener, source = observer(), str(profile)
     read = read_profile(Path(profile))
-    file = ModelFile(Path(weights_file(str(model), Path())), network_of(network))
+    file = ModelFile(Path(weights_file(str(model))), network_of(network))
     checking.require_measured(read, source)
     require_model(read, file.load()[1]["hash"], source, "model.hash")
     checked = checking.profile_device(read, source)

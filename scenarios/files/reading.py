@@ -55,9 +55,11 @@ def load_scenario(path: Path | str, changes: Mapping[str, Any] | None = None) ->
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, source)
     parsed = strict.validate(Scenario, raw, source)
-    shipped = {"accuracy": accuracy_file, "checkpoint": weights_file}
-    given = {key: named for key in shipped if (named := getattr(parsed.model, key)) is not None}
-    files = {key: shipped[key](named, folder) for key, named in given.items()}
+    files: dict[str, str] = {}
+    if (named := parsed.model.accuracy) is not None:
+        files["accuracy"] = accuracy_file(named, folder, source, "model.accuracy")
+    if (named := parsed.model.checkpoint) is not None:
+        files["checkpoint"] = weights_file(named, folder, source, "model.checkpoint")
     parsed = parsed.model_copy(update={"model": parsed.model.model_copy(update=files)})
     scenario = with_paths(parsed, lambda text: str(folder / Path(text).expanduser()))
     with _naming_items(raw, source):

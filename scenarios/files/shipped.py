@@ -38,19 +38,28 @@ def profile_file(named: Path | str, source: str | None = None, key: str = "") ->
     return shipped[path.name.lower()]
 
 
-def accuracy_file(named: str, folder: Path) -> str:
-    """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one."""
-    return _shipped_model(named, folder, ".accuracy.json")
+def accuracy_file(named: str, folder: Path = Path(), source: str = "accuracy", key: str = "") -> str:
+    """A file of accuracies as a scenario in this folder names it; a word that is no file names a shipped one.
+
+    Raises:
+        InputError: a bare word that no shipped network has.
+    """
+    return _shipped_model(named, folder, ".accuracy.json", source, key)
 
 
-def weights_file(named: str, folder: Path) -> str:
-    """The same of a trained network's file."""
-    return _shipped_model(named, folder, ".safetensors")
+def weights_file(named: str, folder: Path = Path(), source: str = "--model", key: str = "") -> str:
+    """The same of a trained network's file, which a flag may name, too."""
+    return _shipped_model(named, folder, ".safetensors", source, key)
 
 
-def _shipped_model(named: str, folder: Path, ending: str) -> str:
-    file = SHIPPED / "models" / f"{named}{ending}"
-    return str(file) if is_shipped_name(named) and not lies_there(folder / named) and file.is_file() else named
+def _shipped_model(named: str, folder: Path, ending: str, source: str, key: str) -> str:
+    if not is_shipped_name(named) or lies_there(folder / named):
+        return named
+    shipped = {file.name.removesuffix(ending): file for file in (SHIPPED / "models").glob(f"*{ending}")}
+    if named not in shipped:
+        known = nearest(named, shipped, "those that ship are")
+        raise InputError(source, key, f"{named}: no such file, and no network of this name ships; {known}")
+    return str(shipped[named])
 
 
 def clusters_file(named: Path) -> Path:

@@ -168,7 +168,7 @@ def _profile(device: str, slowdown: float, host: float) -> Profile:
 
 def _accuracy(given: Clusters, rng: np.random.Generator) -> NetworkAccuracy:
     """The table, with larger or smaller steps."""
-    accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(given.accuracy, Path()))))
+    accuracy = NetworkAccuracy.of(load_accuracy(Path(accuracy_file(given.accuracy))))
     best, steps = max(accuracy.prior.top1.values()), _even(given.steps, rng)
     table = {widths: best - steps * (best - top1) for widths, top1 in accuracy.prior.top1.items()}
     return replace(accuracy, prior=AccuracyPrior(table))

@@ -1,0 +1,202 @@
+"""A real Slurm that is advised beside one that is not, with the same jobs, and what simulation had said of both.
+
+`python -m benchmarks advised-slurm`; some twelve minutes, as root, with Debian's packages (`tests.jobs.real_slurm`).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time  # noqa: TID251 - waits for a real Slurm
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+from jobs.case import read_case, read_scenario
+from jobs.comparing import band, jittered_waits_s, run_policy
+from jobs.figures import by_job
+from jobs.logs.importing import import_log
+from jobs.trace import read_trace
+from kit.errors import InputError
+from tests.jobs.real_slurm import RealSlurm, real_slurm, why_not
+
+LOGS: Final = Path(__file__).parents[2] / "tests" / "jobs" / "slurm_logs"
+CONF: Final = (
+    "SchedulerParameters=sched_interval=2,sched_min_interval=0,bf_interval=2,bf_resolution=1,bf_continue",
+    "PriorityType=priority/multifactor",
+    "PriorityWeightAge=1000",
+)
+SITE: Final = "fifo-requested-conservative-lowest"
+BURST: Final = 40  # jobs that are submitted at once
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """(jobs,) of what one Slurm ran, by the number of each job."""
+
+    job: NDArray[np.object_]
+    wait_s: NDArray[np.float64]
+
+    def of(self, jobs: Sequence[str]) -> NDArray[np.float64]:
+        """Of some of them."""
+        place = {job: number for number, job in enumerate(self.job)}
+        return self.wait_s[[place[job] for job in jobs]]
+
+
+def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
+    """The document of one measurement.
+
+    Args:
+        out: a new folder, for logs, journals and scenarios.
+        guard_s: who has waited longer goes first.
+        every_s: a pass of advice so often.
+
+    Raises:
+        InputError: no Slurm can be started here.
+    """
+    if why := why_not():
+        raise InputError("advised-slurm", "", f"no Slurm can be started here: {why}")
+    out.mkdir(parents=True)
+    with (LOGS / "submitted.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    scenario = _scenario(out, guard_s)
+    burst = [{**row, "submit_s": "0"} for row in rows[:BURST]]
+    with ExitStack() as stack, ThreadPoolExecutor(4) as pool:
+        first, second, *others = [stack.enter_context(real_slurm(*CONF)) for _ in range(4)]
+        own = pool.submit(_live, first, out / "own", rows, None, every_s)
+        advised = pool.submit(_live, second, out / "advised", rows, scenario, every_s)
+        bursts = [
+            pool.submit(_burst, slurm, out / f"burst{place}", burst, scenario, flags)
+            for place, (slurm, flags) in enumerate(zip(others, ((), ("--apply",)), strict=True))
+        ]
+        live = _live_rows(scenario, own.result(), advised.result())
+        at_once = [_burst_row(*task.result(), place) for place, task in enumerate(bursts)]
+    return {
+        "guard_s": guard_s,
+        "every_s": every_s,
+        "live": live,
+        "burst": at_once,
+    }
+
+
+def _scenario(out: Path, guard_s: float) -> Path:
+    """Of the same jobs' log by another Slurm on another day, with the site's policy and the advised one."""
+    with gzip.open(LOGS / "backfill1.log.gz") as packed, (out / "before.log").open("wb") as plain:
+        shutil.copyfileobj(packed, plain)
+    import_log(out / "before.log", out / "before.jobtrace.parquet", "auto", None)
+    words = {"order": "saf", "estimate": "requested", "queueing": "conservative", "placement": "lowest"}
+    policy = {"schema": "slimsched.jobpolicy/1", **words, "age_guard_s": guard_s}
+    (out / "advised.jobpolicy.yaml").write_text(yaml.safe_dump(policy))
+    text = {
+        "schema": "slimsched.jobs/1",
+        "name": "tiny",
+        "trace": "before.jobtrace.parquet",
+        "cluster": {"nodes": [{"count": 4, "gpus": 8}]},
+        "slurm": {"bf_interval_s": 2, "start_delay_s": 1.5},
+        "jitter_s": 1,
+        "policies": [SITE, "advised.jobpolicy.yaml"],
+        "bound": {"passes": 0},
+    }
+    (out / "tiny.yaml").write_text(yaml.safe_dump(text))
+    return out / "tiny.yaml"
+
+
+# ------------------------------------------------------------------------------------------------------------- measured
+
+
+def _live(
+    slurm: RealSlurm, folder: Path, rows: Sequence[Mapping[str, str]], scenario: Path | None, every_s: float
+) -> Waits:
+    """All jobs at their times; advised pass after pass, where there is a scenario."""
+    folder.mkdir()
+    with _advising(slurm, folder, scenario, every_s) if scenario else nullcontext():
+        slurm.play(rows)
+    return _waits(slurm, folder)
+
+
+@contextmanager
+def _advising(slurm: RealSlurm, folder: Path, scenario: Path, every_s: float) -> Iterator[None]:
+    words = (*_advise(scenario, folder), "--apply", "--every", f"{every_s:g}s")
+    with (folder / "advice.txt").open("w") as file:
+        process = subprocess.Popen(words, env=_environment(slurm), stdout=file, stderr=file)
+        yield
+        process.terminate()
+        process.wait(30)
+
+
+def _burst(
+    slurm: RealSlurm, folder: Path, rows: Sequence[Mapping[str, str]], scenario: Path, flags: Sequence[str]
+) -> tuple[Row, Waits]:
+    """All jobs at once, and one pass of advice when all are there: what it said, and what came."""
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(slurm.play, rows)
+        while len(slurm.ask("squeue", "-h").splitlines()) < 3 * len(rows) // 4:
+            time.sleep(0.2)
+        time.sleep(3)  # until Slurm has looked at all
+        words = (*_advise(scenario, folder), *flags, "--json", "-", "--quiet")
+        done = subprocess.run(words, env=_environment(slurm), capture_output=True, text=True, check=True)
+        playing.result()
+    return json.loads(done.stdout), _waits(slurm, folder)
+
+
+def _advise(scenario: Path, folder: Path) -> Sequence[str]:
+    policy, journal = scenario.with_name("advised.jobpolicy.yaml"), folder / "advice.jsonl"
+    words = ("jobs", "advise", str(scenario), "--policy", str(policy), "--journal", str(journal))
+    return sys.executable, "-m", "slimsched.cli", *words
+
+
+def _environment(slurm: RealSlurm) -> Mapping[str, str]:
+    return {**os.environ, "SLURM_CONF": str(slurm.conf)}
+
+
+def _waits(slurm: RealSlurm, folder: Path) -> Waits:
+    slurm.export(folder / "slurm.log")
+    import_log(folder / "slurm.log", folder / "slurm.jobtrace.parquet", "auto", None)
+    trace = read_trace(folder / "slurm.jobtrace.parquet")
+    return Waits(trace.job_id, trace.recorded_wait_s)
+
+
+# ----------------------------------------------------------------------------------------------------- beside simulated
+
+
+def _live_rows(scenario: Path, own: Waits, advised: Waits) -> Sequence[Row]:
+    """Of both orders: mean and longest wait, as simulated from the other day's log, and as measured."""
+    case = read_case(read_scenario(scenario), str(scenario))
+    means_s = jittered_waits_s(case, 1)
+    rows = []
+    for place, (named, there) in enumerate(zip(case.policies, (own, advised), strict=True)):
+        longest_s = by_job(run_policy(case, named), case.scenario.cluster.gpus)["wait_s"].max()
+        simulated = {"mean_s": means_s[:, place].mean(), "band_s": band(means_s[:, place]), "longest_s": longest_s}
+        measured = {"mean_s": there.wait_s.mean(), "longest_s": there.wait_s.max()}
+        rows.append({"order": named.name, "simulated": simulated, "measured": measured})
+    return rows
+
+
+def _burst_row(advice: Row, there: Waits, place: int) -> Row:
+    """Of the jobs that waited when Slurm was asked: what was expected of their order, and what came."""
+    jobs = [row["job"] for row in advice["jobs"]]
+    expected_s, wait_s = np.array([row["wait_s"][place] for row in advice["jobs"]]), there.of(jobs)
+    expected = advice["expected"][place]
+    return {
+        "jobs": len(jobs),
+        "simulated": {"mean_s": expected["mean_s"]["value"], "band_s": expected["mean_s"]["band"]},
+        "measured": {"mean_s": wait_s.mean(), "longest_s": wait_s.max()},
+        "longest_s": expected["longest_s"]["value"],
+        "mae_s": np.abs(expected_s - wait_s).mean(),
+        "rho": spearmanr(expected_s, wait_s).statistic,
+    }
