@@ -31,6 +31,7 @@ from jobs.figures import by_job
 from jobs.logs.importing import import_log
 from jobs.trace import read_trace
 from kit.errors import InputError
+from scenarios.show.charts import COLORS, canvas
 from tests.jobs.real_slurm import RealSlurm, real_slurm, why_not
 
 LOGS: Final = Path(__file__).parents[2] / "tests" / "jobs" / "slurm_logs"
@@ -49,9 +50,10 @@ class Waits:
     """(jobs,) of what one Slurm ran, by the number of each job."""
 
     job: NDArray[np.object_]
+    gpus: NDArray[np.int64]
     wait_s: NDArray[np.float64]
 
-    def of(self, jobs: Sequence[str]) -> NDArray[np.float64]:
+    def of(self, jobs: Sequence[str] | NDArray[np.object_]) -> NDArray[np.float64]:
         """Of some of them."""
         place = {job: number for number, job in enumerate(self.job)}
         return self.wait_s[[place[job] for job in jobs]]
@@ -85,6 +87,7 @@ def measure(out: Path, guard_s: float, every_s: float) -> dict[str, Any]:
         ]
         live = _live_rows(scenario, own.result(), advised.result())
         at_once = [_burst_row(*task.result(), place) for place, task in enumerate(bursts)]
+    _picture(out / "jobs.png", own.result(), advised.result())
     return {
         "guard_s": guard_s,
         "every_s": every_s,
@@ -168,7 +171,7 @@ def _waits(slurm: RealSlurm, folder: Path) -> Waits:
     slurm.export(folder / "slurm.log")
     import_log(folder / "slurm.log", folder / "slurm.jobtrace.parquet", "auto", None)
     trace = read_trace(folder / "slurm.jobtrace.parquet")
-    return Waits(trace.job_id, trace.recorded_wait_s)
+    return Waits(trace.job_id, trace.gpus, trace.recorded_wait_s)
 
 
 # ----------------------------------------------------------------------------------------------------- beside simulated
@@ -200,3 +203,13 @@ def _burst_row(advice: Row, there: Waits, place: int) -> Row:
         "mae_s": np.abs(expected_s - wait_s).mean(),
         "rho": spearmanr(expected_s, wait_s).statistic,
     }
+
+
+def _picture(place: Path, own: Waits, advised: Waits) -> None:
+    """Each job's wait in one Slurm and in the other; a dot's area is its GPUs."""
+    with canvas(5.0, 4.6) as (figure, axes):
+        axes.plot([0, 500], [0, 500], color="#999", linewidth=0.8)
+        axes.scatter(own.wait_s, advised.of(own.job), s=10.0 * own.gpus, color=COLORS[0], alpha=0.5, edgecolors="none")
+        most_s = 1.05 * max(own.wait_s.max(), advised.wait_s.max())
+        axes.set(xlim=(-5, most_s), ylim=(-5, most_s), xlabel="wait, s: Slurm alone", ylabel="wait, s: advised")
+    figure.savefig(place, dpi=110)
