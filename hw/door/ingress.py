@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import os
 import resource
 import signal
 import socket
 import time  # noqa: TID251 - how often it died
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -20,8 +21,10 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hw.door.app import App, Limits
+from hw.door.admission import Admission, Limits
+from hw.door.app import App
 from hw.door.bridge import Bridge
+from hw.door.listening import Listening
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
@@ -102,21 +105,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _main(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+def _main(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = spec.limits.connections + _DESCRIPTORS
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
     uvloop.run(_serve(spec, listening, end, arena))
 
 
-async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket, arena: Arena) -> None:
+async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, arena: Arena) -> None:
     def finish() -> None:
         server.should_exit = True
 
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
     metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
-    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
+    admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
+    app = App(spec.served, admission, metrics, page, spec.limits)
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
@@ -124,8 +128,24 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
     )  # fmt: skip
     server = _Server(config)
     watching = asyncio.ensure_future(page.watch())
-    await server.serve(sockets=[listening])
+    async with _grpc(spec, listening.grpc, admission, metrics):
+        await server.serve(sockets=[listening.http])
     watching.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, metrics: Metrics) -> AsyncIterator[None]:
+    """Within it gRPC is spoken, where it is wanted."""
+    if address is None:
+        yield
+        return
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every client that speaks no TLS
+    from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
+
+    calls = Calls(spec.served, admission, metrics, spec.limits)
+    server = await start_grpc(calls, address, spec.certificate, spec.served, spec.limits)
+    yield
+    await server.stop(_ENDING_S)
 
 
 class Ingress:
@@ -138,7 +158,7 @@ class Ingress:
 
     port: RouterPort
 
-    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: IngressSpec, listening: Listening, slots: int, say: Callable[[str], None]) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
         self._spec = spec
         self._listening = listening
@@ -180,7 +200,7 @@ class Ingress:
 
 @contextlib.contextmanager
 def ingress(
-    spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None] = lambda _: None
+    spec: IngressSpec, listening: Listening, slots: int, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Ingress]:
     """Within it clients are served.
 

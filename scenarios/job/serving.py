@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from hw.door.app import Limits
+from hw.door.admission import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import IngressSpec, ingress
+from hw.door.listening import Listening
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
@@ -46,7 +46,7 @@ def serve(
     job: ScenarioJob,
     world: World,
     router: str,
-    listening: socket.socket,
+    listening: Listening,
     limits: Limits,
     tokens: Mapping[bytes, int],
     certificate: Path | None,

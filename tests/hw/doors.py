@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from hw.door.app import Limits
+from hw.door.admission import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import IngressSpec, ingress
 from hw.door.listening import listen
@@ -75,6 +75,7 @@ class Door:
     """
 
     port: int
+    grpc: str
     gate: Gate
     cluster: HardwareCluster
     stop: threading.Event
@@ -146,7 +147,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
     spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (
-        listen("127.0.0.1", 0, is_safe=True) as listening,
+        listen("127.0.0.1", 0, 0, is_safe=True) as listening,
         ThreadPoolExecutor(1) as hands,
         ingress(spec, listening, SLOTS) as open_ingress,
     ):
@@ -167,7 +168,9 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
             finally:
                 open_ingress.port.close()
 
-        door = Door(listening.getsockname()[1], gate, cluster, stop, hands.submit(serve), made, tally, ticks)
+        assert listening.grpc is not None
+        port, end = listening.http.getsockname()[1], hands.submit(serve)
+        door = Door(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield door

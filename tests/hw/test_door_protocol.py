@@ -185,7 +185,8 @@ def test_one_parameter_asks_for_all_in_binary() -> None:
 def test_the_ingress_opens_neither_torch_nor_numba() -> None:
     """Its process is small, and starts at once."""
     heavy = ("torch", "numba", "scipy", "sklearn", "pydantic", "pyarrow")
-    code = f"import sys, hw.door.ingress; print([name for name in {heavy} if name in sys.modules])"
+    opened = "import sys, hw.door.ingress, hw.door.grpc_service"
+    code = f"{opened}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -16,9 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import ANY
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import grpc
 import numpy as np
 import psutil
 import pytest
@@ -44,7 +46,7 @@ from tests.test_site import SERVING, steps, words
 pytestmark = pytest.mark.workers
 
 PATIENCE_S = 120
-AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))")
+AT = re.compile(r"serve: (https?://[\d.]+:(\d+)/v2/models/([\w-]+))(?:, gRPC at ([\d.:]+))?")
 
 
 class Served:
@@ -64,7 +66,7 @@ class Served:
                 break
         found = AT.search(self.said)
         assert found, self.said
-        self.url, self.port, self.name = found.groups()
+        self.url, self.port, self.name, self.grpc = found.groups()
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, standard output and the rest of standard error."""
@@ -230,7 +232,7 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
         require_certificate(certificate)
     certificate.write_bytes(fresh_certificate())
     arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--certificate", str(certificate)]
-    with serving(arguments, tmp_path) as served:
+    with serving([*arguments, "--grpc-port", "0"], tmp_path) as served:
         assert served.url.startswith("https://")
         found = slimsched.generate_load(served.url, rate=50.0, duration_s=1.0, certificate=certificate).document
         assert found["requests"] == found["answered"] > 0
@@ -238,7 +240,14 @@ def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: 
             slimsched.generate_load(served.url, duration_s=0.1)
         with pytest.raises(WorkError, match="no model answers there"):
             slimsched.generate_load(served.url.replace("https", "http"), duration_s=0.1)
-        assert served.end()[0] == 0
+        known = grpc.ssl_channel_credentials(certificate.read_bytes())
+        named = (("grpc.ssl_target_name_override", "slimsched"),)
+        with grpc.secure_channel(served.grpc, known, named) as trusting, grpc.insecure_channel(served.grpc) as plain:
+            live = [each.unary_unary("/inference.GRPCInferenceService/ServerLive") for each in (trusting, plain)]
+            assert live[0](b"", timeout=PATIENCE_S) == b"\x08\x01"
+            with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+                live[1](b"", timeout=PATIENCE_S)
+        assert served.end() == (0, ANY, "")
 
 
 def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +258,14 @@ def test_a_port_that_is_taken_is_told_in_a_line(tmp_path: Path, capsys: pytest.C
         capsys.readouterr().err
         == f"slimsched: --port: {port}: Address already in use; name another one, or 0 for a free one\n"
     )
+
+
+def test_without_grpcs_packages_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert main(["serve", str(scenario(tmp_path)), "--grpc-port", "0"]) == 2
+    assert capsys.readouterr().err == "slimsched: grpc: is not installed here; pip install 'slim-scheduler[grpc]'\n"
 
 
 @pytest.mark.slow

@@ -1,0 +1,139 @@
+"""Who is let in, what it is answered, and for how long it waits: the same for every protocol that clients speak."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import sys
+import time  # noqa: TID251 - latencies
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.live import LivePage
+from hw.door.metrics import Metrics
+from hw.door.protocol import Answer, Request, RequestError
+
+_TIMEOUT: Final = "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client may do.
+
+    Attributes:
+        body_bytes: of a request.
+        held_bytes: of all requests that are being read.
+        body_s: in which its body must have come.
+        timeout_s: in which it is answered, unless the client asks for less.
+        connections: that are open at a time.
+    """
+
+    body_bytes: int = 1 << 24
+    held_bytes: int = 1 << 28
+    body_s: float = 30.0
+    timeout_s: float = 30.0
+    connections: int = 4096
+
+
+class Admission:
+    """The way of readable requests to the router, and back.
+
+    Args:
+        tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
+            for.
+        carried_img_s: the most images a second that the servers carry.
+    """
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        metrics: Metrics,
+        page: LivePage,
+        limits: Limits,
+        tokens: Mapping[bytes, int],
+        carried_img_s: float,
+    ) -> None:
+        self._bridge = bridge
+        self._metrics = metrics
+        self._page = page
+        self._limits = limits
+        self._tokens = tokens
+        self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
+        self._inside: Counter[bytes] = Counter()  # images, by token
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are accepted."""
+        return self._bridge.is_ready
+
+    def token_in(self, authorization: str) -> bytes:
+        """A known one; empty where none is asked for.
+
+        Raises:
+            RequestError: it has none.
+        """
+        given = authorization.removeprefix("Bearer ").encode("latin-1")
+        for token in self._tokens:
+            if hmac.compare_digest(given, token):
+                return token
+        if self._tokens:
+            raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
+        return b""
+
+    async def answers(self, request: Request, token: bytes) -> list[Answer]:
+        """Of each image, in order. It is cancelled where the client has left; then the router need not go on.
+
+        Raises:
+            RequestError: it was not let in, or has no answer.
+        """
+        began_s, count, timeout_s = time.perf_counter(), len(request.images), self._limits.timeout_s
+        if request.timeout_ns is not None:
+            timeout_s = min(timeout_s, request.timeout_ns / 1e9)
+        self._metrics.arrived.inc(count)
+        self._require_room(count, token, timeout_s)
+        self._inside[token] += count
+        try:
+            async with asyncio.timeout(timeout_s):
+                answers = await self._bridge.submit(request.images, round(timeout_s * 1e9))
+        except FullError:
+            self._metrics.refused.labels("full").inc(count)
+            raise RequestError(f"full: {self._bridge.inside} images are inside", 429) from None
+        except TimeoutError:
+            raise self._failure(_TIMEOUT, count, timeout_s) from None
+        except FailedError as error:
+            raise self._failure(str(error), count, timeout_s) from None
+        except asyncio.CancelledError:
+            is_late = time.perf_counter() - began_s >= timeout_s  # the client counts, too
+            self._metrics.failed.labels(_TIMEOUT if is_late else "client_left").inc(count)
+            raise
+        finally:
+            self._inside[token] -= count
+        self._metrics.answered.inc(count)
+        took_s = time.perf_counter() - began_s
+        self._metrics.seconds.observe(took_s)
+        self._page.note(took_s)
+        return answers
+
+    def _require_room(self, count: int, token: bytes, timeout_s: float) -> None:
+        if not self._bridge.is_ready:
+            reason = "draining" if self._bridge.is_draining else "not_ready"
+            self._metrics.refused.labels(reason).inc(count)
+            raise RequestError(f"{reason}: nothing is accepted now", 503)
+        if self._bridge.inside * self._least_s > timeout_s:
+            self._metrics.refused.labels(_TIMEOUT).inc(count)
+            raise RequestError(f"full: what is inside takes more than {timeout_s:g} s", 429)
+        if self._inside[token] + count > (most := self._tokens.get(token, sys.maxsize)):
+            self._metrics.refused.labels("token").inc(count)
+            problem = f"full: {self._inside[token]} images of this token are inside, allowed are {most}"
+            raise RequestError(problem, 429)
+
+    def _failure(self, reason: str, count: int, timeout_s: float) -> RequestError:
+        self._metrics.failed.labels(reason).inc(count)
+        if reason == _TIMEOUT:
+            return RequestError(f"no answer within {timeout_s:g} s", 504)
+        if reason == ROUTER_GONE:
+            return RequestError("the router has ended", 503)
+        return RequestError(f"given up after several tries: {reason}", 500)
