@@ -39,6 +39,7 @@ from policies.vocabulary import (
     Held,
     HoldBegun,
     HoldRule,
+    ModelChanged,
     OwnLimit,
     ReleaseActivations,
     RequestArrived,
@@ -197,7 +198,7 @@ class RouterCore:
         self.late = 0
         self._goal = GoalSet()
         self._own_limit_ns = FOLLOW_NS
-        self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
+        self._top1 = self._by_tuple(config.top1)
         self._requests: dict[int, _Request] = {}
         self._fifo: KeyedFifo[_Line] = KeyedFifo()
         self._blocks: dict[int, _OpenBlock] = {}
@@ -216,6 +217,7 @@ class RouterCore:
             HoldRule: self._set_hold_rule,
             GoalSet: self._set_goal,
             OwnLimit: self._set_limit,
+            ModelChanged: self._set_top1,
             ArrivalsEnded: self._end_holding,
             TransferFinished: self._move,
             TransferFailed: self._return_unmoved,
@@ -482,6 +484,12 @@ class RouterCore:
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
+
+    def _set_top1(self, event: ModelChanged, now_ns: int, commands: list[RouterCommand]) -> None:
+        self._top1 = self._by_tuple(event.top1)
+
+    def _by_tuple(self, top1: tuple[float, ...]) -> dict[tuple[float, ...], float] | None:
+        return dict(zip(self.config.width_tuples(), top1, strict=True)) if top1 else None
 
     @property
     def _limit_ns(self) -> int:
