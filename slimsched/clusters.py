@@ -94,8 +94,9 @@ def steer(
     p99_s: Duration | None = None,
     energy_weight: float | None = None,
     router: Router | None = None,
+    model: File | None = None,
 ) -> CommandResult:
-    """Change goals or router while a `serve` goes on.
+    """Change goals, router or model while a `serve` goes on.
 
     It says when it follows. Goals are followed by routers that control (docs/routers.md, keeping goals).
 
@@ -105,6 +106,7 @@ def steer(
         p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
         energy_weight: points of accuracy that a joule an image is worth from now on.
         router: who decides from now on: by name, a rule file, or a trained router's file.
+        model: other weights of the network that serves; their accuracy table (accuracy.json) lies beside.
 
     Raises:
         InputError: nothing is asked for, nothing of that kind serves in that folder, or a value is not allowed.
@@ -119,7 +121,8 @@ def steer(
     if named is not None:
         check_router(named, "--router")
         named = str(Path(named).resolve()) if Path(named).is_file() else named
-    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named)
+    weights = None if model is None else str(Path(model).resolve())
+    wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named, model=weights)
     control.steer(Path(run), wish)
     given = wish.model_dump(exclude_none=True)
     text = ", ".join(f"{name} {value}" for name, value in given.items())

@@ -27,7 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "bound": ("simulating.bound", "Compute a bound that no router can beat."),
     "cluster check": ("clusters.check_cluster", "Look at every host of a scenario before a run."),
     "cluster drain": ("clusters.drain", "Send no new block to a server while a run goes on."),
-    "cluster steer": ("clusters.steer", "Change goals or router while a `serve` goes on."),
+    "cluster steer": ("clusters.steer", "Change goals, router or model while a `serve` goes on."),
     "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
     "report": ("running.report", "Write a run folder's report.html again."),
     "jobs import": ("jobs.verbs.import_log", "Make a trace of a cluster's log; tells what is left out, and why."),

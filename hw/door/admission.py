@@ -14,7 +14,7 @@ from typing import Final
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
-from hw.door.protocol import Answer, Request, RequestError
+from hw.door.protocol import Answer, Request, RequestError, Served
 
 _TIMEOUT: Final = "deadline"
 
@@ -69,6 +69,18 @@ class Admission:
         """Whether requests are accepted."""
         return self._bridge.is_ready
 
+    @property
+    def served(self) -> Served:
+        """What is served now."""
+        return self._bridge.served
+
+    def require_model(self, name: str, version: str) -> None:
+        """Raises `RequestError` where another one is asked for; an empty version is any."""
+        served = self.served
+        if name != served.name or version not in ("", served.version):
+            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {served.name}, version {served.version}"
+            raise RequestError(problem, 404)
+
     def token_in(self, authorization: str) -> bytes:
         """A known one; empty where none is asked for.
 
@@ -83,8 +95,11 @@ class Admission:
             raise RequestError("no token that is known here; send `Authorization: Bearer TOKEN`", 401)
         return b""
 
-    async def answers(self, request: Request, token: bytes) -> list[Answer]:
+    async def answers(self, request: Request, token: bytes, version: str = "") -> list[Answer]:
         """Of each image, in order. It is cancelled where the client has left; then the router need not go on.
+
+        Args:
+            version: that alone may answer; empty: any.
 
         Raises:
             RequestError: it was not let in, or has no answer.
@@ -111,6 +126,8 @@ class Admission:
             raise
         finally:
             self._inside[token] -= count
+        if version not in ("", answers[0].version):
+            raise RequestError(f"version {version} is served no more, but {answers[0].version}", 404)
         self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
         self._metrics.seconds.observe(took_s)

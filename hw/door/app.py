@@ -11,7 +11,7 @@ from typing import Any, Final
 from hw.door.admission import Admission, Limits
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
-from hw.door.protocol import VERSION, RequestError, Served, encode, error_body, read_request, write_answer
+from hw.door.protocol import RequestError, Served, encode, error_body, read_request, write_answer
 from hw.version import own_version
 
 Message = MutableMapping[str, Any]
@@ -52,15 +52,22 @@ async def _left(receive: Receive) -> None:
 class App:
     """The ASGI application."""
 
-    def __init__(self, served: Served, admission: Admission, metrics: Metrics, page: LivePage, limits: Limits) -> None:
-        self._served = served
+    def __init__(self, admission: Admission, metrics: Metrics, page: LivePage, limits: Limits) -> None:
         self._admission = admission
         self._metrics = metrics
         self._page = page
         self._limits = limits
         self._held_bytes = 0
-        model = f"/v2/models/{served.name}"
-        self._models = (model, f"{model}/versions/{VERSION}")
+
+    @property
+    def _served(self) -> Served:
+        return self._admission.served
+
+    @property
+    def _models(self) -> tuple[str, str]:
+        """Where the model is, and this version of it."""
+        model = f"/v2/models/{self._served.name}"
+        return model, f"{model}/versions/{self._served.version}"
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """One request."""
@@ -87,7 +94,8 @@ class App:
         if path in [f"{model}/infer" for model in self._models]:
             if method != "POST":
                 return _error(405, f"{method}: allowed is POST", ("allow", "POST"))
-            response = await self._infer(headers, receive, token)
+            version = self._served.version if path.startswith(self._models[1]) else ""
+            response = await self._infer(headers, receive, token, version)
             self._metrics.requests.labels(str(response.status)).inc()
             return response
         return self._look_up(path)
@@ -106,14 +114,14 @@ class App:
 
     # ----------------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes) -> Response:
+    async def _infer(self, headers: Mapping[str, str], receive: Receive, token: bytes, version: str) -> Response:
         try:
             body = await self._body(headers, receive)
             request = read_request(body, headers.get("inference-header-content-length"), self._served)
         except RequestError as error:
             is_read = error.status == HTTPStatus.BAD_REQUEST  # else what is left of its body is not
             return _error(error.status, str(error), *(() if is_read else (_CLOSE,)))
-        answers = asyncio.ensure_future(self._admission.answers(request, token))
+        answers = asyncio.ensure_future(self._admission.answers(request, token, version))
         leaving = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,6 @@ from hw.door.metrics import Metrics
 from hw.door.protocol import (
     INPUT,
     JSON_BYTES,
-    VERSION,
     Answer,
     Infer,
     Input,
@@ -116,7 +115,8 @@ def _values(message: Any, datatype: np.dtype[Any], values: int) -> NDArray[Any]:
 
 def write_reply(request: Request, answers: list[Answer], served: Served) -> Message:
     """A `ModelInferResponse`."""
-    reply = MESSAGES["ModelInferResponse"](model_name=served.name, model_version=VERSION, id=request.identity)
+    about = {"model_name": served.name, "model_version": answers[0].version, "id": request.identity}
+    reply = MESSAGES["ModelInferResponse"](**about)
     columns = outputs_of(answers)
     for name, is_raw in request.outputs.items():
         datatype, values = columns[name]
@@ -131,11 +131,14 @@ def write_reply(request: Request, answers: list[Answer], served: Served) -> Mess
 class Calls:
     """What is answered to each call."""
 
-    def __init__(self, served: Served, admission: Admission, metrics: Metrics, limits: Limits) -> None:
-        self._served = served
+    def __init__(self, admission: Admission, metrics: Metrics, limits: Limits) -> None:
         self._admission = admission
         self._metrics = metrics
         self._limits = limits
+
+    @property
+    def _served(self) -> Served:
+        return self._admission.served
 
     def handler(self) -> grpc.GenericRpcHandler:
         """As a server takes it."""
@@ -165,7 +168,7 @@ class Calls:
         return MESSAGES["ServerReadyResponse"](ready=self._admission.is_ready)
 
     async def _model_ready(self, asked: Any, _: Context) -> Message:
-        self._require_model(asked.name, asked.version)
+        self._admission.require_model(asked.name, asked.version)
         return MESSAGES["ModelReadyResponse"](ready=self._admission.is_ready)
 
     async def _metadata(self, _: Message, context: Context) -> Message:
@@ -174,7 +177,7 @@ class Calls:
 
     async def _model_metadata(self, asked: Any, context: Context) -> Message:
         self._token_in(context)
-        self._require_model(asked.name, asked.version)
+        self._admission.require_model(asked.name, asked.version)
         return MESSAGES["ModelMetadataResponse"](**self._served.metadata())
 
     async def _infer(self, _: object, context: Context) -> Message:
@@ -182,9 +185,9 @@ class Calls:
         try:
             token = self._token_in(context)
             asked, size_bytes = await self._read(context)
-            self._require_model(asked.model_name, asked.model_version)
+            self._admission.require_model(asked.model_name, asked.model_version)
             request = read_call(asked, size_bytes, self._served)
-            answers = await self._admission.answers(_in_time(request, context), token)
+            answers = await self._admission.answers(_in_time(request, context), token, asked.model_version)
             return write_reply(request, answers, self._served)
         except RequestError as error:
             code = _CODES[HTTPStatus(error.status)]
@@ -209,11 +212,6 @@ class Calls:
 
     def _token_in(self, context: Context) -> bytes:
         return self._admission.token_in(str(dict(context.invocation_metadata()).get("authorization", "")))
-
-    def _require_model(self, name: str, version: str) -> None:
-        if name != self._served.name or version not in ("", VERSION):
-            problem = f"nothing is at {f'{name}/{version}':.80}; the model is {self._served.name}"
-            raise RequestError(problem, HTTPStatus.NOT_FOUND)
 
 
 def _in_time(request: Request, context: Context) -> Request:

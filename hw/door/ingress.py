@@ -12,7 +12,7 @@ import socket
 import time  # noqa: TID251 - how often it died
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
 from hw.door.slots import slots_of
-from hw.door.words import IngressPort, RouterPort, ToIngress, ToRouter
+from hw.door.words import IngressPort, RouterPort, Serving, ToIngress, ToRouter
 from hw.transport.arena import Arena
 from hw.transport.port import socket_pair
 from kit.errors import WorkError
@@ -116,11 +116,11 @@ async def _serve(spec: IngressSpec, listening: Listening, end: socket.socket, ar
     def finish() -> None:
         server.should_exit = True
 
-    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
+    bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), spec.served, finish)
     metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
     admission = Admission(bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
-    app = App(spec.served, admission, metrics, page, spec.limits)
+    app = App(admission, metrics, page, spec.limits)
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
@@ -142,7 +142,7 @@ async def _grpc(spec: IngressSpec, address: str | None, admission: Admission, me
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it would tell of every client that speaks no TLS
     from hw.door.grpc_service import Calls, start_grpc  # an extra of its own
 
-    calls = Calls(spec.served, admission, metrics, spec.limits)
+    calls = Calls(admission, metrics, spec.limits)
     server = await start_grpc(calls, address, spec.certificate, spec.served, spec.limits)
     yield
     await server.stop(_ENDING_S)
@@ -185,6 +185,11 @@ class Ingress:
             raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command anew")
         self._say("serve: the ingress is gone, and all clients' connections with it; another one starts")
         self._start()
+
+    def serve_version(self, version: str) -> None:
+        """Every answer that is posted from now on is another model's, of this version."""
+        self._spec = replace(self._spec, served=replace(self._spec.served, version=version))
+        self.port.post(Serving(version))
 
     def _end(self, patience_s: float) -> None:
         self.port.close()

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 INPUT: Final = "image"
 OUTPUTS: Final = ("label", "scores", "widths")
-VERSION: Final = "1"  # of a model: there is one
 JSON_BYTES: Final = 1 << 20  # of JSON: it is read in one go, while nobody else is served
 US_NS: Final = 1_000
 _MOST_UINT8: Final = 255
@@ -42,6 +41,7 @@ class Served:
         classes: 0 where devices are emulated: then there are no scores, and every label is -1.
         mean, deviation: (C,) of the data set's pixels, by which UINT8 images are normalised; empty where there is none.
         most: images in a request.
+        version: of the model: the hash of its weights; 1 where devices are emulated.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Served:
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     most: int
+    version: str = "1"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class Served:
         columns = {"label": [-1], "scores": [-1, self.classes], "widths": [-1, self.segments]}
         return {
             "name": self.name,
-            "versions": [VERSION],
+            "versions": [self.version],
             "platform": "slimsched",
             "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *self.shape]}],
             "outputs": [
@@ -121,11 +122,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one image; see `hw.door.words.Answered`."""
+    """Of one image; see `hw.door.words.Answered`; `version`: of the model whose answer it is."""
 
     label: int
     widths: tuple[float, ...]
     scores: bytes
+    version: str
 
 
 def read_request(body: bytes, header: str | None, served: Served) -> Request:
@@ -261,7 +263,7 @@ def write_answer(request: Request, answers: Sequence[Answer], served: Served) ->
         else:
             output["data"] = values.ravel().tolist()
         outputs.append(output)
-    head = {"model_name": served.name, "model_version": VERSION, "outputs": outputs}
+    head = {"model_name": served.name, "model_version": answers[0].version, "outputs": outputs}
     if request.identity:
         head["id"] = request.identity
     body = encode(head)

@@ -33,6 +33,7 @@ from scenarios.files.router_names import display_name
 from scenarios.files.spec import Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
+from scenarios.job.new_model import ModelOrders
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
 from scenarios.world.build import estimated_capacity_img_s
@@ -102,7 +103,8 @@ def serve(
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             return Clients(open_door, images, wants_stop, clock)
 
-        asked = _OperatorOrders(job, world, router, config, wishes)
+        models = ModelOrders(job, world, cluster, open_door, job.say)
+        asked = _OperatorOrders(job, models, router, config, wishes)
         operator = Operator(wishes, asked.orders)
         return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
 
@@ -117,15 +119,18 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
     dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
     spec = built.spec
-    return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
+    of_network = (spec.input_shape, spec.segments, spec.classes)
+    return Served(name, *of_network, dataset.mean, dataset.deviation, slots, evaluation.hash)
 
 
 class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
-        self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+    def __init__(
+        self, job: ScenarioJob, models: ModelOrders, router: str, config: RouterConfig, wishes: Wishes
+    ) -> None:
+        self._job, self._models, self._router, self._config, self._wishes = job, models, router, config, wishes
+        self._asked = job.scenario.slo.goals(job.scenario.tuning.floor)[0]
 
     @property
     def goal(self) -> GoalSet:
@@ -135,19 +140,22 @@ class _OperatorOrders:
 
     def orders(self) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
+        yield from self._models.orders()
         try:
-            for wish in self._wishes.steering():
+            while not self._models.is_busy and (wish := next(self._wishes.steering(), None)) is not None:
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
-                if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
+                if goals := wish.model_dump(exclude_none=True, exclude={"router", "model"}):
                     yield from self._goal_orders(goals)
+                if wish.model is not None:  # what is asked for later waits until it serves
+                    self._models.ask(Path(wish.model), self._router, self._asked.floor)
         except InputError as error:
             self._job.say(f"serve: {error}")
 
     def _router_orders(self, name: str) -> Iterator[Order]:
         """One that can't be made is told, and changes nothing."""
         try:
-            policy = by_plan(self._world.router(name, self._job.folder.path), self._config)
+            policy = by_plan(self._models.world.router(name, self._job.folder.path), self._config)
         except InputError as error:
             self._job.say(f"serve: {error}; the router stays as it was")
             return

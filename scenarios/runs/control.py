@@ -31,12 +31,18 @@ _DRAIN = re.compile(r"drain-(\d+)")
 
 
 class Steering(StrictModel):
-    """What an operator asks for from now on; what is not given stays as it was. `router` is a name or a file."""
+    """What an operator asks for from now on; what is not given stays as it was.
+
+    Attributes:
+        router: a name or a file.
+        model: a file of other weights of the same network.
+    """
 
     floor: Share | None = None
     p99_limit_s: SecondsOrZero | None = None
     energy_weight: EnergyWeight | None = None
     router: str | None = None
+    model: str | None = None
 
 
 @contextmanager
@@ -115,7 +121,9 @@ def steer(folder: Path, wish: Steering) -> None:
         InputError: nothing is asked for; nothing serves in that folder, or it is no `serve`.
     """
     if wish == Steering():
-        raise InputError(str(folder), "", "nothing is asked for: give --floor, --p99, --energy-weight or --router")
+        raise InputError(
+            str(folder), "", "nothing is asked for: give --floor, --p99, --energy-weight, --router or --model"
+        )
     _, may_be_steered = _serving(folder)
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")

@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import time  # noqa: TID251 - clients wait for a server
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hw.door.admission import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, ingress
 from hw.door.listening import listen
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
@@ -26,7 +27,7 @@ from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
 from hw.router.cluster import HardwareCluster
-from hw.router.draining import Operator
+from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from policies.interfaces import RouterConfig
 from policies.reward import AccuracyPrior, RewardWeights
@@ -72,6 +73,7 @@ class Door:
     Attributes:
         end: how far the router's loop was at its end.
         ticks: one for each time that it has told how far it is.
+        orders: that the operator gives, and the loop has not taken yet.
     """
 
     port: int
@@ -83,6 +85,8 @@ class Door:
     traffic: list[Clients]
     tally: Tally
     ticks: list[int]
+    ingress: Ingress
+    orders: deque[Order]
     before: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def ask(
@@ -153,6 +157,11 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     ):
         images, made = SlotImages(slots_of(open_ingress.arena, served.shape), served.shape), list[Clients]()
         ticks: list[int] = []
+        orders = deque[Order]()
+
+        def given() -> Iterator[Order]:
+            while orders:
+                yield orders.popleft()
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
             made.append(Clients(open_ingress, images, stop.is_set, clock))
@@ -164,13 +173,15 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         def serve() -> RunProgress:
             try:
-                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator())
+                return cluster.serve(
+                    traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator(orders=given)
+                )
             finally:
                 open_ingress.port.close()
 
         assert listening.grpc is not None
         port, end = listening.http.getsockname()[1], hands.submit(serve)
-        door = Door(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks)
+        door = Door(port, listening.grpc, gate, cluster, stop, end, made, tally, ticks, open_ingress, orders)
         door.until(lambda: door.end.done() or door.ask("GET", "/v2/health/ready")[0] == 200)
         try:
             yield door

@@ -48,9 +48,7 @@ def roll(mix: Mix, seed: int, told: list[str]) -> int:
     def orders(mix: Mix, world: World, specs: Sequence[AgentSpec]) -> Callable[[], Iterable[Order]]:
         world.laws.may_wait = True
         left = [world.agenda.now_ns + mix.horizon_ns // 4]
-        starts = [
-            partial(world.start, index, replace(spec, name=spec.name + NEW)) for index, spec in enumerate(specs)
-        ]
+        starts = [partial(world.start, index, replace(spec, name=spec.name + NEW)) for index, spec in enumerate(specs)]
 
         def due() -> Iterable[Order]:
             if left and world.agenda.now_ns > left[0]:
