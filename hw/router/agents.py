@@ -206,7 +206,7 @@ class AgentHandle(ABC):
             return ()
         try:
             return self.port.receive()
-        except PortClosedError:
+        except (PortClosedError, PortBrokenError):
             raise self._death() from None
 
     def _death(self) -> AgentDiedError:

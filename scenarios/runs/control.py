@@ -121,9 +121,8 @@ def steer(folder: Path, wish: Steering) -> None:
         InputError: nothing is asked for; nothing serves in that folder, or it is no `serve`.
     """
     if wish == Steering():
-        raise InputError(
-            str(folder), "", "nothing is asked for: give --floor, --p99, --energy-weight, --router or --model"
-        )
+        flags = "--floor, --p99, --energy-weight, --router or --model"
+        raise InputError(str(folder), "", f"nothing is asked for: give {flags}")
     _, may_be_steered = _serving(folder)
     if not may_be_steered:
         raise InputError(str(folder), "", "goals and routers are changed while `serve` serves; this is another command")

@@ -172,10 +172,9 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
             open_ingress.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
         def serve() -> RunProgress:
+            operator = Operator(orders=given)
             try:
-                return cluster.serve(
-                    traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator(orders=given)
-                )
+                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, operator)
             finally:
                 open_ingress.port.close()
 

@@ -42,8 +42,8 @@ def versions(monkeypatch: pytest.MonkeyPatch) -> dict[int, Counter[bool]]:
     return begun
 
 
-def roll(mix: Mix, seed: int, told: list[str]) -> int:
-    """Play a seed with a new model in its middle; returns how many requests there were."""
+def roll(mix: Mix, told: list[str]) -> None:
+    """Play a world with a new model on its way."""
 
     def orders(mix: Mix, world: World, specs: Sequence[AgentSpec]) -> Callable[[], Iterable[Order]]:
         world.laws.may_wait = True
@@ -57,18 +57,17 @@ def roll(mix: Mix, seed: int, told: list[str]) -> int:
 
         return due
 
-    (record,) = play_mix(mix, orders=orders).records
-    return len(record.requests)
+    play_mix(mix, orders=orders)
 
 
 def test_no_request_meets_two_versions(versions: dict[int, Counter[bool]]) -> None:
     """Whatever dies meanwhile; where the new model can't serve, the old one does."""
     ends = Counter[str]()
     both = 0
-    for seed in range(60):
+    for seed in range(40):
         versions.clear()
         told: list[str] = []
-        roll(replace(Mix.draw(seed), is_far=False, runs=1), seed, told)
+        roll(replace(Mix.draw(seed), is_far=False, runs=1), told)
         ends.update(told)
         mixed = [request for request, count in versions.items() if len(count) == 2]
         took_over = told == ["took over"]
@@ -77,5 +76,5 @@ def test_no_request_meets_two_versions(versions: dict[int, Counter[bool]]) -> No
         assert took_over or True not in is_new, seed
         assert len(told) <= 1
         assert mixed == [], seed
-    assert ends["took over"] > 20
-    assert both > 10
+    assert ends["took over"] > 15
+    assert both > 8
