@@ -80,7 +80,7 @@ class ModelOrders:
         read, self._read = self._read, None
         try:
             candidate = read.result()
-        except (InputError, WorkError) as error:
+        except (InputError, WorkError, OSError) as error:
             self._failed(str(error))
             return
 

@@ -187,6 +187,9 @@ def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_pa
     assert refused.endswith("the router stays as it was\n")
     assert asked == "serve: asked for from now on: accuracy 50.00%, no limit of p99 latency\n"
     assert next(said).startswith(f"serve: warning: {narrow} can't follow slo.floor; what can is ")
+    slimsched.steer(run, model=tmp_path / "new.safetensors")
+    assert "reads" in next(said)
+    assert next(said).endswith("emulated devices serve no network; the model stays as it was\n")
     (run / CONTROL / "steer-9").write_text('{"floor": 7}')
     assert "floor" in next(said), "what nobody could have asked for is told, and nobody's answer is lost"
     assert infer(served.url)[1]["widths"] == [WIDTHS[0]] * SEGMENTS
