@@ -99,8 +99,9 @@ def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], a
         values = unit * _floats(_given(texts).cast(pyarrow.float64()))
     except pyarrow.ArrowInvalid:
         values = mapped(texts, one)
-    is_odd = np.isinf(values)
-    return Cells(np.where(is_odd, np.nan, values), np.where(is_odd, UNREAD, 0), texts, allowed)
+    if not (is_odd := np.isinf(values)).any():
+        return Cells(values, 0, texts, allowed)
+    return Cells(np.where(is_odd, np.nan, values), UNREAD * is_odd, texts, allowed)
 
 
 def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_is_nothing: bool = False) -> Cells:
@@ -118,16 +119,18 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_
     try:
         column = given.cast(_KINDS[form])  # trying wrong kinds would be slow
         values = _floats(column) if form == SECONDS else _unix_s(column, timezone if form == NAIVE else None)
-        forms = np.select([np.isnan(values), np.isinf(values)], [0, UNREAD], form)
+        forms = np.where(np.isnan(values), 0, np.where(np.isinf(values), UNREAD, form))
     except (pyarrow.ArrowInvalid, KeyError):
         values, forms = mapped(texts, _time).reshape(-1, 2).T
+        forms = forms.astype(np.int64)
         if timezone is not None:
             stamps = pyarrow.array(np.round(1e6 * np.where(forms == NAIVE, values, 0))).cast(pyarrow.int64())
             values = np.where(forms == NAIVE, _unix_s(stamps.cast(pyarrow.timestamp("us")), timezone), values)
-    if zero_is_nothing:
-        forms = np.where((forms == SECONDS) & (values == 0), 0, forms)
-    values = np.select([forms == SECONDS, (forms == NAIVE) | (forms == ZONED)], [unit_s * values, values], np.nan)
-    return Cells(values, forms.astype(np.int64), texts, "2024-01-31T12:00:00, also with a zone (+01:00), or seconds")
+    if (is_seconds := forms == SECONDS).any():
+        values = np.where(is_seconds, unit_s * values, values)
+        forms = np.where(is_seconds & (values == 0) & zero_is_nothing, 0, forms)
+    values = np.where((forms == 0) | (forms == UNREAD), np.nan, values)
+    return Cells(values, forms, texts, "2024-01-31T12:00:00, also with a zone (+01:00), or seconds")
 
 
 def _given(texts: Any) -> Any:

@@ -29,7 +29,7 @@ from pyarrow import compute
 
 from jobs.logs import philly, slurm
 from jobs.logs.fields import Cells, named, numbers, truths
-from jobs.logs.rows import END, QUANTITIES, START, WAIT, Options, Rows, Tally
+from jobs.logs.rows import END, QUANTITIES, START, WAIT, Options, Rows, Tally, known
 from jobs.logs.text import TextBlock, blocks, first_line, head, names_of, rows_of
 from jobs.trace import COLUMNS
 from kit.errors import InputError, nearest
@@ -115,13 +115,13 @@ def _delimiter(line: str) -> str:
 
 
 def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
-    known = (*COLUMNS, END)
+    names = (*COLUMNS, END)
     for name in options.columns:
-        if name not in known:
-            raise InputError("--columns", name, f"is no column of a trace; {nearest(name, known)}")
+        if name not in names:
+            raise InputError("--columns", name, f"is no column of a trace; {nearest(name, names)}")
     delimiter = _delimiter(line := first_line(path)[0])
     header = [name.strip().strip('"') for name in line.split(delimiter)]
-    of = {name: options.columns.get(name, name) for name in known if name in options.columns or name in header}
+    of = {name: options.columns.get(name, name) for name in names if name in options.columns or name in header}
     of = {name: name for name in _required(of)} | of
     for rows in _headed(path, of, f"name yours: --columns {_EXAMPLE}", tally, delimiter):
         columns = {"job_id": pyarrow.array(map(str, rows.lines.tolist())), **rows.columns}
@@ -157,7 +157,9 @@ def _is_numbered(fields: Sequence[str], *widths: int) -> bool:
 
 def _known(rows: Rows) -> dict[str, Any]:
     """Nothing where -1 stands for it."""
-    return {name: compute.if_else(compute.starts_with(text, "-"), "", text) for name, text in rows.columns.items()}
+    names = {name: named(rows.of(name), lambda text: "" if text.startswith("-") else text) for name in ("user", "vc")}
+    run = numbers(rows.of("run_s"))
+    return {**rows.columns, **names, "run_s": replace(run, values=known(run.values))}
 
 
 def _headless(

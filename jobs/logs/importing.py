@@ -49,15 +49,8 @@ class Imported:
 
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {
-            "schema": "slimsched.jobimport/1",
-            "format": self.format,
-            "jobs": self.jobs,
-            "days": self.days,
-            "start": self.start,
-            "run_p50_s": self.run_p50_s,
-            **self.tally.document(),
-        }
+        own = {name: getattr(self, name) for name in ("format", "jobs", "days", "start", "run_p50_s")}
+        return {"schema": "slimsched.jobimport/1", **own, **self.tally.document()}
 
 
 def import_log(
@@ -124,8 +117,9 @@ def _whole(tables: list[pyarrow.Table], tally: Tally) -> Log:
     table, numbers = pyarrow.concat_tables(tables), dict[str, NDArray[Any]]()
     tables.clear()
     for name in set(table.column_names) - {"job_id", *WORDS}:
-        numbers[name] = np.require(table[name].to_numpy(), requirements="W")
+        numbers[name] = table[name].to_numpy()
         table = table.drop_columns([name])
+    numbers.setdefault("submitted_s", numbers["submit_s"])
     return Log(table.unify_dictionaries().combine_chunks(), numbers, tally)
 
 
@@ -138,6 +132,7 @@ def _normal(log: Log, rows: NDArray[np.int64], start_of_trace_s: float) -> pyarr
     columns |= {name: words[name].cast(pyarrow.string()) for name in words.column_names}
     columns |= {
         "submit_s": submit_s - start_of_trace_s,
+        "gpu_share": log.numbers["gpu_milli"][rows] / 1000,
         "requested_s": np.where(columns["requested_s"] > 0, columns["requested_s"], np.nan),
         "recorded_wait_s": begun_s - submit_s,
         "recorded_start_s": begun_s - start_of_trace_s,

@@ -152,19 +152,18 @@ def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
     submit_s = np.where(of[ELIGIBLE] > of["submit_s"], of[ELIGIBLE], of["submit_s"])
     columns = {
         "submit_s": submit_s,
-        "submitted_s": of["submit_s"],
+        **({"submitted_s": of["submit_s"]} if ELIGIBLE in given else {}),
         "start_s": of[START] if START in given else submit_s + known(of[WAIT]),
         "run_s": of["run_s"] if "run_s" in given else of[END] - of[START],
         "requested_s": known(of["requested_s"]),
         "gpus": np.ceil(np.clip(np.nan_to_num(of["gpus"]), 0, MAX_GPUS + 1)).astype(np.int32),
-        "gpu_share": np.where(np.isnan(of["gpu_share"]), 1.0, of["gpu_share"]),
+        "gpu_milli": np.round(np.clip(np.nan_to_num(of["gpu_share"], nan=1.0), -1, 9) * 1000).astype(np.int16),
         "attempts": np.fmax(of["attempts"], 1).astype(np.int32),
         "kind": _kind(rows, cells),
         "part": np.broadcast_to(given.get("part", -1), many).astype(np.int16),
         "line": rows.lines,
     }
     kept = pyarrow.array(_kept(rows, cells, columns, tally))
-    columns["gpu_share"] = np.round(columns["gpu_share"], 3)
     nothing = pyarrow.DictionaryArray.from_arrays(np.zeros(many, np.int32), [""])
     words = {name: given[name].dictionary_encode() if name in given else nothing for name in WORDS}
     words["status"] = named(words["status"], status_of).dictionary_encode()
@@ -199,7 +198,7 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     """Rows that are not left out: attempts of jobs, and what tells of one that has not begun or not ended."""
     is_attempt, forms = columns["kind"] <= REQUEUED, cells["submit_s"].forms
     is_date = bool(rows.is_calendar) | ((forms & np.int64(NAIVE | ZONED)) > 0)
-    submit_s, run_s, gpus = columns["submitted_s"], columns["run_s"], cells["gpus"].values
+    submit_s, run_s, gpus = cells["submit_s"].values, columns["run_s"], cells["gpus"].values
     unread: dict[bool, dict[str, Mask]] = {True: {}, False: {}}  # by whether it is required
     for name, each in cells.items():
         if (where := each.is_unread & is_attempt).any():
@@ -216,17 +215,17 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
         "ran for more than ten years": run_s > LONGEST_RUN_S,
         NO_GPU: ~(gpus > 0),
         f"ask for more than {MAX_GPUS:,} GPUs": gpus > MAX_GPUS,
-        NO_SHARE: ~is_share(columns["gpu_share"], columns["gpus"]),
+        NO_SHARE: ~is_share(columns["gpu_milli"] / 1000, columns["gpus"]),
     }
-    kept = np.ones(len(rows.lines), bool)
+    is_job = is_attempt.copy()
     for reason, where in reasons.items():
-        tally.leave_out(reason, rows.lines[where & kept & is_attempt])
-        kept &= ~(where & is_attempt)
-    is_job = kept & is_attempt
+        if (left_out := where & is_job).any():
+            tally.leave_out(reason, rows.lines[left_out])
+            is_job &= ~left_out
     notes = {HELD: columns["submit_s"] > submit_s, BACKWARDS: columns["start_s"] < columns["submit_s"]}
     for what, where in {**rows.noted, **unread[False], **notes}.items():
         tally.note(what, rows.lines[where & is_job])
     for name, form in product(TIMES.keys() & cells.keys(), FORMS):
         if form not in tally.forms and (where := is_job & (cells[name].forms & form > 0)).any():
             tally.forms[form] = int(rows.lines[where.argmax()])
-    return kept
+    return np.asarray(is_job | ~is_attempt)

@@ -118,11 +118,14 @@ def _attempts(rows: Rows, options: Options) -> Rows:
     return Rows(rows.lines, columns, _TIMES, True, refused, {**noted, FILLED: is_filled})
 
 
-def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16]]:
+def _het(rows: Rows, id_name: str) -> tuple[Any, NDArray[np.int16] | int]:
     """Ids of jobs, of which a heterogeneous one has several (`12+0`, `12+1` in JobID), and which part each row is."""
-    parts = compute.extract_regex(rows.of("JobID"), r"^(?P<job>\d+)\+(?P<part>\d{1,4})$")
+    ids, names = rows.of(id_name), rows.of("JobID")
+    if not truths(compute.match_substring(names, "+")).any():
+        return ids, -1
+    parts = compute.extract_regex(names, r"^(?P<job>\d+)\+(?P<part>\d{1,4})$")
     part = compute.fill_null(compute.struct_field(parts, "part").cast(pyarrow.int16()), -1).to_numpy()
-    return compute.coalesce(compute.struct_field(parts, "job"), rows.of(id_name)), part
+    return compute.coalesce(compute.struct_field(parts, "job"), ids), part
 
 
 def _elapsed(rows: Rows, between_s: Numbers) -> tuple[Numbers, dict[str, Mask]]:
