@@ -57,13 +57,14 @@ _RLTUNE_TYPES: Final = {"0": "T4", "1": "MISC", "2": "P100", "3": "V100-16", "4"
 _SWF_STATUSES: Final = {"0": "failed", "1": "completed", "5": "cancelled"}
 _PARTS: Final = "parts of a job whose whole is a line of its own (status 2 to 4)"
 _UNIX_START: Final = re.compile(rb"^;\s*UnixStartTime:\s*(\d{9,11})", re.MULTILINE)
-_NUMBER: Final = re.compile(r"\s*-?[\d.]+(e[-+]?\d+)?\s*", re.ASCII | re.IGNORECASE)
+_NUMBER: Final = r"[ \t]*-?[\d.]+(e[-+]?\d+)?"
+_FLAGS: Final = re.ASCII | re.MULTILINE
 _PAI_JOB: Final = ["job_name", "inst_id", "user", "status", "start_time", "end_time"]
 _PAI_TASK: Final = [
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu",
     "gpu_type",
 ]  # fmt: skip
-_PAI_STATUSES: Final = ("Running", "Terminated", "Failed", "Waiting")
+_PAI_STATUSES: Final = "status|Running|Terminated|Failed|Waiting"
 SHARES: Final = "ask for a share of a GPU; the sum is rounded up to whole ones"
 PART: Final = "ask for a part of a GPU, and count as whole ones (a column gpu_share has shares)"
 _DELIMITERS: Final = ",;\t|"
@@ -100,13 +101,14 @@ def _openb(path: Path, _: Options, tally: Tally) -> Iterator[Rows]:
         yield replace(rows, columns={**rows.columns, "gpus": gpus, "gpu_share": share}, required=_TIMED)
 
 
-def _is_csv(lines: Sequence[str]) -> bool:
-    names = {name.strip() for name in lines[0].split(_delimiter(lines[0]))}
-    return set(_required(names)) <= names
-
-
 def _required(names: Container[str]) -> tuple[str, ...]:
     return _TIMED if "run_s" not in names and END in names else ("submit_s", "run_s", "gpus")
+
+
+def _is_csv(text: str) -> bool:
+    line = text.partition("\n")[0]
+    names = {name.strip() for name in line.split(_delimiter(line))}
+    return set(_required(names)) <= names
 
 
 def _delimiter(line: str) -> str:
@@ -125,7 +127,7 @@ def _csv(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     of = {name: name for name in _required(of)} | of
     for rows in _headed(path, of, f"name yours: --columns {_EXAMPLE}", tally, delimiter):
         columns = {"job_id": pyarrow.array(map(str, rows.lines.tolist())), **rows.columns}
-        for name in QUANTITIES.keys() & columns.keys():
+        for name in filter(columns.__contains__, QUANTITIES):
             columns[name] = _plain(columns[name], name, rows, str(path), has_thousands=delimiter == ",")
         columns["gpus"] = gpus = numbers(columns["gpus"])
         yield replace(
@@ -151,10 +153,6 @@ def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) 
 # ---------------------------------------------------------------------------------------------- tables of numbers alone
 
 
-def _is_numbered(fields: Sequence[str], *widths: int) -> bool:
-    return len(fields) in widths and all(map(_NUMBER.fullmatch, fields[1:]))
-
-
 def _known(rows: Rows) -> dict[str, Any]:
     """Nothing where -1 stands for it."""
     names = {name: named(rows.of(name), lambda text: "" if text.startswith("-") else text) for name in ("user", "vc")}
@@ -174,7 +172,7 @@ def _headless(
     names = {len(layout): layout for layout in layouts}.get(width := line.count(",") + 1)
     if names is None:
         raise InputError(str(path), "line 1", f"{width} fields; allowed are {allowed}")
-    is_header = "submit" in line or line.startswith("job_name,")
+    is_header = ("submit" if "submit_s" in names else f"{names[0]},") in line
     first = [] if is_header else [TextBlock(1, f"{line}\n".encode(), 1)]
     return rows_of(chain(first, rest), names, wanted, tally)
 
@@ -216,11 +214,6 @@ def _single_blanks(block: TextBlock) -> TextBlock:
 
 
 # ------------------------------------------------------------------------------------------------- jobs and their tasks
-
-
-def _is_pai(lines: Sequence[str]) -> bool:
-    fields = lines[0].split(",")
-    return len(fields) == len(_PAI_JOB) and (fields == _PAI_JOB or fields[3] in _PAI_STATUSES)
 
 
 def _pai_table(path: Path, names: Sequence[str], tally: Tally) -> Iterator[Rows]:
@@ -292,28 +285,26 @@ class Format:
         joins: rows of one id are attempts of one job.
     """
 
-    looks_like: Callable[[Sequence[str]], bool]
+    looks_like: Callable[[str], object]
     read: Callable[[Path, Options, Tally], Iterator[Rows]]
     joins: bool = False
 
 
-def _has(of: Mapping[str, str]) -> Callable[[Sequence[str]], bool]:
-    return lambda lines: set(of.values()) <= set(lines[0].split(","))
-
-
-def _is_rltune(lines: Sequence[str]) -> bool:
-    return "proceeding_job_number" in lines[0] or _is_numbered(lines[0].split(","), 19, 20)
+def _has(of: Mapping[str, str]) -> Callable[[str], object]:
+    return re.compile("".join(rf"(?=(.*,)?{name}(,|$))" for name in of.values()), re.MULTILINE).match
 
 
 FORMATS: Final[Mapping[str, Format]] = {
-    "sacct": Format(slurm.looks_like, slurm.read, joins=True),
-    "jobcomp": Format(slurm.looks_like_jobcomp, slurm.read_jobcomp, joins=True),
-    "swf": Format(lambda lines: _is_numbered(lines[0].split(), 18), _swf),
-    "philly": Format(philly.looks_like, philly.read),
+    "sacct": Format(slurm.LOOKS_LIKE.match, slurm.read, joins=True),
+    "jobcomp": Format(re.compile(r"JobId=.*JobState=").match, slurm.read_jobcomp, joins=True),
+    "swf": Format(re.compile(rf"{_NUMBER}([ \t]{_NUMBER}){{17}}[ \t]*$", _FLAGS).match, _swf),
+    "philly": Format(re.compile(r'\s*\[[\s\S]*"(jobid|attempts)"').match, philly.read),
     "helios": Format(_has(_HELIOS), _helios),
-    "alibaba-pai": Format(_is_pai, _pai),
+    "alibaba-pai": Format(re.compile(rf"([^,\n]*,){{3}}({_PAI_STATUSES})(,[^,\n]*){{2}}$", _FLAGS).match, _pai),
     "openb": Format(_has(_OPENB), _openb),
-    "rltune": Format(_is_rltune, _rltune),
+    "rltune": Format(
+        re.compile(rf"[^,\n]*(,{_NUMBER}[ \t]*){{18,19}}$|.*proceeding_job_number", _FLAGS).match, _rltune
+    ),
     "csv": Format(_is_csv, _csv),
 }
 
@@ -322,12 +313,13 @@ def format_of(path: Path, options: Options) -> str:
     """Which format a file is, by its first lines; raises `InputError` where none fits."""
     if options.columns:
         return "csv"
-    lines = head(path) or [""]
-    name = next((name for name, each in FORMATS.items() if each.looks_like(lines)), None)
-    if name is not None:
-        return name
-    if slurm.is_another_form(lines):
-        problem = f"{lines[0]!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
+    text = head(path)
+    for name, each in FORMATS.items():
+        if each.looks_like(text):
+            return name
+    line = text.partition("\n")[0]
+    if slurm.ANOTHER_FORM.search(text):
+        problem = f"{line!r:.60} may be sacct's, but not with --parsable2 and a header line: make it by"
         raise InputError(str(path), "", f"{problem} `{slurm.COMMAND}`; {_OWN}")
-    problem = f"its first line is {lines[0]!r:.120}, which no known format has"
+    problem = f"its first line is {line!r:.120}, which no known format has"
     raise InputError(str(path), "", f"{problem}; say which it is with --format {'|'.join(FORMATS)}; {_OWN}")

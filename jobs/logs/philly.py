@@ -6,7 +6,7 @@ whose last attempt has no end was still running. Attempts follow each other: a j
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -45,12 +45,6 @@ class _Job(msgspec.Struct, gc=False):
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _JOB: Final = msgspec.json.Decoder(_Job)
 _NO_JSON: Final = (msgspec.DecodeError, UnicodeDecodeError)
-
-
-def looks_like(lines: Sequence[str]) -> bool:
-    """Whether these are the first lines of such a log."""
-    text = " ".join(lines)
-    return text.lstrip().startswith("[") and any(f'"{key}"' in text for key in ("jobid", "attempts"))
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:

@@ -225,7 +225,7 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     notes = {HELD: columns["submit_s"] > submit_s, BACKWARDS: columns["start_s"] < columns["submit_s"]}
     for what, where in {**rows.noted, **unread[False], **notes}.items():
         tally.note(what, rows.lines[where & is_job])
-    for name, form in product(TIMES.keys() & cells.keys(), FORMS):
-        if form not in tally.forms and (where := is_job & (cells[name].forms & form > 0)).any():
+    for name, form in product(TIMES, FORMS):
+        if name in cells and form not in tally.forms and (where := is_job & (cells[name].forms & form > 0)).any():
             tally.forms[form] = int(rows.lines[where.argmax()])
     return np.asarray(is_job | ~is_attempt)

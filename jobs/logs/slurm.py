@@ -36,7 +36,10 @@ _SOME_GPUS: Final = re.compile(rb"gres/gpu(?::[^=|\n]+)?=[1-9]|\|(?:[^|\n]*,)?gp
 _NOT_ENDED: Final = pyarrow.array(
     ["RUNNING", "PENDING", "SUSPENDED", "RESIZING", "COMPLETING", "CONFIGURING", "STAGE_OUT"]
 )
-_STATES: Final = r"\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b"
+LOOKS_LIKE: Final = re.compile(r"(?=(.*\|)?JobID(Raw)?(\||$))(?=(.*\|)?State(\||$))(.*\|){3}", re.MULTILINE)
+ANOTHER_FORM: Final = re.compile(  # what `sacct` writes without `--parsable2`, or without a header
+    r'\A.*\bJobID(Raw)?\b|\|(COMPLETED|FAILED|TIMEOUT|CANCELLED|PENDING|RUNNING)\b|"(?i:slurm)"'
+)
 _NO_LIMIT_S: Final = 365 * 86400  # what Slurm notes of a job without a limit
 NOT_ELIGIBLE: Final = "jobs that were held, or depended on others, wait from their Submit on, as if they could begin"
 FILLED: Final = "name no GPU: their nodes times --gpus-per-node"
@@ -44,18 +47,6 @@ CLOCK_CHANGED: Final = (
     "End - Start differs from ElapsedRaw by an hour (clocks were changed: use `TZ=UTC sacct`, or --timezone)"
 )
 _ODD_ELAPSED: Final = "ElapsedRaw is no number: End - Start instead"
-
-
-def looks_like(lines: Sequence[str]) -> bool:
-    """Whether these are the first lines of such a log."""
-    names = lines[0].split("|")
-    return len(names) > 3 and "State" in names and any(name in names for name in _IDS)
-
-
-def is_another_form(lines: Sequence[str]) -> bool:
-    """Whether these are the first lines of what `sacct` writes without `--parsable2`, or without a header."""
-    has_rows = any(re.search(_STATES, line) for line in lines)
-    return has_rows or re.search(r"\bJobID(Raw)?\b", lines[0]) is not None or '"slurm"' in "".join(lines).lower()
 
 
 def read(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
@@ -184,11 +175,6 @@ _AS_SACCT: Final = {
 _HET_KEYS: Final = re.compile(r"(?:Het|Pack)JobId=(\d+) (?:Het|Pack)JobOffset=(\d+)")
 _UNIT: Final = "\x1f"
 _KEY: Final = re.compile(r"(?:^| )([A-Za-z_]+)=")
-
-
-def looks_like_jobcomp(lines: Sequence[str]) -> bool:
-    """Whether these are the first lines of such a log."""
-    return lines[0].startswith("JobId=") and "JobState=" in lines[0]
 
 
 def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:

@@ -131,7 +131,7 @@ def _require_short(path: Path, line: int, data: bytes) -> None:
         start = end + 1
 
 
-def head(path: Path) -> list[str]:
+def head(path: Path) -> str:
     """A file's first lines that are neither empty nor comments (`;`), to tell what it is; raises as `blocks` does."""
     lines: list[str] = []
     for block in blocks(path, HEAD_BYTES):
@@ -139,7 +139,7 @@ def head(path: Path) -> list[str]:
         lines += [text for text in texts if text.strip() and not text.startswith(";")]
         if len(lines) >= _HEAD_LINES:
             break
-    return lines[:_HEAD_LINES]
+    return "\n".join(lines[:_HEAD_LINES])
 
 
 def first_line(path: Path) -> tuple[str, Iterator[TextBlock]]:

@@ -19,6 +19,7 @@ from jobs.logs.formats import FORMATS
 from jobs.logs.importing import Imported, import_log
 from jobs.logs.rows import Options
 from jobs.logs.slurm import CLOCK_CHANGED
+from jobs.logs.text import CUT
 from jobs.trace import JobTrace, read_trace
 from kit.errors import InputError
 from tests.jobs.logs import SACCT, WRITERS, drawn, write_log
@@ -110,6 +111,30 @@ def test_a_bad_row_is_left_out_and_counted(bad: str, reason: str, tmp_path: Path
 def test_quotes_are_letters_of_slurm(tmp_path: Path) -> None:
     _, trace = imported(tmp_path, row(User='a"b'), row(JobIDRaw="8", User='"'))
     assert trace.user.tolist() == ['a"b', '"']
+
+
+HALF = "line 3, the last, has no line end: if a copy broke off there, copy it again"
+CSV = "submit_s,run_s,gpus\n0,60,1\n"
+
+
+@pytest.mark.parametrize(
+    "text, name, reason, jobs",
+    [
+        (f"{SACCT}\n{row()}\n{row(JobIDRaw='8', AllocTRES='gres/gpu=16')[:-1]}", "sacct", CUT, 1),
+        (f"{SACCT}\n{row()}\n{row(JobIDRaw='8')[:40]}", "sacct", "fewer than 15 fields", 1),
+        ("\n".join(WRITERS["jobcomp"](drawn(3)))[:-2], "jobcomp", CUT, 2),
+        (f"{CSV}5,36", "csv", "fewer than 3 fields", 1),
+        (f"{CSV}5,3600,1", "csv", None, 2),  # many a table is written so
+    ],
+    ids=["sacct, in a number", "sacct, in a field", "jobcomp", "csv, in a field", "csv, whole"],
+)
+def test_a_last_row_that_broke_off_is_told(text: str, name: str, reason: str | None, jobs: int, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(text)
+    found = import_log(tmp_path / "log", tmp_path / "t.parquet", name)
+    assert (found.jobs, counts(found)) == (jobs, {reason: (1, 3)} if reason else {})
+    assert found.tally.told[-1 if name == "jobcomp" else 0] == HALF
+    (tmp_path / "log").write_text(f"{CSV}5,3600,1\n")
+    assert HALF not in import_log(tmp_path / "log", tmp_path / "t.parquet", "csv").tally.told
 
 
 def test_bytes_of_another_encoding_stay_two_names(tmp_path: Path) -> None:
