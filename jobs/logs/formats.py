@@ -1,16 +1,13 @@
 """The logs that can be read, by name: what a file's first lines look like, and which columns are those of a trace.
 
-Where columns and their meaning come from:
+Where columns and their meaning come from (addresses stand in docs/jobs.md):
 
-    helios       github.com/S-Lab-System-Group/HeliosData (Hu et al., SC 2021): `cluster_log.csv`, dates of local time
-    openb        github.com/alibaba/clusterdata, cluster-trace-gpu-v2023 (Weng et al., USENIX ATC 2023):
-                 `openb_pod_list_*.csv`, seconds from the trace's start; a pod of one GPU may ask for thousandths of it
-    rltune       github.com/dshruti20/RLTune: 19 or 20 numbers a line (with think time), -1 for what is not known
-    swf          cs.huji.ac.il/labs/parallel/workload/swf.html (Feitelson et al.): 18 numbers a line, `;` before
-                 comments, -1 for what is not known; processors count as GPUs
-    alibaba-pai  cluster-trace-gpu-v2020 (Weng et al., NSDI 2022): `pai_job_table.csv`, and beside it the
-                 `pai_task_table.csv` that says what jobs asked for, both without a header. A job's GPUs are those of
-                 its tasks together, rounded up; it waits from its own start to that of its first task
+    helios       Hu et al., SC 2021: dates of local time
+    openb        Weng et al., USENIX ATC 2023: seconds from the trace's start; a pod of one GPU may ask for thousandths
+    rltune       19 or 20 numbers a line (with think time), -1 for what is not known
+    swf          Feitelson et al.: 18 numbers a line, `;` before comments, -1 for what is not known
+    alibaba-pai  Weng et al., NSDI 2022, two tables without headers: a job's GPUs are those of its tasks together,
+                 rounded up; it waits from its own start to that of its first task
     csv          anybody's table with a header line, named by `--columns`, or with the normal form's names
 """
 
@@ -248,17 +245,17 @@ def _pai(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
 def _tasks(path: Path, tally: Tally) -> Any:
     """What the tasks of each job ask for together."""
     own = Tally()
-    tables = [_asked(rows) for rows in _pai_table(path, _PAI_TASK, own)]
+    tables = [_requests(rows) for rows in _pai_table(path, _PAI_TASK, own)]
     tally.told.append(f"{own.rows:,} tasks were read from {path.name}")
     for reason, count in own.left_out.items():
         tally.told.append(f"{path.name}: {count.rows:,} tasks left out, from line {count.first_line} on: {reason}")
     tally.told += [f"{path.name}: {text}" for text in own.told]
-    table = pyarrow.concat_tables([_asked(Rows(np.empty(0, np.int64), {})), *tables])
-    asked = [("percent", "sum"), ("start_s", "min"), ("type", "max"), ("is_share", "max")]
-    return table.group_by("job").aggregate(asked).combine_chunks()
+    table = pyarrow.concat_tables([_requests(Rows(np.empty(0, np.int64), {})), *tables])
+    of_job = [("percent", "sum"), ("start_s", "min"), ("type", "max"), ("is_share", "max")]
+    return table.group_by("job").aggregate(of_job).combine_chunks()
 
 
-def _asked(tasks: Rows) -> Any:
+def _requests(tasks: Rows) -> Any:
     many, percent, start_s = (numbers(tasks.of(name)).values for name in ("inst_num", "plan_gpu", "start_time"))
     asked = np.nan_to_num(many * percent)
     return pyarrow.table(

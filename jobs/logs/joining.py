@@ -50,7 +50,8 @@ class Log:
         if ids is None or not joins:
             order = self._alone()
             return order if ids is None else self._first_of_each(order, ids)
-        self.numbers = {name: column.copy() for name, column in self.numbers.items()}  # Arrow's own can't be written
+        for name, column in self.numbers.items():
+            self.numbers[name] = column.copy()  # Arrow's own can't be written
         keys = ids, self.words["whose"].combine_chunks().indices.to_numpy()
         submitted_s, start_s, part, line, kind = self._of("submitted_s", "start_s", "part", "line", "kind")
         # attempts last: of two exports the later one has the end of what was open in the former

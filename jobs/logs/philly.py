@@ -92,7 +92,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
         for weights in (np.nan_to_num(ran_s), ran_s < 0, np.isnan(ran_s))
     )
     words = {name: _texts(getattr(job, key) for job in jobs) for name, key in _COLUMNS.items()}
-    told = {
+    quantities = {
         START: Cells(begun_s),
         "run_s": Cells(run_s),
         "gpus": Cells(gpus),
@@ -100,7 +100,7 @@ def _rows(jobs: list[_Job], lines: Lines, options: Options) -> Rows:
     }
     return Rows(
         lines,
-        {**words, **told, "is_open": is_open},
+        {**words, **quantities, "is_open": is_open},
         ("submit_s", START),
         is_calendar=True,
         refused={"an attempt that ended before it started": backwards > 0},

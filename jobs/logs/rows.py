@@ -174,10 +174,11 @@ def _cells(rows: Rows, name: str, options: Options) -> Cells:
     column = rows.columns[name]
     if isinstance(column, Cells):
         return column
+    unit_s = options.unit_s if rows.is_calendar is None else 1.0
     if name in DURATIONS:
-        return durations(column, options.unit_s)
+        return durations(column, unit_s)
     if name in TIMES and rows.is_calendar is not False:
-        return times(column, options.timezone, options.unit_s, zero_is_nothing=rows.is_calendar is True)
+        return times(column, options.timezone, unit_s, zero_is_nothing=rows.is_calendar is True)
     return numbers(column)
 
 
