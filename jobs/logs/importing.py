@@ -108,7 +108,7 @@ def import_log(
         tally.told.append(f"the log spans {days / 365.25:,.0f} years: are its times in seconds?{says_otherwise}")
     provenance = {"format": log_format, "file": log.name, "start": start, "jobs": len(order), "rows": tally.rows}
     slices = (_normal(whole, order[begin : begin + SLICE_ROWS], start_s) for begin in range(0, len(order), SLICE_ROWS))
-    write_slices(out, slices, {**provenance, "left_out": tally.document()["left_out"]})
+    write_slices(out, slices, {**provenance, "left_out": tally.left_out.document()})
     return Imported(log_format, is_told, len(order), days, start, run_p50_s, tally)
 
 

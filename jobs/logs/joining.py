@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from jobs.logs.fields import Mask
-from jobs.logs.rows import ATTEMPT, OPEN, REQUEUED, UNSTARTED, Tally
+from jobs.logs.rows import OPEN, REQUEUED, UNSTARTED, Tally
 
 LONGEST_BETWEEN_S: Final = 30 * 86400.0  # a requeued job is back in the queue at once; ids come again much later
 LONGEST_SUBMIT_S: Final = 10.0  # of all parts of a heterogeneous job
@@ -48,8 +48,11 @@ class Log:
         """
         ids = codes_of(self.words["job_id"].combine_chunks())
         if ids is None or not joins:
-            order = self._alone()
-            return order if ids is None else self._first_of_each(order, ids)
+            order = np.arange(len(self.words))
+            order, _ = self._ended(order, order + 1)
+            has_run = self.numbers["run_s"][order] > 0
+            self.tally.left_out.add(RAN_NOT, self.numbers["line"][order[~has_run]])
+            return order[has_run] if ids is None else self._first_of_each(order[has_run], ids)
         for name, column in self.numbers.items():
             self.numbers[name] = column.copy()  # Arrow's own can't be written
         keys = ids, self.words["whose"].combine_chunks().indices.to_numpy()
@@ -64,18 +67,10 @@ class Log:
     def _of(self, *names: str, rows: Any = slice(None)) -> list[NDArray[Any]]:
         return [self.numbers[name][rows] for name in names]
 
-    def _alone(self) -> Indices:
-        """The rows that are jobs, where none is joined."""
-        kind, line, run_s = self._of("kind", "line", "run_s")
-        self.tally.leave_out(NOT_STARTED, line[kind == UNSTARTED])
-        self.tally.leave_out(NOT_ENDED, line[(kind == OPEN) | (kind == REQUEUED)])
-        self.tally.leave_out(RAN_NOT, line[(kind == ATTEMPT) & ~(run_s > 0)])
-        return np.flatnonzero((kind == ATTEMPT) & (run_s > 0))
-
     def _first_of_each(self, order: Indices, ids: Indices) -> Indices:
         order = order[np.argsort(ids[order], kind="stable")]
         is_first = is_next(ids[order])
-        self.tally.leave_out(AGAIN, self.numbers["line"][order[~is_first]])
+        self.tally.left_out.add(AGAIN, self.numbers["line"][order[~is_first]])
         return order[is_first]
 
     def _without_twins(self, order: Indices, keys: Sequence[Indices]) -> Indices:
@@ -83,7 +78,7 @@ class Log:
         is_attempt = self.numbers["kind"][order] <= REQUEUED
         times = self._of("submitted_s", "start_s", "part", rows=order)
         is_twin = ~is_next(*(key[order] for key in keys), *times) & is_attempt & np.roll(is_attempt, 1)
-        self.tally.leave_out(TWINS, self.numbers["line"][order[is_twin]])
+        self.tally.left_out.add(TWINS, self.numbers["line"][order[is_twin]])
         return order[~is_twin]
 
     def _whole(self, order: Indices, keys: Sequence[Indices]) -> Indices:
@@ -98,7 +93,7 @@ class Log:
             self.numbers[name][first] = of_all.reduceat(self.numbers[name][rows], begins)
         types = np.split(self.words["gpu_types"].take(pyarrow.array(rows)).to_numpy(), begins[1:])
         self._replace("gpu_types", first, ["|".join(sorted(set("|".join(each).split("|")) - {""})) for each in types])
-        self.tally.note(PARTS, self.numbers["line"][rows[~is_first]])
+        self.tally.noted.add(PARTS, self.numbers["line"][rows[~is_first]])
         return order[~np.isin(order, rows[~is_first])]
 
     def _begins(self, order: Indices, keys: Sequence[Indices]) -> Mask:
@@ -114,8 +109,8 @@ class Log:
         kind, line = self._of("kind", "line", rows=order)
         is_last = np.append(jobs[1:] != jobs[:-1], True)
         is_open = np.isin(kind[is_last], (REQUEUED, OPEN))[jobs - 1]
-        self.tally.leave_out(NOT_ENDED, line[(kind == OPEN) | (is_open & (kind != UNSTARTED))])
-        self.tally.leave_out(NOT_STARTED, line[kind == UNSTARTED])
+        self.tally.left_out.add(NOT_ENDED, line[(kind == OPEN) | (is_open & (kind != UNSTARTED))])
+        self.tally.left_out.add(NOT_STARTED, line[kind == UNSTARTED])
         is_kept = ~is_open & (kind <= REQUEUED)
         return order[is_kept], jobs[is_kept]
 
@@ -131,8 +126,8 @@ class Log:
         ran_s = np.add.reduceat(run_s, begins)
         counted_s = ran_s if sums else run_s[ends]
         is_kept = np.repeat(counted_s > 0, ends - begins + 1)
-        self.tally.leave_out(RAN_NOT, line[~is_kept])
-        self.tally.note(ATTEMPTS, line[is_kept & ~is_first])
+        self.tally.left_out.add(RAN_NOT, line[~is_kept])
+        self.tally.noted.add(ATTEMPTS, line[is_kept & ~is_first])
         if (is_kept & ~is_first).any():
             earlier_s = float(((ran_s - run_s[ends]) * self.numbers["gpus"][last])[counted_s > 0].sum())
             how = "counted in (--attempts last leaves them out)" if sums else "left out (--attempts sum counts them in)"
@@ -150,7 +145,7 @@ class Log:
         is_first, place = is_next(ids[order]), np.arange(len(order))
         number = place - np.maximum.accumulate(np.where(is_first, place, 0)) + 1
         if len(others := order[~is_first]):
-            self.tally.note(OTHERS, self.numbers["line"][others])
+            self.tally.noted.add(OTHERS, self.numbers["line"][others])
             texts = self.words["job_id"].take(pyarrow.array(others)).to_pylist()
             names = [f"{text}#{n}" for text, n in zip(texts, number[~is_first], strict=True)]
             self._replace("job_id", others, names)

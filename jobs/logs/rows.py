@@ -64,6 +64,21 @@ class Count:
     first_line: int
 
 
+class Counts(dict[str, Count]):
+    """Rows by the reason why they are counted, in the order in which reasons came up."""
+
+    def add(self, reason: str, lines: Lines) -> None:
+        """Count some rows more."""
+        if len(lines):
+            first = int(lines.min())
+            count = self.setdefault(reason, Count(0, first))
+            count.rows, count.first_line = count.rows + len(lines), min(count.first_line, first)
+
+    def document(self) -> list[dict[str, Any]]:
+        """As JSON has it."""
+        return [{"reason": reason, **asdict(count)} for reason, count in self.items()]
+
+
 @dataclass(slots=True)
 class Tally:
     """What was read, left out and changed on the way.
@@ -77,34 +92,16 @@ class Tally:
     """
 
     rows: int = 0
-    left_out: dict[str, Count] = field(default_factory=dict)
-    noted: dict[str, Count] = field(default_factory=dict)
+    left_out: Counts = field(default_factory=Counts)
+    noted: Counts = field(default_factory=Counts)
     told: list[str] = field(default_factory=list)
     forms: dict[int, int] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
-    def leave_out(self, reason: str, lines: Lines) -> None:
-        """Count these rows, which make no job."""
-        _count(self.left_out, reason, lines)
-
-    def note(self, what: str, lines: Lines) -> None:
-        """Count these rows, which are kept."""
-        _count(self.noted, what, lines)
-
     def document(self) -> dict[str, Any]:
         """As JSON has it."""
-        left_out, noted = (
-            [{"reason": reason, **asdict(count)} for reason, count in counts.items()]
-            for counts in (self.left_out, self.noted)
-        )
-        return {"rows": self.rows, "left_out": left_out, "noted": noted, "told": self.told}
-
-
-def _count(counts: dict[str, Count], reason: str, lines: Lines) -> None:
-    if len(lines):
-        first = int(lines.min())
-        count = counts.setdefault(reason, Count(0, first))
-        count.rows, count.first_line = count.rows + len(lines), min(count.first_line, first)
+        counts = {"left_out": self.left_out.document(), "noted": self.noted.document()}
+        return {"rows": self.rows, **counts, "told": self.told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +218,11 @@ def _kept(rows: Rows, cells: Mapping[str, Cells], columns: Mapping[str, Any], ta
     is_job = is_attempt.copy()
     for reason, where in reasons.items():
         if (left_out := where & is_job).any():
-            tally.leave_out(reason, rows.lines[left_out])
+            tally.left_out.add(reason, rows.lines[left_out])
             is_job &= ~left_out
     notes = {HELD: columns["submit_s"] > submit_s, BACKWARDS: columns["start_s"] < columns["submit_s"]}
     for what, where in {**rows.noted, **unread[False], **notes}.items():
-        tally.note(what, rows.lines[where & is_job])
+        tally.noted.add(what, rows.lines[where & is_job])
     for name, form in product(TIMES, FORMS):
         if name in cells and form not in tally.forms and (where := is_job & (cells[name].forms & form > 0)).any():
             tally.forms[form] = int(rows.lines[where.argmax()])

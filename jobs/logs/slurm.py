@@ -187,7 +187,7 @@ def read_jobcomp(path: Path, options: Options, tally: Tally) -> Iterator[Rows]:
     separated = (replace(block, data=_separated(block.data, keys)) for block in blocks(path))
     for rows in rows_of(separated, keys, _AS_SACCT, tally, _UNIT, always_ends=True):
         right = np.all([truths(compute.starts_with(text, f"{key}=")) for key, text in rows.columns.items()], axis=0)
-        tally.leave_out("keys in another order than on the first line", rows.lines[~right])
+        tally.left_out.add("keys in another order than on the first line", rows.lines[~right])
         if right.any():
             yield _attempts(_as_sacct(rows.chosen(right)), options)
 

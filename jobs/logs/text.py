@@ -191,19 +191,19 @@ def rows_of(
         block, separator, unclosed = _utf8(block, tally), delimiter, np.empty(0, np.int64)
         if is_quoted and b'"' in block.data:
             block, unclosed = _without_quotes(block, delimiter)
-            tally.leave_out("quotes that don't close", unclosed)
+            tally.left_out.add("quotes that don't close", unclosed)
             separator = _UNIT
         rows = _parsed(block, names, wanted, separator, tally)
         # an empty line of several columns is a row of empty texts to the parser
         is_empty = np.all([truths(compute.equal(text, "")) for text in rows.columns.values()], axis=0)
         if is_empty.any():
-            tally.leave_out("empty lines", np.setdiff1d(rows.lines[is_empty], unclosed))
+            tally.left_out.add("empty lines", np.setdiff1d(rows.lines[is_empty], unclosed))
             rows = rows.chosen(~is_empty)
         if block.is_cut:
             last = block.first_line + block.rows - 1
             tally.told.append(f"line {last:,}, the last, has no line end: if a copy broke off there, copy it again")
             if always_ends:
-                tally.leave_out(CUT, rows.lines[rows.lines == last])
+                tally.left_out.add(CUT, rows.lines[rows.lines == last])
                 rows = rows.chosen(rows.lines != last)
         if len(rows.lines):
             yield rows
@@ -230,8 +230,8 @@ def _parsed(block: TextBlock, names: Sequence[str], wanted: Container[str], deli
     )
     lines = np.arange(block.first_line, block.first_line + block.rows)
     odd, width = np.array(list(widths), np.int64) - 1, np.array(list(widths.values()), np.int64)
-    tally.leave_out(f"fewer than {len(names)} fields", lines[odd[width < len(names)]])
-    tally.leave_out(f"more than {len(names)} fields", lines[odd[width > len(names)]])
+    tally.left_out.add(f"fewer than {len(names)} fields", lines[odd[width < len(names)]])
+    tally.left_out.add(f"more than {len(names)} fields", lines[odd[width > len(names)]])
     return Rows(np.delete(lines, odd), {name: table[name].combine_chunks() for name in table.column_names})
 
 
@@ -243,7 +243,7 @@ def _utf8(block: TextBlock, tally: Tally) -> TextBlock:
     if written != block.data:
         lines = zip(block.data.split(b"\n"), written.split(b"\n"), strict=True)
         odd = [number for number, (was, now) in enumerate(lines, block.first_line) if was != now]
-        tally.note("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
+        tally.noted.add("bytes that are no UTF-8, written out as \\x..", np.array(odd, np.int64))
     return replace(block, data=written)
 
 
