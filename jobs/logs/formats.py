@@ -138,6 +138,8 @@ def _plain(texts: Any, name: str, rows: Rows, source: str, has_thousands: bool) 
     Args:
         has_thousands: a comma in a number can't be a decimal sign, for it separates the table's fields elsewhere.
     """
+    if not truths(compute.match_substring(texts, ",")).any():
+        return texts
     has_comma = truths(compute.match_substring_regex(texts, _COMMA))
     is_odd = has_comma & ~(truths(compute.match_substring_regex(texts, _THOUSANDS)) & has_thousands)
     if is_odd.any():

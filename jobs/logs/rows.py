@@ -132,6 +132,8 @@ class Rows:
 
     def chosen(self, is_kept: Mask) -> Rows:
         """Some of the rows, before anything but texts is known of them."""
+        if is_kept.all():
+            return self
         mask = pyarrow.array(is_kept)
         return Rows(self.lines[is_kept], {name: text.filter(mask) for name, text in self.columns.items()})
 

@@ -194,8 +194,9 @@ def rows_of(
             tally.left_out.add("quotes that don't close", unclosed)
             separator = _UNIT
         rows = _parsed(block, names, wanted, separator, tally)
-        # an empty line of several columns is a row of empty texts to the parser
-        is_empty = np.all([truths(compute.equal(text, "")) for text in rows.columns.values()], axis=0)
+        is_empty = np.ones(len(rows.lines), bool)  # an empty line is a row of empty texts to the parser
+        for text in rows.columns.values():
+            is_empty &= is_empty.any() and truths(compute.equal(text, ""))
         if is_empty.any():
             tally.left_out.add("empty lines", np.setdiff1d(rows.lines[is_empty], unclosed))
             rows = rows.chosen(~is_empty)
