@@ -252,12 +252,12 @@ def _without_quotes(block: TextBlock, delimiter: str) -> tuple[TextBlock, Lines]
     """Its lines with another delimiter and no quotes, and those whose quotes don't close: they are empty."""
     written, unclosed = [], []
     for number, line in enumerate(block.data.decode().split("\n")[:-1], block.first_line):
-        fields = line.split(delimiter)
-        if '"' in line:
-            try:
-                fields = next(csv.reader([line], delimiter=delimiter, strict=True))
-            except csv.Error:
-                unclosed.append(number)
-                fields = []
+        try:
+            fields = (
+                next(csv.reader([line], delimiter=delimiter, strict=True)) if '"' in line else line.split(delimiter)
+            )
+        except csv.Error:
+            unclosed.append(number)
+            fields = []
         written.append(_UNIT.join(fields))
     return replace(block, data=("\n".join(written) + "\n").encode()), np.array(unclosed, np.int64)
