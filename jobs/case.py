@@ -28,7 +28,6 @@ from jobs.spec import (
     POLICY_SUFFIX,
     JobClusterSection,
     JobsScenario,
-    MultifactorSection,
     PolicyFile,
     PreemptionSection,
 )
@@ -319,7 +318,7 @@ def _named(file: str, suffix: str, policy: JobPolicy, learned: Learned | None = 
 
 
 def _with_numbers(
-    policy: JobPolicy, given: PreemptionSection, said: MultifactorSection, cluster: JobClusterSection
+    policy: JobPolicy, given: PreemptionSection, said: MultifactorKnobs, cluster: JobClusterSection
 ) -> JobPolicy:
     """The policy with what a file says of preemption and priorities; its own round where that says none."""
     restart_s = cluster.restart_s if given.restart_s is None else given.restart_s
@@ -329,7 +328,7 @@ def _with_numbers(
         round(given.min_run_s * NS_PER_S),
         round(restart_s * NS_PER_S),
     )
-    return replace(policy, knobs=knobs, multifactor=MultifactorKnobs(**said.model_dump()))
+    return replace(policy, knobs=knobs, multifactor=said)
 
 
 def _require_requests(policies: tuple[NamedPolicy, ...], jobs: JobTrace, source: str) -> None:

@@ -275,8 +275,7 @@ def compare(
     from jobs.operating import validation_document
     from kit.documents import write_json
     from scenarios.show.charts import save
-    from slimsched.jobs.prices_chart import prices_chart
-    from slimsched.jobs.report import build_report
+    from slimsched.jobs.report import build_report, prices_chart
     from slimsched.jobs.texts import comparison_text, result_text, validation_text
 
     case = _case(scenario, policies, changes=changes_of(changes))

@@ -75,7 +75,7 @@ def test_figures_and_load_count_shares() -> None:
 
 
 def test_an_account_is_charged_for_shares() -> None:
-    knobs = MultifactorKnobs(half_life_s=1e300, period_s=7)
+    knobs = MultifactorKnobs.model_construct(half_life_s=1e300, period_s=7)
     world, policy = JobWorld((NodeGroup(2, 4),)), JobPolicy("multifactor", "first-fit", multifactor=knobs)
     simulation = JobSimulation(world, JobRun(drawn(0), policy))
     record = simulation.run()
