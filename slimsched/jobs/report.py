@@ -47,14 +47,14 @@ def build_report(folder: Path) -> Path:
 
 def page(comparison: Mapping[str, Any]) -> str:
     """The answers, the table of policies, waits over days, Slurm's terms, and who wins and who loses."""
-    waits, completion = waits_tables(comparison)
+    waits, *others = waits_tables(comparison)
     cluster, *groups = others_tables(comparison)
     notes = [comparison_head(comparison), *waits.notes, say("lost", comparison["policies"])]
     summary = Table(waits.columns, waits.rows, notes=list(filter(None, notes)), base=waits.base, marks=waits.marks)
     days: dict[str, Any] = {
         "title": "Waits over days",
         "chart": to_svg(waits_chart(comparison)),
-        "tables": [completion],
+        "tables": others,
     }
     parts = [
         days | {"caption": say("days", comparison)},
