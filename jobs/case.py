@@ -229,7 +229,7 @@ def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = No
         InputError: a file that it names is none, or something does not fit together.
     """
     trace = _trace(scenario, source)
-    policies = tuple(_named_policy(name, scenario, source) for name in scenario.policies)
+    policies = tuple(named_policy(name, scenario, source) for name in scenario.policies)
     with _of_file(source):
         world = _world(scenario, trace, source, images_s)
         jobs, source_jobs = _jobs(scenario, trace)
@@ -265,12 +265,6 @@ def _of_file(source: str) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------------------ policies
 
 
-def _named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
-    named = named_policy(name, scenario, source)
-    interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
-    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
-
-
 def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     """A policy by its name, or of a file, with the scenario's numbers.
 
@@ -279,15 +273,17 @@ def named_policy(name: str, scenario: JobsScenario, source: str) -> NamedPolicy:
     """
     if name.endswith(LEARNED_SUFFIX):
         learned = read_learned(Path(name))[0]
-        return _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
-    if not name.endswith(POLICY_SUFFIX):
+        named = _named(name, LEARNED_SUFFIX, learned.spec.policy, learned)
+    elif name.endswith(POLICY_SUFFIX):
+        named = read_policy(Path(name), scenario.cluster)
+    else:
         try:
-            named = policy_of(name)
-            policy = _with_numbers(named, scenario.preemption, scenario.multifactor, scenario.cluster)
+            policy = _with_numbers(policy_of(name), scenario.preemption, scenario.multifactor, scenario.cluster)
         except InputError as error:
             raise InputError(source, "policies", error.problem) from None
-        return NamedPolicy(shown_name(policy), policy)
-    return read_policy(Path(name), scenario.cluster)
+        named = NamedPolicy(shown_name(policy), policy)
+    interval_ns = round(scenario.slurm.bf_interval_s * NS_PER_S)
+    return replace(named, policy=replace(named.policy, bf_interval_ns=interval_ns))
 
 
 def read_policy(path: Path, cluster: JobClusterSection) -> NamedPolicy:
