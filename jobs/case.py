@@ -181,11 +181,12 @@ class JobsCase:
             )
 
 
-def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsScenario:
+def read_scenario(path: Path, changes: Mapping[str, Any] | None = None, policies: Sequence[str] = ()) -> JobsScenario:
     """A scenario from its file, with the files that it names by absolute paths.
 
     Args:
         changes: other values than the file's, by dotted keys: `cluster.nodes.0.count`, `cluster.restart_s`.
+        policies: instead of the file's, the first as baseline; those of a file by its path from here.
 
     Raises:
         InputError: it is none, or a change does not fit.
@@ -198,25 +199,13 @@ def read_scenario(path: Path, changes: Mapping[str, Any] | None = None) -> JobsS
     raw = strict.mapping(read_text(path), str(path))
     for key, value in (changes or {}).items():
         strict.change(raw, key.split("."), value, str(path))
-    scenario = strict.validate(JobsScenario, raw, str(path))
-    folder = path.absolute().parent
-    return with_paths(scenario, lambda text: str(folder / text))
-
-
-def with_flags(scenario: JobsScenario, policies: tuple[str, ...], load: float | None) -> JobsScenario:
-    """The scenario with these policies and this load instead of its own, where they are given.
-
-    Raises:
-        InputError: it can't be so.
-    """
-    update: dict[str, Any] = {} if load is None else {"load": load}
     if policies:
         suffixes = (POLICY_SUFFIX, LEARNED_SUFFIX)
         named = [str(Path(name).absolute()) if name.endswith(suffixes) else name for name in policies]
-        update |= {"policies": named, "baseline": None}
-    if not update:
-        return scenario
-    return strict.validate(JobsScenario, {**scenario.model_dump(mode="json", by_alias=True), **update}, "the flags")
+        raw |= {"policies": named, "baseline": None}
+    scenario = strict.validate(JobsScenario, raw, str(path))
+    folder = path.absolute().parent
+    return with_paths(scenario, lambda text: str(folder / text))
 
 
 def read_case(scenario: JobsScenario, source: str, images_s: ImagesS | None = None) -> JobsCase:
