@@ -19,7 +19,7 @@ from hw.networks.datasets import DATASETS, is_image_folder
 from kit import strict
 from kit.named_files import FileName, FilePath, Name, PossiblePath
 from kit.strict import Plain, StrictModel, form
-from kit.units import parse_duration
+from kit.units import seconds
 from policies.faults import Crash, Fault, Hang, Outage, Slowness, Squeeze, Supervision
 from policies.goal_control import MAX_WEIGHT
 from policies.interfaces import GROUPS
@@ -34,13 +34,9 @@ SCHEMA: Literal["slimsched.scenario/1"] = "slimsched.scenario/1"
 GB = 1_000_000_000
 
 
-def _seconds(value: Any) -> Any:
-    return parse_duration(value) if isinstance(value, str) else value
-
-
 LONGEST_S = 1e7  # four months; nanoseconds of it still fit where engines count them
-Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=LONGEST_S)]
-SecondsOrZero = Annotated[float, BeforeValidator(_seconds), Field(ge=0, le=LONGEST_S)]
+Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0, le=LONGEST_S)]
+SecondsOrZero = Annotated[float, BeforeValidator(seconds), Field(ge=0, le=LONGEST_S)]
 EnergyWeight = Annotated[float, Field(ge=0, le=MAX_WEIGHT)]
 Whole = Annotated[int, Field(ge=0)]
 ProfileName = Annotated[PossiblePath, FileName(lambda text: not is_shipped_name(text), profile_file)]
@@ -665,7 +661,7 @@ class ChaosFault(StrictModel):
     """Workers die at random times, on random servers, for as long as images arrive."""
 
     kind: Literal["chaos"] = Field(description="")
-    mean_gap_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
+    mean_gap_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.01, le=LONGEST_S)] = Field(
         description="mean time from one to the next (exponential)"
     )
     kinds: Annotated[tuple[ChaosKind, ...], Field(min_length=1), AfterValidator(unique)] = Field(
@@ -683,10 +679,10 @@ _RULES = Supervision()
 class SupervisionSection(StrictModel):
     """How a server's process is watched, and how it is brought back when it has died."""
 
-    hang_s: Annotated[float, BeforeValidator(_seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
+    hang_s: Annotated[float, BeforeValidator(seconds), Field(ge=0.1, le=LONGEST_S)] = Field(
         _RULES.hang_ns / NS_PER_S, description="without a sign of life for so long it is hung"
     )
-    stuck_s: Annotated[float, BeforeValidator(_seconds), Field(ge=1, le=LONGEST_S)] = Field(
+    stuck_s: Annotated[float, BeforeValidator(seconds), Field(ge=1, le=LONGEST_S)] = Field(
         _RULES.stuck_ns / NS_PER_S, description="a batch, load or move that takes longer means the same"
     )
     backoff_s: SecondsOrZero = Field(
