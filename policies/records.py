@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import msgspec
@@ -393,6 +393,14 @@ class RequestColumns:
             stages_ns=np.array(stages_ns, np.int64) if stages_ns else None,
             reasons=reasons,
             widths=widths,
+        )
+
+
+    def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
+        """Those of them that are chosen (n,)."""
+        columns = {each.name: getattr(self, each.name) for each in fields(self)}
+        return RequestColumns(
+            **{name: of[chosen] if isinstance(of, np.ndarray) else of for name, of in columns.items()}
         )
 
 

@@ -87,7 +87,7 @@ class RunSpec:
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
         deadline_ns: after its arrival, for every request; None for no deadlines.
-        classes: the class of each request, where the router's settings name classes.
+        classes: (n,) the class of each request, where the router's settings name classes.
         deadlines_ns: by class, in place of `deadline_ns`.
         seed: of the jitter, the devices' slowdown and lost packets.
         slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
