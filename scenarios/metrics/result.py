@@ -345,8 +345,7 @@ class RequestClass:
     @staticmethod
     def all_of(scenario: Scenario) -> tuple[RequestClass, ...]:
         """A scenario's."""
-        slos = (Slo(each.floor, each.p99_limit_s) for each in scenario.classes)
-        return tuple(map(RequestClass, scenario.class_names, slos, scenario.deadlines_s))
+        return tuple(map(RequestClass, scenario.class_names, Slo.of(scenario).classes, scenario.deadlines_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ class Slo:
     Attributes:
         later: what takes their place in mid-run: (from when, floor, limit), ascending, 0 for none of that kind.
         objective: what is to be least where these are kept: the p99 latency, or energy an image.
+        classes: what each class of requests is promised, in the scenario's order.
     """
 
     floor: float | None = None
     p99_limit_s: float | None = None
     later: tuple[tuple[float, float, float], ...] = ()
     objective: Literal["latency", "energy"] = "latency"
+    classes: tuple[Slo, ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario) -> Slo:
@@ -50,6 +52,7 @@ class Slo:
             first.p99_limit_s if has_limit else None,
             tuple((each.at_s, each.floor, each.p99_limit_s) for each in rest),
             scenario.tuning.objective,
+            tuple(cls(each.floor, each.p99_limit_s) for each in scenario.classes),
         )
 
 
