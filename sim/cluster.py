@@ -86,9 +86,8 @@ class RunSpec:
         arrivals_ns: ascending; request i arrives at arrivals_ns[i].
         horizon_ns: arrivals end here; so does the run under `end: cut`.
         end: `drain` goes on until nothing is in flight, `drain_limit_ns` at most; not where no server ever comes back.
-        deadline_ns: after its arrival, for every request; None for no deadlines.
-        classes: (n,) the class of each request, where the router's settings name classes.
-        deadlines_ns: by class, in place of `deadline_ns`.
+        deadlines_ns: after its arrival, for every request of each class; None for no deadline.
+        classes: (n,) the class of each request; None where all are of one.
         seed: of the jitter, the devices' slowdown and lost packets.
         slowdowns: for some devices, how their speed really came and went: (when, how many times as long things take
             from then on), ascending; the others' is drawn, where their profiles have one.
@@ -101,9 +100,8 @@ class RunSpec:
     correctness: Correctness
     end: Literal["drain", "cut"] = "drain"
     drain_limit_ns: int = 60_000_000_000
-    deadline_ns: int | None = None
+    deadlines_ns: tuple[int | None, ...] = (None,)
     classes: NDArray[np.int64] | None = None
-    deadlines_ns: tuple[int | None, ...] = ()
     faults: tuple[Fault, ...] = ()
     slowdowns: Mapping[int, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     goals: tuple[tuple[int, GoalSet], ...] = ()
@@ -115,11 +113,6 @@ class RunSpec:
     def class_of(self) -> NDArray[np.int64]:
         """(n,) of each request."""
         return np.zeros(len(self.arrivals_ns), np.int64) if self.classes is None else self.classes
-
-    @property
-    def class_deadlines_ns(self) -> tuple[int | None, ...]:
-        """Of each class, after an arrival."""
-        return self.deadlines_ns or (self.deadline_ns,)
 
 
 class _Delivery(msgspec.Struct):
@@ -339,7 +332,7 @@ class Simulation:
 
     def _arrivals(self) -> Process:
         """The requests, one after the other."""
-        deadlines_ns = self.spec.class_deadlines_ns
+        deadlines_ns = self.spec.deadlines_ns
         arrivals = zip(self.spec.arrivals_ns.tolist(), self.spec.class_of.tolist(), strict=True)
         for request, (arrived_ns, service_class) in enumerate(arrivals):
             yield self._agenda.until(arrived_ns, ARRIVAL)

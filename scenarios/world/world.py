@@ -216,7 +216,6 @@ class World:
             correctness=self._correctness(seed, len(arrived_ns)),
             end="cut" if (end or scenario.end) == "cut" else "drain",
             drain_limit_ns=nanoseconds(DRAIN_LIMIT_S),
-            deadline_ns=None if scenario.deadline_s is None else nanoseconds(scenario.deadline_s),
             classes=self.class_of(seed, len(arrived_ns)),
             deadlines_ns=tuple(None if each is None else nanoseconds(each) for each in scenario.deadlines_s),
             faults=faults_of(scenario, names, seed, start_s, horizon_s, len(arrived_ns)),

@@ -138,7 +138,7 @@ class RunRow:
         goals = np.array([(at_ns, *msgspec.structs.astuple(each)) for at_ns, each in rows], Goal.dtype)
         c.goals_at, c.goals = self._keep(goals), len(run.goals)
         c.classes_at = self._keep(np.ascontiguousarray(run.class_of, np.int64))
-        deadlines_ns = [NONE if each is None else each for each in run.class_deadlines_ns]
+        deadlines_ns = [NONE if each is None else each for each in run.deadlines_ns]
         c.deadlines_at = self._keep(np.array(deadlines_ns, np.int64))
         c.keeps, c.detail, c.faulty = self.shape.keeps, self.shape.keeps and run.detail, bool(run.faults)
         c.jitter_salt, c.dispatch_salt = derived_seed(run.seed, JITTER), derived_seed(run.seed, DISPATCH)
