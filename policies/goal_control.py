@@ -1,8 +1,8 @@
 """Keeps what the operator asks for: integral controllers that shift a router's dial by what was served so far.
 
 A router never sees a label or a latency, but it sees what the accuracy table says of the width tuples that it completed
-(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`). Where requests have classes, each class
-has a controller of its own.
+(`ClusterView.accuracy_sum`), and how many images were late (`ClusterView.late`). Where requests have classes, each
+class has a controller of its own.
 
 *Floor* of mean accuracy: the mean deficit below it since the begin, over a horizon that forgets, moves the dial at once
 (`GAIN`), and what of it stays, moves it for good. So a deficit is not only ended but made up for. Both are quick at
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Final, Protocol
+from typing import Final
 
 from policies.vocabulary import FOLLOW_NS, NS_PER_S, ClusterView, nanoseconds
 

@@ -80,7 +80,7 @@ class RouterConfig:
         shed_expired: give up requests whose deadline has passed when they come to the FIFO's head.
         max_batching_delay_ns: for how long a request may be held back in all, over all segments; 0: nobody is.
         top1: the accuracy table in the order of `width_tuples`, for the view's `accuracy_sum`; empty for none.
-        classes: names of the classes of requests; empty where all are of one, which has no name. A block is of one class.
+        classes: names of the classes of requests; empty where all are of one, which has no name.
     """
 
     segments: int

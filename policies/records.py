@@ -395,7 +395,6 @@ class RequestColumns:
             widths=widths,
         )
 
-
     def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
         """Those of them that are chosen (n,)."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}

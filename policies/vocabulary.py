@@ -82,8 +82,8 @@ MAX_INSTANCES: Final = 62  # kinds that a `Residency` can tell: its bits stand i
 class HeadKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """What must agree for two requests to share a block: where they stand, and where their activations are.
 
-    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations. `service_class` is the place of their
-    class in `RouterConfig.classes`; 0 where there are none.
+    `location` is `ANYWHERE` under `block_key: any`, where a block may mix locations. `service_class` is the place of
+    their class in `RouterConfig.classes`; 0 where there are none.
     """
 
     segment: int
@@ -167,8 +167,8 @@ class ClusterView(msgspec.Struct, frozen=True):
         late: how many were completed later than the limit of p99 latency that was in force, or failed under one.
         goal_limit_ns: the p99 latency that the operator allows now; 0 for any.
         goal_energy_weight: what a joule an image costs now, in points of accuracy (0.01); 0 for nothing.
-        others_completed: how many of `completed` are of other classes than the head's. What is said of accuracy, goals and
-            late images is of the head's class alone.
+        others_completed: how many of `completed` are of other classes than the head's. What is said of accuracy, goals
+            and late images is of the head's class alone.
     """
 
     now_ns: int
@@ -233,7 +233,7 @@ class HoldRule(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class GoalSet(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """From now on the operator asks for this of a class, and for nothing else. Routers that control see it in their views.
+    """From now on the operator asks for this for a class, and for nothing else. Routers that control see it in views.
 
     Attributes:
         floor: mean accuracy; 0 for none.

@@ -881,7 +881,9 @@ class ClassSection(StrictModel):
     share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the requests; those of all classes make 1")
     floor: Share | None = Field(None, description="mean accuracy to keep for them; null for none")
     p99_limit_s: Seconds | None = Field(None, description="most that their p99 latency may be; null for no limit")
-    deadline_s: Seconds | None = Field(None, description="time limit of each of them; null: the scenario's `deadline_s`")
+    deadline_s: Seconds | None = Field(
+        None, description="time limit of each of them; null: the scenario's `deadline_s`"
+    )
 
 
 def _classes(classes: tuple[ClassSection, ...]) -> tuple[ClassSection, ...]:
@@ -1001,7 +1003,9 @@ class Scenario(StrictModel):
             }
             for key, value in elsewhere.items():
                 if value is not None:
-                    raise ValueError(f"{key} is given beside classes; leave it out, and give each class what it is promised")
+                    raise ValueError(
+                        f"{key} is given beside classes; leave it out, and give each class what it is promised"
+                    )
         if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
         if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):

@@ -74,8 +74,8 @@ class SloDocument(TypedDict):
     """What was promised, and how many windows of which length it was looked at in; the last one may be longer.
 
     `floor` and `p99_limit_s` are what is promised when the windows begin, 0 for nothing then. `changes`, where there
-    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency. `classes`: what is
-    promised to each class of requests, where there are some; nothing is promised to all of them then.
+    are any: how often `slo.schedule` changes that while they last. `objective`: where it is no latency. `classes`: what
+    is promised to each class of requests, where there are some; nothing is promised to all of them then.
     """
 
     floor: float | None

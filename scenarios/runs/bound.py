@@ -81,8 +81,8 @@ class _Move:
 class FluidModel:
     """The linear programme of one cluster, to be asked at any accuracy and rate.
 
-    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. Where requests have classes,
-    each class has width tuples of its own, and is as accurate as it is promised; batches and moves are of all.
+    Variables, in images a second: of each width tuple, of each `_Run`, and of each `_Move`. Where requests have
+    classes, each class has width tuples of its own, and is as accurate as it is promised; batches and moves are of all.
 
     Args:
         widths: those that may run; all of the network's by default.

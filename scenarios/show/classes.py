@@ -16,7 +16,7 @@ _ACCURACY, _P99 = MEASURES["expected_accuracy"], MEASURES["latency_p99_s"]
 def classes_table(
     slo: SloDocument | None, rows: Iterable[tuple[tuple[str, ...], Mapping[str, Any]]], *heads: str, title: str = ""
 ) -> Table | None:
-    """A line for each class of each row: who served it (under `heads`), and its `classes`; None where there are none."""
+    """A line for each class of each row: who served it (under `heads`), and its `classes`; None without classes."""
     promised = {} if slo is None else slo.get("classes", {})
     if not promised:
         return None

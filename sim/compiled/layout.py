@@ -358,7 +358,8 @@ class Parameters(Record):
     centre = INT
     mean_top1 = REAL
     top1_at = prior_at = prior_levels_at = hang_ns = backoff_ns = backoff_limit_ns = stable_ns = start_ns = INT
-    tallies_at = tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
+    tallies_at = INT
+    tree_at = valid_at = servers_at = server_size = queues_at = instance_lists_at = reports_at = reports = INT
     readings_at = readings = INT
     devices_at = media_at = blocks_at = blocks = block_size = members_at = lines_at = faults_at = faults = INT
     hold_rule_at = credits_at = candidates_at = parts_at = instances_at = instances = requests_at = requests = INT

@@ -21,7 +21,19 @@ from sim.compiled.holds import (
     note_arrival,
     take_along,
 )
-from sim.compiled.layout import Block, Cluster, Goal, Journey, Medium, Message, Parameters, Request, Server, ServerKnobs, Tally
+from sim.compiled.layout import (
+    Block,
+    Cluster,
+    Goal,
+    Journey,
+    Medium,
+    Message,
+    Parameters,
+    Request,
+    Server,
+    ServerKnobs,
+    Tally,
+)
 from sim.compiled.ledger import (
     close_block,
     collect_in_flight,

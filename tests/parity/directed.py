@@ -343,7 +343,9 @@ def _router_scenes() -> Iterator[Directed]:
                 run={"deadlines_ns": (after * UNIT_NS,)},
                 knobs=[{"preload": ((1, 1.0),)}],
             ),
-            lambda s, r: any(t - r.requests[0].arrived_ns == s.run.deadlines_ns[0] for t, _ in commands(r, RequestFailed)),
+            lambda s, r: any(
+                t - r.requests[0].arrived_ns == s.run.deadlines_ns[0] for t, _ in commands(r, RequestFailed)
+            ),
         )
     yield Directed(
         scene(

@@ -476,7 +476,7 @@ def draw_scenario(draws: Draws, name: str) -> Scenario:
 
 
 def draw_with_compass(draws: Draws, name: str) -> Scenario:
-    """One in which, at times, Compass decides, and requests have classes; that is drawn last, and changes nothing else."""
+    """One in which, at times, Compass decides, or requests have classes; what is drawn last changes nothing else."""
     found = draw_scenario(draws, name)
     found = replace(found, policy_name="compass") if draws.chance(10) else found
     return with_classes(draws, found) if draws.chance(30) else found

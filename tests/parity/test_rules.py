@@ -95,8 +95,10 @@ def fixed(placement: str) -> MakeRouter:
 def fixed_by_class(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     """A tuple for each class; of one class, all narrow."""
     config = context.config
-    tuples = {name: (config.widths[at % len(config.widths)],) * config.segments for at, name in enumerate(config.classes)}
-    rule = FixedRule(tuples=tuples) if tuples else FixedRule(tuple=(config.widths[0],) * config.segments)
+    tuples = {
+        name: (config.widths[at % len(config.widths)],) * config.segments for at, name in enumerate(config.classes)
+    }
+    rule = FixedRule(tuples=tuples) if tuples else FixedRule(tuple=(widths[0],) * segments)
     return rule.make(context)
 
 
