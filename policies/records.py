@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import msgspec
@@ -398,9 +398,7 @@ class RequestColumns:
     def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
         """Those of them that are chosen (n,)."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        return RequestColumns(
-            **{name: of[chosen] if isinstance(of, np.ndarray) else of for name, of in columns.items()}
-        )
+        return replace(self, **{name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)})
 
 
 def _column(values: Iterable[Any], kind: type[Any]) -> NDArray[Any]:

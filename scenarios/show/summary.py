@@ -54,9 +54,9 @@ def validated_classes(validation: ValidationDocument | None) -> Table | None:
     if validation is None or not validation["pairs"]:
         return None
     rows = [
-        ((pair["router"], f"{pair['seed']}", world), pair[key].get("classes", {}))
+        ((pair["router"], f"{pair['seed']}", world), result.get("classes", {}))
         for pair in validation["pairs"]
-        for world, key in (("executors", "hardware"), ("simulation", "simulated"))
+        for world, result in (("executors", pair["hardware"]), ("simulation", pair["simulated"]))
     ]
     slo = validation["pairs"][0]["hardware"]["slo"]
     return classes_table(slo, rows, "router", "seed", "world", title="By class, in both worlds")

@@ -98,7 +98,7 @@ def fixed_by_class(scenario: Scenario, context: RouterContext) -> RoutingPolicy:
     tuples = {
         name: (config.widths[at % len(config.widths)],) * config.segments for at, name in enumerate(config.classes)
     }
-    rule = FixedRule(tuples=tuples) if tuples else FixedRule(tuple=(widths[0],) * segments)
+    rule = FixedRule(tuples=tuples) if tuples else FixedRule(tuple=(config.widths[0],) * config.segments)
     return rule.make(context)
 
 
