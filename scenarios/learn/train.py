@@ -70,6 +70,10 @@ def require_trainable(world: World) -> None:
     """Raises `InputError` where the compiled engine can't train for a world, or score what was learned."""
     from sim.compiled import UnsupportedScenario
 
+    if world.scenario.classes:
+        problem = "training and tuning know no classes of requests"
+        remedy = "leave made routers out (compass, a ladder with `control`, or fixed with `tuples` need none), or classes"
+        raise InputError(world.scenario.name, "classes", f"{problem}; {remedy}")
     try:
         for run in (episode(world, 0, _AS_IT_IS), world.run_spec(0, duration_s=_scored_s(world))):
             world.simulation(run, "compiled")
