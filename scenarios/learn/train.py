@@ -72,7 +72,7 @@ def require_trainable(world: World) -> None:
 
     if world.scenario.classes:
         problem = "training and tuning know no classes of requests"
-        remedy = "leave made routers out (compass, a ladder with `control`, or fixed with `tuples` need none), or classes"
+        remedy = "take compass, a ladder with `control`, or fixed with `tuples`, which need none"
         raise InputError(world.scenario.name, "classes", f"{problem}; {remedy}")
     try:
         for run in (episode(world, 0, _AS_IT_IS), world.run_spec(0, duration_s=_scored_s(world))):

@@ -10,17 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hw.host.clock import RunClock
+from hw.router.run_spec import HardwareRun
+from hw.router.traffic import PlannedTraffic
 from kit.chance import stream
 from kit.errors import InputError
 from policies.names import make_router
 from policies.router import RouterCore
 from policies.rules.specs import FixedRule
-from policies.vocabulary import SendBlock
+from policies.vocabulary import RequestArrived, SendBlock
 from scenarios.files.reading import load_scenario
 from scenarios.gym import make_env
 from scenarios.learn.train import require_trainable
+from scenarios.metrics.ranking import Promise, RankedRouter
 from scenarios.metrics.result import Result
-from scenarios.metrics.slo import Judged, Slo, attainment_of
+from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
 from scenarios.runs.bound import FluidModel
 from scenarios.runs.capacity import RateReading
 from scenarios.runs.simulate import simulate_metrics
@@ -95,7 +99,8 @@ def test_shares_are_drawn_beside_the_arrivals() -> None:
 
 def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") -> tuple[Any, Any]:
     """A busy run on both engines."""
-    spec = worlds.cluster([worlds.profile(name, speed=speed) for name, speed in (("a", 1.0), ("b", 0.5))], router=config)
+    profiles = [worlds.profile(name, speed=speed) for name, speed in (("a", 1.0), ("b", 0.5))]
+    spec = worlds.cluster(profiles, router=config)
     its = worlds.run(spec, worlds.poisson_s(400, 0.5), 0.5, **run)
     records = []
     for engine in (Simulation, CompiledSimulation):
@@ -175,6 +180,27 @@ def test_a_rate_is_carried_where_every_class_is_kept_what_it_is_promised() -> No
     assert not RateReading(True, classes=(poor, good)).keeps(slo)
 
 
+def test_who_breaks_a_class_floor_cannot_win() -> None:
+    """However accurate it is on the whole; a floor is kept to a tenth of a point."""
+    slo = SloDocument(floor=None, p99_limit_s=None, window_s=10.0, windows=3)
+    slo["classes"] = {name: ClassPromise(floor=floor, p99_limit_s=None) for name, floor in (("a", 0.76), ("b", None))}
+    promise = Promise.of(slo)
+    for accuracy, misses in ((0.76, False), (0.7591, False), (0.758, True)):
+        one = RankedRouter("x", 0.99, 0.01, {0: 0.01}, {"a": accuracy, "b": 0.1})
+        assert promise.missed_by(one) is misses
+
+
+def test_a_plan_of_arrivals_has_each_ones_class_and_deadline() -> None:
+    core = RouterCore(worlds.cluster([worlds.profile()], router={"classes": ("gold", "bronze")}).router)
+    run = HardwareRun(
+        np.array([5, 5, 9]), np.zeros((1, 1), np.float32), np.zeros(1, np.int64), 100,
+        deadlines_ns=(None, 40), classes=np.array([1, 0, 1]),
+    )  # fmt: skip
+    traffic = PlannedTraffic(run, core, RunClock(lambda: 0))
+    arrived = [traffic.take(at_ns)[0] for at_ns in (6, 6, 9)]
+    assert arrived == [RequestArrived(0, 45, 1), RequestArrived(1, None, 0), RequestArrived(2, 49, 1)]
+
+
 def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -> None:
     def judged_of(*kept: int, counts: tuple[int, ...] = (1, 1, 1, 1)) -> tuple[Judged, Judged, None]:
         judged = Judged(np.array(kept, np.bool_), np.array(counts, np.bool_))
@@ -184,7 +210,7 @@ def test_all_is_kept_in_windows_in_which_every_class_has_what_it_is_promised() -
     assert found == {"both": 0.5, "floor": 0.5, "p99_limit": None}
 
 
-# ------------------------------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------------------------------ what is refused
 
 
 @pytest.mark.parametrize(
