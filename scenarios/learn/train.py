@@ -70,10 +70,6 @@ def require_trainable(world: World) -> None:
     """Raises `InputError` where the compiled engine can't train for a world, or score what was learned."""
     from sim.compiled import UnsupportedScenario
 
-    if world.scenario.classes:
-        problem = "training and tuning know no classes of requests"
-        remedy = "take compass, a ladder with `control`, or fixed with `tuples`, which need none"
-        raise InputError(world.scenario.name, "classes", f"{problem}; {remedy}")
     try:
         for run in (episode(world, 0, _AS_IT_IS), world.run_spec(0, duration_s=_scored_s(world))):
             world.simulation(run, "compiled")
@@ -81,6 +77,13 @@ def require_trainable(world: World) -> None:
         problem = f"routers are trained on the compiled engine, which can't do {error.feature}"
         remedy = "shorten training.horizon_s, or train by yourself on the environment SlimCluster-v0"
         raise InputError(world.scenario.name, "", f"{problem}; {remedy}") from None
+
+
+def require_one_class(world: World) -> None:
+    """Raises `InputError` where requests have classes: what learns by gradients is told of none."""
+    if world.scenario.classes:
+        problem = "ppo and ppo-paper are trained without classes of requests; take compass, or tuned:compass"
+        raise InputError(world.scenario.name, "classes", problem)
 
 
 def train_world(

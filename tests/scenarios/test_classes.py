@@ -21,7 +21,7 @@ from policies.rules.specs import FixedRule
 from policies.vocabulary import RequestArrived, SendBlock
 from scenarios.files.reading import load_scenario
 from scenarios.gym import make_env
-from scenarios.learn.train import require_trainable
+from scenarios.learn.train import require_one_class
 from scenarios.metrics.ranking import Promise, RankedRouter
 from scenarios.metrics.result import Result
 from scenarios.metrics.slo import ClassPromise, Judged, Slo, SloDocument, attainment_of
@@ -250,8 +250,8 @@ def test_a_fixed_rule_names_every_class() -> None:
 
 
 def test_who_knows_no_classes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(InputError, match="training and tuning know no classes"):
-        require_trainable(world())
+    with pytest.raises(InputError, match="are trained without classes"):
+        require_one_class(world())
     with pytest.raises(InputError, match="shows no classes"):
         make_env(SHIPPED)
     assert main(["plan", str(SHIPPED)]) == 2
