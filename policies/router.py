@@ -74,6 +74,15 @@ class _Line(msgspec.Struct, frozen=True, cache_hash=True):
     alone: int = _TOGETHER
 
 
+class _Tally(msgspec.Struct):
+    """What has become of a class's requests, and what the operator asks for it."""
+
+    goal: GoalSet = GoalSet()
+    completed: int = 0
+    accuracy_sum: float = 0.0
+    late: int = 0
+
+
 class _Request(msgspec.Struct):
     """One request's entry in the router's ledger; `block` is the decision whose block it is in, None in the FIFO.
 
@@ -91,6 +100,7 @@ class _Request(msgspec.Struct):
     held_ns: int = 0
     holds: int = 0
     is_cancelled: bool = False
+    service_class: int = 0
 
 
 class _Asked(NamedTuple):
@@ -193,9 +203,7 @@ class RouterCore:
         self.config = config
         self.next_wake_ns: int | None = None
         self.completed = self.failed = self.arrived = 0
-        self.accuracy_sum = 0.0
-        self.late = 0
-        self._goal = GoalSet()
+        self._tallies = [_Tally() for _ in range(config.class_count)]
         self._own_limit_ns = FOLLOW_NS
         self._top1 = dict(zip(config.width_tuples(), config.top1, strict=True)) if config.top1 else None
         self._requests: dict[int, _Request] = {}
@@ -203,8 +211,10 @@ class RouterCore:
         self._blocks: dict[int, _OpenBlock] = {}
         self._servers = [_Server() for _ in range(config.servers)]
         self._masks = [[tuple(widths) for widths in segments] for segments in config.holds]
-        self._lines: dict[tuple[int, float, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
-        self._line_of_images = self._line(ROUTER, _Request(None, 0, 0))
+        self._lines: dict[tuple[int, float, int, int], _Line] = {}  # one object each: it is cheaper to find in the FIFO
+        self._lines_of_images = [
+            self._line(ROUTER, _Request(None, 0, 0, service_class=number)) for number in range(config.class_count)
+        ]
         self._holds: Holds[_Line] = Holds(config.max_batching_delay_ns, config.groups[-1])
         self._asked: _Asked | None = None
         self._decision = 0
@@ -299,8 +309,9 @@ class RouterCore:
     def _admit(self, event: RequestArrived, now_ns: int, commands: list[RouterCommand]) -> None:
         self.arrived += 1
         note_arrival(self._holds, now_ns)
-        entry = self._requests[event.request] = _Request(event.deadline_ns, now_ns, now_ns)
-        self._queue(self._line_of_images, (event.request,), (entry,), now_ns)
+        entry = _Request(event.deadline_ns, now_ns, now_ns, service_class=event.service_class)
+        self._requests[event.request] = entry
+        self._queue(self._lines_of_images[event.service_class], (event.request,), (entry,), now_ns)
 
     def _enter(self, requests: tuple[int, ...], entries: Sequence[_Request], now_ns: int) -> None:
         """To the FIFO's tail, under the key that their place and activations give them: one for all of them."""
@@ -321,7 +332,7 @@ class RouterCore:
     def _line(self, request: int, entry: _Request) -> _Line:
         """Who it may share a block with."""
         location = entry.location if self.config.block_key == "location" else ANYWHERE
-        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location)
+        place = (len(entry.widths) + 1, entry.widths[-1] if entry.widths else IMAGE, location, entry.service_class)
         if entry.retries >= ALONE_AFTER:
             return _Line(HeadKey(*place), request)
         line = self._lines.get(place)
@@ -349,9 +360,10 @@ class RouterCore:
         self._asked = _Asked(line, requests, self._fifo.length(line), left_ns > 0)
         self._decision += 1
         entered_ns, waiting = self._requests[requests[0]].entered_ns, self._fifo.waiting
-        goal = self._goal
+        tally = self._tallies[line.head.service_class]
+        goal, others = tally.goal, self.completed - tally.completed
         seen = (len(requests), entered_ns, waiting, self.completed, servers, left_ns)
-        goal_facts = (self.accuracy_sum, goal.floor, self.late, goal.limit_ns, goal.energy_weight)
+        goal_facts = (tally.accuracy_sum, goal.floor, tally.late, goal.limit_ns, goal.energy_weight, others)
         commands.append(Decide(self._decision, ClusterView(now_ns, line.head, *seen, *goal_facts)))
 
     def _oldest_servable(self) -> tuple[_Line, tuple[ServerView, ...]] | None:
@@ -478,15 +490,14 @@ class RouterCore:
         self._holds.set_rule(event)
 
     def _set_goal(self, event: GoalSet, now_ns: int, commands: list[RouterCommand]) -> None:
-        self._goal = event
+        self._tallies[event.service_class].goal = event
 
     def _set_limit(self, event: OwnLimit, now_ns: int, commands: list[RouterCommand]) -> None:
         self._own_limit_ns = event.limit_ns
 
-    @property
-    def _limit_ns(self) -> int:
-        """Of the p99 latency, in force now: the router's own, or the operator's; 0 for none."""
-        return self._goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
+    def _limit_ns_of(self, tally: _Tally) -> int:
+        """Of a class's p99 latency, in force now: the router's own, or the operator's; 0 for none."""
+        return tally.goal.limit_ns if self._own_limit_ns == FOLLOW_NS else self._own_limit_ns
 
     def _end_holding(self, event: ArrivalsEnded, now_ns: int, commands: list[RouterCommand]) -> None:
         self._holds.is_on = False
@@ -565,12 +576,14 @@ class RouterCore:
         commands: list[RouterCommand],
     ) -> None:
         """They have passed their last segment."""
-        limit_ns, top1 = self._limit_ns, self._top1
+        tally, top1 = self._tallies[entries[0].service_class], self._top1  # a block is of one class
+        limit_ns = self._limit_ns_of(tally)
         self.completed += len(requests)
+        tally.completed += len(requests)
         for request, entry, is_right in zip(requests, entries, correct, strict=True):
             if top1 is not None:
-                self.accuracy_sum += top1[entry.widths]
-            self.late += 0 < limit_ns < now_ns - entry.arrived_ns
+                tally.accuracy_sum += top1[entry.widths]
+            tally.late += 0 < limit_ns < now_ns - entry.arrived_ns
             del self._requests[request]
             commands.append(RequestCompleted(request, entry.widths, is_right, entry.retries))
 
@@ -615,7 +628,8 @@ class RouterCore:
     def _give_up(self, request: int, reason: str, commands: list[RouterCommand]) -> None:
         entry = self._requests.pop(request)
         self.failed += 1
-        self.late += self._limit_ns > 0
+        tally = self._tallies[entry.service_class]
+        tally.late += self._limit_ns_of(tally) > 0
         commands.append(RequestFailed(request, reason, entry.retries))
         if entry.location != ROUTER:
             commands.append(ReleaseActivations(entry.location, (request,)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -98,6 +99,20 @@ def serve(
     return CommandResult(document, text)
 
 
+def _mix(classes: Sequence[str]) -> dict[str, float]:
+    """Of `NAME=NUMBER` each."""
+    mix: dict[str, float] = {}
+    for given in classes:
+        name, _, share = given.rpartition("=")
+        try:
+            mix[name] = float(share)
+        except ValueError:
+            mix[name] = 0.0
+        if not name or not 0.0 < mix[name] < inf:
+            raise InputError("--classes", "", f"{given!r:.80}; allowed is NAME=NUMBER, a number above 0: gold=1")
+    return mix
+
+
 @verb
 def generate_load(
     url: str,
@@ -107,6 +122,7 @@ def generate_load(
     duration_s: Duration = 10.0,
     images: int = 1,
     seed: int = 0,
+    classes: Sequence[str] = (),
     token_file: File | None = None,
     certificate: File | None = None,
 ) -> CommandResult:
@@ -121,6 +137,7 @@ def generate_load(
         duration_s: of the arrivals (10s); then answers are waited for.
         images: in each request (1).
         seed: of arrivals and images (0).
+        classes: that requests name, such as gold=1 and bronze=3: of four one is gold. Without it they name none.
         token_file: a file whose first line is the token to send.
         certificate: a file with the server's (PEM), if no authority has signed it.
 
@@ -137,6 +154,7 @@ def generate_load(
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
     token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
-    load = Load(url, rate, duration_s, images, token, seed, None if certificate is None else Path(certificate))
+    shown = None if certificate is None else Path(certificate)
+    load = Load(url, rate, duration_s, images, token, seed, _mix(classes), shown)
     found = document(load, generate(load))
     return CommandResult(found, format_load(found))

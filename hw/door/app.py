@@ -12,13 +12,20 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
-from hw.door.protocol import VERSION, Answer, RequestError, Served, encode, error_body, read_request, write_answer
+from hw.door.protocol import (
+    VERSION,
+    Answer,
+    Request,
+    RequestError,
+    Served,
+    encode,
+    error_body,
+    read_request,
+    write_answer,
+)
 from hw.version import own_version
 
 Message = MutableMapping[str, Any]
@@ -181,7 +188,7 @@ class App:
             return _error(429, f"full: {self._inside[token]} images of this token are inside, allowed are {most}")
         self._inside[token] += count
         try:
-            answers = await self._answers(request.images, timeout_s, receive)
+            answers = await self._answers(request, timeout_s, receive)
         except FullError:
             self._metrics.refused.labels("full").inc(count)
             return _error(429, f"full: {self._bridge.inside} images are inside")
@@ -197,15 +204,17 @@ class App:
         self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
         self._metrics.seconds.observe(took_s)
+        self._metrics.note_class(request.service_class, [answer.widths for answer in answers], took_s)
         self._page.note(took_s)
         body, length = write_answer(request, answers, self._served)
         if length is None:
             return Response(200, body)
         return Response(200, body, "application/octet-stream", (("inference-header-content-length", str(length)),))
 
-    async def _answers(self, images: NDArray[np.float32], timeout_s: float, receive: Receive) -> list[Answer]:
+    async def _answers(self, request: Request, timeout_s: float, receive: Receive) -> list[Answer]:
         """Until they are there, it is too late, or the client leaves; then the router need not go on."""
-        answers, leaving = self._bridge.submit(images, round(timeout_s * 1e9)), asyncio.ensure_future(_left(receive))
+        answers = self._bridge.submit(request.images, round(timeout_s * 1e9), request.service_class)
+        leaving = asyncio.ensure_future(_left(receive))
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.wait((answers, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -77,8 +77,10 @@ class Bridge:
         """Whether requests are accepted."""
         return self.status is not None and self.status.is_ready and not self.is_draining
 
-    def submit(self, images: NDArray[np.float32], timeout_ns: int) -> asyncio.Future[list[Answer]]:
-        """Hand images to the router; the future has their answers, in order, or `FailedError`.
+    def submit(
+        self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0
+    ) -> asyncio.Future[list[Answer]]:
+        """Hand images of a class to the router; the future has their answers, in order, or `FailedError`.
 
         Who cancels it lets the router know.
 
@@ -93,7 +95,7 @@ class Bridge:
         call = _Call(slots, self._loop.create_future())
         self._calls.update(dict.fromkeys(slots, call))
         now_ns = time.monotonic_ns()
-        self._post(Submit(slots, now_ns, now_ns + timeout_ns))
+        self._post(Submit(slots, now_ns, now_ns + timeout_ns, service_class))
         call.future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
         return call.future
 

@@ -114,7 +114,7 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
         server.should_exit = True
 
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
-    metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
+    metrics = Metrics(spec.served, lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
     app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
     config = uvicorn.Config(

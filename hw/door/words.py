@@ -13,11 +13,13 @@ from hw.transport.port import Port
 
 
 class Submit(Message, frozen=True):
-    """Images that stand in these slots, whole since `received_ns`; nobody wants their answers after `deadline_ns`."""
+    """Images of a class that stand in these slots, whole since `received_ns`; nobody wants their answers after
+    `deadline_ns`."""
 
     slots: tuple[int, ...]
     received_ns: int
     deadline_ns: int
+    service_class: int = 0
 
 
 class Cancel(Message, frozen=True):

@@ -215,7 +215,7 @@ class HardwareCluster:
         traffic: Callable[[HardwareRun, RouterCore, RunClock], Traffic],
         router: RouterConfig,
         routing: Routing,
-        goal: GoalSet,
+        goals: Sequence[GoalSet],
         ledger: Watcher,
         on_progress: Callable[[RunProgress], None],
         say: Callable[[str], None],
@@ -226,7 +226,7 @@ class HardwareCluster:
         Where nothing is under way it sleeps: it keeps no core busy, as a run may.
 
         Args:
-            goal: what the operator asks for.
+            goals: what the operator asks for, of each class.
             on_progress: called some times a second.
             say: see `run`.
 
@@ -239,7 +239,12 @@ class HardwareCluster:
         assert self.slots, "enter the cluster first"
         none, image = np.zeros(0, np.int64), np.zeros((1, *self.served.input_shape), np.float32)
         run = HardwareRun(
-            none, image, np.zeros(1, np.int64), NEVER_NS, drain_limit_ns=DRAIN_LIMIT_NS, goals=((0, goal),)
+            none,
+            image,
+            np.zeros(1, np.int64),
+            NEVER_NS,
+            drain_limit_ns=DRAIN_LIMIT_NS,
+            goals=tuple((0, goal) for goal in goals),
         )
         self._require_fit(run, router)
         away = self.make_ready(keep_log=False, drained=operator.drained())

@@ -32,9 +32,8 @@ from scenarios.executors.hosts import Hosts, host_key, host_names, joined_hosts
 from scenarios.executors.slowdown import Changes, observed_slowdowns
 from scenarios.files.router_names import display_name
 from scenarios.metrics.fidelity import ValidationRun
-from scenarios.metrics.result import Result, RunLabel, Window, summarise
+from scenarios.metrics.result import Result, RunLabel, summarise, window_of
 from scenarios.metrics.signatures import diagnosed
-from scenarios.metrics.slo import Slo
 from scenarios.runs.engines import able_to_run, engine_of
 from scenarios.runs.simulate import run_simulation
 from scenarios.terminal.progress import Say
@@ -226,7 +225,8 @@ def run_on_hardware(
         labels=dataset.test_labels[images],
         horizon_ns=planned.horizon_ns,
         end=planned.end,
-        deadline_ns=planned.deadline_ns,
+        deadlines_ns=planned.deadlines_ns,
+        classes=planned.classes,
         drain_limit_ns=planned.drain_limit_ns,
         keep_log=wanted.keep_log,
         faults=planned.faults,
@@ -251,7 +251,7 @@ def run_on_hardware(
         accuracy_provenance=world.accuracy.provenance,
         emulated_slowdowns=world.emulated_slowdowns,
     )
-    window = Window(wanted.warmup_s, wanted.duration_s, scenario.deadline_s, planned.end, Slo.of(scenario))
+    window = window_of(scenario, wanted.warmup_s, wanted.duration_s, planned.end, planned.classes)
     result = summarise(record, label, window, wall_s=wall_s, prior=world.accuracy.prior)
     return diagnosed(result, world.signature_context), record
 

@@ -870,6 +870,29 @@ class SloSection(StrictModel):
         return self
 
 
+class ClassSection(StrictModel):
+    """A class of requests: how many there are of it, and what its users are promised ([how](how-to/classes.md))."""
+
+    name: Name = Field(description="by which a request names its class, and tables name it")
+    share: Annotated[float, Field(gt=0, le=1)] = Field(description="of the requests; those of all classes make 1")
+    floor: Share | None = Field(None, description="mean accuracy to keep for them; null for none")
+    p99_limit_s: Seconds | None = Field(None, description="most that their p99 latency may be; null for no limit")
+    deadline_s: Seconds | None = Field(
+        None, description="time limit of each of them; null: the scenario's `deadline_s`"
+    )
+
+
+def _classes(classes: tuple[ClassSection, ...]) -> tuple[ClassSection, ...]:
+    unique(tuple(each.name for each in classes))
+    total = sum(each.share for each in classes)
+    if classes and abs(total - 1) > 1e-9:
+        raise ValueError(f"the classes' shares make {total:g}; they must make 1")
+    return classes
+
+
+Classes = Annotated[tuple[ClassSection, ...], Field(max_length=100), AfterValidator(_classes)]
+
+
 class CompareSection(StrictModel):
     """The simulated comparison: every router with every seed."""
 
@@ -946,6 +969,7 @@ class Scenario(StrictModel):
     slo: SloSection = Field(
         default_factory=SloSection, description="the service-level objective: what users are promised"
     )
+    classes: Classes = Field((), description="classes of requests with promises of their own; empty: all are of one")
     reward: RewardSection = Field(default_factory=RewardSection, description="weights of Eq. 7")
     training: TrainingSection = Field(default_factory=TrainingSection, description="of `ppo` and `ppo-paper`")
     tuning: TuningSection = Field(default_factory=TuningSection, description="of rules, by search")
@@ -966,11 +990,34 @@ class Scenario(StrictModel):
     def _consistent(self) -> Scenario:
         if self.warmup_s >= self.duration_s:
             raise ValueError(f"warmup_s ({self.warmup_s:g}) must be below duration_s ({self.duration_s:g})")
-        if self.shed and self.deadline_s is None:
+        if self.classes:
+            elsewhere = {
+                "slo.floor": self.slo.floor,
+                "slo.p99_limit_s": self.slo.p99_limit_s,
+                "slo.schedule": self.slo.schedule or None,
+                "tuning.floor": self.tuning.floor,
+            }
+            for key, value in elsewhere.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{key} is given beside classes; leave it out, and give each class what it is promised"
+                    )
+        if self.shed and not any(self.deadlines_s):
             raise ValueError("shed needs a deadline_s: without one no request is ever late")
         if problem := problem_with(self.training.holds_s, self.router.max_batching_delay_s):
             raise ValueError(f"training.holds_s: {problem}")
         return self
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Of the classes, in their order; empty where all requests are of one."""
+        return tuple(each.name for each in self.classes)
+
+    @property
+    def deadlines_s(self) -> tuple[float | None, ...]:
+        """Of each class, or of all requests."""
+        of_classes = tuple(self.deadline_s if each.deadline_s is None else each.deadline_s for each in self.classes)
+        return of_classes or (self.deadline_s,)
 
     def to_yaml(self) -> str:
         """What was given (not the defaults), as text that reads back as this scenario."""

@@ -104,20 +104,22 @@ def serve(
 
         asked = _OperatorOrders(job, world, router, config, wishes)
         operator = Operator(wishes, asked.orders)
-        return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
+        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     """What clients are told of it."""
-    name, model = job.scenario.name, job.model_to_serve
+    name, model, config = job.scenario.name, job.model_to_serve, world.cluster.router
+    classes = config.classes, dict(zip(config.width_tuples(), config.top1, strict=False)) if config.classes else {}
     if model is None:
         network = served_of(world)
-        return Served(name, network.input_shape, network.segments, 0, (), (), slots)
+        return Served(name, network.input_shape, network.segments, 0, (), (), slots, *classes)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
     dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
     spec = built.spec
-    return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
+    pixels = dataset.mean, dataset.deviation
+    return Served(name, spec.input_shape, spec.segments, spec.classes, *pixels, slots, *classes)
 
 
 class _OperatorOrders:
@@ -128,10 +130,12 @@ class _OperatorOrders:
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
 
     @property
-    def goal(self) -> GoalSet:
-        """As the router's core takes it."""
+    def goals(self) -> tuple[GoalSet, ...]:
+        """As the router's core takes them: of each class its own."""
+        if self._world.scenario.classes:
+            return self._world.class_goals
         asked = self._asked
-        return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
+        return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
 
     def orders(self) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
@@ -156,8 +160,13 @@ class _OperatorOrders:
         self._job.say(f"serve: {display_name(name)} decides from now on")
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
+        if self._world.scenario.classes:
+            self._job.say(
+                "serve: each class keeps what `classes` promises it; no other goals are taken while it serves"
+            )
+            return
         self._asked = self._asked._replace(**goals)
-        yield self.goal
+        yield from self.goals
         self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
         for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
             self._job.say(f"serve: {warning}")

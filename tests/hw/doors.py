@@ -163,7 +163,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
 
         def serve() -> RunProgress:
             try:
-                return cluster.serve(traffic, config, routing, GoalSet(), tally, tell, lambda _: None, Operator())
+                return cluster.serve(traffic, config, routing, (GoalSet(),), tally, tell, lambda _: None, Operator())
             finally:
                 open_ingress.port.close()
 

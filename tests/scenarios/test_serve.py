@@ -32,6 +32,7 @@ from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
+from policies.interfaces import RouterConfig
 from scenarios.job.serving import _served, _stopping
 from scenarios.runs.folder import CONTROL
 from slimsched.cli import main
@@ -108,10 +109,11 @@ def served(tmp_path: Path, usual_interrupts: None) -> Iterator[Served]:
         yield found
 
 
-def infer(url: str) -> tuple[int, dict[str, list[float]]]:
-    """Status and outputs, by name, for one image."""
+def infer(url: str, name: str = "") -> tuple[int, dict[str, list[float]]]:
+    """Status and outputs, by name, for one image, of a class if it has a name."""
     image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
-    with urlopen(f"{url}/infer", json.dumps({"inputs": [image]}).encode(), timeout=PATIENCE_S) as answer:
+    body = {"inputs": [image], **({"parameters": {"class": name}} if name else {})}
+    with urlopen(f"{url}/infer", json.dumps(body).encode(), timeout=PATIENCE_S) as answer:
         return answer.status, {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
 
 
@@ -130,6 +132,7 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     model, pixels = ModelFile(tmp_path / "tiny.safetensors"), load_digits().images[:, None]
     save_model(model.path, tiny_model(), "tiny", {})
     evaluation = SimpleNamespace(accuracy=SimpleNamespace(evaluation=SimpleNamespace(dataset="digits")))
+    evaluation.cluster = SimpleNamespace(router=RouterConfig(3, WIDTHS, ()))
     keys = SimpleNamespace(name="mine", model=SimpleNamespace(dataset="digits"))
     found = _served(SimpleNamespace(scenario=keys, model_to_serve=model), evaluation, 64)  # type: ignore[arg-type]
     assert (found.name, found.shape, found.segments, found.classes, found.most) == ("mine", (1, 8, 8), 3, 10, 64)
@@ -271,6 +274,47 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         named = re.findall(r"`(slimsched_\w+)", SERVING.read_text(encoding="utf-8"))
         assert [name for name in named if f"# TYPE {name}" not in metrics] == []
         assert served.end()[0] == 0
+
+
+CLASSES = """classes:
+- {name: gold, share: 0.5, floor: 0.6}
+- {name: bronze, share: 0.5}
+"""
+
+
+def test_a_request_is_served_as_its_class(tmp_path: Path) -> None:
+    """By a rule that has a tuple for each; who names a class that is none hears which there are."""
+    path, rule = scenario(tmp_path, 1, 1), tmp_path / "by-class.rule.yaml"
+    path.write_text(path.read_text() + CLASSES)
+    wide, narrow = [WIDTHS[-1]] * SEGMENTS, [WIDTHS[0]] * SEGMENTS
+    rule.write_text(f"schema: slimsched.rule/1\nkind: fixed\ntuples: {{gold: {wide}, bronze: {narrow}}}\n")
+    with serving([str(path), "--router", str(rule)], tmp_path) as served:
+        assert infer(served.url, "gold")[1]["widths"] == wide
+        assert infer(served.url, "bronze")[1]["widths"] == narrow
+        assert infer(served.url)[1]["widths"] == wide
+        with pytest.raises(HTTPError) as refused:
+            infer(served.url, "tin")
+        assert (refused.value.code, b"allowed are gold, bronze" in refused.value.read()) == (400, True)
+        found = slimsched.generate_load(served.url, rate=50, duration_s=2, classes=("gold=1", "bronze=3")).document
+        counts = {name: each["answered"] for name, each in found["classes"].items()}
+        assert found["answered"] == found["requests"] == sum(counts.values())
+        assert 0 < counts["gold"] < counts["bronze"]
+        assert main(["cluster", "steer", str(tmp_path / "run"), "--floor", "0.5"]) == 0
+        assert served.process.stderr is not None
+        assert "each class keeps what `classes` promises it" in served.process.stderr.readline()
+        metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
+        answered = {name: re.search(f'class_images_answered_total{{class="{name}"}} (.*)', metrics) for name in counts}
+        assert {name: float(each[1]) for name, each in answered.items() if each} == {
+            "gold": counts["gold"] + 2,
+            "bronze": counts["bronze"] + 1,
+        }
+        assert served.end()[0] == 0
+
+
+@pytest.mark.parametrize("wrong", ["gold", "=1", "gold=0", "gold=x", "gold=-1", "gold=inf"])
+def test_a_mix_that_is_none_is_told(wrong: str) -> None:
+    with pytest.raises(InputError, match="allowed is NAME=NUMBER"):
+        slimsched.generate_load("http://127.0.0.1:1/v2/models/x", classes=(wrong,))
 
 
 class _Stalling(threading.Thread):
