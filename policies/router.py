@@ -12,14 +12,14 @@ one place: the FIFO, a block, or done; its segment is one more than the widths i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.holds import MAX_HOLDS, Holds, note_arrival
+from policies.holds import MAX_HOLDS, Holds, HoldsState, note_arrival
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
@@ -183,6 +183,30 @@ class _Server:
         )
 
 
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """All that a router's core remembers; `waiting` is the FIFO, the oldest first."""
+
+    arrived: int
+    completed: int
+    failed: int
+    late: int
+    accuracy_sum: float
+    next_wake_ns: int | None
+    goal: GoalSet
+    own_limit_ns: int
+    requests: dict[int, _Request]
+    waiting: list[tuple[_Line, int]]
+    blocks: dict[int, _OpenBlock]
+    servers: list[_Server]
+    holds: HoldsState[_Line]
+    asked: _Asked | None
+    decision: int
+    all_at_cap: bool
+
+
+_decode_state = msgspec.msgpack.Decoder(_State).decode
+
+
 class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
@@ -254,6 +278,36 @@ class RouterCore:
         """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
         state, masks = self._servers[server], self._masks[server]
         return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> bytes:
+        """All that it remembers, as msgpack: some hundred bytes for each request in flight."""
+        servers = [replace(server, views={}) for server in self._servers]  # they can be made anew
+        return msgspec.msgpack.encode(
+            _State(
+                self.arrived, self.completed, self.failed, self.late, self.accuracy_sum, self.next_wake_ns, self._goal,
+                self._own_limit_ns, self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(),
+                self._asked, self._decision, self._all_at_cap,
+            )
+        )  # fmt: skip
+
+    def resume(self, snapshot: bytes) -> None:
+        """Go on as the core that the snapshot is of, which has the same settings: to each event the same commands.
+
+        Raises:
+            msgspec.DecodeError: it is no snapshot.
+        """
+        state = _decode_state(snapshot)
+        self.arrived, self.completed, self.failed, self.late = state.arrived, state.completed, state.failed, state.late
+        self.accuracy_sum, self.next_wake_ns = state.accuracy_sum, state.next_wake_ns
+        self._goal, self._own_limit_ns = state.goal, state.own_limit_ns
+        self._requests, self._blocks, self._servers = state.requests, state.blocks, state.servers
+        self._fifo.clear()
+        for line, request in state.waiting:
+            self._fifo.push(line, (request,))
+        self._holds.resume(state.holds)
+        self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
 
     # ---------------------------------------------------------------------------------------------------- events
 
