@@ -14,6 +14,7 @@ from hw.door.app import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import IngressSpec, ingress
 from hw.door.protocol import Served
+from hw.door.segments import LogBounds, SegmentLog
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
@@ -25,16 +26,18 @@ from kit.errors import InputError
 from kit.units import nanoseconds
 from policies.interfaces import RouterConfig
 from policies.planned_router import by_plan
+from policies.router import RouterCore
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
 from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
-from scenarios.files.spec import Goals
+from scenarios.files.spec import GB, Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
+from scenarios.runs.folder import SERVED
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
@@ -86,7 +89,9 @@ def serve(
         ingress(door, listening, slots, job.say) as open_door,
         _stopping() as wants_stop,
     ):
-        tally = Tally([server.name for server in cluster.servers], config)
+        asked = _OperatorOrders(job, world, router, config, wishes)
+        log = _log_of(job, asked)
+        tally = Tally([server.name for server in cluster.servers], config, log)
         known = said = False
 
         def tell(progress: RunProgress) -> None:
@@ -99,12 +104,26 @@ def serve(
 
         images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
-        def traffic(_: object, __: object, clock: RunClock) -> Clients:
+        def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            if log is not None:
+                log.watch(core)
             return Clients(open_door, images, wants_stop, clock)
 
-        asked = _OperatorOrders(job, world, router, config, wishes)
         operator = Operator(wishes, asked.orders)
-        return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
+        try:
+            return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
+        finally:
+            if log is not None:
+                log.close()
+
+
+def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
+    """Where what is served is written down; None where the scenario wants no log."""
+    wanted = job.scenario.serve
+    if not wanted.log_gb:
+        return None
+    bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
+    return SegmentLog(job.folder / SERVED, bounds, lambda: asked.router, lambda text: job.say(f"serve: {text}"))
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -121,10 +140,10 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 
 
 class _OperatorOrders:
-    """What is asked for: at the start by the scenario, then by the operator."""
+    """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
     def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
+        self._job, self._world, self.router, self._config, self._wishes = job, world, router, config, wishes
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
 
     @property
@@ -152,14 +171,14 @@ class _OperatorOrders:
             self._job.say(f"serve: {error}; the router stays as it was")
             return
         yield policy
-        self._router = name
+        self.router = name
         self._job.say(f"serve: {display_name(name)} decides from now on")
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
         self._asked = self._asked._replace(**goals)
         yield self.goal
         self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
-        for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
+        for warning in routers_ignoring([*goals], [self.router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
 

@@ -20,8 +20,10 @@ def _run_text(place: str, run: ReplayedRun) -> str:
         more = len(problems) - MAX_PROBLEMS
         return "\n".join([*problems[:MAX_PROBLEMS], *([f"{place}: and {more:,} more"] if more > 0 else [])])
     steps = sum(log["steps"] for log in run["logs"])
-    blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
-    text = f"{place}: identical commands in {steps:,} steps; blocks: {blocks}"
+    text = f"{place}: identical commands in {steps:,} steps"
+    if run["blocks"]:
+        blocks = ", ".join(f"{count:,} {fate}" for fate, count in run["blocks"].items() if count) or "none"
+        text = f"{text}; blocks: {blocks}"
     return text if len(run["logs"]) == 1 else "\n".join([text, *map(_log_text, run["logs"])])
 
 

@@ -27,13 +27,15 @@ from sklearn.datasets import load_digits
 import slimsched
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
+from hw.door.segments import Segment, segments_in
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
+from policies.vocabulary import RequestArrived
 from scenarios.job.serving import _served, _stopping
-from scenarios.runs.folder import CONTROL
+from scenarios.runs.folder import CONTROL, SERVED
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
 from tests.scenarios.files import SEGMENTS, WIDTHS
@@ -168,6 +170,12 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     images = 2 * document["answered"]
     assert (code, out, err) == (0, f"{images} images were accepted, {images} answered, 0 given up\n", "")
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+    replayed = slimsched.replay(tmp_path / "run")
+    assert replayed.code == 0
+    (segment,) = segments_in(tmp_path / "run" / SERVED)
+    assert replayed.document["runs"][SERVED]["logs"][0]["file"] == segment.name
+    arrived = [step for step in Segment(segment).steps() if isinstance(step.event, RequestArrived)]
+    assert len(arrived) == images
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
