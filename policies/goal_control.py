@@ -89,6 +89,10 @@ class GoalControl:
     shift: float = 0.0
     end: int = FREE
 
+    def take_over(self, now_ns: int, completed: int, late: int, accuracy_sum: float) -> None:
+        """It begins in mid-run, with so many completed and late (see `ClusterView`): those are no debt of its own."""
+        self.now_ns, self.completed, self.late, self.accuracy_sum = now_ns, completed, late, accuracy_sum
+
     def step(self, view: ClusterView) -> float:
         """The shift for a decision; asked again at that decision it is the same."""
         return shift_of(self, view)

@@ -24,8 +24,10 @@ from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
-from policies.interfaces import RouterConfig
+from policies.goal_control import GoalControl
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.planned_router import by_plan
+from policies.ppo.router import EndlessRouter, PPORouter
 from policies.router import RouterCore
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
@@ -72,8 +74,9 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
+    asked = _OperatorOrders(job, world, router, config)
     routing = Routing(
-        by_plan(world.router(router, job.folder.path), config),
+        asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
         world.cluster.weights,
         world.cluster.prior,
@@ -89,7 +92,6 @@ def serve(
         ingress(door, listening, slots, job.say) as open_door,
         _stopping() as wants_stop,
     ):
-        asked = _OperatorOrders(job, world, router, config, wishes)
         log = _log_of(job, asked)
         tally = Tally([server.name for server in cluster.servers], config, log)
         known = said = False
@@ -105,11 +107,12 @@ def serve(
         images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            asked.follow(core, clock)
             if log is not None:
                 log.watch(core)
             return Clients(open_door, images, wants_stop, clock)
 
-        operator = Operator(wishes, asked.orders)
+        operator = Operator(wishes, lambda: asked.orders(wishes))
         try:
             return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
         finally:
@@ -142,9 +145,25 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self.router, self._config, self._wishes = job, world, router, config, wishes
+    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig) -> None:
+        self._job, self._world, self.router, self._config = job, world, router, config
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+        self._served: tuple[RouterCore, RunClock] | None = None
+
+    def follow(self, core: RouterCore, clock: RunClock) -> None:
+        """What is served, on which a router that takes over in mid-run goes on."""
+        self._served = core, clock
+
+    def policy(self, name: str) -> RoutingPolicy:
+        """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+        policy = self._world.router(name, self._job.folder.path)
+        if isinstance(policy, PPORouter):
+            return EndlessRouter(policy, nanoseconds(self._world.scenario.training.horizon_s))
+        control = getattr(policy, "control", None)
+        if isinstance(control, GoalControl) and self._served is not None:
+            core, clock = self._served
+            control.take_over(clock.now_ns(), core.completed, core.late, core.accuracy_sum)
+        return by_plan(policy, self._config)
 
     @property
     def goal(self) -> GoalSet:
@@ -152,10 +171,10 @@ class _OperatorOrders:
         asked = self._asked
         return GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight)
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self, wishes: Wishes) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
         try:
-            for wish in self._wishes.steering():
+            for wish in wishes.steering():
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
                 if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
@@ -166,7 +185,7 @@ class _OperatorOrders:
     def _router_orders(self, name: str) -> Iterator[Order]:
         """One that can't be made is told, and changes nothing."""
         try:
-            policy = by_plan(self._world.router(name, self._job.folder.path), self._config)
+            policy = self.policy(name)
         except InputError as error:
             self._job.say(f"serve: {error}; the router stays as it was")
             return
