@@ -62,6 +62,7 @@ class GoalControl:
         energy_weight: what a joule an image costs, in points of accuracy; `FOLLOW` for the view's.
         best: the most accurate width tuple's accuracy.
         weighs: whether its router heeds an energy weight.
+        takes_over: whether it begins in mid-run: what was served before its first decision is no debt of its own.
         end: where the router's last decision was on its dial; it is the router that says so.
         shift: of the dial, towards accuracy above 0.
     """
@@ -72,6 +73,7 @@ class GoalControl:
     energy_weight: float = FOLLOW
     best: float = 1.0
     weighs: bool = False
+    takes_over: bool = False
     now_ns: int = 0
     completed: int = 0
     late: int = 0
@@ -88,10 +90,6 @@ class GoalControl:
     limit_shift: float = 0.0
     shift: float = 0.0
     end: int = FREE
-
-    def take_over(self, now_ns: int, completed: int, late: int, accuracy_sum: float) -> None:
-        """It begins in mid-run, with so many completed and late (see `ClusterView`): those are no debt of its own."""
-        self.now_ns, self.completed, self.late, self.accuracy_sum = now_ns, completed, late, accuracy_sum
 
     def step(self, view: ClusterView) -> float:
         """The shift for a decision; asked again at that decision it is the same."""
@@ -110,6 +108,8 @@ def shift_of(control: GoalControl, view: ClusterView) -> float:
     passed_s = (view.now_ns - control.now_ns) / NS_PER_S
     came, gained = view.completed - control.completed, view.accuracy_sum - control.accuracy_sum
     late = view.late - control.late
+    if control.takes_over:
+        came, gained, late, control.takes_over = 0, 0.0, 0, False
     control.now_ns, control.completed, control.late = view.now_ns, view.completed, view.late
     control.accuracy_sum = view.accuracy_sum
     floor = view.goal_floor if control.floor < 0.0 else control.floor

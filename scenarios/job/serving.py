@@ -107,7 +107,6 @@ def serve(
         images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
-            asked.follow(core, clock)
             if log is not None:
                 log.watch(core)
             return Clients(open_door, images, wants_stop, clock)
@@ -148,21 +147,15 @@ class _OperatorOrders:
     def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig) -> None:
         self._job, self._world, self.router, self._config = job, world, router, config
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
-        self._served: tuple[RouterCore, RunClock] | None = None
 
-    def follow(self, core: RouterCore, clock: RunClock) -> None:
-        """What is served, on which a router that takes over in mid-run goes on."""
-        self._served = core, clock
-
-    def policy(self, name: str) -> RoutingPolicy:
+    def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
         """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
         policy = self._world.router(name, self._job.folder.path)
         if isinstance(policy, PPORouter):
             return EndlessRouter(policy, nanoseconds(self._world.scenario.training.horizon_s))
         control = getattr(policy, "control", None)
-        if isinstance(control, GoalControl) and self._served is not None:
-            core, clock = self._served
-            control.take_over(clock.now_ns(), core.completed, core.late, core.accuracy_sum)
+        if isinstance(control, GoalControl):
+            control.takes_over = takes_over
         return by_plan(policy, self._config)
 
     @property
@@ -185,7 +178,7 @@ class _OperatorOrders:
     def _router_orders(self, name: str) -> Iterator[Order]:
         """One that can't be made is told, and changes nothing."""
         try:
-            policy = self.policy(name)
+            policy = self.policy(name, takes_over=True)
         except InputError as error:
             self._job.say(f"serve: {error}; the router stays as it was")
             return
