@@ -60,7 +60,7 @@ class SegmentHead(msgspec.Struct, frozen=True):
     Attributes:
         served: when the command began to serve (UTC, ISO 8601): segments of one command continue each other.
         began: the same, of this segment, which is `from_ns` by the run's clock.
-        decides: the router that was obeyed then.
+        decides: the router that was obeyed in it.
         router: the settings of the core.
         snapshot: of the core; see `RouterCore.snapshot`.
     """
@@ -83,7 +83,12 @@ class _Step(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _encoder = msgspec.msgpack.Encoder()
 _head_of = msgspec.msgpack.Decoder(SegmentHead).decode
 _steps_of = msgspec.msgpack.Decoder(list[_Step]).decode
-_END: Final = _ARRAY + bytes(4)
+_END: Final = _ARRAY + bytes(4)  # no steps
+
+
+def _packed(frame: bytes) -> bytes:
+    body = zlib.compress(frame, 1)
+    return len(body).to_bytes(_LENGTH, "little") + body
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -127,11 +132,11 @@ class _File:
     def _write(self, frame: bytes) -> None:
         if self._fd < 0:
             self._open()
-        body = zlib.compress(frame, 1)
-        data = memoryview(len(body).to_bytes(_LENGTH, "little") + body)
+        packed = _packed(frame)
+        data = memoryview(packed)
         while data:
             data = data[os.write(self._fd, data) :]
-        self.bytes += _LENGTH + len(body)
+        self.bytes += len(packed)
 
     def _open(self) -> None:
         """Make room for it, and make it."""
@@ -160,13 +165,13 @@ class SegmentLog:
 
     Args:
         folder: where segments lie.
-        decides: the router that is obeyed now.
+        decides: the router that is obeyed now; another one begins a segment.
         say: takes a line for people when it stops, and when it goes on.
     """
 
     def __init__(self, folder: Path, bounds: LogBounds, decides: Callable[[], str], say: Callable[[str], None]) -> None:
         self._folder, self._bounds, self._decides, self._say = folder, bounds, decides, say
-        self._served = _now()
+        self._served, self._decided = _now(), ""
         self._core: RouterCore | None = None
         self._file: _File | None = None  # none while it does not write
         self._frame, self._steps = bytearray(), 0
@@ -199,7 +204,8 @@ class SegmentLog:
             if len(self._frame) >= FRAME_BYTES or now_ns >= self._framed_ns + FRAME_NS:
                 self._hand_over(file)
             self._look_after(file)
-        if now_ns >= self._until_ns or (file is not None and file.bytes >= self._bounds.segment_bytes):
+        is_full = file is not None and file.bytes >= self._bounds.segment_bytes
+        if is_full or now_ns >= self._until_ns or self._decides() != self._decided:
             self._end()
             self._begin()
 
@@ -225,8 +231,9 @@ class SegmentLog:
         self._frame, self._steps, self._framed_ns = bytearray(), 0, self._now_ns
         self._until_ns = self._now_ns + self._bounds.segment_ns
         self._file = _File(self._folder, self._bounds)
+        self._decided = self._decides()
         config, snapshot = self._core.config, self._core.snapshot()
-        head = SegmentHead(_SCHEMA, self._served, _now(), self._now_ns, self._decides(), config, snapshot)
+        head = SegmentHead(_SCHEMA, self._served, _now(), self._now_ns, self._decided, config, snapshot)
         self._jobs.put(self._file.hand_over(_encoder.encode(head)))
 
     def _end(self) -> None:
@@ -257,22 +264,31 @@ def segments_in(folder: Path) -> list[Path]:
 class Segment:
     """One that is read.
 
-    Attributes:
-        is_whole: whether it has an end, once all steps were read; else it was cut off, or is being written.
-
     Raises:
         InputError: it has no head.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.is_whole = False
         try:
             self.head = _head_of(next(_frames(path), b""))
         except (msgspec.DecodeError, zlib.error) as error:
             raise self._damage(error) from None
         if self.head.schema != _SCHEMA:
             raise InputError(str(path), "schema", f"allowed is {_SCHEMA!r} (found {self.head.schema!r:.80})")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has an end; else it was cut off, or is being written."""
+        end = _packed(_END)
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - len(end)))
+            return file.read() == end
+
+    def follows(self, before: Segment) -> bool:
+        """Whether nothing is missing between the two, and the same router was obeyed."""
+        one, two = before.head, self.head
+        return before.is_whole and (one.served, one.decides) == (two.served, two.decides)
 
     def core(self) -> RouterCore:
         """As it was when the segment began; raises `InputError` where its snapshot is none."""
@@ -289,9 +305,8 @@ class Segment:
         next(frames)
         try:
             for frame in frames:
-                steps = _steps_of(frame)
-                self.is_whole = not steps
-                yield from (LoggedStep(s.now_ns, "router", s.event, tuple(s.commands)) for s in steps)
+                for step in _steps_of(frame):
+                    yield LoggedStep(step.now_ns, "router", step.event, tuple(step.commands))
         except (msgspec.DecodeError, zlib.error) as error:
             raise self._damage(error) from None
 
