@@ -19,6 +19,7 @@ from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
@@ -91,6 +92,7 @@ def serve(
         ) as wishes,
         ingress(door, listening, slots, job.say) as open_door,
         _stopping() as wants_stop,
+        CollectionMeter() as garbage,
     ):
         log = _log_of(job, asked)
         tally = Tally([server.name for server in cluster.servers], config, log)
@@ -102,7 +104,8 @@ def serve(
                 said = known
                 job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
             known = tally.is_ready
-            open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            seen = (tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers)
+            open_door.port.post(Status(*seen, garbage.count, garbage.total_ns))
 
         images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
