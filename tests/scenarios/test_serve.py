@@ -176,6 +176,9 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     assert replayed.document["runs"][SERVED]["logs"][0]["file"] == segment.name
     arrived = [step for step in Segment(segment).steps() if isinstance(step.event, RequestArrived)]
     assert len(arrived) == images
+    shadow = slimsched.shadow(tmp_path / "run", "jsq").document
+    assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
+    assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
