@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -44,9 +45,10 @@ class Server:
     def serve(self, steps: Sequence[LoggedStep]) -> None:
         """The disk keeps pace."""
         for number, step in enumerate(steps):
-            commands = self.core.handle(step.event, step.now_ns)
+            event: Any = step.event
+            commands = self.core.handle(event, step.now_ns)
             assert tuple(commands) == step.commands
-            self.log.append(step.now_ns, step.event, commands)
+            self.log.append(step.now_ns, event, commands)
             if number % 5 == 0:
                 self.log.caught_up()
             if number % 50 == 0:
@@ -115,7 +117,7 @@ def test_a_full_disk_stops_the_log_and_nothing_else(
         return written
 
     server, half = Server(tmp_path, age_s=16 * 0.4), len(steps) // 2
-    monkeypatch.setattr(segments.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(segments, "FRAME_BYTES", 4000)
     server.serve(steps[:half])
     (line,) = server.said

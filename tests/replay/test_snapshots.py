@@ -41,5 +41,6 @@ def test_a_core_goes_on_from_its_snapshots(scenario: Scenario, steps: int) -> No
             core, before = RouterCore(scenario.cluster.router), core
             core.resume(before.snapshot())
             assert remembered(core) == remembered(before)
-        assert tuple(core.handle(step.event, step.now_ns)) == step.commands
+        event: Any = step.event
+        assert tuple(core.handle(event, step.now_ns)) == step.commands
     assert remembered(core) == remembered(simulation.router)

@@ -36,8 +36,8 @@ def serve(folder: Path, router: str = WIDE, *others: str) -> Path:
         for place, step in enumerate(steps):
             if place == 0:
                 log.watch(core)
-            core.handle(step.event, step.now_ns)
-            log.append(step.now_ns, step.event, step.commands)
+            event: Any = step.event
+            log.append(step.now_ns, event, core.handle(event, step.now_ns))
             log.caught_up()
         log.close()
     assert said == []
