@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -33,11 +34,14 @@ from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
+from policies.ppo.router import PPORouter
 from policies.vocabulary import RequestArrived
-from scenarios.job.serving import _served, _stopping
+from scenarios.job.serving import _OperatorOrders, _served, _stopping
 from scenarios.runs.folder import CONTROL, SERVED
+from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
+from tests.policies.ppo.problems import network_of, spec_of, tensors_of
 from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
@@ -140,6 +144,21 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     images, data = read_request(body.encode(), None, found).images, load_dataset("digits")
     known = np.concatenate((data.train_images, data.test_images)).reshape(-1, 64)
     assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
+
+
+def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
+    """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
+    world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
+    job: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run"))
+    asked = _OperatorOrders(job, world, "compass", world.cluster.router)
+    for takes_over in (False, True):
+        policy: Any = asked.policy("compass", takes_over=takes_over)
+        assert getattr(policy, "_policy", policy).control.takes_over == takes_over
+    spec = spec_of(2)
+    learned = PPORouter(spec, tensors_of(network_of(spec)))
+    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
+    endless: Any = _OperatorOrders(job, other, "ppo-paper", world.cluster.router).policy("ppo-paper")
+    assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 
 def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
