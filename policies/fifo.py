@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
@@ -96,6 +97,12 @@ class KeyedFifo(Generic[Key]):
         """The keys that wait, the one with the oldest item first."""
         queues = self._queues
         return sorted(queues, key=lambda key: queues[key][0][0]) if len(queues) > 1 else list(queues)
+
+    def in_order(self) -> list[tuple[Key, int]]:
+        """All items with their keys, the oldest first: pushed one by one, they make a queue that answers alike."""
+        numbered = [(number, key, item) for key, queue in self._queues.items() for number, item in queue]
+        numbered.sort(key=itemgetter(0))
+        return [(key, item) for _, key, item in numbered]
 
     def __iter__(self) -> Iterator[Key]:
         """The keys that wait, in no promised order."""

@@ -63,6 +63,7 @@ class GoalControl:
         energy_weight: what a joule an image costs, in points of accuracy; `FOLLOW` for the view's.
         best: the most accurate width tuple's accuracy.
         weighs: whether its router heeds an energy weight.
+        takes_over: whether it begins in mid-run: what was served before its first decision is no debt of its own.
         end: where the router's last decision was on its dial; it is the router that says so.
         shift: of the dial, towards accuracy above 0.
         others: the controllers of the classes after the first one, whose is this.
@@ -74,6 +75,7 @@ class GoalControl:
     energy_weight: float = FOLLOW
     best: float = 1.0
     weighs: bool = False
+    takes_over: bool = False
     now_ns: int = 0
     completed: int = 0
     late: int = 0
@@ -120,6 +122,8 @@ def shift_of(control: GoalControl, view: ClusterView) -> float:
     completed = view.completed - view.others_completed
     came, gained = completed - control.completed, view.accuracy_sum - control.accuracy_sum
     late = view.late - control.late
+    if control.takes_over:
+        came, gained, late, control.takes_over = 0, 0.0, 0, False
     control.now_ns, control.completed, control.late = view.now_ns, completed, view.late
     control.accuracy_sum = view.accuracy_sum
     floor = view.goal_floor if control.floor < 0.0 else control.floor

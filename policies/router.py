@@ -12,14 +12,14 @@ one place: the FIFO, a block, or done; its segment is one more than the widths i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from policies.fifo import KeyedFifo
-from policies.holds import MAX_HOLDS, Holds, note_arrival
+from policies.holds import MAX_HOLDS, Holds, HoldsState, note_arrival
 from policies.interfaces import RouterConfig
 from policies.vocabulary import (
     ANYWHERE,
@@ -193,6 +193,28 @@ class _Server:
         )
 
 
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    """All that a router's core remembers; `waiting` is the FIFO, the oldest first."""
+
+    arrived: int
+    completed: int
+    failed: int
+    tallies: list[_Tally]
+    next_wake_ns: int | None
+    own_limit_ns: int
+    requests: dict[int, _Request]
+    waiting: list[tuple[_Line, int]]
+    blocks: dict[int, _OpenBlock]
+    servers: list[_Server]
+    holds: HoldsState[_Line]
+    asked: _Asked | None
+    decision: int
+    all_at_cap: bool
+
+
+_decode_state = msgspec.msgpack.Decoder(_State).decode
+
+
 class RouterCore:
     """The router without its policy: `handle` each event with its time and carry out the commands.
 
@@ -264,6 +286,35 @@ class RouterCore:
         """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
         state, masks = self._servers[server], self._masks[server]
         return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> bytes:
+        """All that it remembers, as msgpack: some hundred bytes for each request in flight."""
+        servers = [replace(server, views={}) for server in self._servers]  # they can be made anew
+        return msgspec.msgpack.encode(
+            _State(
+                self.arrived, self.completed, self.failed, self._tallies, self.next_wake_ns, self._own_limit_ns,
+                self._requests, self._fifo.in_order(), self._blocks, servers, self._holds.state(), self._asked,
+                self._decision, self._all_at_cap,
+            )
+        )  # fmt: skip
+
+    def resume(self, snapshot: bytes) -> None:
+        """Go on as the core that the snapshot is of, which has the same settings: to each event the same commands.
+
+        Raises:
+            msgspec.DecodeError: it is no snapshot.
+        """
+        state = _decode_state(snapshot)
+        self.arrived, self.completed, self.failed = state.arrived, state.completed, state.failed
+        self._tallies, self.next_wake_ns, self._own_limit_ns = state.tallies, state.next_wake_ns, state.own_limit_ns
+        self._requests, self._blocks, self._servers = state.requests, state.blocks, state.servers
+        self._fifo.clear()
+        for line, request in state.waiting:
+            self._fifo.push(line, (request,))
+        self._holds.resume(state.holds)
+        self._asked, self._decision, self._all_at_cap = state.asked, state.decision, state.all_at_cap
 
     # ---------------------------------------------------------------------------------------------------- events
 

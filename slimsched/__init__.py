@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from slimsched.running import replay, report, run, validate
     from slimsched.serving import generate_load, serve
+    from slimsched.shadowing import shadow
     from slimsched.simulating import bound, capacity, compare, simulate
     from slimsched.slimming import slim_model
     from slimsched.starting import init
@@ -90,6 +91,7 @@ __all__ = [
     "run",
     "save_router",
     "serve",
+    "shadow",
     "show_profile",
     "simulate",
     "slim_model",
@@ -105,6 +107,7 @@ _ROOMS: Final = (
     "slimsched.working", "slimsched.arguments", "slimsched.results", "slimsched.simulating", "slimsched.planning",
     "slimsched.training", "slimsched.running", "slimsched.serving", "slimsched.calibrating", "slimsched.profiles",
     "slimsched.networks", "slimsched.slimming", "slimsched.clusters", "slimsched.listing", "slimsched.starting",
+    "slimsched.shadowing",
 )  # fmt: skip
 
 

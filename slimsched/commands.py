@@ -29,6 +29,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "cluster drain": ("clusters.drain", "Send no new block to a server while a run goes on."),
     "cluster steer": ("clusters.steer", "Change goals or router while a `serve` goes on."),
     "replay": ("running.replay", "Feed a run's logs to fresh cores: do they decide the same?"),
+    "shadow": ("shadowing.shadow", "Tell what another router would have done with what was served."),
     "report": ("running.report", "Write a run folder's report.html again."),
     "jobs import": ("jobs.verbs.import_log", "Make a trace of a cluster's log; tells what is left out, and why."),
     "jobs inspect": (

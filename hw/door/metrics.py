@@ -39,6 +39,12 @@ class _OfRouter(Collector):
         yield CounterMetricFamily(
             "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
         )
+        yield CounterMetricFamily(
+            "slimsched_router_collections", "Collections of garbage in the router.", value=status.collections
+        )
+        yield CounterMetricFamily(
+            "slimsched_router_collecting_seconds", "Time that they took.", value=status.collected_ns / _NS_PER_S
+        )
         up = GaugeMetricFamily("slimsched_server_up", "Whether a server is up.", labels=["server"])
         busy = CounterMetricFamily("slimsched_server_busy_seconds", "Time that some pass ran.", labels=["server"])
         images = CounterMetricFamily("slimsched_server_images", "Images that passed a segment.", labels=["server"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hw.door.segments import SegmentLog
 from hw.door.words import ServerState
 from policies.interfaces import RouterConfig
-from policies.reward import RewardTerms
 from policies.server_book import BatchTold
 from policies.vocabulary import RouterCommand, RouterEvent, ServerDown, ServerUp, TelemetrySampled
 
@@ -16,9 +16,11 @@ class Tally:
 
     Args:
         names: of the servers.
+        log: where the router's steps are written down, if anywhere.
     """
 
-    def __init__(self, names: Sequence[str], router: RouterConfig) -> None:
+    def __init__(self, names: Sequence[str], router: RouterConfig, log: SegmentLog | None = None) -> None:
+        self._log = log
         self._names = tuple(names)
         self._holds = router.holds
         self._up = [False] * len(names)
@@ -39,6 +41,8 @@ class Tally:
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Watcher`."""
+        if self._log is not None:
+            self._log.append(now_ns, event, commands)
         if isinstance(event, ServerUp | ServerDown):
             self._up[event.server] = isinstance(event, ServerUp)
 
@@ -54,6 +58,7 @@ class Tally:
     def note_reading(self, server: int, event: TelemetrySampled) -> None:
         """See `Watcher`."""
 
-    def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """See `Watcher`: nobody learns here."""
-        return []
+    def caught_up(self) -> None:
+        """See `Watcher`."""
+        if self._log is not None:
+            self._log.caught_up()

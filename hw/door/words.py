@@ -69,12 +69,15 @@ class Status(Message, frozen=True):
     Attributes:
         is_ready: whether every segment has a server that is up.
         busy_ns: CPU time of its process.
+        collections: of garbage in it, which took `collected_ns`.
     """
 
     is_ready: bool
     in_flight: int
     busy_ns: int
     servers: tuple[ServerState, ...]
+    collections: int = 0
+    collected_ns: int = 0
 
 
 class Drain(Message, frozen=True):

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from policies.reward import RewardTerms
 from policies.server_book import BatchTold
 from policies.vocabulary import RouterCommand, RouterEvent, TelemetrySampled
 
@@ -30,8 +29,8 @@ class Watcher(Protocol):
         """See `Ledger`."""
         ...
 
-    def take_credits(self) -> list[tuple[int, RewardTerms]]:
-        """See `Ledger`."""
+    def caught_up(self) -> None:
+        """The cores have done all that it was told of, and no more."""
         ...
 
 
@@ -66,4 +65,4 @@ class LateLedger(Generic[Watching]):
         while self._steps:
             note, batch = self._steps.popleft()
             note(*batch)
-        self.ledger.take_credits()  # nobody learns here
+        self.ledger.caught_up()

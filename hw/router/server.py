@@ -273,6 +273,8 @@ class RemoteServer:
         else:
             self._bury(reason)
             is_planned = reason == PLANNED or self.is_doomed or self.is_away
+            if not self._run.keeps_record:
+                self.downtimes.clear()
             self.downtimes.append(Downtime(self.index, now_ns, None, reason, is_planned))
             what = f"{_DOWN[reason]} at {_s(now_ns)}{', as planned' if is_planned else ''}"
             self._tell_router(ServerDown(self.index, self.epoch, reason))

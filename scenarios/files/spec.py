@@ -939,6 +939,16 @@ class ValidateSection(StrictModel):
     )
 
 
+class ServeSection(StrictModel):
+    """What `slimsched serve` keeps ([serve clients](how-to/serve.md))."""
+
+    log_gb: NonNegative = Field(
+        10.0,
+        description="most that the log of what is served may take, in GB of 10^9 bytes; oldest parts go; 0: no log",
+    )
+    log_age_s: Seconds = Field(172_800.0, description="parts of the log that are older go")
+
+
 class CalibrationSection(StrictModel):
     """How local devices are measured."""
 
@@ -977,6 +987,7 @@ class Scenario(StrictModel):
     validate_: ValidateSection = Field(
         default_factory=ValidateSection, alias="validate", description="simulation against real executors"
     )
+    serve: ServeSection = Field(default_factory=ServeSection, description="of `slimsched serve`")
     calibration: CalibrationSection = Field(default_factory=CalibrationSection, description="of local devices")
     seed: Whole = Field(0, description="of everything random that `compare` and `validate` give no seed for")
     duration_s: Seconds = Field(60.0, description="for how long images arrive")

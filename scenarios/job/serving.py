@@ -14,27 +14,33 @@ from hw.door.app import Limits
 from hw.door.clients import Clients
 from hw.door.ingress import IngressSpec, ingress
 from hw.door.protocol import Served
+from hw.door.segments import LogBounds, SegmentLog
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.door.words import Status
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
 from kit.chance import stream
 from kit.errors import InputError
 from kit.units import nanoseconds
-from policies.interfaces import RouterConfig
+from policies.goal_control import GoalControl
+from policies.interfaces import RouterConfig, RoutingPolicy
 from policies.planned_router import by_plan
+from policies.ppo.router import EndlessRouter, PPORouter
+from policies.router import RouterCore
 from policies.vocabulary import GoalSet
 from scenarios.executors.emulation import served_of
 from scenarios.executors.preflight import require_devices, require_ready
 from scenarios.executors.run import real_cluster, without_faults
 from scenarios.files.router_names import display_name
-from scenarios.files.spec import Goals
+from scenarios.files.spec import GB, Goals
 from scenarios.job.job import ScenarioJob
 from scenarios.job.network import load_measured
 from scenarios.job.validation import warn_of_another_stack
 from scenarios.runs.control import Wishes, accept_wishes
+from scenarios.runs.folder import SERVED
 from scenarios.world.build import estimated_capacity_img_s
 from scenarios.world.routers import routers_ignoring
 from scenarios.world.world import World
@@ -69,8 +75,9 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
+    asked = _OperatorOrders(job, world, router, config)
     routing = Routing(
-        by_plan(world.router(router, job.folder.path), config),
+        asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
         world.cluster.weights,
         world.cluster.prior,
@@ -85,8 +92,10 @@ def serve(
         ) as wishes,
         ingress(door, listening, slots, job.say) as open_door,
         _stopping() as wants_stop,
+        CollectionMeter() as garbage,
     ):
-        tally = Tally([server.name for server in cluster.servers], config)
+        log = _log_of(job, asked)
+        tally = Tally([server.name for server in cluster.servers], config, log)
         known = said = False
 
         def tell(progress: RunProgress) -> None:
@@ -95,16 +104,31 @@ def serve(
                 said = known
                 job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
             known = tally.is_ready
-            open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
+            seen = (tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers)
+            open_door.port.post(Status(*seen, garbage.count, garbage.total_ns))
 
         images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
 
-        def traffic(_: object, __: object, clock: RunClock) -> Clients:
+        def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            if log is not None:
+                log.watch(core)
             return Clients(open_door, images, wants_stop, clock)
 
-        asked = _OperatorOrders(job, world, router, config, wishes)
-        operator = Operator(wishes, asked.orders)
-        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
+        operator = Operator(wishes, lambda: asked.orders(wishes))
+        try:
+            return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
+        finally:
+            if log is not None:
+                log.close()
+
+
+def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
+    """Where what is served is written down; None where the scenario wants no log."""
+    wanted = job.scenario.serve
+    if not wanted.log_gb:
+        return None
+    bounds = LogBounds(wanted.log_gb * GB, wanted.log_age_s)
+    return SegmentLog(job.folder / SERVED, bounds, lambda: asked.router, lambda text: job.say(f"serve: {text}"))
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -123,11 +147,21 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 
 
 class _OperatorOrders:
-    """What is asked for: at the start by the scenario, then by the operator."""
+    """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
-        self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
+    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig) -> None:
+        self._job, self._world, self.router, self._config = job, world, router, config
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
+
+    def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
+        """A router by name or file, for a run without an end; raises `InputError` where it can't be made."""
+        policy = self._world.router(name, self._job.folder.path)
+        if isinstance(policy, PPORouter):
+            return EndlessRouter(policy, nanoseconds(self._world.scenario.training.horizon_s))
+        control = getattr(policy, "control", None)
+        if isinstance(control, GoalControl):
+            control.takes_over = takes_over
+        return by_plan(policy, self._config)
 
     @property
     def goals(self) -> tuple[GoalSet, ...]:
@@ -137,10 +171,10 @@ class _OperatorOrders:
         asked = self._asked
         return (GoalSet(asked.floor, nanoseconds(asked.p99_limit_s), asked.energy_weight),)
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self, wishes: Wishes) -> Iterator[Order]:
         """What the operator has changed since this was last called; a wish that can't be read is told, and no more."""
         try:
-            for wish in self._wishes.steering():
+            for wish in wishes.steering():
                 if wish.router is not None:
                     yield from self._router_orders(wish.router)
                 if goals := wish.model_dump(exclude_none=True, exclude={"router"}):
@@ -151,12 +185,12 @@ class _OperatorOrders:
     def _router_orders(self, name: str) -> Iterator[Order]:
         """One that can't be made is told, and changes nothing."""
         try:
-            policy = by_plan(self._world.router(name, self._job.folder.path), self._config)
+            policy = self.policy(name, takes_over=True)
         except InputError as error:
             self._job.say(f"serve: {error}; the router stays as it was")
             return
         yield policy
-        self._router = name
+        self.router = name
         self._job.say(f"serve: {display_name(name)} decides from now on")
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
@@ -168,7 +202,7 @@ class _OperatorOrders:
         self._asked = self._asked._replace(**goals)
         yield from self.goals
         self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
-        for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
+        for warning in routers_ignoring([*goals], [self.router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
 

@@ -101,6 +101,16 @@ def test_what_others_served_too_narrow_is_made_up_for() -> None:
     assert plant.run(20, lambda shift: 0.74 + 0.01 * shift) == pytest.approx(FLOOR, abs=0.0003)
 
 
+def test_who_takes_over_after_days_is_as_quick_as_at_the_start() -> None:
+    """What others have served since the start is neither made up for, nor are later images few beside it."""
+    fresh, late = Plant(GoalControl(FLOOR)), Plant(GoalControl(FLOOR, takes_over=True))
+    late.seen = changed(late.seen, now_ns=10**6 * SECOND, completed=10**9, accuracy_sum=0.7e9)
+    for seconds in (1, 10, 60):
+        for plant in (fresh, late):
+            plant.run(seconds, lambda shift: 0.74 + 0.01 * shift)
+        assert late.control.shift == pytest.approx(fresh.control.shift, abs=0.1)
+
+
 def test_the_dial_stands_still_where_bursts_come_and_go() -> None:
     """Four seconds in sixteen are two points narrower: it widens by little in them, and has the floor over all."""
     plant, means, least, most = Plant(GoalControl(FLOOR)), [], [], []

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -27,16 +28,21 @@ from sklearn.datasets import load_digits
 import slimsched
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
+from hw.door.segments import Segment, segments_in
 from hw.networks.datasets import load_dataset
 from hw.networks.registry import ModelFile, save_model
 from hw.transport.tls import fresh_certificate
 from kit.chance import stream
 from kit.errors import InputError, WorkError
 from policies.interfaces import RouterConfig
-from scenarios.job.serving import _served, _stopping
-from scenarios.runs.folder import CONTROL
+from policies.ppo.router import PPORouter
+from policies.vocabulary import RequestArrived
+from scenarios.job.serving import _OperatorOrders, _served, _stopping
+from scenarios.runs.folder import CONTROL, SERVED
+from scenarios.world.materials import load_world
 from slimsched.cli import main
 from tests.hw.worlds import tiny_model
+from tests.policies.ppo.problems import network_of, spec_of, tensors_of
 from tests.scenarios.files import SEGMENTS, WIDTHS
 from tests.scenarios.test_emulated import scenario
 from tests.test_docs import ROOT
@@ -143,6 +149,21 @@ def test_clients_are_told_of_the_network_and_its_pixels(tmp_path: Path) -> None:
     assert all(np.abs(known - image).max(1).min() < 1e-5 for image in images)
 
 
+def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
+    """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
+    world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
+    job: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run"))
+    asked = _OperatorOrders(job, world, "compass", world.cluster.router)
+    for takes_over in (False, True):
+        policy: Any = asked.policy("compass", takes_over=takes_over)
+        assert getattr(policy, "_policy", policy).control.takes_over == takes_over
+    spec = spec_of(2)
+    learned = PPORouter(spec, tensors_of(network_of(spec)))
+    other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
+    endless: Any = _OperatorOrders(job, other, "ppo-paper", world.cluster.router).policy("ppo-paper")
+    assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
+
+
 def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
     """As it was before, afterwards."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -171,6 +192,15 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     images = 2 * document["answered"]
     assert (code, out, err) == (0, f"{images} images were accepted, {images} answered, 0 given up\n", "")
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+    replayed = slimsched.replay(tmp_path / "run")
+    assert replayed.code == 0
+    (segment,) = segments_in(tmp_path / "run" / SERVED)
+    assert replayed.document["runs"][SERVED]["logs"][0]["file"] == segment.name
+    arrived = [step for step in Segment(segment).steps() if isinstance(step.event, RequestArrived)]
+    assert len(arrived) == images
+    shadow = slimsched.shadow(tmp_path / "run", "jsq").document
+    assert (shadow["obeyed"], shadow["arrivals"]) == ("jsq", images)
+    assert shadow["alike"]["both"] == shadow["alike"]["decisions"] > 0
 
 
 def test_goals_and_router_change_while_clients_are_served(served: Served, tmp_path: Path) -> None:
