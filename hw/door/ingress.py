@@ -132,7 +132,8 @@ class Ingress:
     """The process, and the port to it; where it dies another one takes its place, on the same socket.
 
     Attributes:
-        port: to the process that is there.
+        spec: what each of its processes is given.
+        port: to the one that is there.
         arena: the slots, which every process of it writes.
     """
 
@@ -140,7 +141,7 @@ class Ingress:
 
     def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None]) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
-        self._spec = spec
+        self.spec = spec
         self._listening = listening
         self._say = say
         self._died_s: deque[float] = deque(maxlen=_DEATHS)
@@ -150,7 +151,7 @@ class Ingress:
         end, remote = socket_pair()
         self.port = RouterPort(ToRouter, end)
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_main, args=(self._spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
+            target=_main, args=(self.spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._process.start()  # it inherits what is blocked: signals are the router's business

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -76,15 +76,13 @@ def serve(
         world.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
-    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
-    door = IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
     with (
-        real_cluster(without_faults(world), model) as cluster,
+        real_cluster(without_faults(world), model, is_urgent=True) as cluster,
         accept_wishes(
             job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
-        ingress(door, listening, slots, job.say) as open_door,
-        _stopping() as wants_stop,
+        ingress(_door(job, world, slots, limits, tokens, certificate), listening, slots, job.say) as open_door,
+        ExitStack() as stack,
     ):
         tally = Tally([server.name for server in cluster.servers], config)
         known = said = False
@@ -97,14 +95,22 @@ def serve(
             known = tally.is_ready
             open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
 
-        images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
+        shape = open_door.spec.served.shape
+        images = SlotImages(slots_of(open_door.arena, shape), shape)
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            return Clients(open_door, images, wants_stop, clock)
+            return Clients(open_door, images, stack.enter_context(_stopping()), clock)
 
         asked = _OperatorOrders(job, world, router, config, wishes)
         operator = Operator(wishes, asked.orders)
         return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
+
+
+def _door(
+    job: ScenarioJob, world: World, slots: int, limits: Limits, tokens: Mapping[bytes, int], certificate: Path | None
+) -> IngressSpec:
+    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, world.cluster.router.widths[0])
+    return IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -115,8 +121,7 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
         return Served(name, network.input_shape, network.segments, 0, (), (), slots)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
-    dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
-    spec = built.spec
+    dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
     return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
 
 
