@@ -5,12 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError, WorkError
 from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import announcing_compilation, begin, observer, router_name, verb, warn_of_routers
+from slimsched.working import (
+    Observer,
+    announcing_compilation,
+    begin,
+    observer,
+    observing,
+    router_name,
+    verb,
+    warn_of_routers,
+)
+
+if TYPE_CHECKING:
+    from hw.door.journal import Journal
 
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
@@ -25,6 +37,13 @@ def _naming_the_extra() -> Iterator[None]:
         raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
 
 
+class _Journalled:
+    """Who hears of the work by a journal."""
+
+    def __init__(self, journal: Journal, listener: Observer) -> None:
+        self.quiet, self.written, self.remark = listener.quiet, listener.written, journal.say
+
+
 @verb
 def serve(
     scenario: ScenarioLike,
@@ -36,6 +55,7 @@ def serve(
     token_file: File | None = None,
     certificate: File | None = None,
     timeout_s: Duration = 30.0,
+    log_json: bool = False,
     out: Out = None,
     changes: Changes | None = None,
 ) -> CommandResult:
@@ -54,6 +74,7 @@ def serve(
             says how many of its images may be inside at a time.
         certificate: a file with a certificate and its key (PEM), to speak HTTPS.
         timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
+        log_json: each change of state on standard error in a line of JSON.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
 
@@ -61,6 +82,7 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
+    from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router
@@ -75,7 +97,8 @@ def serve(
     check_router(named, "--router")
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
-    with listen(host, port, is_safe=bool(tokens and shown)) as listening:
+    journal = Journal(observer().remark, as_json=log_json)
+    with observing(_Journalled(journal, observer())), listen(host, port, is_safe=bool(tokens and shown)) as listening:
         with _naming_the_extra():
             from hw.door.app import Limits
             from scenarios.job import serving
@@ -84,12 +107,12 @@ def serve(
         job = session.job()
         require_executors(job, "serve")
         with job.folder.opened(session.path), announcing_compilation((named,)):
-            where = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
-            world = job.world()
-            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
+            address = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
+            url, world = f"{address}/v2/models/{job.scenario.name}", job.world()
+            journal.note("starting", f"serve: {url} with {named}; it starts", url=url, router=named)
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
-            end = serving.serve(job, world, named, listening, limits, tokens, shown)
+            end = serving.serve(job, world, named, listening, limits, tokens, shown, journal)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import sys
 import time  # noqa: TID251 - latencies
 from collections import Counter
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.journal import Sparing
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import VERSION, Answer, RequestError, Served, encode, error_body, read_request, write_answer
@@ -26,6 +28,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _JSON: Final = "application/json"
+_TRACE: Final = "traceparent"
+_TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _TIMEOUT: Final = "deadline"
 _CLOSE: Final = ("connection", "close")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
@@ -70,6 +74,12 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     return Response(status, error_body(problem), headers=headers)
 
 
+def _trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """The trace that a request is a part of, if it says one (W3C Trace Context)."""
+    given = headers.get(_TRACE, "")
+    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
+
+
 async def _left(receive: Receive) -> None:
     """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
@@ -83,6 +93,7 @@ class App:
         tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
             for.
         carried_img_s: the most images a second that the servers carry.
+        journal: is told of requests that failed, or came later than the p99 latency asked for.
     """
 
     def __init__(
@@ -94,11 +105,13 @@ class App:
         limits: Limits,
         tokens: Mapping[bytes, int],
         carried_img_s: float,
+        journal: Sparing,
     ) -> None:
         self._served = served
         self._bridge = bridge
         self._metrics = metrics
         self._page = page
+        self._journal = journal
         self._limits = limits
         self._tokens = tokens
         self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
@@ -116,6 +129,7 @@ class App:
         except _GoneError:
             return
         start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
+        start += _trace(headers).items()
         lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
         await send({"type": "http.response.start", "status": response.status, "headers": lines})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
@@ -186,18 +200,20 @@ class App:
             self._metrics.refused.labels("full").inc(count)
             return _error(429, f"full: {self._bridge.inside} images are inside")
         except TimeoutError:
-            return self._failed(_TIMEOUT, count, timeout_s)
+            return self._failed(_TIMEOUT, count, timeout_s, headers)
         except _GoneError:
             self._metrics.failed.labels("client_left").inc(count)
             raise
         except FailedError as error:
-            return self._failed(str(error), count, timeout_s)
+            return self._failed(str(error), count, timeout_s, headers)
         finally:
             self._inside[token] -= count
         self._metrics.answered.inc(count)
         took_s = time.perf_counter() - began_s
         self._metrics.seconds.observe(took_s)
         self._page.note(took_s)
+        if self._bridge.is_late(took_s):
+            self._journal.note("request_late", images=count, seconds=round(took_s, 4), **_trace(headers))
         body, length = write_answer(request, answers, self._served)
         if length is None:
             return Response(200, body)
@@ -216,8 +232,9 @@ class App:
             answers.cancel()
             leaving.cancel()
 
-    def _failed(self, reason: str, count: int, timeout_s: float) -> Response:
+    def _failed(self, reason: str, count: int, timeout_s: float, headers: Mapping[str, str]) -> Response:
         self._metrics.failed.labels(reason).inc(count)
+        self._journal.note("request_failed", reason=reason, images=count, **_trace(headers))
         if reason == _TIMEOUT:
             return _error(504, f"no answer within {timeout_s:g} s")
         if reason == ROUTER_GONE:

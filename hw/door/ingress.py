@@ -8,10 +8,12 @@ import multiprocessing
 import resource
 import signal
 import socket
+import sys
 import time  # noqa: TID251 - how often it died
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hw.door.app import App, Limits
 from hw.door.bridge import Bridge
+from hw.door.journal import Journal, Sparing
 from hw.door.live import LivePage
 from hw.door.metrics import Metrics
 from hw.door.protocol import Served
@@ -48,6 +51,7 @@ class IngressSpec:
     Attributes:
         carried_img_s: the most images a second that the servers carry, at any widths.
         certificate: a file with its key, by which it speaks TLS.
+        logs_json: whether requests that fail are told on standard error.
     """
 
     served: Served
@@ -55,6 +59,7 @@ class IngressSpec:
     tokens: Mapping[bytes, int]
     carried_img_s: float
     certificate: Path | None = None
+    logs_json: bool = False
 
 
 class _Connection(HttpToolsProtocol):
@@ -116,7 +121,8 @@ async def _serve(spec: IngressSpec, listening: socket.socket, end: socket.socket
     bridge = Bridge(IngressPort(ToIngress, end), slots_of(arena, spec.served.shape), finish)
     metrics = Metrics(lambda: bridge.inside, lambda: bridge.status)
     page = LivePage(spec.served, bridge, metrics)
-    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s)
+    journal = Journal(partial(print, file=sys.stderr, flush=True), as_json=spec.logs_json)
+    app = App(spec.served, bridge, metrics, page, spec.limits, spec.tokens, spec.carried_img_s, Sparing(journal))
     config = uvicorn.Config(
         app, http=_Connection, ws="none", lifespan="off", loop="none", log_level="error", access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=_KEEP_ALIVE_S,
@@ -132,18 +138,17 @@ class Ingress:
     """The process, and the port to it; where it dies another one takes its place, on the same socket.
 
     Attributes:
-        spec: what each of its processes is given.
-        port: to the one that is there.
+        port: to the process that is there.
         arena: the slots, which every process of it writes.
     """
 
     port: RouterPort
 
-    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: IngressSpec, listening: socket.socket, slots: int, journal: Journal) -> None:
         self.arena = Arena(slots * 4 * prod(spec.served.shape))
-        self.spec = spec
+        self._spec = spec
         self._listening = listening
-        self._say = say
+        self._journal = journal
         self._died_s: deque[float] = deque(maxlen=_DEATHS)
         self._start()
 
@@ -151,7 +156,7 @@ class Ingress:
         end, remote = socket_pair()
         self.port = RouterPort(ToRouter, end)
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_main, args=(self.spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
+            target=_main, args=(self._spec, self._listening, remote, self.arena), name="slimsched-ingress", daemon=True
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         self._process.start()  # it inherits what is blocked: signals are the router's business
@@ -164,7 +169,8 @@ class Ingress:
         self._died_s.append(time.monotonic())
         if len(self._died_s) == _DEATHS and self._died_s[-1] - self._died_s[0] < _DEATHS_S:
             raise WorkError(f"the ingress has died {_DEATHS} times within {_DEATHS_S:g} s; start the command anew")
-        self._say("serve: the ingress is gone, and all clients' connections with it; another one starts")
+        text = "serve: the ingress is gone, and all clients' connections with it; another one starts"
+        self._journal.note("ingress_restarted", text)
         self._start()
 
     def _end(self, patience_s: float) -> None:
@@ -180,16 +186,15 @@ class Ingress:
 
 
 @contextlib.contextmanager
-def ingress(
-    spec: IngressSpec, listening: socket.socket, slots: int, say: Callable[[str], None] = lambda _: None
-) -> Iterator[Ingress]:
+def ingress(spec: IngressSpec, listening: socket.socket, slots: int, journal: Journal) -> Iterator[Ingress]:
     """Within it clients are served.
 
     Args:
         listening: where clients connect.
         slots: images that may be inside.
+        journal: is told when it starts again.
     """
-    door = Ingress(spec, listening, slots, say)
+    door = Ingress(spec, listening, slots, journal)
     try:
         yield door
     finally:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hw.door.words import ServerState
+from hw.door.journal import Journal
+from hw.door.words import ServerState, Status
+from hw.router.loop import RunProgress
 from policies.interfaces import RouterConfig
 from policies.reward import RewardTerms
 from policies.server_book import BatchTold
-from policies.vocabulary import RouterCommand, RouterEvent, ServerDown, ServerUp, TelemetrySampled
+from policies.vocabulary import (
+    GoalSet,
+    RequestCompleted,
+    RouterCommand,
+    RouterEvent,
+    ServerDown,
+    ServerDraining,
+    ServerUp,
+    TelemetrySampled,
+)
 
 
 class Tally:
@@ -16,9 +27,14 @@ class Tally:
 
     Args:
         names: of the servers.
+        journal: is told when one of them is up, down, drained or returned.
     """
 
-    def __init__(self, names: Sequence[str], router: RouterConfig) -> None:
+    def __init__(self, names: Sequence[str], router: RouterConfig, journal: Journal) -> None:
+        self._journal = journal
+        self._top1 = dict(zip(router.width_tuples(), router.top1, strict=True)) if router.top1 else {}
+        self._completed, self._accuracy_sum = 0, 0.0
+        self._goal = GoalSet()
         self._names = tuple(names)
         self._holds = router.holds
         self._up = [False] * len(names)
@@ -37,10 +53,30 @@ class Tally:
         """What each has done."""
         return tuple(map(ServerState, self._names, self._up, self._images, self._busy_ns))
 
+    def status(self, progress: RunProgress) -> Status:
+        """What the ingress is told."""
+        return Status(
+            self.is_ready, progress.in_flight, progress.queued, progress.busy_ns, self._completed, self._accuracy_sum,
+            self._goal.floor, self._goal.limit_ns, self.servers,
+        )  # fmt: skip
+
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Watcher`."""
-        if isinstance(event, ServerUp | ServerDown):
-            self._up[event.server] = isinstance(event, ServerUp)
+        for command in commands:
+            if isinstance(command, RequestCompleted):
+                self._completed += 1
+                self._accuracy_sum += self._top1.get(command.widths, 0.0)
+        match event:
+            case ServerUp(server):
+                self._up[server] = True
+                self._journal.note("server_up", server=self._names[server])
+            case ServerDown(server, _, reason):
+                self._up[server] = False
+                self._journal.note("server_down", server=self._names[server], reason=reason)
+            case ServerDraining(server, is_draining):
+                self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
+            case GoalSet():
+                self._goal = event
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Watcher`; passes that run together are busy once."""

@@ -388,7 +388,8 @@ def make_all_ready(
 ) -> frozenset[int]:
     """Wait until everybody can serve, empty; returns who of those that may be gone is. See `AgentSlot.make_ready`.
 
-    All warm up at once. Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are asked for once more at the end.
+    New ones warm up side by side. Clocks drift apart while a slow one is waited for (15 ms in five minutes): all are
+    asked for once more at the end.
     """
     for slot in slots:
         with contextlib.suppress(WorkError):  # it is met again below

@@ -12,11 +12,11 @@ from types import FrameType
 
 from hw.door.app import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, ingress
+from hw.door.journal import Journal, notify
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
-from hw.door.words import Status
 from hw.host.clock import RunClock
 from hw.router.draining import Operator, Order
 from hw.router.loop import Routing, RunProgress
@@ -50,6 +50,7 @@ def serve(
     limits: Limits,
     tokens: Mapping[bytes, int],
     certificate: Path | None,
+    journal: Journal,
 ) -> RunProgress:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
@@ -57,6 +58,7 @@ def serve(
         listening: where clients connect.
         tokens: one of which they must bear, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
+        journal: is told of each change of state.
 
     Raises:
         InputError: the scenario does not fit this machine.
@@ -81,36 +83,23 @@ def serve(
         accept_wishes(
             job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
-        ingress(_door(job, world, slots, limits, tokens, certificate), listening, slots, job.say) as open_door,
         ExitStack() as stack,
     ):
-        tally = Tally([server.name for server in cluster.servers], config)
-        known = said = False
-
-        def tell(progress: RunProgress) -> None:
-            nonlocal known, said
-            if known != said:  # the ingress has heard of it by now
-                said = known
-                job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
-            known = tally.is_ready
-            open_door.port.post(Status(tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers))
-
-        shape = open_door.spec.served.shape
-        images = SlotImages(slots_of(open_door.arena, shape), shape)
+        served = _served(job, world, slots)  # while the servers start
+        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
+        spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
+        open_door = stack.enter_context(ingress(spec, listening, slots, journal))
+        tally = Tally([server.name for server in cluster.servers], config, journal)
+        tell = _Teller(open_door, tally, journal)
+        images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            return Clients(open_door, images, stack.enter_context(_stopping()), clock)
+            tell.wants_stop = stack.enter_context(_stopping())
+            return Clients(open_door, images, tell.wants_stop, clock)
 
-        asked = _OperatorOrders(job, world, router, config, wishes)
+        asked = _OperatorOrders(job, world, router, config, wishes, journal)
         operator = Operator(wishes, asked.orders)
         return cluster.serve(traffic, config, routing, asked.goal, tally, tell, job.say, operator)
-
-
-def _door(
-    job: ScenarioJob, world: World, slots: int, limits: Limits, tokens: Mapping[bytes, int], certificate: Path | None
-) -> IngressSpec:
-    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, world.cluster.router.widths[0])
-    return IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
 
 
 def _served(job: ScenarioJob, world: World, slots: int) -> Served:
@@ -125,10 +114,42 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
     return Served(name, spec.input_shape, spec.segments, spec.classes, dataset.mean, dataset.deviation, slots)
 
 
+class _Teller:
+    """Tells the ingress how the router is, some times a second; the journal, if that has changed; and systemd that the
+    loop goes on.
+
+    Attributes:
+        wants_stop: whether the end has begun.
+    """
+
+    def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
+        self._door, self._tally, self._journal = door, tally, journal
+        self._known = self._said = self._stops = False
+        self.wants_stop: Callable[[], bool] = lambda: False
+
+    def __call__(self, progress: RunProgress) -> None:
+        """How far the loop is."""
+        if self._known != self._said:  # the ingress has heard of it by now
+            self._said = self._known
+            if self._said:
+                self._journal.note("ready", "serve: ready")
+            else:
+                self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
+        if not self._stops and self.wants_stop():
+            self._stops = True
+            self._journal.note("stopping")
+        self._known = self._tally.is_ready
+        self._door.port.post(self._tally.status(progress))
+        notify("WATCHDOG=1")
+
+
 class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes) -> None:
+    def __init__(
+        self, job: ScenarioJob, world: World, router: str, config: RouterConfig, wishes: Wishes, journal: Journal
+    ) -> None:
+        self._journal = journal
         self._job, self._world, self._router, self._config, self._wishes = job, world, router, config, wishes
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
 
@@ -158,12 +179,13 @@ class _OperatorOrders:
             return
         yield policy
         self._router = name
-        self._job.say(f"serve: {display_name(name)} decides from now on")
+        self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
         self._asked = self._asked._replace(**goals)
         yield self.goal
-        self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
+        text = f"serve: asked for from now on: {_goal_text(self._asked)}"
+        self._journal.note("goals", text, **goals)
         for warning in routers_ignoring([*goals], [self._router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
