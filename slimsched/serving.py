@@ -98,10 +98,15 @@ def serve(
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
     journal = Journal(observer().remark, as_json=log_json)
-    with observing(_Journalled(journal, observer())), listen(host, port, is_safe=bool(tokens and shown)) as listening:
-        with _naming_the_extra():
-            from hw.door.app import Limits
-            from scenarios.job import serving
+    with _naming_the_extra():
+        from hw.door.app import Limits
+        from hw.door.ingress import WaitingRoom
+    with (
+        observing(_Journalled(journal, observer())),
+        listen(host, port, is_safe=bool(tokens and shown)) as listening,
+        contextlib.closing(WaitingRoom(listening, shown)) as room,
+    ):
+        from scenarios.job import serving
         from scenarios.job.validation import require_executors
 
         job = session.job()
@@ -112,7 +117,7 @@ def serve(
             journal.note("starting", f"serve: {url} with {named}; it starts", url=url, router=named)
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
-            end = serving.serve(job, world, named, listening, limits, tokens, shown, journal)
+            end = serving.serve(job, world, named, room, limits, tokens, shown, journal)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed

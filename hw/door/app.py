@@ -30,6 +30,7 @@ Send = Callable[[Message], Awaitable[None]]
 _JSON: Final = "application/json"
 _TRACE: Final = "traceparent"
 _TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_LIVE: Final = "/v2/health/live"
 _TIMEOUT: Final = "deadline"
 _CLOSE: Final = ("connection", "close")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
@@ -72,6 +73,19 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         headers += (("retry-after", "1"),)
     return Response(status, error_body(problem), headers=headers)
+
+
+async def _send(response: Response, scope: Message, send: Send, more: Mapping[str, str]) -> None:
+    start = [("content-type", response.content_type), ("content-length", str(len(response.body))), *more.items()]
+    lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
+    await send({"type": "http.response.start", "status": response.status, "headers": lines})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+
+
+async def starting(scope: Message, receive: Receive, send: Send) -> None:
+    """The ASGI application before anybody can be served."""
+    is_live = scope["path"] == _LIVE
+    await _send(Response(200) if is_live else _error(503, "not_ready: it starts", _CLOSE), scope, send, {})
 
 
 def _trace(headers: Mapping[str, str]) -> dict[str, str]:
@@ -128,14 +142,10 @@ class App:
             response = await self._respond(scope["method"], scope["path"], headers, receive)
         except _GoneError:
             return
-        start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
-        start += _trace(headers).items()
-        lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
-        await send({"type": "http.response.start", "status": response.status, "headers": lines})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+        await _send(response, scope, send, _trace(headers))
 
     async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
-        if path == "/v2/health/live":
+        if path == _LIVE:
             return Response(200)
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
             return Response(200 if self._bridge.is_ready else 503)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -12,7 +11,7 @@ from types import FrameType
 
 from hw.door.app import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import Ingress, IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, WaitingRoom, ingress
 from hw.door.journal import Journal, notify
 from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
@@ -46,7 +45,7 @@ def serve(
     job: ScenarioJob,
     world: World,
     router: str,
-    listening: socket.socket,
+    room: WaitingRoom,
     limits: Limits,
     tokens: Mapping[bytes, int],
     certificate: Path | None,
@@ -55,7 +54,7 @@ def serve(
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
     Args:
-        listening: where clients connect.
+        room: where clients wait; it is closed when they are served.
         tokens: one of which they must bear, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
         journal: is told of each change of state.
@@ -88,14 +87,14 @@ def serve(
         served = _served(job, world, slots)  # while the servers start
         carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
         spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
-        open_door = stack.enter_context(ingress(spec, listening, slots, journal))
+        open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
         tally = Tally([server.name for server in cluster.servers], config, journal)
         tell = _Teller(open_door, tally, journal)
         images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
 
         def traffic(_: object, __: object, clock: RunClock) -> Clients:
-            tell.wants_stop = stack.enter_context(_stopping())
-            return Clients(open_door, images, tell.wants_stop, clock)
+            room.close()
+            return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
         asked = _OperatorOrders(job, world, router, config, wishes, journal)
         operator = Operator(wishes, asked.orders)
@@ -116,16 +115,11 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
 
 class _Teller:
     """Tells the ingress how the router is, some times a second; the journal, if that has changed; and systemd that the
-    loop goes on.
-
-    Attributes:
-        wants_stop: whether the end has begun.
-    """
+    loop goes on."""
 
     def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
         self._door, self._tally, self._journal = door, tally, journal
-        self._known = self._said = self._stops = False
-        self.wants_stop: Callable[[], bool] = lambda: False
+        self._known = self._said = False
 
     def __call__(self, progress: RunProgress) -> None:
         """How far the loop is."""
@@ -135,9 +129,6 @@ class _Teller:
                 self._journal.note("ready", "serve: ready")
             else:
                 self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
-        if not self._stops and self.wants_stop():
-            self._stops = True
-            self._journal.note("stopping")
         self._known = self._tally.is_ready
         self._door.port.post(self._tally.status(progress))
         notify("WATCHDOG=1")
@@ -197,9 +188,9 @@ def _goal_text(asked: Goals) -> str:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
     """Within it SIGTERM and Ctrl-C are a wish to stop, which it yields; the second one ends the work at once."""
-    wished = False
+    wished = told = False
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal wished
@@ -207,9 +198,16 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         wished = True
 
+    def wants_stop() -> bool:
+        nonlocal told
+        if wished and not told:  # not by who hears the signal: a line may be half written at that moment
+            told = True
+            journal.note("stopping")
+        return wished
+
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: wished
+        yield wants_stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
