@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,6 +25,7 @@ from slimsched.working import (
 if TYPE_CHECKING:
     from hw.door.journal import Journal
 
+_PATIENCE_S: Final = 5.0
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
 
@@ -158,13 +160,49 @@ def generate_load(
     """
     with _naming_the_extra():
         from hw.door.load import Load, document, generate
-    from hw.door.listening import read_tokens
     from scenarios.show.load import format_load
 
     require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
-    token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
-    load = Load(url, rate, duration_s, images, token, seed, None if certificate is None else Path(certificate))
+    path = None if certificate is None else Path(certificate)
+    load = Load(url, rate, duration_s, images, _first_token(token_file), seed, path)
     found = document(load, generate(load))
     return CommandResult(found, format_load(found))
+
+
+def _first_token(token_file: File | None) -> str:
+    from hw.door.listening import read_tokens
+
+    return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+
+
+@verb
+def top(
+    url: str, /, *, once: bool = False, token_file: File | None = None, certificate: File | None = None
+) -> CommandResult:
+    """Look at a server while it serves.
+
+    On a terminal it looks every second until Ctrl-C; elsewhere, and from Python, at one second. Accuracies are what the
+    table says of the widths that images were served at.
+
+    Args:
+        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        once: look at one second alone.
+        token_file: a file whose first line is the token to send.
+        certificate: a file with the server's (PEM), if no authority has signed it.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: no model answers there.
+    """
+    with _naming_the_extra():
+        from hw.door.load import Target
+        from hw.door.watch import Watch
+    from scenarios.show.top import follow, format_top
+    from scenarios.terminal.progress import is_written
+
+    path = None if certificate is None else Path(certificate)
+    watch = Watch(Target(url, _first_token(token_file), path, _PATIENCE_S))
+    found = follow(watch.look, once=once or not is_written(observer().quiet) or not sys.stderr.isatty())
+    return CommandResult(found, format_top(found))
