@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time  # noqa: TID251 - rates
 from collections import Counter, deque
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,15 +24,17 @@ class Watch:
 
     Args:
         server: which is looked at.
+        clock_s: seconds that pass.
     """
 
-    def __init__(self, server: Target) -> None:
+    def __init__(self, server: Target, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._server = server
+        self._clock_s = clock_s
         self._looks: deque[tuple[float, Numbers]] = deque()
 
     def look(self) -> dict[str, Any]:
         """What there is to see, as `--json` writes it; raises `WorkError` where nobody answers."""
-        now_s, now = time.monotonic(), self._numbers()
+        now_s, now = self._clock_s(), self._numbers()
         while self._looks and self._looks[0][0] < now_s - _SPAN_S:
             self._looks.popleft()
         self._looks.append((now_s, now))

@@ -47,28 +47,24 @@ def follow(look: Callable[[], dict[str, Any]], *, once: bool) -> dict[str, Any]:
 
 
 def format_top(found: Mapping[str, Any]) -> str:
-    """All of it in one row, and a row for each server."""
+    """All of it, and each server."""
     latency_s, goal = found["latency_s"], found["goal"]
-    row = [
-        *(number(found[f"{name}_img_s"], 1) for name in ("answered", "refused", "failed")),
-        *(number(latency_s[name], 1, 1e3) for name in ("p50", "p99")),
-        number(goal["p99_s"] or None, 1, 1e3),
-        number(found["accuracy"], 2, 100),
-        number(goal["floor"] or None, 2, 100),
-        *(str(found[name]) for name in ("inside", "queued")),
-        number(found["router_share"], 0, 100),
+    rows = [
+        *([f"{name}, img/s", number(found[f"{name}_img_s"], 1), ""] for name in ("answered", "refused", "failed")),
+        ["p50, ms", number(latency_s["p50"], 1, 1e3), ""],
+        ["p99, ms", number(latency_s["p99"], 1, 1e3), number(goal["p99_s"] or None, 1, 1e3)],
+        ["accuracy, %", number(found["accuracy"], 2, 100), number(goal["floor"] or None, 2, 100)],
+        *([f"images {name}", str(found[name]), ""] for name in ("inside", "queued")),
+        ["router busy, %", number(found["router_share"], 0, 100), ""],
     ]
-    head = [Column(name, "img/s") for name in ("answered", "refused", "failed")]
-    head += [Column(name, "ms") for name in ("p50", "p99", "limit")]
-    head += [Column(name, "%") for name in ("accuracy", "floor")]
-    head += [Column("inside"), Column("queued"), Column("router", "%")]
     servers = [
-        [each["name"], "yes" if each["is_up"] else "NO", number(each["img_s"], 1), number(100 * each["share"], 0)]
+        [each["name"], "yes" if each["is_up"] else "NO", number(each["img_s"], 1), number(each["share"], 0, 100)]
         for each in found["servers"]
     ]
     state = "ready" if found["is_ready"] else "NOT READY"
+    title = f"{found['url']}: {state}; in the last {found['span_s']:.0f} s"
     tables = [
-        Table(head, [row], f"{found['url']}: {state}; in the last {found['span_s']:.0f} s"),
+        Table([Column(""), Column("now"), Column("asked for")], rows, title),
         Table([Column("server"), Column("up"), Column("passes", "img/s"), Column("busy", "%")], servers),
     ]
     return to_text(tables, screen_width())

@@ -173,6 +173,9 @@ def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Pa
     document = found.document
     assert document["requests"] == document["answered"] > 0
     assert document["latency_s"]["p50"] <= document["latency_s"]["p99"] <= document["latency_s"]["max"]
+    seen = slimsched.top(served.url)
+    assert seen.document["is_ready"]
+    assert [(each["name"], each["is_up"]) for each in seen.document["servers"]] == [("fast", True), ("slow", True)]
     left = served.processes()
     code, out, err = served.end()
     images = 2 * document["answered"]
