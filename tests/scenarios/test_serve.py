@@ -349,7 +349,8 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert load[:3] == ["slimsched", "load", f"http://127.0.0.1:8000/v2/models/{served.name}"]
         assert main(["load", served.url, *load[3:-1], "1s"]) == 0
         assert "lag" in capsys.readouterr().out
-        said = [words(line) for line in (served.said + done.stdout).splitlines()]
+        assert main(["top", served.url, "--once"]) == 0
+        said = [words(line) for line in (served.said + done.stdout + capsys.readouterr().out).splitlines()]
         shown = [line for each in blocks if each.language == "text" for line in each.text.splitlines()]
         assert [line for line in shown if not any(words(line) - {"8000"} <= each for each in said)] == []
         metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
