@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.errors import InputError
-from slimsched.arguments import Changes, Duration, File, NewFolder, Router, ScenarioLike, require_within
+from slimsched.arguments import Changes, Duration, File, Names, NewFolder, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
 from slimsched.working import load, observer, router_name, verb
 
@@ -70,8 +70,7 @@ def steer(
     run: File,
     /,
     *,
-    drain: str | None = None,
-    undrain: str | None = None,
+    drain: Names = (),
     floor: float | None = None,
     p99_s: Duration | None = None,
     energy_weight: float | None = None,
@@ -84,8 +83,8 @@ def steer(
 
     Args:
         run: the folder of the `run`, `validate` or `serve` that serves now.
-        drain: send no new block to this server, or to all those of a host of this name.
-        undrain: send blocks there again.
+        drain: servers, or hosts with all theirs, that get no new block from now on; the others do, and all where it is
+            `none`. May be given several times.
         floor: the mean accuracy to keep from now on; 0 for none.
         p99_s: the most that the p99 latency may be from now on, such as 30ms; 0 for no limit.
         energy_weight: points of accuracy that a joule an image is worth from now on.
@@ -106,15 +105,14 @@ def steer(
         check_router(named, "--router")
         named = str(Path(named).resolve()) if Path(named).is_file() else named
     wish = control.Steering(floor=floor, p99_limit_s=p99_s, energy_weight=energy_weight, router=named)
-    names = {"drain": drain, "undrain": undrain}
-    given = {name: value for name, value in names.items() if value is not None} | wish.model_dump(exclude_none=True)
-    if not given:
-        flags = "--drain, --undrain, --floor, --p99, --energy-weight or --router"
+    given = wish.model_dump(exclude_none=True)
+    if not (drain or given):
+        flags = "--drain, --floor, --p99, --energy-weight or --router"
         raise InputError(str(run), "", f"nothing is asked for: give {flags}")
-    drained = control.drain(Path(run), drain, undrain)
-    if wish != control.Steering():
+    if given:
         control.steer(Path(run), wish)
-    text = ", ".join(f"{name} {value}" for name, value in given.items())
-    return CommandResult(
-        {**given, "drained": drained}, f"asked for {text}; the command that serves says when it follows"
-    )
+    if drain:
+        given["drain"] = control.drain(Path(run), drain)
+    words = {**given, "drain": ", ".join(given["drain"]) or control.NOBODY} if drain else given
+    text = ", ".join(f"{name} {value}" for name, value in words.items())
+    return CommandResult(given, f"asked for {text}; the command that serves says when it follows")

@@ -81,37 +81,38 @@ def _drained(door: Path) -> frozenset[int]:
     return frozenset(int(wish[1]) for wish in matches if wish)
 
 
-def drain(folder: Path, name: str | None, no_more: str | None = None) -> list[str]:
-    """Have a server, or all those of a host, drained from now on; and another one `no_more`.
+NOBODY: Final = "none"
+
+
+def drain(folder: Path, names: Sequence[str]) -> list[str]:
+    """Have these servers drained from now on, and all those of these hosts, and no others; `NOBODY` stands for none.
 
     Returns:
-        The names of all servers that are to be drained then.
+        The names of the servers.
 
     Raises:
         InputError: nothing serves in that folder, or it has no such server or host.
     """
     (servers, _), door = _serving(folder), folder / CONTROL
-    wanted, unwanted = (
-        [door / f"drain-{index}" for index in _named(folder, servers, each)] for each in (name, no_more)
-    )
+    named = [index for name in names if name != NOBODY for index in _named(folder, servers, name)]
     try:
-        for wish in wanted:
-            wish.touch()
-        for wish in unwanted:
-            wish.unlink(missing_ok=True)
-        return [servers[index][0] for index in sorted(_drained(door))]
+        for index in range(len(servers)):
+            wish = door / f"drain-{index}"
+            if index in named:
+                wish.touch()
+            else:
+                wish.unlink(missing_ok=True)
     except FileNotFoundError:
         raise _nothing_serves(folder) from None  # it has just ended
+    return [servers[index][0] for index in sorted({*named})]
 
 
-def _named(folder: Path, servers: Sequence[Server], name: str | None) -> list[int]:
+def _named(folder: Path, servers: Sequence[Server], name: str) -> list[int]:
     """The server of this name, or those of this host."""
-    if name is None:
-        return []
     chosen = [index for index, (server, _) in enumerate(servers) if server == name]
     chosen = chosen or [index for index, (_, host) in enumerate(servers) if host and host == name]
     if not chosen:
-        known = nearest(name, {word for server in servers for word in server if word})
+        known = nearest(name, {word for server in servers for word in server if word} | {NOBODY})
         raise InputError(str(folder), "", f"no server or host {name!r} serves here; {known}")
     return chosen
 

@@ -166,7 +166,7 @@ def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
 def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path) -> None:
     """What the load generator counts as answered is what the server says, one of two servers drained meanwhile; nobody
     is left behind."""
-    slimsched.steer(tmp_path / "run", drain="fast")
+    slimsched.steer(tmp_path / "run", drain=["fast"])
     assert served.process.stderr is not None
     assert any("fast: is empty" in line for line in served.process.stderr)
     found = slimsched.generate_load(served.url, rate=400.0, duration_s=1.0, images=2)
