@@ -6,6 +6,7 @@ import os
 import socket
 import time  # noqa: TID251 - seconds have room for so many lines
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,8 +19,9 @@ _OF_SYSTEMD: Final = {"ready": "READY=1\n", "stopping": "STOPPING=1\n"}
 def notify(words: str) -> None:
     """Tell systemd, where it has started this process and wants to hear of it (sd_notify(3))."""
     if address := os.environ.get("NOTIFY_SOCKET"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as end:
-            end.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as end, suppress(OSError):
+            end.setblocking(False)  # who serves waits for nobody
+            end.connect(f"\0{address[1:]}" if address.startswith("@") else address)
             end.send(words.encode())
 
 
