@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hw.door.journal import Journal, Sparing, notify
+from hw.door.tally import Tally
+from hw.router.loop import RunProgress
+from policies.vocabulary import GoalSet, RequestCompleted, RouterTimer, ServerDown, ServerDraining, ServerUp
+from tests.hw.worlds import router
 
 
 @pytest.mark.parametrize("name", ["{folder}/notify", "@slimsched-{folder}"])
@@ -59,3 +64,32 @@ def test_thousands_of_failures_are_ten_lines_a_second(monkeypatch: pytest.Monkey
     sparing.note("request_failed", reason="deadline")
     sparing.note("request_failed")
     assert [json.loads(line).get("left_out") for line in lines[10:]] == [990, None]
+
+
+def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> None:
+    lines = list[str]()
+    config = router(2)
+    config = replace(config, top1=tuple(0.5 + 0.01 * place for place, _ in enumerate(config.width_tuples())))
+    tally = Tally(["a", "b"], config, Journal(lines.append, as_json=True))
+    assert not tally.is_ready
+    widths = list(config.width_tuples())[3]
+    events = (
+        ServerUp(0, 1),
+        ServerUp(1, 1),
+        ServerDraining(1, True),
+        ServerDraining(1, False),
+        ServerDown(0, 1, "died"),
+    )
+    for event in events:
+        tally.observe_router(event, (), 0)
+    tally.observe_router(GoalSet(0.6, 7), (), 0)
+    tally.observe_router(RouterTimer(), [RequestCompleted(request, widths, False, 0) for request in range(3)], 0)
+    told = [json.loads(line) for line in lines]
+    names = ["server_up", "server_up", "server_drained", "server_returned", "server_down"]
+    assert [(each["event"], each["server"]) for each in told] == list(zip(names, "abbba", strict=True))
+    assert told[-1]["reason"] == "died"
+    status = tally.status(RunProgress(0, 0, 9, 3, 6, 8, 4))
+    assert (status.is_ready, status.in_flight, status.queued, status.busy_ns) == (True, 6, 4, 8)
+    assert (status.completed, status.floor, status.limit_ns) == (3, 0.6, 7)
+    assert status.accuracy_sum == pytest.approx(3 * 0.53)
+    assert [each.is_up for each in status.servers] == [False, True]
