@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scenarios.terminal.progress import Step, observed_by
     from slimsched.arguments import Scenario
     from slimsched.calibrating import calibrate
-    from slimsched.clusters import check_cluster, drain, steer
+    from slimsched.clusters import check_cluster, steer
     from slimsched.listing import names
     from slimsched.networks import check_model, train_model
     from slimsched.planning import plan
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         Validation,
     )
     from slimsched.running import replay, report, run, validate
-    from slimsched.serving import generate_load, serve
+    from slimsched.serving import generate_load, serve, top
     from slimsched.shadowing import shadow
     from slimsched.simulating import bound, capacity, compare, simulate
     from slimsched.slimming import slim_model
@@ -79,7 +79,6 @@ __all__ = [
     "check_model",
     "check_profile",
     "compare",
-    "drain",
     "generate_load",
     "init",
     "load",
@@ -97,6 +96,7 @@ __all__ = [
     "slim_model",
     "steer",
     "synthesize_profile",
+    "top",
     "train",
     "train_model",
     "validate",

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from math import inf
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kit.errors import InputError, WorkError
 from slimsched.arguments import LONGEST, Changes, Duration, File, Out, Router, ScenarioLike, require_within
 from slimsched.results import CommandResult
-from slimsched.working import announcing_compilation, begin, observer, router_name, verb, warn_of_routers
+from slimsched.working import (
+    Observer,
+    announcing_compilation,
+    begin,
+    observer,
+    observing,
+    router_name,
+    verb,
+    warn_of_routers,
+)
 
+if TYPE_CHECKING:
+    from hw.door.journal import Journal
+
+_PATIENCE_S: Final = 5.0
 _LARGEST_PORT: Final = 65535
 _FASTEST_IMG_S: Final = 1e6
 
@@ -26,6 +40,13 @@ def _naming_the_extra() -> Iterator[None]:
         raise InputError(str(error.name), "", f"is not installed here; {remedy}") from None
 
 
+class _Journalled:
+    """Who hears of the work by a journal."""
+
+    def __init__(self, journal: Journal, listener: Observer) -> None:
+        self.quiet, self.written, self.remark = listener.quiet, listener.written, journal.say
+
+
 @verb
 def serve(
     scenario: ScenarioLike,
@@ -37,6 +58,7 @@ def serve(
     token_file: File | None = None,
     certificate: File | None = None,
     timeout_s: Duration = 30.0,
+    log_json: bool = False,
     out: Out = None,
     changes: Changes | None = None,
 ) -> CommandResult:
@@ -55,6 +77,7 @@ def serve(
             says how many of its images may be inside at a time.
         certificate: a file with a certificate and its key (PEM), to speak HTTPS.
         timeout_s: a request that has no answer by then gets none (30s); clients may ask for less.
+        log_json: each change of state on standard error in a line of JSON.
         out: the run folder whose network, profiles and routers are taken; `runs/NAME` by default.
         changes: other values than the scenario's, by dotted keys, such as slo.floor=0.75.
 
@@ -62,6 +85,7 @@ def serve(
         InputError: something is missing, does not fit this machine, or the port is taken.
         WorkError: executors failed, or some that were accepted could not be answered.
     """
+    from hw.door.journal import Journal
     from hw.door.listening import listen, read_tokens, require_certificate
     from scenarios.files.reading import require_router
     from scenarios.files.router_names import check_router
@@ -76,21 +100,27 @@ def serve(
     check_router(named, "--router")
     session = begin(scenario, changes, out)
     require_router(named, session.scenario)
-    with listen(host, port, is_safe=bool(tokens and shown)) as listening:
-        with _naming_the_extra():
-            from hw.door.app import Limits
-            from scenarios.job import serving
+    journal = Journal(observer().remark, as_json=log_json)
+    with _naming_the_extra():
+        from hw.door.app import Limits
+        from hw.door.ingress import WaitingRoom
+    with (
+        observing(_Journalled(journal, observer())),
+        listen(host, port, is_safe=bool(tokens and shown)) as listening,
+        contextlib.closing(WaitingRoom(listening, shown)) as room,
+    ):
+        from scenarios.job import serving
         from scenarios.job.validation import require_executors
 
         job = session.job()
         require_executors(job, "serve")
         with job.folder.opened(session.path), announcing_compilation((named,)):
-            where = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
-            world = job.world()
-            observer().remark(f"serve: {where}/v2/models/{job.scenario.name} with {named}; it starts")
+            address = "{}://{}:{}".format("https" if shown else "http", *listening.getsockname()[:2])
+            url, world = f"{address}/v2/models/{job.scenario.name}", job.world()
+            journal.note("starting", f"serve: {url} with {named}; it starts", url=url, router=named)
             warn_of_routers(world, (named,), session.folder)
             limits = Limits(timeout_s=timeout_s)
-            end = serving.serve(job, world, named, listening, limits, tokens, shown)
+            end = serving.serve(job, world, named, room, limits, tokens, shown, journal)
     if end.in_flight:
         raise WorkError(f"{end.in_flight} images that were accepted could not be answered in time")
     failed = end.arrived - end.completed
@@ -147,14 +177,49 @@ def generate_load(
     """
     with _naming_the_extra():
         from hw.door.load import Load, document, generate
-    from hw.door.listening import read_tokens
     from scenarios.show.load import format_load
 
     require_within("--rate", rate, 1e-3, _FASTEST_IMG_S)
     require_within("--images", images, 1, 1 << 16)
     require_within("--seed", seed, 0, LONGEST)
-    token = "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
-    shown = None if certificate is None else Path(certificate)
-    load = Load(url, rate, duration_s, images, token, seed, _mix(classes), shown)
+    path = None if certificate is None else Path(certificate)
+    load = Load(url, rate, duration_s, images, _first_token(token_file), seed, _mix(classes), path)
     found = document(load, generate(load))
     return CommandResult(found, format_load(found))
+
+
+def _first_token(token_file: File | None) -> str:
+    from hw.door.listening import read_tokens
+
+    return "" if token_file is None else next(iter(read_tokens(Path(token_file)))).decode()
+
+
+@verb
+def top(
+    url: str, /, *, once: bool = False, token_file: File | None = None, certificate: File | None = None
+) -> CommandResult:
+    """Look at a server while it serves.
+
+    On a terminal it looks every second until Ctrl-C; elsewhere, and from Python, at one second. Accuracies are what the
+    table says of the widths that images were served at.
+
+    Args:
+        url: of a model, as `slimsched serve` prints it: http://HOST:PORT/v2/models/NAME.
+        once: look at one second alone.
+        token_file: a file whose first line is the token to send.
+        certificate: a file with the server's (PEM), if no authority has signed it.
+
+    Raises:
+        InputError: the URL is none of a model.
+        WorkError: no model answers there.
+    """
+    with _naming_the_extra():
+        from hw.door.load import Target
+        from hw.door.watch import Watch
+    from scenarios.show.top import follow, format_top
+    from scenarios.terminal.progress import is_written
+
+    path = None if certificate is None else Path(certificate)
+    watch = Watch(Target(url, _first_token(token_file), path, _PATIENCE_S))
+    found = follow(watch.look, once=once or not is_written(observer().quiet) or not sys.stderr.isatty())
+    return CommandResult(found, format_top(found))

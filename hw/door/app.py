@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import sys
 import time  # noqa: TID251 - latencies
 from collections import Counter
@@ -13,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from hw.door.bridge import ROUTER_GONE, Bridge, FailedError, FullError
+from hw.door.journal import Sparing
 from hw.door.live import LivePage
 from hw.door.metrics import CONTENT_TYPE, Metrics
 from hw.door.protocol import (
@@ -33,6 +35,9 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _JSON: Final = "application/json"
+_TRACE: Final = "traceparent"
+_TRACES: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_LIVE: Final = "/v2/health/live"
 _TIMEOUT: Final = "deadline"
 _CLOSE: Final = ("connection", "close")
 _NO_SCRIPTS: Final = (("content-security-policy", "default-src 'none'; style-src 'unsafe-inline'"),)
@@ -77,6 +82,25 @@ def _error(status: int, problem: str, *headers: tuple[str, str]) -> Response:
     return Response(status, error_body(problem), headers=headers)
 
 
+async def _send(response: Response, scope: Message, send: Send, more: Mapping[str, str]) -> None:
+    start = [("content-type", response.content_type), ("content-length", str(len(response.body))), *more.items()]
+    lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
+    await send({"type": "http.response.start", "status": response.status, "headers": lines})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+
+
+async def starting(scope: Message, receive: Receive, send: Send) -> None:
+    """The ASGI application before anybody can be served."""
+    is_live = scope["path"] == _LIVE
+    await _send(Response(200) if is_live else _error(503, "not_ready: it starts", _CLOSE), scope, send, {})
+
+
+def _trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """The trace that a request is a part of, if it says one (W3C Trace Context)."""
+    given = headers.get(_TRACE, "")
+    return {_TRACE: given} if _TRACES.fullmatch(given) else {}
+
+
 async def _left(receive: Receive) -> None:
     """Until the client leaves."""
     while (await receive())["type"] != "http.disconnect":
@@ -90,6 +114,7 @@ class App:
         tokens: one of which a client must bear, each with how many of its images may be inside; empty: none is asked
             for.
         carried_img_s: the most images a second that the servers carry.
+        journal: is told of requests that failed, or came later than the p99 latency asked for.
     """
 
     def __init__(
@@ -101,11 +126,13 @@ class App:
         limits: Limits,
         tokens: Mapping[bytes, int],
         carried_img_s: float,
+        journal: Sparing,
     ) -> None:
         self._served = served
         self._bridge = bridge
         self._metrics = metrics
         self._page = page
+        self._journal = journal
         self._limits = limits
         self._tokens = tokens
         self._least_s = 0.5 / carried_img_s  # an image that is inside has half of its way before it, on average
@@ -122,13 +149,10 @@ class App:
             response = await self._respond(scope["method"], scope["path"], headers, receive)
         except _GoneError:
             return
-        start = [("content-type", response.content_type), ("content-length", str(len(response.body)))]
-        lines = [(name.encode(), value.encode()) for name, value in (*start, *response.headers)]
-        await send({"type": "http.response.start", "status": response.status, "headers": lines})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else response.body})
+        await _send(response, scope, send, _trace(headers))
 
     async def _respond(self, method: str, path: str, headers: Mapping[str, str], receive: Receive) -> Response:
-        if path == "/v2/health/live":
+        if path == _LIVE:
             return Response(200)
         if path == "/v2/health/ready" or path in [f"{model}/ready" for model in self._models]:
             return Response(200 if self._bridge.is_ready else 503)
@@ -193,12 +217,12 @@ class App:
             self._metrics.refused.labels("full").inc(count)
             return _error(429, f"full: {self._bridge.inside} images are inside")
         except TimeoutError:
-            return self._failed(_TIMEOUT, count, timeout_s)
+            return self._failed(_TIMEOUT, count, timeout_s, headers)
         except _GoneError:
             self._metrics.failed.labels("client_left").inc(count)
             raise
         except FailedError as error:
-            return self._failed(str(error), count, timeout_s)
+            return self._failed(str(error), count, timeout_s, headers)
         finally:
             self._inside[token] -= count
         self._metrics.answered.inc(count)
@@ -206,6 +230,8 @@ class App:
         self._metrics.seconds.observe(took_s)
         self._metrics.note_class(request.service_class, [answer.widths for answer in answers], took_s)
         self._page.note(took_s)
+        if self._bridge.is_late(took_s):
+            self._journal.note("request_late", images=count, seconds=round(took_s, 4), **_trace(headers))
         body, length = write_answer(request, answers, self._served)
         if length is None:
             return Response(200, body)
@@ -225,8 +251,9 @@ class App:
             answers.cancel()
             leaving.cancel()
 
-    def _failed(self, reason: str, count: int, timeout_s: float) -> Response:
+    def _failed(self, reason: str, count: int, timeout_s: float, headers: Mapping[str, str]) -> Response:
         self._metrics.failed.labels(reason).inc(count)
+        self._journal.note("request_failed", reason=reason, images=count, **_trace(headers))
         if reason == _TIMEOUT:
             return _error(504, f"no answer within {timeout_s:g} s")
         if reason == ROUTER_GONE:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from hw.door.protocol import Answer
 from hw.door.words import Answered, Cancel, Drain, Drained, Failed, IngressPort, Status, Submit, ToRouter
 from hw.transport.port import FLUSH_NS, PortClosedError
+from kit.units import NS_PER_S
 
 ROUTER_GONE: Final = "router_gone"
 
@@ -76,6 +77,10 @@ class Bridge:
     def is_ready(self) -> bool:
         """Whether requests are accepted."""
         return self.status is not None and self.status.is_ready and not self.is_draining
+
+    def is_late(self, latency_s: float) -> bool:
+        """Whether a request took longer than the p99 latency that is asked for."""
+        return self.status is not None and 0 < self.status.limit_ns < latency_s * NS_PER_S
 
     def submit(
         self, images: NDArray[np.float32], timeout_ns: int, service_class: int = 0

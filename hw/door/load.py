@@ -89,11 +89,10 @@ def generate(load: Load) -> Outcome:
         InputError: the URL is none of a model, or the certificate is none.
         WorkError: nobody answers there.
     """
-    at = _address(load.url)
-    tls = _tls(load.certificate) if at.scheme == "https" else None
-    shape = _shape(load, at, tls)
-    bodies = {name: _requests(load, at, shape, name) for name in load.classes or [""]}
-    return asyncio.run(_Generator(load, at, bodies, tls).carry_out())
+    target = Target(load.url, load.token, load.certificate, load.patience_s)
+    shape = _shape(target)
+    bodies = {name: _requests(load, target.at, shape, name) for name in load.classes or [""]}
+    return asyncio.run(_Generator(load, target.at, bodies, target.tls).carry_out())
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext:
@@ -122,29 +121,56 @@ def _port(at: SplitResult) -> int:
     return at.port or (http.client.HTTPS_PORT if at.scheme == "https" else http.client.HTTP_PORT)
 
 
-def _authorization(load: Load) -> dict[str, str]:
-    return {"authorization": f"Bearer {load.token}"} if load.token else {}
+def _authorization(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"} if token else {}
 
 
-def _shape(load: Load, at: SplitResult, tls: ssl.SSLContext | None) -> tuple[int, ...]:
-    """Of an image."""
-    host, port = cast(str, at.hostname), _port(at)
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=load.patience_s)
-        if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=load.patience_s, context=tls)
-    )
-    try:
-        connection.request("GET", at.path, headers=_authorization(load))
-        answer = connection.getresponse()
-        body = answer.read()
+class Target:
+    """A server, by the URL of its model; see `Load`.
+
+    Raises:
+        InputError: the URL is none of a model, or the certificate is none.
+    """
+
+    def __init__(self, url: str, token: str, certificate: Path | None, patience_s: float) -> None:
+        self.url = url
+        self.at = _address(url)
+        self.tls = _tls(certificate) if self.at.scheme == "https" else None
+        self._headers = _authorization(token)
+        self._patience_s = patience_s
+
+    def get(self, path: str) -> bytes:
+        """What stands at a path there; raises `WorkError` where nothing does, or nobody answers."""
+        host, port = cast(str, self.at.hostname), _port(self.at)
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=self._patience_s)
+            if self.tls is None
+            else http.client.HTTPSConnection(host, port, timeout=self._patience_s, context=self.tls)
+        )
+        try:
+            connection.request("GET", path, headers=self._headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self.silence(error) from None
+        finally:
+            connection.close()
         if answer.status != _OK:
-            raise WorkError(f"{load.url}: {answer.status} {body.decode(errors='replace'):.200}")
+            raise WorkError(f"{self.url}: {answer.status} {body.decode(errors='replace'):.200}")
+        return body
+
+    def silence(self, error: Exception) -> WorkError:
+        """What came is no answer of a model."""
+        return WorkError(f"{self.url}: no model answers there ({type(error).__name__}: {error})")
+
+
+def _shape(target: Target) -> tuple[int, ...]:
+    """Of an image."""
+    body = target.get(target.at.path)
+    try:
         return tuple(msgspec.json.decode(body)["inputs"][0]["shape"][1:])
-    except (OSError, http.client.HTTPException, msgspec.DecodeError, LookupError, TypeError) as error:
-        raise WorkError(f"{load.url}: no model answers there ({type(error).__name__}: {error})") from None
-    finally:
-        connection.close()
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise target.silence(error) from None
 
 
 def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) -> list[bytes]:
@@ -163,7 +189,7 @@ def _requests(load: Load, at: SplitResult, shape: tuple[int, ...], name: str) ->
         )
         headers = {
             "host": at.netloc,
-            **_authorization(load),
+            **_authorization(load.token),
             "inference-header-content-length": str(len(head)),
             "content-length": str(len(head) + len(image)),
         }

@@ -36,6 +36,8 @@ class _OfRouter(Collector):
         status = self._status()
         if status is None:
             return
+        yield GaugeMetricFamily("slimsched_ready", "Whether images are accepted.", value=status.is_ready)
+        yield GaugeMetricFamily("slimsched_images_queued", "Images inside that no server has.", value=status.queued)
         yield CounterMetricFamily(
             "slimsched_router_busy_seconds", "CPU time of the router.", value=status.busy_ns / _NS_PER_S
         )
@@ -53,6 +55,21 @@ class _OfRouter(Collector):
             busy.add_metric([server.name], server.busy_ns / _NS_PER_S)
             images.add_metric([server.name], server.images)
         yield from (up, busy, images)
+        yield from _of_goals(status)
+
+
+def _of_goals(status: Status) -> Iterable[Metric]:
+    """What is asked for, and what is kept."""
+    yield CounterMetricFamily(
+        "slimsched_images_completed", "Images that have passed all segments.", value=status.completed
+    )
+    yield CounterMetricFamily(
+        "slimsched_accuracy", "Sum of what the accuracy table says of each of them.", value=status.accuracy_sum
+    )
+    yield GaugeMetricFamily("slimsched_goal_accuracy", "The mean accuracy asked for; 0: none.", value=status.floor)
+    yield GaugeMetricFamily(
+        "slimsched_goal_p99_seconds", "The p99 latency asked for; 0: none.", value=status.limit_ns / _NS_PER_S
+    )
 
 
 class Metrics:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hw.door.journal import Journal
 from hw.door.segments import SegmentLog
-from hw.door.words import ServerState
+from hw.door.words import ServerState, Status
+from hw.host.collections import CollectionMeter
+from hw.router.loop import RunProgress
 from policies.interfaces import RouterConfig
 from policies.server_book import BatchTold
-from policies.vocabulary import RouterCommand, RouterEvent, ServerDown, ServerUp, TelemetrySampled
+from policies.vocabulary import (
+    GoalSet,
+    RequestCompleted,
+    RouterCommand,
+    RouterEvent,
+    ServerDown,
+    ServerDraining,
+    ServerUp,
+    TelemetrySampled,
+)
 
 
 class Tally:
@@ -16,11 +28,23 @@ class Tally:
 
     Args:
         names: of the servers.
+        journal: is told when one of them is up, down, drained or returned.
+        garbage: what its collections take.
         log: where the router's steps are written down, if anywhere.
     """
 
-    def __init__(self, names: Sequence[str], router: RouterConfig, log: SegmentLog | None = None) -> None:
-        self._log = log
+    def __init__(
+        self,
+        names: Sequence[str],
+        router: RouterConfig,
+        journal: Journal,
+        garbage: CollectionMeter,
+        log: SegmentLog | None = None,
+    ) -> None:
+        self._journal, self._garbage, self._log = journal, garbage, log
+        self._top1 = dict(zip(router.width_tuples(), router.top1, strict=True)) if router.top1 else {}
+        self._completed, self._accuracy_sum = 0, 0.0
+        self._goal = GoalSet()
         self._names = tuple(names)
         self._holds = router.holds
         self._up = [False] * len(names)
@@ -39,12 +63,32 @@ class Tally:
         """What each has done."""
         return tuple(map(ServerState, self._names, self._up, self._images, self._busy_ns))
 
+    def status(self, progress: RunProgress) -> Status:
+        """What the ingress is told."""
+        return Status(
+            self.is_ready, progress.in_flight, progress.queued, progress.busy_ns, self._completed, self._accuracy_sum,
+            self._goal.floor, self._goal.limit_ns, self.servers, self._garbage.count, self._garbage.total_ns,
+        )  # fmt: skip
+
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Watcher`."""
         if self._log is not None:
             self._log.append(now_ns, event, commands)
-        if isinstance(event, ServerUp | ServerDown):
-            self._up[event.server] = isinstance(event, ServerUp)
+        for command in commands:
+            if isinstance(command, RequestCompleted):
+                self._completed += 1
+                self._accuracy_sum += self._top1.get(command.widths, 0.0)
+        match event:
+            case ServerUp(server):
+                self._up[server] = True
+                self._journal.note("server_up", server=self._names[server])
+            case ServerDown(server, _, reason):
+                self._up[server] = False
+                self._journal.note("server_down", server=self._names[server], reason=reason)
+            case ServerDraining(server, is_draining):
+                self._journal.note("server_drained" if is_draining else "server_returned", server=self._names[server])
+            case GoalSet(service_class=0):
+                self._goal = event
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Watcher`; passes that run together are busy once."""

@@ -68,13 +68,22 @@ class Status(Message, frozen=True):
 
     Attributes:
         is_ready: whether every segment has a server that is up.
+        queued: images in flight that no server has.
         busy_ns: CPU time of its process.
+        completed: images so far, and `accuracy_sum` what the accuracy table says of the widths of each.
+        floor: the mean accuracy that is asked for; 0 for none.
+        limit_ns: of the p99 latency that is asked for; 0 for none.
         collections: of garbage in it, which took `collected_ns`.
     """
 
     is_ready: bool
     in_flight: int
+    queued: int
     busy_ns: int
+    completed: int
+    accuracy_sum: float
+    floor: float
+    limit_ns: int
     servers: tuple[ServerState, ...]
     collections: int = 0
     collected_ns: int = 0

@@ -71,6 +71,7 @@ class HardwareCluster:
         largest_block: requests a block may have; rooms for `ROOMS` of the largest activations are kept at each server.
         carrier: starts the agents and carries what passes between them and the router; processes of this host, unless
             another one is given.
+        waits: whether entering it waits until all are ready, as the first run does in any case.
 
     Attributes:
         slots, arenas: of each server, while the agents are up.
@@ -91,6 +92,7 @@ class HardwareCluster:
         supervision: Supervision | None = None,
         largest_block: int = GROUPS[-1],
         carrier: Carrier | None = None,
+        waits: bool = True,
     ) -> None:
         self.file = network if isinstance(network, ModelFile) else None
         self.served = ServedNetwork.of(network) if isinstance(network, ModelFile) else network
@@ -99,6 +101,7 @@ class HardwareCluster:
         self.supervision = supervision or Supervision()
         self.largest_block = largest_block
         self._warm_batches = tuple(warm_batches)
+        self._waits = waits
         self._stack = contextlib.ExitStack()
         self.transfer_ids = itertools.count()
         self._carrier = carrier or OneHost()
@@ -122,7 +125,8 @@ class HardwareCluster:
                 slot = AgentSlot(partial(self._carrier.start, index, spec), warm)
                 stack.callback(slot.close)
                 self.slots.append(slot)
-            self.make_ready(keep_log=False)
+            if self._waits:
+                self.make_ready(keep_log=False)
             self._stack = stack.pop_all()
         return self
 

@@ -72,7 +72,8 @@ ARRIVALS_NS: Final = NS_PER_S // 1000
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages."""
+    """How far a run is; `busy_ns`: the CPU time of this process in it, without looking out for messages; `queued`: how
+    many of those in flight the router has sent to no server."""
 
     now_ns: int
     horizon_ns: int
@@ -80,6 +81,7 @@ class RunProgress:
     completed: int
     in_flight: int
     busy_ns: int = 0
+    queued: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -600,8 +602,8 @@ class RouterLoop:
     def progress(self, now_ns: int) -> RunProgress:
         """How far it is."""
         router, horizon_ns = self._router, self._traffic.horizon_ns
-        busy_ns = self._busy_so_far_ns()
-        return RunProgress(now_ns, horizon_ns, router.arrived, router.completed, router.in_flight, busy_ns)
+        counts = (router.arrived, router.completed, router.in_flight)
+        return RunProgress(now_ns, horizon_ns, *counts, self._busy_so_far_ns(), router.fifo_length)
 
     def _record(self, ended_ns: int, background: BackgroundLoad | None) -> RunRecord:
         ledger, traffic = self._ledger.ledger, self._traffic

@@ -99,11 +99,12 @@ def warm_batches(batch_limit: int) -> tuple[int, ...]:
 
 
 @contextmanager
-def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareCluster]:
+def real_cluster(world: World, model: ModelFile | None, *, is_urgent: bool = False) -> Iterator[HardwareCluster]:
     """The scenario's servers as agents, on this machine or on the hosts of its cluster; gone when the block ends.
 
     Args:
         model: what they serve; emulated ones need none.
+        is_urgent: clients wait: the block begins before they are ready, and they warm up with batches of one alone.
     """
     period_s = min(profile.sensor.period_s for profile in world.profiles)
     with ExitStack() as stack:
@@ -117,10 +118,11 @@ def real_cluster(world: World, model: ModelFile | None) -> Iterator[HardwareClus
             model if model is not None else served_of(world),
             servers,
             sensor_period_s=period_s,
-            warm_batches=warm_batches(max(server.knobs.batch_limit for server in world.cluster.servers)),
+            warm_batches=(1,) if is_urgent else warm_batches(max(s.knobs.batch_limit for s in world.cluster.servers)),
             supervision=world.cluster.supervision,
             largest_block=world.cluster.router.groups[-1],
             carrier=carrier,
+            waits=not is_urgent,
         )
         yield stack.enter_context(cluster)
 

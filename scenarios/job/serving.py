@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import signal
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from hw.door.app import Limits
 from hw.door.clients import Clients
-from hw.door.ingress import IngressSpec, ingress
+from hw.door.ingress import Ingress, IngressSpec, WaitingRoom, ingress
+from hw.door.journal import Journal, notify
 from hw.door.protocol import Served
 from hw.door.segments import LogBounds, SegmentLog
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
-from hw.door.words import Status
 from hw.host.clock import RunClock
 from hw.host.collections import CollectionMeter
 from hw.router.draining import Operator, Order
@@ -52,17 +51,19 @@ def serve(
     job: ScenarioJob,
     world: World,
     router: str,
-    listening: socket.socket,
+    room: WaitingRoom,
     limits: Limits,
     tokens: Mapping[bytes, int],
     certificate: Path | None,
+    journal: Journal,
 ) -> RunProgress:
     """Serve until SIGTERM or Ctrl-C, then answer what was accepted.
 
     Args:
-        listening: where clients connect.
+        room: where clients wait; it is closed when they are served.
         tokens: one of which they must bear, each with how many images may be inside; empty: none.
         certificate: that they are shown (TLS), with its key.
+        journal: is told of each change of state.
 
     Raises:
         InputError: the scenario does not fit this machine.
@@ -75,7 +76,7 @@ def serve(
     if scenario.faults or scenario.slo.schedule:
         job.warn("serve: faults and changes of `slo` in mid-run are of simulations and `validate`; none is played here")
     config = replace(world.cluster.router, shed_expired=True)
-    asked = _OperatorOrders(job, world, router, config)
+    asked = _OperatorOrders(job, world, router, config, journal)
     routing = Routing(
         asked.policy(router),
         stream(scenario.seed, f"router:{display_name(router)}"),
@@ -83,43 +84,33 @@ def serve(
         world.cluster.prior,
     )
     slots = SLOTS * config.servers * config.outstanding_blocks * config.groups[-1]
-    carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
-    door = IngressSpec(_served(job, world, slots), limits, tokens, carried_img_s, certificate)
     with (
-        real_cluster(without_faults(world), model) as cluster,
+        real_cluster(without_faults(world), model, is_urgent=True) as cluster,
         accept_wishes(
             job.folder, [(server.name, server.host) for server in cluster.servers], may_be_steered=True
         ) as wishes,
-        ingress(door, listening, slots, job.say) as open_door,
-        _stopping() as wants_stop,
         CollectionMeter() as garbage,
+        ExitStack() as stack,
     ):
+        served = _served(job, world, slots)  # while the servers start
+        carried_img_s = estimated_capacity_img_s(world.cluster, world.costs, config.widths[0])
+        spec = IngressSpec(served, limits, tokens, carried_img_s, certificate, logs_json=journal.as_json)
+        open_door = stack.enter_context(ingress(spec, room.listening, slots, journal))
         log = _log_of(job, asked)
-        tally = Tally([server.name for server in cluster.servers], config, log)
-        known = said = False
-
-        def tell(progress: RunProgress) -> None:
-            nonlocal known, said
-            if known != said:  # the ingress has heard of it by now
-                said = known
-                job.say("serve: ready" if said else "serve: not ready, for no server is up that can serve it all")
-            known = tally.is_ready
-            seen = (tally.is_ready, progress.in_flight, progress.busy_ns, tally.servers)
-            open_door.port.post(Status(*seen, garbage.count, garbage.total_ns))
-
-        images = SlotImages(slots_of(open_door.arena, door.served.shape), door.served.shape)
+        if log is not None:
+            stack.callback(log.close)
+        tally = Tally([server.name for server in cluster.servers], config, journal, garbage, log)
+        tell = _Teller(open_door, tally, journal)
+        images = SlotImages(slots_of(open_door.arena, served.shape), served.shape)
 
         def traffic(_: object, core: RouterCore, clock: RunClock) -> Clients:
+            room.close()
             if log is not None:
                 log.watch(core)
-            return Clients(open_door, images, wants_stop, clock)
+            return Clients(open_door, images, stack.enter_context(_stopping(journal)), clock)
 
         operator = Operator(wishes, lambda: asked.orders(wishes))
-        try:
-            return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
-        finally:
-            if log is not None:
-                log.close()
+        return cluster.serve(traffic, config, routing, asked.goals, tally, tell, job.say, operator)
 
 
 def _log_of(job: ScenarioJob, asked: _OperatorOrders) -> SegmentLog | None:
@@ -140,17 +131,37 @@ def _served(job: ScenarioJob, world: World, slots: int) -> Served:
         return Served(name, network.input_shape, network.segments, 0, (), (), slots, *classes)
     if (evaluation := world.accuracy.evaluation) is None:
         raise InputError(name, "model.accuracy", "real executors need the network's own evaluation")
-    dataset, (built, _) = load_measured(job.scenario, evaluation), model.load()
-    spec = built.spec
+    dataset, spec = load_measured(job.scenario, evaluation), model.build().spec
     pixels = dataset.mean, dataset.deviation
     return Served(name, spec.input_shape, spec.segments, spec.classes, *pixels, slots, *classes)
+
+
+class _Teller:
+    """Tells the ingress how the router is, some times a second; the journal, if that has changed; and systemd that the
+    loop goes on."""
+
+    def __init__(self, door: Ingress, tally: Tally, journal: Journal) -> None:
+        self._door, self._tally, self._journal = door, tally, journal
+        self._known = self._said = False
+
+    def __call__(self, progress: RunProgress) -> None:
+        """How far the loop is."""
+        if self._known != self._said:  # the ingress has heard of it by now
+            self._said = self._known
+            if self._said:
+                self._journal.note("ready", "serve: ready")
+            else:
+                self._journal.note("not_ready", "serve: not ready, for no server is up that can serve it all")
+        self._known = self._tally.is_ready
+        self._door.port.post(self._tally.status(progress))
+        notify("WATCHDOG=1")
 
 
 class _OperatorOrders:
     """What is asked for: at the start by the scenario, then by the operator; and who decides."""
 
-    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig) -> None:
-        self._job, self._world, self.router, self._config = job, world, router, config
+    def __init__(self, job: ScenarioJob, world: World, router: str, config: RouterConfig, journal: Journal) -> None:
+        self._job, self._world, self.router, self._config, self._journal = job, world, router, config, journal
         self._asked = world.scenario.slo.goals(world.scenario.tuning.floor)[0]
 
     def policy(self, name: str, *, takes_over: bool = False) -> RoutingPolicy:
@@ -191,7 +202,7 @@ class _OperatorOrders:
             return
         yield policy
         self.router = name
-        self._job.say(f"serve: {display_name(name)} decides from now on")
+        self._journal.note("router", f"serve: {display_name(name)} decides from now on", router=display_name(name))
 
     def _goal_orders(self, goals: Mapping[str, float]) -> Iterator[Order]:
         if self._world.scenario.classes:
@@ -201,7 +212,8 @@ class _OperatorOrders:
             return
         self._asked = self._asked._replace(**goals)
         yield from self.goals
-        self._job.say(f"serve: asked for from now on: {_goal_text(self._asked)}")
+        text = f"serve: asked for from now on: {_goal_text(self._asked)}"
+        self._journal.note("goals", text, **goals)
         for warning in routers_ignoring([*goals], [self.router], self._job.folder.path):
             self._job.say(f"serve: {warning}")
 
@@ -213,9 +225,9 @@ def _goal_text(asked: Goals) -> str:
 
 
 @contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def _stopping(journal: Journal) -> Iterator[Callable[[], bool]]:
     """Within it SIGTERM and Ctrl-C are a wish to stop, which it yields; the second one ends the work at once."""
-    wished = False
+    wished = told = False
 
     def hear(number: int, frame: FrameType | None) -> None:
         nonlocal wished
@@ -223,9 +235,16 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         wished = True
 
+    def wants_stop() -> bool:
+        nonlocal told
+        if wished and not told:  # not by who hears the signal: a line may be half written at that moment
+            told = True
+            journal.note("stopping")
+        return wished
+
     before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: wished
+        yield wants_stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

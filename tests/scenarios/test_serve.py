@@ -14,11 +14,12 @@ import time  # noqa: TID251 - a client waits
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import psutil
@@ -26,6 +27,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import slimsched
+from hw.door.journal import Journal
 from hw.door.listening import require_certificate
 from hw.door.protocol import read_request
 from hw.door.segments import Segment, segments_in
@@ -67,7 +69,7 @@ class Served:
         assert process.stderr is not None
         for line in process.stderr:
             self.said += line
-            if line == "serve: ready\n":
+            if "serve: ready" in line:
                 break
         found = AT.search(self.said)
         assert found, self.said
@@ -97,12 +99,17 @@ class Served:
 
 
 @contextmanager
-def serving(arguments: Sequence[str], folder: Path) -> Iterator[Served]:
+def serving(arguments: Sequence[str], folder: Path, kept: socket.socket | None = None) -> Iterator[Served]:
+    """`kept` is handed over as systemd does it."""
     command = [sys.executable, "-m", "slimsched", "serve", *arguments, "--port", "0", "--out", str(folder / "run")]
+    descriptors = () if kept is None else (kept.fileno(),)
+    for given in descriptors:
+        command = ["bash", "-c", f'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@" 3<&{given}', "bash", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        pass_fds=descriptors,
+    ) as process:  # fmt: skip
         try:
             yield Served(process)
         finally:
@@ -166,27 +173,33 @@ def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
 
 def test_the_first_signal_is_a_wish_and_the_second_ends_the_work() -> None:
     """As it was before, afterwards."""
+    told = list[str]()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in handlers:
-        with _stopping() as wants_stop:
+        with _stopping(Journal(told.append, as_json=True)) as wants_stop:
             assert not wants_stop()
             signal.raise_signal(number)
+            assert wants_stop()
             assert wants_stop()
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(number)
     assert handlers == {number: signal.getsignal(number) for number in handlers}
+    assert [json.loads(line)["event"] for line in told] == ["stopping", "stopping"]
 
 
 def test_a_load_is_answered_and_the_end_is_in_order(served: Served, tmp_path: Path) -> None:
     """What the load generator counts as answered is what the server says, one of two servers drained meanwhile; nobody
     is left behind."""
-    slimsched.drain(tmp_path / "run", "fast")
+    slimsched.steer(tmp_path / "run", drain=["fast"])
     assert served.process.stderr is not None
     assert any("fast: is empty" in line for line in served.process.stderr)
     found = slimsched.generate_load(served.url, rate=400.0, duration_s=1.0, images=2)
     document = found.document
     assert document["requests"] == document["answered"] > 0
     assert document["latency_s"]["p50"] <= document["latency_s"]["p99"] <= document["latency_s"]["max"]
+    seen = slimsched.top(served.url)
+    assert seen.document["is_ready"]
+    assert [(each["name"], each["is_up"]) for each in seen.document["servers"]] == [("fast", True), ("slow", True)]
     left = served.processes()
     code, out, err = served.end()
     images = 2 * document["answered"]
@@ -240,18 +253,90 @@ def test_another_ingress_takes_the_place_of_one_that_died(served: Served) -> Non
     assert psutil.wait_procs(left, PATIENCE_S)[1] == []
 
 
-def test_without_its_router_nobody_is_left(served: Served) -> None:
-    """Who waits for an answer hears so."""
-    left = served.processes()
-    served.process.send_signal(signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as client:
-        asked = client.submit(infer, served.url)
-        while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
-            assert not asked.done()
-        served.process.kill()
-        with pytest.raises(HTTPError, match="503"):
-            asked.result(PATIENCE_S)
-    assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+def outcome(url: str) -> int:
+    """Of a request: its status, below 0 where it should say when to come again, 0 where the connection was lost.
+
+    Raises:
+        TimeoutError: nobody answers.
+    """
+    try:
+        return infer(url)[0]
+    except HTTPError as error:
+        return error.code if error.headers["retry-after"] == "1" else -error.code
+    except TimeoutError:
+        raise
+    except OSError:
+        return 0
+
+
+def test_another_router_takes_the_place_of_one_that_died(tmp_path: Path, usual_interrupts: None) -> None:
+    """Nobody is left of the first one, and who waits for an answer hears 503; so do those who come until the second one
+    is ready, on the socket that was kept."""
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq"]
+    over = threading.Event()
+
+    def visits(url: str) -> set[int]:
+        found = set()
+        while not over.is_set():
+            found.add(outcome(url))
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as kept, ThreadPoolExecutor(2) as clients:
+        with serving(arguments, tmp_path, kept) as first:
+            assert int(first.port) == kept.getsockname()[1]
+            left = first.processes()
+            first.process.send_signal(signal.SIGSTOP)
+            asked = clients.submit(infer, first.url)
+            while b"slimsched_images_inside 1.0" not in urlopen(f"http://127.0.0.1:{first.port}/metrics").read():
+                assert not asked.done()
+            first.process.kill()
+            with pytest.raises(HTTPError, match="503"):
+                asked.result(PATIENCE_S)
+        assert psutil.wait_procs(left, PATIENCE_S)[1] == []
+        visiting = clients.submit(visits, first.url)
+        try:
+            with serving(arguments, tmp_path, kept) as second:
+                assert infer_soon(second.url) == 200
+                over.set()
+                assert {200, 503} <= visiting.result(PATIENCE_S) <= {0, 200, 503}
+                assert second.end()[0] == 0
+        finally:
+            over.set()
+
+
+def traced(url: str, trace: str, timeout_us: int = 60_000_000) -> tuple[int, str | None]:
+    """A request's status, and the trace that its answer names."""
+    image = {"name": "image", "datatype": "FP32", "shape": [1, 768], "data": [0.5] * 768}
+    body = json.dumps({"inputs": [image], "parameters": {"timeout": timeout_us}}).encode()
+    try:
+        with urlopen(Request(f"{url}/infer", body, {"traceparent": trace}), timeout=PATIENCE_S) as answer:
+            return answer.status, answer.headers["traceparent"]
+    except HTTPError as error:
+        return error.code, error.headers["traceparent"]
+
+
+def test_state_and_failed_requests_are_told_in_json(tmp_path: Path, usual_interrupts: None) -> None:
+    """A request's trace is in its answer, and in what is told of it where it failed or came late."""
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    arguments = [str(scenario(tmp_path, 1, 1)), "--router", "jsq", "--log-json"]
+    with serving(arguments, tmp_path) as served:
+        assert traced(served.url, trace) == (200, trace)
+        assert traced(served.url, trace.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32)) == (200, None)
+        slimsched.steer(tmp_path / "run", p99_s=1e-4)
+        while b"goal_p99_seconds 0.0001" not in urlopen(f"http://127.0.0.1:{served.port}/metrics").read():
+            assert served.process.poll() is None
+        assert traced(served.url, trace) == (200, trace)
+        served.process.send_signal(signal.SIGSTOP)
+        assert traced(served.url, trace, timeout_us=50_000) == (504, trace)
+        served.process.send_signal(signal.SIGCONT)
+        code, _, rest = served.end()
+    told = [json.loads(line) for line in (served.said + rest).splitlines()]
+    states = [each for each in told if each["event"] != "remark"]
+    ready = ["starting", "server_up", "server_up", "ready"]
+    assert [each["event"] for each in states] == [*ready, "goals", "request_late", "request_failed", "stopping"]
+    assert [each.get("traceparent") for each in states] == [None] * 5 + [trace, trace, None]
+    assert (states[4]["p99_limit_s"], states[6]["reason"], code) == (1e-4, "deadline", 0)
+    assert all(datetime.fromisoformat(each["time"]).tzinfo == UTC for each in told)
 
 
 def test_who_trusts_its_certificate_is_served(tmp_path: Path, usual_interrupts: None) -> None:
@@ -297,7 +382,8 @@ def test_the_page_is_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert load[:3] == ["slimsched", "load", f"http://127.0.0.1:8000/v2/models/{served.name}"]
         assert main(["load", served.url, *load[3:-1], "1s"]) == 0
         assert "lag" in capsys.readouterr().out
-        said = [words(line) for line in (served.said + done.stdout).splitlines()]
+        assert main(["top", served.url, "--once"]) == 0
+        said = [words(line) for line in (served.said + done.stdout + capsys.readouterr().out).splitlines()]
         shown = [line for each in blocks if each.language == "text" for line in each.text.splitlines()]
         assert [line for line in shown if not any(words(line) - {"8000"} <= each for each in said)] == []
         metrics = urlopen(f"http://127.0.0.1:{served.port}/metrics", timeout=PATIENCE_S).read().decode()
