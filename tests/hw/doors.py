@@ -25,6 +25,7 @@ from hw.door.protocol import Served
 from hw.door.slots import SlotImages, slots_of
 from hw.door.tally import Tally
 from hw.host.clock import RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.cluster import HardwareCluster
 from hw.router.draining import Operator
 from hw.router.loop import Routing, RunProgress
@@ -143,7 +144,7 @@ def open_door(cluster: HardwareCluster) -> Iterator[Door]:
     served = Served("tiny", (1, 8, 8), 3, TINY.classes, (2.0,), (4.0,), SLOTS)
     names = [server.name for server in cluster.servers]
     config: RouterConfig = replace(router(len(names)), shed_expired=True)
-    gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL)
+    gate, stop, tally = Gate(), threading.Event(), Tally(names, config, JOURNAL, CollectionMeter())
     routing = Routing(gate, np.random.default_rng(1), RewardWeights(), AccuracyPrior({(1.0,) * 3: 0.9}))
     spec = IngressSpec(served, LIMITS, {b"another one of many": SLOTS, TOKEN: 2 * SLOTS, MODEST: 3}, CARRIED_IMG_S)
     with (

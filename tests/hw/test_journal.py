@@ -11,6 +11,7 @@ import pytest
 
 from hw.door.journal import Journal, Sparing, notify
 from hw.door.tally import Tally
+from hw.host.collections import CollectionMeter
 from hw.router.loop import RunProgress
 from policies.vocabulary import GoalSet, RequestCompleted, RouterTimer, ServerDown, ServerDraining, ServerUp
 from tests.hw.worlds import router
@@ -70,7 +71,7 @@ def test_servers_that_come_and_go_are_told_and_what_is_served_is_counted() -> No
     lines = list[str]()
     config = router(2)
     config = replace(config, top1=tuple(0.5 + 0.01 * place for place, _ in enumerate(config.width_tuples())))
-    tally = Tally(["a", "b"], config, Journal(lines.append, as_json=True))
+    tally = Tally(["a", "b"], config, Journal(lines.append, as_json=True), CollectionMeter())
     assert not tally.is_ready
     widths = list(config.width_tuples())[3]
     events = (

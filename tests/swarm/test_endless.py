@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hw.door.journal import Journal
 from hw.door.segments import LogBounds, SegmentLog
 from hw.door.tally import Tally
 from hw.host.clock import NEVER_NS, RunClock
+from hw.host.collections import CollectionMeter
 from hw.router.agents import make_all_ready
 from hw.router.loop import Parts, RouterLoop, Routing, RunProgress
 from hw.router.run_spec import HardwareRun
@@ -103,7 +105,13 @@ def test_nothing_grows_with_requests_or_deaths(
 
     def loop_of(wanted: Mix, world: World, parts: Parts, _: object) -> RouterLoop:
         log = SegmentLog(tmp_path, LogBounds(1e6, 1.0), lambda: "any", lambda _: None)
-        tally = Tally([server.name for server in parts.servers], wanted.router, log)
+        tally = Tally(
+            [server.name for server in parts.servers],
+            wanted.router,
+            Journal(lambda _: None, as_json=False),
+            CollectionMeter(),
+            log,
+        )
 
         def traffic(run: HardwareRun, core: RouterCore, clock: RunClock) -> Endless:
             log.watch(core)
