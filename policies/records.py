@@ -398,7 +398,8 @@ class RequestColumns:
     def where(self, chosen: NDArray[np.bool_]) -> RequestColumns:
         """Those of them that are chosen (n,)."""
         columns = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(self, **{name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)})
+        changes: dict[str, Any] = {name: of[chosen] for name, of in columns.items() if isinstance(of, np.ndarray)}
+        return replace(self, **changes)
 
 
 def _column(values: Iterable[Any], kind: type[Any]) -> NDArray[Any]:

@@ -106,7 +106,7 @@ def simulated(config: dict[str, Any], run: dict[str, Any], router: str = "jsq") 
     for engine in (Simulation, CompiledSimulation):
         policy = make_router(router, Scenario("alike", spec, its).context())
         records.append(engine(spec, its).run(policy, np.random.default_rng(3)))
-    assert difference(*records, "record") is None
+    assert difference(records[0], records[1], "record") is None
     return records[0], its
 
 
@@ -241,7 +241,7 @@ def test_a_floor_that_no_tuple_has_names_its_class() -> None:
 
 def test_a_fixed_rule_names_every_class() -> None:
     context = world().context
-    full = (1.0,) * 4
+    full: tuple[float, ...] = (1.0,) * 4
     for tuples in ({"gold": full}, {"gold": full, "bronze": full, "tin": full}):
         with pytest.raises(InputError, match="the scenario's classes are gold, bronze"):
             FixedRule(tuples=tuples).make(context)
