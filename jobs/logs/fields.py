@@ -95,10 +95,9 @@ def _quantities(texts: Any, unit: float, other: Callable[[str], float | None], a
         value = unit * float(text) if _NUMBER.fullmatch(text) else other(text)
         return np.inf if value is None else value
 
-    try:
-        values = unit * _floats(_given(texts).cast(pyarrow.float64()))
-    except pyarrow.ArrowInvalid:
-        values = mapped(texts, one)
+    if (plain := _plain(texts)) is None:
+        plain = _plain(_given(texts))
+    values = mapped(texts, one) if plain is None else unit * plain
     if not (is_odd := np.isinf(values)).any():
         return Cells(values, 0, texts, allowed)
     return Cells(np.where(is_odd, np.nan, values), UNREAD * is_odd, texts, allowed)
@@ -131,6 +130,13 @@ def times(texts: Any, timezone: str | None = None, unit_s: float = 1.0, *, zero_
         forms = np.where(is_seconds & (values == 0) & zero_is_nothing, 0, forms)
     values = np.where((forms == 0) | (forms == UNREAD), np.nan, values)
     return Cells(values, forms, texts, "2024-01-31T12:00:00, also with a zone (+01:00), or seconds")
+
+
+def _plain(texts: Any) -> Numbers | None:
+    """Plain numbers; None where any text is none."""
+    with suppress(pyarrow.ArrowInvalid):
+        return _floats(texts.cast(pyarrow.float64()))
+    return None
 
 
 def _given(texts: Any) -> Any:
