@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
-_Queue = deque[tuple[int, int]]  # (sequence number, item) of one key; one that has run empty is never used again
+_Queue = tuple[deque[int], deque[int]]  # sequence numbers and items of a key; one that ran empty is never used again
 
 
 class KeyedFifo(Generic[Key]):
@@ -37,8 +37,9 @@ class KeyedFifo(Generic[Key]):
             return
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = deque()
-        queue.extend(enumerate(items, self._next))
+            queue = self._queues[key] = deque(), deque()
+        queue[0].extend(range(self._next, self._next + len(items)))
+        queue[1].extend(items)
         self._next += len(items)
         self._order.append((self._next - 1, key, queue))
         self.waiting += len(items)
@@ -46,7 +47,7 @@ class KeyedFifo(Generic[Key]):
     def length(self, key: Key) -> int:
         """How many items of this key wait."""
         queue = self._queues.get(key)
-        return len(queue) if queue else 0
+        return len(queue[1]) if queue else 0
 
     def head(self) -> Key | None:
         """The key of the oldest item."""
@@ -59,19 +60,23 @@ class KeyedFifo(Generic[Key]):
 
     def peek(self, key: Key, count: int) -> tuple[int, ...]:
         """Up to `count` of the oldest items of a key, left in place."""
-        return tuple([item for _, item in islice(self._queues.get(key, ()), count)])
+        queue = self._queues.get(key)
+        return tuple(islice(queue[1], count)) if queue else ()
 
     def take(self, key: Key, count: int) -> tuple[int, ...]:
         """Remove and return up to `count` of the oldest items of a key."""
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        if count >= len(queue):
-            taken = tuple([item for _, item in queue])
-            queue.clear()  # for the order knows it, too
+        numbers, items = queue
+        if count >= len(items):
+            taken = tuple(items)
+            numbers.clear()  # for the order knows it, too
             del self._queues[key]
         else:
-            taken = tuple([queue.popleft()[1] for _ in range(count)])
+            taken = tuple([items.popleft() for _ in range(count)])
+            for _ in taken:
+                numbers.popleft()
         self.waiting -= len(taken)
         if not self.waiting:
             self._order.clear()
@@ -84,10 +89,12 @@ class KeyedFifo(Generic[Key]):
         queue = self._queues.get(key)
         if queue is None:
             return ()
-        entries = list(queue)
-        queue.clear()
-        queue.extend(entry for entry in entries if entry[1] not in doomed)
-        if not queue:
+        entries = list(zip(*queue, strict=True))
+        kept = [entry for entry in entries if entry[1] not in doomed]
+        for place, column in enumerate(queue):
+            column.clear()
+            column.extend([entry[place] for entry in kept])
+        if not kept:
             del self._queues[key]
         removed = tuple(item for _, item in entries if item in doomed)
         self.waiting -= len(removed)
@@ -117,4 +124,4 @@ class KeyedFifo(Generic[Key]):
 
 def _waits(last: int, queue: _Queue) -> bool:
     """Items of a key leave from the front: those from its first on still wait."""
-    return bool(queue) and queue[0][0] <= last
+    return bool(queue[0]) and queue[0][0] <= last

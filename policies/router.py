@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -103,7 +103,7 @@ class _Request(msgspec.Struct):
     service_class: int = 0
 
 
-class _Asked(NamedTuple):
+class _Asked(msgspec.Struct, frozen=True):
     """What a decision is about, frozen: so many were in the line; `may_hold` says whether the answer may be a hold."""
 
     line: _Line
@@ -112,7 +112,7 @@ class _Asked(NamedTuple):
     may_hold: bool
 
 
-class _Members(NamedTuple):
+class _Members(msgspec.Struct, frozen=True):
     """How some members of a block ended, all at one time; columns, one entry a member."""
 
     requests: tuple[int, ...]
@@ -266,7 +266,7 @@ class RouterCore:
     @property
     def fifo_length(self) -> int:
         """Requests in the global FIFO, those of the candidate block included."""
-        return len(self._fifo)
+        return self._fifo.waiting
 
     @property
     def in_flight(self) -> int:
@@ -285,7 +285,10 @@ class RouterCore:
     def is_needed(self, server: int) -> bool:
         """Whether blocks go to a server, when it is up: also to one that is to be drained, where no other can."""
         state, masks = self._servers[server], self._masks[server]
-        return any(any(widths) and not self._is_spared(state, segment + 1) for segment, widths in enumerate(masks))
+        return any(
+            any(widths) and not (state.is_draining and self._is_spared(segment + 1))
+            for segment, widths in enumerate(masks)
+        )
 
     # ------------------------------------------------------------------------------------------------- snapshots
 
@@ -324,14 +327,17 @@ class RouterCore:
         take = self._take.get(type(event))
         if take is not None:  # transfers that started and stragglers change no entry
             take(event, now_ns, commands)
-        self.next_wake_ns = self._next_wake_ns(now_ns)
+        if self._asked is not None or not self._fifo.waiting:
+            self.next_wake_ns = None
+        elif not self._all_at_cap and not self._holds.is_on:
+            self.next_wake_ns = now_ns
+        else:
+            self.next_wake_ns = self._next_wake_ns(now_ns)
         return commands
 
     def _next_wake_ns(self, now_ns: int) -> int | None:
         """Now, if a decision can be asked for; else at the end of a hold, or at the deadline of a head that can only be
         shed."""
-        if self._asked is not None or not self._fifo.waiting:
-            return None
         if not self._all_at_cap and not self._is_all_held():
             return now_ns
         wake_ns = self._holds.next_ns
@@ -395,8 +401,9 @@ class RouterCore:
         """Ask for a decision if none is under way, somebody waits, and a server can take a block."""
         if self._asked is not None or not self._fifo.waiting:
             return
-        for line in self._holds.due(now_ns):
-            self._end_hold(line, now_ns)
+        if self._holds.is_on:
+            for line in self._holds.due(now_ns):
+                self._end_hold(line, now_ns)
         if self.config.shed_expired:
             self._shed(now_ns, commands)
             if not self._fifo.waiting:
@@ -439,11 +446,12 @@ class RouterCore:
     def _server_views(self, segment: int) -> tuple[ServerView, ...]:
         """What a head of this segment sees of the servers; made anew where their entries have changed."""
         views: list[ServerView] = []
-        for state, masks in zip(self._servers, self._masks, strict=True):
+        for state in self._servers:
             view = state.views.get(segment)
             if view is None:
-                is_spared = self._is_spared(state, segment)
-                view = state.views[segment] = state.view(self.config, segment, masks[segment - 1], is_spared=is_spared)
+                widths = self._masks[len(views)][segment - 1]
+                is_spared = state.is_draining and self._is_spared(segment)
+                view = state.views[segment] = state.view(self.config, segment, widths, is_spared=is_spared)
             views.append(view)
         return tuple(views)
 
@@ -463,10 +471,10 @@ class RouterCore:
         Between question and answer the server may have died, or be drained: then nothing is sent and the question is
         asked anew.
         """
-        line, candidates, in_line, _ = self._answered(event.decision)
-        choice, head = event.choice, line.head
+        asked, choice = self._answered(event.decision), event.choice
+        line, candidates, head = asked.line, asked.requests, asked.line.head
         server = self._servers[choice.server]
-        if not server.up or self._is_spared(server, line.head.segment):
+        if not server.up or (server.is_draining and self._is_spared(head.segment)):
             return
         if self._fifo.peek(line, len(candidates)) != candidates:
             return
@@ -475,11 +483,11 @@ class RouterCore:
         key = WorkKey(head.segment, choice.width, head.previous_width)
         block = Block(event.decision, choice.server, server.epoch, key, requests)
         self._blocks[event.decision] = _OpenBlock(block, len(requests), [])
-        entries = [self._requests[request] for request in requests]
+        entries = list(map(self._requests.__getitem__, requests))
         for entry in entries:
             entry.block, entry.holds = event.decision, 0
         server.add(key, len(requests), blocks=1)
-        if len(requests) == in_line:
+        if len(requests) == asked.in_line:
             self._hold_late_comers(line, now_ns)
         commands.append(SendBlock(block, _moves(choice.server, requests, [entry.location for entry in entries])))
 
@@ -523,8 +531,9 @@ class RouterCore:
 
     def _hold(self, event: Held, now_ns: int, commands: list[RouterCommand]) -> None:
         """Hold the candidates' line back. If that can't be any more, or enough wait by now, it is asked anew."""
-        hold, (line, candidates, _, may_hold) = event.hold, self._answered(event.decision)
-        assert may_hold, "the policy held those who may not be held"
+        hold, asked = event.hold, self._answered(event.decision)
+        line, candidates = asked.line, asked.requests
+        assert asked.may_hold, "the policy held those who may not be held"
         is_one = hold.wait_ns > 0 and len(candidates) < hold.requests <= self.config.groups[-1]
         assert is_one, f"no such hold: {hold}"
         waiting = self._fifo.length(line)
@@ -571,7 +580,7 @@ class RouterCore:
         if not self._is_current(event.server, event.epoch):
             return
         self._servers[event.server].residency = event.residency
-        entries = [self._requests[request] for request in event.requests]
+        entries = list(map(self._requests.__getitem__, event.requests))
         correct = event.correct or (False,) * len(entries)
         blocks = [entry.block for entry in entries]
         if blocks.count(blocks[0]) == len(blocks):
@@ -720,9 +729,9 @@ class RouterCore:
         for state in self._servers:
             state.views.clear()  # whether one is spared depends on the others
 
-    def _is_spared(self, state: _Server, segment: int) -> bool:
-        """Whether it is to be drained, and another one that is up, and is not, can hold the segment."""
-        return state.is_draining and any(
+    def _is_spared(self, segment: int) -> bool:
+        """Of one that is to be drained: whether another one that is up, and is not, can hold the segment."""
+        return any(
             other.up and not other.is_draining and any(masks[segment - 1])
             for other, masks in zip(self._servers, self._masks, strict=True)
         )
@@ -784,9 +793,10 @@ def _left_of(open_block: _OpenBlock) -> list[int]:
 def _block_finished(block: Block, ended: Sequence[_Members]) -> BlockFinished:
     """All that a block's members are asked for, in the order in which they were sent."""
     if len(ended) == 1 and ended[0].requests == block.requests:
-        requests, entered_ns, at_ns, widths, correct, has_failed = ended[0]
-        count = len(requests)
-        columns: tuple[Any, ...] = (entered_ns, (at_ns,) * count, widths, correct, (has_failed,) * count)
+        one, count = ended[0], len(block.requests)
+        columns: tuple[Any, ...] = (
+            one.entered_ns, (one.ended_ns,) * count, one.widths, one.correct, (one.failed,) * count
+        )  # fmt: skip
     else:
         rows = {
             request: (entered_ns, members.ended_ns, widths, is_right, members.failed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -42,11 +41,12 @@ class LateLedger(Generic[Watching]):
 
     def __init__(self, ledger: Watching) -> None:
         self.ledger = ledger
-        self._steps: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._observe_router = ledger.observe_router
+        self._steps: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     def observe_router(self, event: RouterEvent, commands: Sequence[RouterCommand], now_ns: int) -> None:
         """See `Ledger`."""
-        self._steps.append((self.ledger.observe_router, (event, commands, now_ns)))
+        self._steps.append((self._observe_router, (event, commands, now_ns)))
 
     def note_batch(self, server: int, note: BatchTold) -> None:
         """See `Ledger`."""
@@ -62,7 +62,7 @@ class LateLedger(Generic[Watching]):
 
     def catch_up(self) -> None:
         """Tell the ledger all of it."""
-        while self._steps:
-            note, batch = self._steps.popleft()
-            note(*batch)
+        for note, step in self._steps:
+            note(*step)
+        self._steps.clear()
         self.ledger.caught_up()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -11,7 +11,8 @@ from policies.rules.context import drawn, is_up
 from policies.vocabulary import ClusterView
 
 
-def held_width(widths: Sequence[float], held: Sequence[bool], wanted: float) -> float:
+@cache
+def held_width(widths: tuple[float, ...], held: tuple[bool, ...], wanted: float) -> float:
     """The widest held width that is not above `wanted`, or else the narrowest held one. `widths` ascend."""
     can = [width for width, holds in zip(widths, held, strict=True) if holds]
     return max((width for width in can if width <= wanted), default=can[0])
