@@ -18,6 +18,7 @@ import yaml
 
 import slimsched
 from hw.door.metrics import Metrics
+from hw.door.protocol import Served
 from hw.door.words import ServerState, Status
 from policies.ppo.router import PPORouter
 from scenarios.files.reading import load_scenario
@@ -87,17 +88,17 @@ def test_the_server_is_a_unit_that_systemd_takes(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_asks_for_what_is_counted() -> None:
-    """Each name that a panel asks for, and each of ours but one; panels lie side by side."""
+    """Each name that a panel asks for, and each of ours but two; panels lie side by side."""
     board = json.loads((SERVING / "dashboard.json").read_text(encoding="utf-8"))
     told = Status(True, 1, 1, 1, 1, 1.0, 0.5, 1, (ServerState("a", True, 1, 1),))
-    metrics = Metrics(lambda: 0, lambda: told)
+    metrics = Metrics(Served("tiny", (1, 8, 8), 3, 0, (), (), 16), lambda: 0, lambda: told)
     metrics.requests.labels("200"), metrics.refused.labels("full"), metrics.failed.labels("deadline")
     counted = set(re.findall(r"^(slimsched_\w+)", metrics.text().decode(), re.MULTILINE))
     texts = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = set(re.findall(r"slimsched_\w+", " ".join(texts)))
     assert asked <= counted
     ours = {name for name in counted if not name.endswith(("_sum", "_count"))}
-    assert ours - asked == {"slimsched_images_arrived_total"}
+    assert ours - asked == {"slimsched_images_arrived_total", "slimsched_router_collections_total"}
     assert all(text.count("slimsched_") == text.count('{job="$job"}') for text in texts)
     places = [tuple(panel["gridPos"][each] for each in "xywh") for panel in board["panels"]]
     assert len({place[:2] for place in places}) == len(places)

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from hw.door.metrics import Metrics
+from hw.door.protocol import Served
 from hw.door.watch import Watch
 from hw.door.words import ServerState, Status
 from kit.errors import WorkError
 
+SERVED = Served("tiny", (1, 8, 8), 3, 0, (), (), 16)
 FIRST = Status(
     True, 4, 3, 0, 100, 90.0, 0.8, 50_000_000, (ServerState("a", True, 10, 0), ServerState("b", False, 0, 0))
 )
@@ -25,7 +27,7 @@ class Server:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.status = FIRST
-        self.metrics = Metrics(lambda: 4, lambda: self.status)
+        self.metrics = Metrics(SERVED, lambda: 4, lambda: self.status)
         self.watch = Watch(self, lambda: self.now_s)  # type: ignore[arg-type]
 
     def get(self, path: str) -> bytes:
@@ -77,7 +79,7 @@ def test_another_ingress_counts_anew_and_nothing_is_below_zero() -> None:
     server = Server()
     server.metrics.answered.inc(500)
     server.watch.look()
-    server.metrics = Metrics(lambda: 0, lambda: None)
+    server.metrics = Metrics(SERVED, lambda: 0, lambda: None)
     found = server.look_after(1.0)
     assert (found["is_ready"], found["answered_img_s"], found["accuracy"], found["servers"]) == (False, 0.0, None, [])
 

@@ -160,14 +160,15 @@ def test_routers_are_made_for_a_run_without_an_end(tmp_path: Path) -> None:
     """The paper's counts as it was trained; one that keeps goals has no debts of who decided before it."""
     world = load_world(scenario(tmp_path, 1, 1), tmp_path / "run")
     job: Any = SimpleNamespace(folder=SimpleNamespace(path=tmp_path / "run"))
-    asked = _OperatorOrders(job, world, "compass", world.cluster.router)
+    journal = Journal(lambda _: None, as_json=False)
+    asked = _OperatorOrders(job, world, "compass", world.cluster.router, journal)
     for takes_over in (False, True):
         policy: Any = asked.policy("compass", takes_over=takes_over)
         assert getattr(policy, "_policy", policy).control.takes_over == takes_over
     spec = spec_of(2)
     learned = PPORouter(spec, tensors_of(network_of(spec)))
     other: Any = SimpleNamespace(router=lambda *_: learned, scenario=world.scenario)
-    endless: Any = _OperatorOrders(job, other, "ppo-paper", world.cluster.router).policy("ppo-paper")
+    endless: Any = _OperatorOrders(job, other, "ppo-paper", world.cluster.router, journal).policy("ppo-paper")
     assert (endless._router, endless._stretch_ns) == (learned, 20_000_000_000)
 
 
