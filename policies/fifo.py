@@ -107,7 +107,7 @@ class KeyedFifo(Generic[Key]):
 
     def in_order(self) -> list[tuple[Key, int]]:
         """All items with their keys, the oldest first: pushed one by one, they make a queue that answers alike."""
-        numbered = [(number, key, item) for key, queue in self._queues.items() for number, item in zip(*queue)]
+        numbered = [(number, key, item) for key, queue in self._queues.items() for number, item in zip(*queue, strict=True)]
         numbered.sort(key=itemgetter(0))
         return [(key, item) for _, key, item in numbered]
 
