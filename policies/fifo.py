@@ -107,9 +107,9 @@ class KeyedFifo(Generic[Key]):
 
     def in_order(self) -> list[tuple[Key, int]]:
         """All items with their keys, the oldest first: pushed one by one, they make a queue that answers alike."""
-        numbered = [(number, key, item) for key, queue in self._queues.items() for number, item in zip(*queue, strict=True)]
-        numbered.sort(key=itemgetter(0))
-        return [(key, item) for _, key, item in numbered]
+        queues = self._queues.items()
+        numbered = [(number, key, item) for key, queue in queues for number, item in zip(*queue, strict=True)]
+        return [(key, item) for _, key, item in sorted(numbered, key=itemgetter(0))]
 
     def __iter__(self) -> Iterator[Key]:
         """The keys that wait, in no promised order."""
