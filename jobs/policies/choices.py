@@ -103,7 +103,9 @@ class View:
         may: (n,) bool, whether a choice of it is allowed.
         can_wait: whether nobody may be chosen (`WAIT`).
         jobs, gpus, age_s: (n,) number, GPUs, time since submission.
-        seen: (n, 7) what RLTune's network sees of it (`NAMES`).
+        chances: (n, 4) as `_chances` has them, of each job's class.
+        states: (fields, 4) as `_state` has them.
+        largest_node: GPUs of the cluster's largest node.
     """
 
     now_ns: int
@@ -112,10 +114,35 @@ class View:
     jobs: Counts
     gpus: Counts
     age_s: Numbers
-    seen: Seen
+    chances: Counts
+    states: Numbers
+    largest_node: int
 
     def __len__(self) -> int:
         return len(self.jobs)
+
+    @property
+    def seen(self) -> Seen:
+        """(n, 7) What RLTune's network sees of each (`NAMES`); worked out where somebody asks.
+
+        Seven numbers (Dongare et al., arXiv 2512.10271; the authors' code). Age and GPUs alone differ between the jobs
+        of one field at one instant, and what follows from the GPUs: no duration enters, and the score is a function of
+        the two, given the cluster. A job's field is of all pools between which its like may choose, directly or by way
+        of others.
+        """
+        gpus, number_of_ways, fits, field = self.chances.T
+        free, capacity, nodes, partly_used = self.states[field].T
+        demand = np.bincount(field, gpus, len(self.states))[field]  # GPUs that all who are seen ask of it
+        after = (free - demand + capacity) / (2 * capacity + _EPS)
+        rows = np.empty((len(self), len(NAMES)), np.float32)
+        rows[:, 0] = np.minimum(self.age_s / LONGEST_S, _MOST)
+        rows[:, 1] = np.minimum(gpus / self.largest_node, _MOST)
+        rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
+        rows[:, 3] = np.clip(after, 0.0, _MOST)
+        rows[:, 4] = partly_used / nodes
+        rows[:, 5] = np.clip(number_of_ways / 3, _EPS, _MOST)
+        rows[:, 6] = np.where(fits > 0, np.where(number_of_ways >= 2, 1.5 * _MOST, _MOST), _EPS)
+        return rows
 
 
 Chooser = Callable[[View], int | None]
@@ -219,17 +246,16 @@ class Choices:
         counts = {pool.index: pool.counts for field in fields for pool in field}
         chances = np.array([_chances(waiting, counts, of_pool, ledger.search) for waiting in classes], np.int64)[number]
         gpus, fits = chances[:, 0], chances[:, 2] > 0
-        age_s = (ledger.now_ns - ledger.book.submit_ns[jobs]) / NS_PER_S
-        states = np.array([_state(field, counts) for field in fields], np.float64)
-        largest_node = max(pool.size for field in fields for pool in field)
         return View(
             now_ns=ledger.now_ns,
             may=fits if must_fit else np.ones(len(jobs), np.bool_),
             can_wait=must_fit,
             jobs=jobs,
             gpus=gpus,
-            age_s=age_s,
-            seen=_seen(age_s, chances, states, largest_node),
+            age_s=(ledger.now_ns - ledger.book.submit_ns[jobs]) / NS_PER_S,
+            chances=chances,
+            states=np.array([_state(field, counts) for field in fields], np.float64),
+            largest_node=max(pool.size for field in fields for pool in field),
         )
 
     def _known_fields(self, classes: Sequence[WaitingClass]) -> tuple[dict[int, int], list[list[Pool]]]:
@@ -295,37 +321,6 @@ def _state(pools: Sequence[Pool], counts: dict[int, tuple[int, ...]]) -> tuple[i
     """Of a field: free GPUs, all, nodes, partly used nodes."""
     partly_used = sum(sum(counts[pool.index][1:-1]) for pool in pools)
     return sum(p.free_gpus for p in pools), sum(p.gpus for p in pools), sum(len(p.nodes) for p in pools), partly_used
-
-
-# ---------------------------------------------------------------------------------------------------------------- sight
-# What RLTune's network sees of each waiting job: seven numbers (Dongare et al., arXiv 2512.10271; the authors' code).
-#
-# Age and GPUs alone differ between the jobs of one field at one instant, and what follows from the GPUs: no duration
-# enters, and the score is a function of the two, given the cluster. A job's field is of all pools between which its
-# like may choose, directly or by way of others.
-
-
-def _seen(age_s: Numbers, chances: Counts, states: Numbers, largest_node: int) -> Seen:
-    """(n, 7) Of each job.
-
-    Args:
-        chances: (n, 4) as `_chances` has them, of each job's class.
-        states: (fields, 4) as `_state` has them.
-        largest_node: GPUs of the cluster's largest node.
-    """
-    gpus, number_of_ways, fits, field = chances.T
-    free, capacity, nodes, partly_used = states[field].T
-    demand = np.bincount(field, gpus, len(states))[field]  # GPUs that all who are seen ask of it
-    after = (free - demand + capacity) / (2 * capacity + _EPS)
-    rows = np.empty((len(chances), len(NAMES)), np.float32)
-    rows[:, 0] = np.minimum(age_s / LONGEST_S, _MOST)
-    rows[:, 1] = np.minimum(gpus / largest_node, _MOST)
-    rows[:, 2] = np.minimum(gpus / np.maximum(free, _EPS) / capacity, _MOST)
-    rows[:, 3] = np.clip(after, 0.0, _MOST)
-    rows[:, 4] = partly_used / nodes
-    rows[:, 5] = np.clip(number_of_ways / 3, _EPS, _MOST)
-    rows[:, 6] = np.where(fits > 0, np.where(number_of_ways >= 2, 1.5 * _MOST, _MOST), _EPS)
-    return rows
 
 
 def padded(rows: Seen) -> Seen:
