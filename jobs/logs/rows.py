@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 from numpy.typing import NDArray
 
-from jobs.logs.fields import FORMS, NAIVE, ZONED, Cells, Mask, Numbers, durations, named, numbers, status_of, times
+from jobs.logs.fields import FORMS, NAIVE, ZONED, Cells, Mask, Numbers, durations, numbers, status_of, times
 from jobs.policies.cluster import is_share
 
 LONGEST_RUN_S: Final = 10 * 365.25 * 86400
@@ -165,7 +165,8 @@ def table_of(rows: Rows, options: Options, tally: Tally) -> Any:
     kept = pyarrow.array(_kept(rows, cells, columns, tally))
     nothing = pyarrow.DictionaryArray.from_arrays(np.zeros(many, np.int32), [""])
     words = {name: given[name].dictionary_encode() if name in given else nothing for name in WORDS}
-    words["status"] = named(words["status"], status_of).dictionary_encode()
+    codes, statuses = words["status"].indices, map(status_of, words["status"].dictionary.to_pylist())
+    words["status"] = pyarrow.DictionaryArray.from_arrays(codes, pyarrow.array(statuses, pyarrow.string()))
     return pyarrow.table({**columns, **words, "job_id": given["job_id"].cast(pyarrow.large_string())}).filter(kept)
 
 
