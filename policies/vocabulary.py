@@ -125,7 +125,7 @@ class Hold(msgspec.Struct, frozen=True, array_like=True):
     wait_ns: int
 
 
-class ServerView(msgspec.Struct, frozen=True):
+class ServerView(msgspec.Struct, frozen=True, array_like=True):
     """What the router knows of one server when it decides.
 
     Attributes:
@@ -153,7 +153,7 @@ class ServerView(msgspec.Struct, frozen=True):
     loading: tuple[bool, ...]
 
 
-class ClusterView(msgspec.Struct, frozen=True):
+class ClusterView(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot taken at the start of a decision; the candidate block is frozen with it.
 
     Attributes:
